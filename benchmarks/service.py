@@ -144,17 +144,17 @@ def copy_rows(connection: Connection, first: int) -> None:
         (tables.runs, ("run_id", "attempt_id")),
     ):
         rows = [dict(row) for row in connection.execute(select(table).where(table.c.topic_id == first)).mappings()]
-        made = []
+        created = []
         for topic in others:
             for row in rows:
                 new = {**row, "topic_id": topic}
                 new |= {name: secrets.token_hex(16) if name == "attempt_id" else next(ids) for name in own}
-                made.append(new)
-            if len(made) > 5000:
-                connection.execute(insert(table), made)
-                made = []
-        if made:
-            connection.execute(insert(table), made)
+                created.append(new)
+            if len(created) > 5000:
+                connection.execute(insert(table), created)
+                created = []
+        if created:
+            connection.execute(insert(table), created)
 
 
 @contextmanager

@@ -175,8 +175,8 @@ class Batch:
         self, topics: Iterable[TopicName], claim: Callable[[TopicName], Job | None], size: int
     ) -> Iterator[Outcome]:
         """An outcome for each topic, in order. `claim` gives a job, None for nothing to do, or raises."""
-        left = iter(topics)
-        while some := list(islice(left, size)):
+        remaining = iter(topics)
+        while some := list(islice(remaining, size)):
             yield from self._run_some(some, claim)
 
     def _run_some(self, topics: list[TopicName], claim: Callable[[TopicName], Job | None]) -> list[Outcome]:
@@ -224,13 +224,13 @@ class Batch:
             job.start()
             self._note_end(job)
         while running := self._still_wanted(jobs):
-            for job, done in zip(running, self._do(running), strict=True):
+            for job, result in zip(running, self._do(running), strict=True):
                 if job.fenced:
                     job.fail(self._why_fenced(job.run))
-                elif isinstance(done, CompactorError):
-                    job.fail(done)
+                elif isinstance(result, CompactorError):
+                    job.fail(result)
                 else:
-                    job.answer(done)
+                    job.answer(result)
                 self._note_end(job)
 
     def _still_wanted(self, jobs: list[Job]) -> list[Job]:
@@ -323,11 +323,11 @@ class Batch:
     def _record_failure(self, run: RunRecord, error: BaseException) -> None:
         """W3: the original error is kept; a database that is away too must not hide it."""
         try:
-            told = recorded(error)
+            answer = recorded(error)
             if self.on_failed is None:
-                self.metadata.runs.fail(run, told)
+                self.metadata.runs.fail(run, answer)
             else:
-                self.on_failed(run, error, told)
+                self.on_failed(run, error, answer)
         except CompactorError as second:
             error.add_note(f"and the failure could not be recorded: {second}")
 

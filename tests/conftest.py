@@ -60,9 +60,9 @@ def _migrated_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         file = Path(database.url.database or "")
         if database.dialect == SQLITE and file.parent.is_dir() and not file.exists():
             if not template.exists():
-                made = Database(f"sqlite:///{template}")
-                migrate(made)
-                made.close()
+                created = Database(f"sqlite:///{template}")
+                migrate(created)
+                created.close()
             file.touch(0o600)  # as the migrations make it
             shutil.copyfile(template, file)
         migrate(database)

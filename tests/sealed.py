@@ -134,8 +134,8 @@ def decide(
         plan = replace(plan, merged=min(merged, len(plan.levels)))
     ranges = [run_range(plan, number) for number in range(len(plan.ranges))]
     found = located(ranges)
-    left = expected_totals(plan, found)
-    return PlannedRun(plan, previous, scanned, ranges, left, lay_out(plan, found, left, sizing))
+    remaining = expected_totals(plan, found)
+    return PlannedRun(plan, previous, scanned, ranges, remaining, lay_out(plan, found, remaining, sizing))
 
 
 def carry_out(planned: PlannedRun) -> RunOutput:

@@ -192,26 +192,26 @@ def _places(settings: Settings) -> list[str]:
 
 def _git(repository: Path, *arguments: str) -> bytes:
     try:
-        done = subprocess.run(["git", *arguments], cwd=repository, capture_output=True, check=False)  # noqa: S603, S607
+        result = subprocess.run(["git", *arguments], cwd=repository, capture_output=True, check=False)  # noqa: S603, S607
     except OSError as error:
         raise DemoFailed(f"git cannot be run ({error.strerror}): install git") from error
-    if done.returncode:
-        reason = (done.stderr.decode(errors="replace").strip().splitlines() or ["without a reason"])[0]
+    if result.returncode:
+        reason = (result.stderr.decode(errors="replace").strip().splitlines() or ["without a reason"])[0]
         raise DemoFailed(f"git failed ({reason}): run the demo in a clone of the repository")
-    return done.stdout
+    return result.stdout
 
 
 def _compactor(*arguments: str) -> str:
     """Run a command as a user would, and show its stderr; its stdout."""
     say(f"   $ {_typed(*arguments)}")
     command = [sys.executable, "-m", "api.cli.main", *arguments]
-    done = subprocess.run(command, capture_output=True, check=False, encoding="utf-8")  # noqa: S603
-    data = "" if arguments[0] == "read" else done.stdout
-    for line in (done.stderr + data).splitlines():
+    result = subprocess.run(command, capture_output=True, check=False, encoding="utf-8")  # noqa: S603
+    data = "" if arguments[0] == "read" else result.stdout
+    for line in (result.stderr + data).splitlines():
         say(f"   {line}")
-    if done.returncode:
-        raise DemoFailed(f"compactor {arguments[0]} ended with exit code {done.returncode}; see above")
-    return done.stdout
+    if result.returncode:
+        raise DemoFailed(f"compactor {arguments[0]} ended with exit code {result.returncode}; see above")
+    return result.stdout
 
 
 def _typed(*arguments: str) -> str:

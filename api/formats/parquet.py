@@ -218,13 +218,13 @@ def _whole_or_not(file: str) -> Iterator[str]:
 
 def _outside(batch: pa.RecordBatch, schema: pa.Schema, partition: int) -> pa.Table:
     ids = zip(*(batch.column(name).to_pylist() for name in ("ledger_id", "entry_id", "batch_index")), strict=True)
-    made = {
+    created = {
         "message_id": pa.array([str(MessageId(ledger, entry, partition, index)) for ledger, entry, index in ids]),
         "value": batch.column("payload"),
     }
     columns = []
     for field in schema:
-        column = made[field.name] if field.name in made else batch.column(field.name)
+        column = created[field.name] if field.name in created else batch.column(field.name)
         try:
             columns.append(column.cast(field.type))
         except pa.ArrowInvalid as error:

@@ -115,8 +115,8 @@ class Access:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, token = given[0].decode("latin-1").strip().partition(" ") if len(given) == 1 else ("", "", "")
         if scheme.lower() != "bearer" or not token.strip():
-            said = "a token is needed, in the header" if not given else "the header is not"
-            return Caller(address, refused=f"{said} Authorization: Bearer TOKEN")
+            message = "a token is needed, in the header" if not given else "the header is not"
+            return Caller(address, refused=f"{message} Authorization: Bearer TOKEN")
         try:
             return Caller(address, self.verifier.role(token.strip()))
         except BadToken as error:

@@ -114,8 +114,8 @@ class Limits:
             return Problem(503, f"{self._at_once} requests are under way: try again", {"Retry-After": "1"})
         caller: Caller = scope["state"]["caller"]
         if caller.role and self._of_role[caller.role] >= max(1, self._at_once // 2):
-            told = f"{self._of_role[caller.role]} requests of the role are under way, half of what may be: try again"
-            return Problem(503, told, {"Retry-After": "1"})
+            message = f"{self._of_role[caller.role]} requests of the role are under way, half of what may be: try again"
+            return Problem(503, message, {"Retry-After": "1"})
         if seconds := self._buckets.take(f"role {caller.role}" if caller.role else f"address {caller.address}"):
             return Problem(429, "too many requests: slow down", {"Retry-After": str(math.ceil(seconds))})
         if caller.refused and scope["method"] in CHANGING:
@@ -127,8 +127,8 @@ class Limits:
         if before + more > most:
             raise self.too_large(most)
         if self._held + more > self._bodies:
-            told = f"requests with {self._held // _SHOWN_KIB} KiB of bodies are under way: try again"
-            raise Problem(503, told, {"Retry-After": "1", "Connection": "close"})
+            message = f"requests with {self._held // _SHOWN_KIB} KiB of bodies are under way: try again"
+            raise Problem(503, message, {"Retry-After": "1", "Connection": "close"})
         self._held += more
 
     def too_large(self, most: int) -> Problem:

@@ -89,9 +89,11 @@ class LongPolls:
         if self._task is None or self._task.done() or self._task.get_loop() is not asyncio.get_running_loop():
             self._task = asyncio.create_task(self._look_on())
         try:
-            while not self._ends and (left := (until_ms - self._clock.now_ms()) / 1000) > 0 and not await is_gone():
+            while (
+                not self._ends and (remaining := (until_ms - self._clock.now_ms()) / 1000) > 0 and not await is_gone()
+            ):
                 try:
-                    await asyncio.wait_for(one.woken.wait(), min(left, _GONE_SECONDS))
+                    await asyncio.wait_for(one.woken.wait(), min(remaining, _GONE_SECONDS))
                 except TimeoutError:
                     continue
                 one.woken.clear()

@@ -163,14 +163,14 @@ class OwnerProxy:
 
         length = request.headers.get("content-length")
         has_body = length not in (None, "0") or "transfer-encoding" in request.headers
-        made = client.build_request(
+        created = client.build_request(
             request.method,
             _url(service, request.scope),
             headers=self._headers(request.headers.items()),
             content=request.stream() if has_body else None,
         )
         try:
-            found = await client.send(made, stream=True)
+            found = await client.send(created, stream=True)
         except httpx.HTTPError as error:
             return _unreachable(service, error)
         headers = {name: value for name, value in found.headers.items() if name.lower() not in _HOP_BY_HOP}
@@ -236,9 +236,9 @@ class OwnerProxy:
         """The connections to other services, made with the first request by a thread: that reads files."""
         loop = asyncio.get_running_loop()
         if self._client is None or self._client[0] is not loop:
-            made = await asyncio.to_thread(self._new_client)
+            created = await asyncio.to_thread(self._new_client)
             if self._client is None or self._client[0] is not loop:  # another request may have been faster
-                self._client = (loop, made)
+                self._client = (loop, created)
         return self._client[1]
 
     def _new_client(self) -> httpx.AsyncClient:

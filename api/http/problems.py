@@ -104,10 +104,10 @@ def status_of(error: Exception) -> int:
 
 def told(error: errors.CompactorError) -> str:
     """An error in one line, for a caller over HTTP."""
-    said = " ".join(errors.public_text(error).split())
+    message = " ".join(errors.public_text(error).split())
     for local, over_http in _OVER_HTTP:
-        said = local.sub(over_http, said)
-    return said
+        message = local.sub(over_http, message)
+    return message
 
 
 def log_for_operators(request: Request, error: Exception) -> None:
@@ -142,10 +142,10 @@ async def _known(request: Request, error: Exception) -> Response:
         remedy = "start the service on the machine where it is; what is sealed is served without it"
         return answer(503, f"{error.message}, which this service does not have: {remedy}", {"Retry-After": "5"})
     log_for_operators(request, error)
-    said = told(error)
+    reported = told(error)
     wait = next((seconds for kind, seconds in _RETRY_AFTER.items() if isinstance(error, kind)), None)
     retry = None if wait is None else {"Retry-After": wait}
-    return answer(status_of(error), said, retry)
+    return answer(status_of(error), reported, retry)
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -156,10 +156,10 @@ async def _http(request: Request, error: Exception) -> Response:
     knows = isinstance(error, Problem) and "Allow" in headers
     if error.status_code == 405 and not knows and (verbs := _verbs(request)):
         headers["Allow"] = ", ".join(verbs)
-    said = str(error.detail)
+    message = str(error.detail)
     if error.status_code == 404 and not isinstance(error, Problem):  # no route fits: it is not a topic that is missing
-        said = f"{said}: there is no call {request.method} {request.url.path[:_SHOWN]} here"
-    return answer(error.status_code, said, headers)
+        message = f"{message}: there is no call {request.method} {request.url.path[:_SHOWN]} here"
+    return answer(error.status_code, message, headers)
 
 
 def _verbs(request: Request) -> list[str]:

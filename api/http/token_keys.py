@@ -92,12 +92,12 @@ class TokenKeys:
         if not self.is_due():
             return
         loop = asyncio.get_running_loop()
-        done = loop.create_future()
+        result = loop.create_future()
 
         def check() -> None:
             self.check()
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(done.cancel)
+                loop.call_soon_threadsafe(result.cancel)
 
         try:
             threading.Thread(target=check, name="token-keys", daemon=True).start()
@@ -105,7 +105,7 @@ class TokenKeys:
             LOG.warning("the files of keys cannot be checked: %s", error)
             self._ended()
             return
-        await asyncio.wait({done}, timeout=WAIT_MS / 1000)
+        await asyncio.wait({result}, timeout=WAIT_MS / 1000)
 
     def is_due(self) -> bool:
         """Whether the files are due for a check now; true for one caller, which then calls `check`."""

@@ -241,21 +241,21 @@ def _appended(log: TopicLog, entries: Sequence[bytes], on_lost: Callable[[], obj
     """
     answers: list[Answer | None] = [None] * len(entries)
     failed: list[CompactorError] = []
-    left = threading.Semaphore(0)
+    remaining = threading.Semaphore(0)
 
     def answered(number: int) -> Callable[[Answer], None]:
         def done(answer: Answer) -> None:
             answers[number] = answer
             if isinstance(answer, CompactorError) and not isinstance(answer, InvalidRecord):
                 failed.append(answer)
-            left.release()
+            remaining.release()
 
         return done
 
     def check() -> None:
         if failed:
-            told = "a message before it in the request failed"
-            raise Unavailable(f"{told}: {failed[0].message}", "send both again", public=told)
+            message = "a message before it in the request failed"
+            raise Unavailable(f"{message}: {failed[0].message}", "send both again", public=message)
 
     if len(entries) == 1:
         try:
@@ -271,7 +271,7 @@ def _appended(log: TopicLog, entries: Sequence[bytes], on_lost: Callable[[], obj
         except CompactorError as error:
             done(error)
     for _ in entries:
-        left.acquire()
+        remaining.acquire()
     if any(isinstance(answer, Fenced) for answer in answers):
         on_lost()
     return [answer for answer in answers if answer is not None]

@@ -77,11 +77,11 @@ def run(command: list[str], limit: float) -> str:
     """Run a command to its end; its stdout. Raises PeerFailed with the end of what it said."""
     what = Path(command[0]).name + " " + next((part for part in command if part.endswith(("Messages", "Tool"))), "")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired as error:
         raise PeerFailed(f"{what.strip()} did not end within {limit:.0f} s") from error
-    if done.returncode:
+    if result.returncode:
         raise PeerFailed(
-            f"{what.strip()} failed with exit code {done.returncode}: {(done.stdout + done.stderr)[-_TAIL:]}"
+            f"{what.strip()} failed with exit code {result.returncode}: {(result.stdout + result.stderr)[-_TAIL:]}"
         )
-    return done.stdout
+    return result.stdout

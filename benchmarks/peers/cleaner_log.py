@@ -55,8 +55,8 @@ def read_passes(log: str, topic: str) -> list[Pass]:
             name, ending_from, ending_to = ending
             ending = None
             if name.rpartition("-")[0] == topic and name in began:
-                said = float(seconds.replace(",", ""))
-                passes.append(Pass(name, ending_from, ending_to, began.pop(name), stamp, said))
+                message = float(seconds.replace(",", ""))
+                passes.append(Pass(name, ending_from, ending_to, began.pop(name), stamp, message))
     return passes
 
 

@@ -102,10 +102,10 @@ class Kafka:
                 raise PeerFailed(f"{self.name}: the cleaner gave up on {topic}: {broker.log_since(start)[-1500:]}")
             broker.check(deadline)
             time.sleep(_POLL_SECONDS)
-        said = (
+        message = (
             " + ".join(f"{pass_.seconds:.1f}" for pass_ in passes if pass_.partition == partition) for partition in ends
         )
-        return Compaction(elapsed(passes), f"the cleaner says, by partition: {'; '.join(said)} s")
+        return Compaction(elapsed(passes), f"the cleaner says, by partition: {'; '.join(message)} s")
 
     def survivors(self, topic: str, shape: Shape) -> Survivors:
         file = self.folder / "survivors"

@@ -131,13 +131,13 @@ def _serve(connection: Connection, folder: Path, threads: int) -> None:
                     continue
                 topic = components.topic(TopicName.parse(asked))
                 runs = Runs(components.metadata, components.store, components.clock, engine, topic)
-                done = runs.compact(Without())
+                result = runs.compact(Without())
                 phases = ", ".join(
                     f"{name.removesuffix('_ms').replace('_', ' ')} {value} ms"
-                    for name, value in done.run.statistics.items()
+                    for name, value in result.run.statistics.items()
                     if name.startswith("phase_") and name.endswith("_ms")
                 )
-                connection.send((done.seconds, done.files, phases))
+                connection.send((result.seconds, result.files, phases))
         session.stop()
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]

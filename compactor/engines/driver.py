@@ -234,13 +234,13 @@ class JobWatch:
         watched = self._watched
         while not self._ended.wait(self._poll_seconds):
             try:
-                look = watched.look(self._group)
+                check = watched.look(self._group)
             except NoAnswer:
                 return  # it is killed
-            if look is not None and not self._ended.is_set():
-                self.is_waiting = look.is_waiting
+            if check is not None and not self._ended.is_set():
+                self.is_waiting = check.is_waiting
                 with suppress(Exception):  # progress is to look at: the terminal may be gone
-                    self._on_done(look.ended)
+                    self._on_done(check.ended)
             if watched.given_up:
                 watched.cancel(self._group)
                 if not self._ended.wait(watched.patience.end_seconds):

@@ -127,10 +127,10 @@ class SparkEngines:
     def _unusable(self, watched: Watched) -> str:
         """Why another session has to be opened; empty: this one is good, or may yet be."""
         try:
-            look = watched.look()
+            check = watched.look()
         except NoAnswer:
             return watched.given_up
-        if look is None:
+        if check is None:
             return "Spark's Java has died"
         waited = watched.without_executors_seconds
         if watched.given_up or waited is None or watched.jobs:

@@ -58,8 +58,8 @@ class BacklogExtent:
 
     def behind(self, offset: int) -> int:
         """About how many of its bytes are at this offset or behind it."""
-        left = self.last_offset + 1 - max(offset, self.first_offset)
-        return self.size * max(left, 0) // (self.last_offset + 1 - self.first_offset)
+        remaining = self.last_offset + 1 - max(offset, self.first_offset)
+        return self.size * max(remaining, 0) // (self.last_offset + 1 - self.first_offset)
 
 
 @dataclass(frozen=True)
@@ -173,12 +173,12 @@ class BacklogLimits:
 
     def _evict(self, topic: TopicRecord, over: OverQuota) -> None:
         """Let the subscriptions that are too far behind miss the oldest messages."""
-        left = int(over.limit * LEFT_AFTER_EVICTION)
+        remaining = int(over.limit * LEFT_AFTER_EVICTION)
         if over.unit == "bytes":
             some = extents(self.metadata.snapshot(topic.id), self.log)
-            self._acknowledge_below(self._opened(topic), self._cursors(topic), first_of_last(some, left))
+            self._acknowledge_below(self._opened(topic), self._cursors(topic), first_of_last(some, remaining))
         else:
-            self._acknowledge_older(topic, self.clock.now_ms() - left * 1000)
+            self._acknowledge_older(topic, self.clock.now_ms() - remaining * 1000)
 
     def _acknowledge_older(self, topic: TopicRecord, publish_time: int) -> None:
         """Let every subscription go on at the first message that was published then or later."""

@@ -169,8 +169,8 @@ class GarbageCollector:
         failpoint(Failpoint.GC_REFERENCES_READ)
         objects = self._delete(garbage, dry_run, self.on_object)
         if not dry_run:
-            left = _attempts_of({info.name for info in listed} - {info.name for info, _ in garbage})
-            self.metadata.attempts.purge(topic.id, now - self.grace_ms, keep=left)
+            remaining = _attempts_of({info.name for info in listed} - {info.name for info, _ in garbage})
+            self.metadata.attempts.purge(topic.id, now - self.grace_ms, keep=remaining)
         failpoint(Failpoint.GC_DONE)
         foreign = _foreign(listed)
         return Collected(topic.name, topic.uid, not dry_run, objects, given_up, retired, foreign, trimmed)
@@ -181,8 +181,8 @@ class GarbageCollector:
             return False
         if any(ledger.deleted_at is not None for ledger in snapshot.ledgers):
             return False
-        left = _attempts_of(info.name for info in listed)
-        if any(attempt.finished_at is None or attempt.attempt_id not in left for attempt in snapshot.attempts):
+        remaining = _attempts_of(info.name for info in listed)
+        if any(attempt.finished_at is None or attempt.attempt_id not in remaining for attempt in snapshot.attempts):
             return False
         references = self._references(snapshot, list(snapshot.compacted))
         return not self._garbage(listed, references, snapshot, now, set())

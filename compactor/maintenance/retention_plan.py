@@ -165,10 +165,10 @@ def _due(
         if extent.last_offset > compacted_to:
             break
         reasons.append(TrimReason.COMPACTED)
-    left = sum(extent.logical_bytes for extent in extents[len(reasons) :])
+    remaining = sum(extent.logical_bytes for extent in extents[len(reasons) :])
     for extent in extents[len(reasons) :]:
-        left -= extent.logical_bytes
-        if not delete or policies.retention_bytes < 0 or left < policies.retention_bytes:
+        remaining -= extent.logical_bytes
+        if not delete or policies.retention_bytes < 0 or remaining < policies.retention_bytes:
             break
         reasons.append(TrimReason.SIZE)
     return [TrimCandidate(extent, reason) for extent, reason in zip(extents, reasons, strict=False)]

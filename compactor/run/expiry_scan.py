@@ -152,7 +152,7 @@ def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanPlan) -> ScanResul
     source = plan.sources[scan.source]
     reader = RowsReader(store, source.rows)
     expired, gone = BitMap(), BitMap()
-    left = _Left(plan)
+    remaining = _Left(plan)
     for number, group in enumerate(reader.groups):
         if group.last_offset < source.first_offset:
             continue
@@ -162,14 +162,14 @@ def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanPlan) -> ScanResul
             table = reader.read(number, None if scan.reindex else ["offset", "publish_time"])
             table = table.filter(pa.array(_numbers(table, "offset") >= source.first_offset))
             if scan.reindex:
-                left.add(table)
+                remaining.add(table)
             offsets, published = _numbers(table, "offset"), _numbers(table, "publish_time")
             expired |= _relative(offsets[_up_to(published, scan.values_to)], source.first_offset)
             gone |= _relative(offsets[_gone(table, scan)], source.first_offset)
     places = _write_bitmaps(store, plan, scan, [expired, gone])
     return ScanResult(
         scan.source,
-        index=left.write(store, scan.source) if scan.reindex else None,
+        index=remaining.write(store, scan.source) if scan.reindex else None,
         expired=places[0] if scan.values_to is not None else None,
         gone=places[1] if gone else None,
     )

@@ -248,8 +248,8 @@ def _ledger_source(ledger: LedgerRecord, raw_from: int) -> Source:
     rows_object = RowsObject(ledger.rows, ledger.footer_size)
     if ledger.first_offset >= raw_from:
         return Source(rows_object, ledger.first_offset, ledger.last_offset, ledger.messages)
-    left = min(ledger.messages, ledger.last_offset - raw_from + 1)  # at most: what was lost in the log has no rows
-    return Source(rows_object, raw_from, ledger.last_offset, left)
+    remaining = min(ledger.messages, ledger.last_offset - raw_from + 1)  # at most: what was lost in the log has no rows
+    return Source(rows_object, raw_from, ledger.last_offset, remaining)
 
 
 def _from(raw_from: int, ledgers: Sequence[LedgerRecord]) -> tuple[LedgerRecord, ...]:

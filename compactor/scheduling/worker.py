@@ -264,10 +264,10 @@ class Worker:
                 self._hold([topic])
             elif error is not None and outcome.run is None and not isinstance(error, _NO_FAILURES):
                 self._fail(topic, requested_at, error)
-            elif error is None and outcome.run is not None and (left := outcome.run.statistics.get("tail_left")):
+            elif error is None and outcome.run is not None and (remaining := outcome.run.statistics.get("tail_left")):
                 named = {"topic": str(topic.name), "run": outcome.run.run_id}
                 _log.warning(
-                    "compaction of %s left what is not sealed: %s", topic.name, full_part(str(left)), extra=named
+                    "compaction of %s left what is not sealed: %s", topic.name, full_part(str(remaining)), extra=named
                 )
         except CompactorError as second:
             _log.warning("the result of the compaction of %s is not recorded: %s", topic.name, second.message)

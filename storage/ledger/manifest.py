@@ -236,9 +236,9 @@ def _parse_position(value: dict[str, Any]) -> Position:
 
 def _part(part: Part) -> dict[str, Any]:
     deleted = part.deleted
-    looked = {} if part.oldest_row is None else {"oldest_row": part.oldest_row}
+    check = {} if part.oldest_row is None else {"oldest_row": part.oldest_row}
     return {
-        **looked,
+        **check,
         "name": part.rows.stored.name,
         "size": part.rows.stored.size,
         "footer_size": part.rows.footer_size,

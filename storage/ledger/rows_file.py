@@ -310,10 +310,10 @@ class RowsReader:
 def _assemble(columns: list[str], pieces: list[pa.Table], constants: dict[str, Any], count: int) -> pa.Table:
     """The decoded columns of `pieces`, one after the other, with the constant ones rebuilt."""
     decoded = pa.concat_tables(pieces)
-    made = [
+    created = [
         rows.constant(constants[name], name, count) if name in constants else decoded.column(name) for name in columns
     ]
-    return pa.table(made, schema=pa.schema([rows.SCHEMA.field(name) for name in columns]))
+    return pa.table(created, schema=pa.schema([rows.SCHEMA.field(name) for name in columns]))
 
 
 def _group_start(group: Any) -> int:

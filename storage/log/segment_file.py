@@ -296,9 +296,9 @@ def _write_all(descriptor: int, buffers: Sequence[bytes], position: int) -> None
     for start in range(0, len(buffers), _BUFFERS):
         part = buffers[start : start + _BUFFERS]
         wanted = sum(map(len, part))
-        done = os.pwritev(descriptor, part, position)
-        if done < wanted:
+        result = os.pwritev(descriptor, part, position)
+        if result < wanted:
             rest = memoryview(b"".join(part))
-            while done < wanted:
-                done += os.pwrite(descriptor, rest[done:], position + done)
+            while result < wanted:
+                result += os.pwrite(descriptor, rest[result:], position + result)
         position += wanted

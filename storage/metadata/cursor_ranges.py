@@ -75,10 +75,10 @@ def load(connection: Connection, topic: TopicRecord, name: str, max_bytes: int) 
         raise _gone(topic, name)
     record = row_mapping.cursor(row)
     taken: dict[int, BitMap] = {}
-    left = max_bytes
+    remaining = max_bytes
     for number, stored in _pages(connection, topic.id, name, _mark(record)):
-        left -= len(stored) + RANGE_OVERHEAD
-        if left < 0:
+        remaining -= len(stored) + RANGE_OVERHEAD
+        if remaining < 0:
             break
         taken[number] = without_below(number, _decoded(topic, name, number, stored), _mark(record))
     here = cursor_ranges.c

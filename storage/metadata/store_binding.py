@@ -49,8 +49,8 @@ class StoreBinding:
         with self._database.write() as connection:
             try:
                 with connection.begin_nested():
-                    made = {"role": OBJECTS, "uid": new_uid(), "url": url, "bound_at": None}
-                    connection.execute(insert(store_bindings).values(**made))
+                    created = {"role": OBJECTS, "uid": new_uid(), "url": url, "bound_at": None}
+                    connection.execute(insert(store_bindings).values(**created))
             except IntegrityError:
                 pass  # it was there, or another process was first
             found = _find(connection)

@@ -111,10 +111,10 @@ class LocalStore(ObjectStore):
         """Without a new piece of memory for each read, whose pages the kernel would have to clear first."""
         check_range(name, start, len(target))
         with self._reading(name) as (descriptor, there):
-            done = 0
-            while done < len(target) and (more := os.preadv(descriptor, [target[done:]], start + done)):
-                done += more
-        if done < len(target):
+            result = 0
+            while result < len(target) and (more := os.preadv(descriptor, [target[result:]], start + result)):
+                result += more
+        if result < len(target):
             raise self._too_short(name, there, start, len(target))
 
     @contextmanager
@@ -278,10 +278,10 @@ class _LocalWriter(ObjectWriter):
 
     def _append(self, view: memoryview) -> None:
         with self._store._speaking_of(self.name, "write"):
-            done = 0
-            while done < view.nbytes:
-                done += os.write(self._descriptor, view[done : done + WRITE_BACK_BYTES])
-                self._start_write_back(self._position + done)
+            result = 0
+            while result < view.nbytes:
+                result += os.write(self._descriptor, view[result : result + WRITE_BACK_BYTES])
+                self._start_write_back(self._position + result)
 
     def _start_write_back(self, end: int) -> None:
         """For dirty pages Linux takes "not needed" as "start writing"; it neither waits for that nor drops them."""

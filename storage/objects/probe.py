@@ -92,8 +92,8 @@ def probe(store: ObjectStore, *, streamed: ObjectStore, rounds: int = ROUNDS, ra
         )
     finally:
         with suppress(CompactorError):  # the failure above explains more than one here
-            for left in list(store.list(base + "/")):
-                store.delete(left.name)
+            for remaining in list(store.list(base + "/")):
+                store.delete(remaining.name)
     return ProbeReport(store.url, rounds, racers, capabilities)
 
 

@@ -81,8 +81,8 @@ def translate(error: BotoCoreError | ClientError, verb: str, name: str, url: str
 
 def _answered(error: ClientError, verb: str, name: str, url: str, bucket: str) -> CompactorError:
     code, status = code_of(error), status_of(error)
-    said = error.response.get("Error", {}).get("Message") or "no reason given"
-    what = f"cannot {verb} object {name} in {url}, the server answered {status} {code}: {said}"
+    answer = error.response.get("Error", {}).get("Message") or "no reason given"
+    what = f"cannot {verb} object {name} in {url}, the server answered {status} {code}: {answer}"
     if code == "PreconditionFailed" or status == 412:
         return ObjectExists(f"object {name} exists already in {url}", "read it, or write under another name")
     if code == "NoSuchBucket":

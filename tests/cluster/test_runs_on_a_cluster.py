@@ -234,12 +234,12 @@ def test_speculation_gives_the_same_result(deployment: Deployment, phase: int) -
     assert compacted is not None
     manifest = read_manifest(deployment.bench.store, compacted.manifest)
     run = names.run_prefix(manifest.topic_uid, compacted.attempt_id)
-    made = {stored.name for stored in deployment.bench.store.list(run)}
+    created = {stored.name for stored in deployment.bench.store.list(run)}
     served = {part.rows.stored.name for part in manifest.parts} | {
         item.name for level in manifest.index for item in level
     }
-    assert made & served
-    assert made - served, "the loser's objects are there, and in no manifest"
+    assert created & served
+    assert created - served, "the loser's objects are there, and in no manifest"
 
 
 def test_executors_use_credentials_of_their_own(deployment: Deployment) -> None:
@@ -258,26 +258,26 @@ def test_an_executor_without_a_package_says_which(deployment: Deployment) -> Non
     (lacking / "pyroaring.py").write_text("raise ModuleNotFoundError(\"No module named 'pyroaring'\")\n")
     deployment.fill("t")
     deployment.conf({"spark.executorEnv.PYTHONPATH": str(lacking)})
-    done = compact_topic(deployment, "t")
-    assert done.returncode == 5
-    assert "executors cannot import a package that tasks need (No module named 'pyroaring'" in done.stderr
-    assert "install the packages of requirements/runtime.lock" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    result = compact_topic(deployment, "t")
+    assert result.returncode == 5
+    assert "executors cannot import a package that tasks need (No module named 'pyroaring'" in result.stderr
+    assert "install the packages of requirements/runtime.lock" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_an_executor_without_that_python_says_so(deployment: Deployment) -> None:
     deployment.fill("t")
-    done = compact_topic(deployment, "t", {"PYSPARK_PYTHON": "/nowhere/python"})
-    assert done.returncode == 5
-    assert "executors have no Python" in done.stderr
-    assert "/nowhere/python" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    result = compact_topic(deployment, "t", {"PYSPARK_PYTHON": "/nowhere/python"})
+    assert result.returncode == 5
+    assert "executors have no Python" in result.stderr
+    assert "/nowhere/python" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_the_command_line_on_a_cluster(deployment: Deployment) -> None:
     topic = deployment.fill("t")
-    done = compact_topic(deployment, "t")
-    assert done.returncode == 0, done.stderr
+    result = compact_topic(deployment, "t")
+    assert result.returncode == 0, result.stderr
     assert equals_the_reference(topic)
 
 

@@ -104,8 +104,8 @@ def test_a_chunked_message_is_one_message_all_its_life(bench: Workbench, compres
     bench.compact(topic)
     assert contents(compacted_only(topic)) == [(b"a", b"first " * 50), (b"b", b"small"), (b"x", b"large " * 50)]
     rows = [row for batch in topic.read(read_compacted=True) for row in batch.to_pylist()]
-    left = {row["chunk_uuid"] for row in rows if row["slot"] == Slot.CHUNK}
-    assert left == {"u-1", "u-3", "u-4"}, "all chunks of a message live or go together; incomplete ones wait"
+    remaining = {row["chunk_uuid"] for row in rows if row["slot"] == Slot.CHUNK}
+    assert remaining == {"u-1", "u-3", "u-4"}, "all chunks of a message live or go together; incomplete ones wait"
 
 
 def test_what_cannot_be_looked_into_passes_whole(bench: Workbench) -> None:

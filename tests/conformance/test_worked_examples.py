@@ -99,12 +99,12 @@ def test_worked_example_1_newest_per_key(bench: Workbench, topic: Topic) -> None
 @pytest.mark.parametrize("runs", [[], [16], [81], [100], [16, 81, 100, 101]], ids=str)
 def test_worked_example_1_with_the_map(bench: Workbench, topic: Topic, runs: list[int]) -> None:
     """The map {K1→100, K2→110}: K1's records at 15, 80 and 99 are not copied, wherever runs have ended before."""
-    said = valued({15: b"K1", 80: b"K1", 99: b"K1", 100: b"K1", 110: b"K2"})
+    answer = valued({15: b"K1", 80: b"K1", 99: b"K1", 100: b"K1", 110: b"K2"})
     for end in runs:
-        say(topic, said, end)
+        say(topic, answer, end)
         bench.compact(topic)
-        assert kept(topic) == {b"K1": max(offset for offset in said if offset < end)}
-    say(topic, said, 111)
+        assert kept(topic) == {b"K1": max(offset for offset in answer if offset < end)}
+    say(topic, answer, 111)
     bench.compact(topic)
     assert kept(topic) == {b"K1": 100, b"K2": 110}
 
@@ -115,14 +115,14 @@ def test_worked_example_1_with_the_map(bench: Workbench, topic: Topic, runs: lis
 def test_worked_example_2_cleaner_point_head_and_tail(bench: Workbench, topic: Topic) -> None:
     """A run that has no log directory takes what is sealed: as Kafka's, it ends where the open segment begins."""
     a, b, c, d, e = b"a", b"b", b"c", b"d", b"e"
-    said = valued({0: a, 1: b, 2: a, 3: c, 4: b, 5: b, 6: d, 7: e, 9: c, 10: d, 11: e, 13: d, 14: d, 15: e, 17: e})
-    said |= valued({20: b"f", 22: a, 25: b"f", 27: e})
+    answer = valued({0: a, 1: b, 2: a, 3: c, 4: b, 5: b, 6: d, 7: e, 9: c, 10: d, 11: e, 13: d, 14: d, 15: e, 17: e})
+    answer |= valued({20: b"f", 22: a, 25: b"f", 27: e})
     cleaner = replace(bench.compactor(), log=None)
 
     def run_with_open_segment_at(begin: int) -> None:
-        say(topic, said, begin)
+        say(topic, answer, begin)
         roll_and_seal(topic)
-        say(topic, said, begin + 2)
+        say(topic, answer, begin + 2)
         (segment,) = topic.snapshot().segments
         assert segment.first_offset == begin
         before = raw(topic)
@@ -161,8 +161,8 @@ def compact_and_trim(bench: Workbench, topic: Topic) -> None:
 
 def test_worked_example_3_a_reader_behind(bench: Workbench, topic: Topic) -> None:
     """It asks for 4 and gets 5; what it misses was superseded, and it ends with the newest value of every key."""
-    said = behind_and_in_step(bench, topic)
-    say(topic, said, 13)
+    answer = behind_and_in_step(bench, topic)
+    say(topic, answer, 13)
     everything = raw(topic)
     reader = topic.reader(read_compacted=True)
     read = page(reader, 4)
@@ -175,7 +175,7 @@ def test_worked_example_3_a_reader_behind(bench: Workbench, topic: Topic) -> Non
     assert at(after) == [5, 7, 8, 12], "4 is gone, and so is all that has no key"
     assert view([*read, *after]) == view(everything)
 
-    produce(topic, [one(*said.get(offset, (None, b"-"))) for offset in range(13, 17)])
+    produce(topic, [one(*answer.get(offset, (None, b"-"))) for offset in range(13, 17)])
     head = raw(topic)
     assert at(head) == [13, 14, 15, 16]
     assert page(reader) == head
@@ -184,12 +184,12 @@ def test_worked_example_3_a_reader_behind(bench: Workbench, topic: Topic) -> Non
 
 def test_worked_example_3_a_reader_in_step(bench: Workbench, topic: Topic) -> None:
     """It is past the new head's start before each run ends, and misses nothing, ever."""
-    said = behind_and_in_step(bench, topic)
+    answer = behind_and_in_step(bench, topic)
     reader = topic.reader(read_compacted=True)
     read: list[Message] = []
     written: list[Message] = []
     for end in (4, 9, 13, 17):
-        produce(topic, [one(*said.get(offset, (None, b"-"))) for offset in range(len(written), end)])
+        produce(topic, [one(*answer.get(offset, (None, b"-"))) for offset in range(len(written), end)])
         written += [message for message in raw(topic) if message.offset >= len(written)]
         read += page(reader)
         compact_and_trim(bench, topic)
@@ -478,8 +478,8 @@ def test_worked_example_12_an_entry_that_is_cut_short_goes(bench: Workbench, top
         files.end.unlink(missing_ok=True)
         files.index.unlink(missing_ok=True)
         produce(topic, [])
-        left = max(number for number, end in enumerate(ends) if end <= size)
-        assert (at(raw(topic)), files.log.stat().st_size) == (list(range(left)), ends[left])
+        remaining = max(number for number, end in enumerate(ends) if end <= size)
+        assert (at(raw(topic)), files.log.stat().st_size) == (list(range(remaining)), ends[remaining])
 
 
 @pytest.mark.parametrize("kind", ["a block never written", "a block of nonsense"])

@@ -20,5 +20,5 @@ def test_the_table_is_that_of_the_code() -> None:
 
 def test_the_table_names_every_case() -> None:
     listed = {(name, part) for name, _, _, cases in ROW.findall(PAGE) for part in cases.split(", ")}
-    made = {(crash.step.name, crash.scenario + ("" if crash.nth == 1 else f" ({crash.nth}.)")) for crash in CRASHES}
-    assert listed == made
+    created = {(crash.step.name, crash.scenario + ("" if crash.nth == 1 else f" ({crash.nth}.)")) for crash in CRASHES}
+    assert listed == created

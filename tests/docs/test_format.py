@@ -276,8 +276,8 @@ def test_the_page_reads_the_index_of_any_hash_range(object_store: ObjectStore, t
         for prefix in range(2**bits):
             inside = HashRange(prefix, bits).narrow(whole.hi)
             part = Records(*(column if column is None else column[inside] for column in vars(whole).values()))
-            data, made = key_index.encode_index(part, HashRange(prefix, bits))
-            directory = read_directory(made.encode())
+            data, created = key_index.encode_index(part, HashRange(prefix, bits))
+            directory = read_directory(created.encode())
             assert (directory["bits"], directory["prefix"]) == (bits, prefix)
             records, _ = read_index(data, directory)
             assert all(record["high"] >> (64 - bits) == prefix for record in records)
@@ -371,8 +371,8 @@ def test_the_page_reads_a_compacted_ledger_with_chunks(tmp_path: Path) -> None:
         assert all(item["key_high"] >> (64 - table["bits"]) == table["prefix"] for item in found)
         chunks += found
     mask = (1 << 62) - 1
-    made = [[item["offset"] & mask for item in whole_] for whole_ in messages_of(chunks)]
-    assert made == [[4, 5], [3, 6]]
+    created = [[item["offset"] & mask for item in whole_] for whole_ in messages_of(chunks)]
+    assert created == [[4, 5], [3, 6]]
     kept = [item["offset"] & mask for item in chunks if item["retained_at"] > -(2**63)]
     assert kept == [5]
     assert sum(table["pending"] for table in manifest["chunks"]) == 1

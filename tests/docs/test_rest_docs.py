@@ -33,9 +33,9 @@ def routes() -> list[str]:
 
 
 def test_the_page_has_every_route_once_and_no_other() -> None:
-    told = re.findall(r"^\| `([A-Z]+ /[^`]*)` \|", PAGE.split("## Where the answers differ")[0], re.MULTILINE)
+    answer = re.findall(r"^\| `([A-Z]+ /[^`]*)` \|", PAGE.split("## Where the answers differ")[0], re.MULTILINE)
     known = [route.replace("{rest:path}", "{rest}").replace(":path}", "}") for route in routes()]
-    assert sorted(told) == sorted(known)
+    assert sorted(answer) == sorted(known)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -56,13 +56,13 @@ def line(row: Row) -> str:
     by_answer: dict[str, list[str]] = {}
     for verb, answer in row.answers.items():
         if answer is None:
-            told = "204"
+            message = "204"
         elif isinstance(answer, str):
-            told = REFUSED
+            message = REFUSED
         else:
-            told = "nothing" if answer.body is None else f"`{json.dumps(answer.body)}`"
-        by_answer.setdefault(told, []).append(verb)
-    answers = "; ".join(f"{', '.join(verbs)}: {told}" for told, verbs in by_answer.items())
+            message = "nothing" if answer.body is None else f"`{json.dumps(answer.body)}`"
+        by_answer.setdefault(message, []).append(verb)
+    answers = "; ".join(f"{', '.join(verbs)}: {message}" for message, verbs in by_answer.items())
     return f"| `{row.path}` | {answers} | {row.what} |"
 
 

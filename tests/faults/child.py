@@ -61,17 +61,17 @@ def _raise_child(order: dict[str, Any]) -> dict[str, Any]:
         os.close(reading)
         _live(order, writing)
     os.close(writing)
-    said, hung = b"", False
+    answer, hung = b"", False
     while True:
         if not hung and not select.select([reading], [], [], HUNG_SECONDS)[0]:
             hung = True
             os.kill(pid, signal.SIGKILL)
         if not (more := os.read(reading, 1 << 16)):
             break
-        said += more
+        answer += more
     os.close(reading)
     _, status = os.waitpid(pid, 0)
-    *lines, _ = said.decode().split("\n")
+    *lines, _ = answer.decode().split("\n")
     trace = [line.removeprefix("step ") for line in lines if line.startswith("step ")]
     error = "\n".join(json.loads(line.removeprefix("error ")) for line in lines if line.startswith("error "))
     return {

@@ -113,9 +113,9 @@ def _raise_child(ordered: dict[str, Any]) -> dict[str, Any]:
         _live(order, writing, complaining)
     os.close(writing)
     os.close(complaining)
-    said, hung, killed = b"", False, False
+    answer, hung, killed = b"", False, False
     while True:
-        if order.records is not None and len(said) >= order.records * _RECORD.size and not killed:
+        if order.records is not None and len(answer) >= order.records * _RECORD.size and not killed:
             os.kill(pid, signal.SIGKILL)
             killed = True
         if not hung and not select.select([reading], [], [], HUNG_SECONDS)[0]:
@@ -123,14 +123,14 @@ def _raise_child(ordered: dict[str, Any]) -> dict[str, Any]:
             os.kill(pid, signal.SIGKILL)
         if not (more := os.read(reading, 1 << 16)):
             break
-        said += more
+        answer += more
     _, status = os.waitpid(pid, 0)
     with os.fdopen(complaints) as file:
         error = file.read()
     os.close(reading)
     return {
         "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0,
-        "acknowledged": base64.b64encode(said).decode(),
+        "acknowledged": base64.b64encode(answer).decode(),
         "error": f"it gave no sign for {HUNG_SECONDS} s" if hung else error,
     }
 
@@ -149,14 +149,14 @@ def _live(order: Order, writing: int, complaining: int) -> NoReturn:
 
 
 def _killer(order: Order) -> Callable[[Failpoint], None]:
-    left = [order.nth]
+    remaining = [order.nth]
     lock = threading.Lock()
 
     def failpoint(step: Failpoint) -> None:
         if step.name == order.step:
             with lock:  # held while dying
-                left[0] -= 1
-                if left[0] == 0:
+                remaining[0] -= 1
+                if remaining[0] == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
 
     return failpoint

@@ -80,5 +80,5 @@ class PowerLoss:
         for name in {name for name in durable if not (target / name).is_dir()} | present:
             written = self._files.get(durable[name], b"") if name in durable else None
             path = now / name
-            if (left := keeps(path, written, path.read_bytes() if name in present else b"")) is not None:
-                (target / name).write_bytes(left)
+            if (remaining := keeps(path, written, path.read_bytes() if name in present else b"")) is not None:
+                (target / name).write_bytes(remaining)

@@ -144,9 +144,9 @@ def live(found: Deployment, seconds: float, round_seconds: float, seed: int, tal
         ]
         actors = Actors(histories, followers, found.services, chance, tally)
         ends_at, rounds = time.monotonic() + seconds, 0
-        while (left := ends_at - time.monotonic()) > 0:
+        while (remaining := ends_at - time.monotonic()) > 0:
             rounds += 1
-            actors.live(min(left, round_seconds))
+            actors.live(min(remaining, round_seconds))
             for follower in followers:
                 follower.call = call
             audit(histories, followers, call, chance, tally)
@@ -207,9 +207,9 @@ def main() -> int:
         with servers(given.folder / "servers") as (postgres, s3):
             result = run(given.folder / "services", postgres, s3, given.seconds, given.seed, given.round)
     except AssertionError as violation:
-        told = f"seed {given.seed}: {violation}"
-        (given.folder / "violation.txt").write_text(told)
-        print(f"{told}\nlogs: {given.folder}")
+        message = f"seed {given.seed}: {violation}"
+        (given.folder / "violation.txt").write_text(message)
+        print(f"{message}\nlogs: {given.folder}")
         return 1
     shutil.rmtree(given.folder)
     print(", ".join(f"{what}: {count}" for what, count in result.items()))

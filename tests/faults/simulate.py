@@ -176,13 +176,13 @@ class Simulation:
 
     def _jump(self) -> None:
         """Time goes by; while much does, hearts beat, but for those that have stopped."""
-        left = self._world.random.choice(JUMPS)
-        self._world.note(f"the clock jumps by {left} ms")
-        while left > 10_000:
+        remaining = self._world.random.choice(JUMPS)
+        self._world.note(f"the clock jumps by {remaining} ms")
+        while remaining > 10_000:
             self._world.clock.advance(10_000)
             self._beat()
-            left -= 10_000
-        self._world.clock.advance(left)
+            remaining -= 10_000
+        self._world.clock.advance(remaining)
         if self._world.random.random() < 0.9:
             self._beat()
 
@@ -234,8 +234,8 @@ def main() -> int:
         happened.update(result.happened)
         if given.log:
             print("\n".join(result.log))
-    told = ", ".join(f"{what} in {count}" for what, count in sorted(happened.items()))
-    print(f"{given.seeds - failed} of {given.seeds} seeds from {given.seed} of {given.steps} steps held; {told}")
+    message = ", ".join(f"{what} in {count}" for what, count in sorted(happened.items()))
+    print(f"{given.seeds - failed} of {given.seeds} seeds from {given.seed} of {given.steps} steps held; {message}")
     return 1 if failed else 0
 
 

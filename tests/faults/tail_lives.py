@@ -201,9 +201,9 @@ class Parent:
     def _note(self, said: bytes) -> None:
         for at in range(0, len(said) - ACK.size + 1, ACK.size):
             life, thread, number, count, offset, ledger, entry, index, checksum = ACK.unpack_from(said, at)
-            told = Entry(life, thread, number)
-            assert told not in self.acknowledged
-            self.acknowledged[told] = Acknowledged((offset, MessageId(ledger, entry, -1, index)), count, checksum)
+            answer = Entry(life, thread, number)
+            assert answer not in self.acknowledged
+            self.acknowledged[answer] = Acknowledged((offset, MessageId(ledger, entry, -1, index)), count, checksum)
 
     def writer(self) -> Child:
         self.lives += 1
@@ -244,16 +244,16 @@ class Parent:
             assert index == 0, f"{entry} begins in its middle"
             assert entry not in seen, f"{entry} is there twice"
             assert [(m.key, m.payload) for m in found[at : at + len(pairs)]] == pairs, f"{entry} is not what was sent"
-            if (told := self.acknowledged.get(entry)) is None:
+            if (answer := self.acknowledged.get(entry)) is None:
                 last = counts.get((entry.life, entry.thread), 0)
                 assert entry.number == last, f"{entry} is there, and its thread had been told of {last} entries only"
             else:
-                assert told.first == (found[at].offset, found[at].message_id), f"{entry} is elsewhere than was told"
-                assert told.messages == len(pairs)
-                assert told.checksum == _checksum(pairs)
+                assert answer.first == (found[at].offset, found[at].message_id), f"{entry} is elsewhere than was told"
+                assert answer.messages == len(pairs)
+                assert answer.checksum == _checksum(pairs)
             seen.add(entry)
             at += len(pairs)
-        lost = [e for e, told in self.acknowledged.items() if told.first[0] >= first and e not in seen]
+        lost = [e for e, answer in self.acknowledged.items() if answer.first[0] >= first and e not in seen]
         assert not lost, f"{len(lost)} entries were acknowledged and are lost, {lost[:3]}"
         if over:
             given = [_given(message) for message in found[: len(self.given)]]
@@ -305,15 +305,15 @@ class Parent:
     def _end_reader(self) -> None:
         """When it has been given what there is."""
         assert self.reader is not None
-        said = self.reader
+        answer = self.reader
         deadline = time.monotonic() + 30
-        while len(said.buffer) // GIVEN.size < self.checked_to and time.monotonic() < deadline:
-            select.select([said.said], [], [], 1)
-            said.drain()
-        os.kill(said.pid, signal.SIGKILL)
-        self.reap(said)
-        whole = len(said.buffer) // GIVEN.size * GIVEN.size
-        self.given = list(GIVEN.iter_unpack(said.buffer[:whole]))
+        while len(answer.buffer) // GIVEN.size < self.checked_to and time.monotonic() < deadline:
+            select.select([answer.said], [], [], 1)
+            answer.drain()
+        os.kill(answer.pid, signal.SIGKILL)
+        self.reap(answer)
+        whole = len(answer.buffer) // GIVEN.size * GIVEN.size
+        self.given = list(GIVEN.iter_unpack(answer.buffer[:whole]))
         assert len(self.given) >= self.checked_to, "the reader does not come to the end"
 
 
@@ -335,16 +335,16 @@ def write(bench: Workbench, life: int, said: int) -> None:
         try:
             for number in range(1 << 30):
                 entry = Entry(life, thread, number)
-                told = log.append(entry.encoded(bench.clock.now_ms()))
-                where = told.first.message_id
+                answer = log.append(entry.encoded(bench.clock.now_ms()))
+                where = answer.first.message_id
                 os.write(
                     said,
                     ACK.pack(
                         life,
                         thread,
                         number,
-                        told.messages,
-                        told.first.offset,
+                        answer.messages,
+                        answer.first.offset,
                         where.ledger_id,
                         where.entry_id,
                         where.batch_index,

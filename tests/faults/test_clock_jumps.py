@@ -63,15 +63,15 @@ def test_a_run_is_taken_over_and_one_publishes(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock, jump: int
 ) -> None:
     """The claimant believes the worker dead, which lives: one of them publishes."""
-    made = append(store, topic, 3)
+    created = append(store, topic, 3)
     loser = claim(store, topic, "first")
     clock.advance(jump)
     winner = claim(store, topic, "second")
     clock.advance(-jump)
     assert store.runs.heartbeat([loser, winner]) == [loser.run_id]
     with pytest.raises(Fenced, match="taken over"):
-        store.publishing.publish(loser, 0, compacted(store, loser, 1, end_of(made[0])), {})
-    store.publishing.publish(winner, 0, compacted(store, winner, 1, end_of(made[0])), {})
+        store.publishing.publish(loser, 0, compacted(store, loser, 1, end_of(created[0])), {})
+    store.publishing.publish(winner, 0, compacted(store, winner, 1, end_of(created[0])), {})
     assert store.topics.get(topic.name).generation == 1
     assert [found.state for found in store.runs.of_topic(topic.id, 9)].count(RunState.SUCCESS) == 1
 
@@ -234,11 +234,11 @@ def test_two_machines_a_year_apart_publish_one_after_the_other(database_url: URL
     horizon = -1
     for number in range(6):
         worker = stores[number % 2]
-        made = append(stores[1], topic, 2)
+        created = append(stores[1], topic, 2)
         run = claim(worker, topic)
         snapshot = worker.snapshot(topic.id)
         assert (snapshot.topic.generation, snapshot.topic.epoch) == (number, number + 1)
-        worker.publishing.publish(run, number, compacted(worker, run, number + 1, end_of(made[0])), {})
+        worker.publishing.publish(run, number, compacted(worker, run, number + 1, end_of(created[0])), {})
         after = stores[0].snapshot(topic.id)
         assert after.horizon is not None
         assert after.horizon.offset > horizon

@@ -172,15 +172,20 @@ def test_a_process_killed_at_a_step(
     assert ended.trace.count(crash.step) == crash.nth
     assert ended.trace[-1] is crash.step
 
-    done = crash.step in scenario.done_from
-    trimmed = scenario.stage == "trimmed" or (scenario.trims and done)
+    result = crash.step in scenario.done_from
+    trimmed = scenario.stage == "trimmed" or (scenario.trims and result)
     entries = written_entries(scenario, ended)
     with world.opened(clock) as bench:
-        if scenario.empties and done:
+        if scenario.empties and result:
             check_emptied(bench, before)
             return
         check_state(
-            bench, before, scenario.appended if done else None, scenario.publishes and done, entries, trimmed=trimmed
+            bench,
+            before,
+            scenario.appended if result else None,
+            scenario.publishes and result,
+            entries,
+            trimmed=trimmed,
         )
         if not recovers:
             return

@@ -84,10 +84,10 @@ def test_a_publish_that_was_not_committed_can_be_done_again(world: World) -> Non
     run, generation, new = publication(world)
     before = world.state()
     world.link.cut(Cut.BEFORE)
-    with pytest.raises(Unavailable) as told:
+    with pytest.raises(Unavailable) as answer:
         world.store.publishing.publish(run, generation, new, {})
     assert world.link.cuts == 1
-    assert "not known" not in told.value.message
+    assert "not known" not in answer.value.message
     assert world.state() == before
     assert world.store.publishing.publish(run, generation, new, {}).state is RunState.SUCCESS
     assert world.witness.snapshot(world.topic.id).compacted == new
@@ -122,16 +122,16 @@ def test_a_publish_of_which_nothing_is_known_says_so(world: World, cut: Cut) -> 
     run, generation, new = publication(world)
     before = world.state()
     world.link.cut(cut, stays_down=True)
-    with pytest.raises(Unavailable) as told:
+    with pytest.raises(Unavailable) as answer:
         world.store.publishing.publish(run, generation, new, {})
-    assert type(told.value) is Unavailable
-    assert told.value.message.startswith(
+    assert type(answer.value) is Unavailable
+    assert answer.value.message.startswith(
         f"whether run {run.run_id} published compacted ledger {new.ledger_id} is not known: "
     )
-    assert "before doing it again" in told.value.remedy
+    assert "before doing it again" in answer.value.remedy
     world.link.restore()
     # What the caller does next: it records its failure, which a run that has published does not take.
-    ended = world.store.runs.fail(run, str(told.value))
+    ended = world.store.runs.fail(run, str(answer.value))
     if cut is Cut.BEFORE:
         assert ended.state is RunState.ERROR
         assert world.witness.snapshot(world.topic.id).compacted == before[0].compacted
@@ -247,10 +247,10 @@ def test_any_other_change_is_old_or_new(world: World, change: str, cut: Cut) -> 
     run = claim(world.witness, world.topic)
     before = world.state()
     world.link.cut(cut)
-    with pytest.raises(Unavailable) as told:
+    with pytest.raises(Unavailable) as answer:
         CHANGES[change](world.store, world.topic, run)
     assert world.link.cuts == 1
-    assert told.value.remedy
+    assert answer.value.remedy
     assert (world.state() == before) == (cut is Cut.BEFORE)
     if cut is Cut.BEFORE:
         CHANGES[change](world.store, world.topic, run)  # the link is there again, and so is everything else

@@ -49,8 +49,8 @@ class Watched:
         """Believe what a life told its callers."""
         assert life.error == ""
         self.opened = self.opened or life.opened
-        for told in life.acknowledged:
-            assert self.acknowledged.setdefault(told.entry_id, told) == told
+        for answer in life.acknowledged:
+            assert self.acknowledged.setdefault(answer.entry_id, answer) == answer
 
     def check(self, found: list[StoredEntry]) -> None:
         """`found`: all entries that the segment holds now."""
@@ -62,10 +62,10 @@ class Watched:
         for entry_id, stored in enumerate(found):
             assert (stored.entry_id, stored.offset) == (entry_id, offset)
             assert stored.header is not None
-            told = self.acknowledged.get(entry_id)
-            if told is not None:
-                assert (told.offset, told.messages) == (offset, stored.header.messages)
-                assert told.checksum == crc32c(stored.data)
+            answer = self.acknowledged.get(entry_id)
+            if answer is not None:
+                assert (answer.offset, answer.messages) == (offset, stored.header.messages)
+                assert answer.checksum == crc32c(stored.data)
             offset += stored.header.messages
             orders.setdefault(stored.header.producer, []).append(stored.header.sequence_id)
         assert set(self.acknowledged) <= set(range(len(found)))
@@ -155,10 +155,10 @@ def test_the_watcher_sees_what_is_lost(log_nursery: LogNursery, tmp_path: Path) 
     watched = Watched(OneSegment(tmp_path, 1, 0))
     life = watched.live(log_nursery, watched.order(0, 3, records=100))
     held = watched.held
-    told = max(item.entry_id for item in life.acknowledged)
+    answer = max(item.entry_id for item in life.acknowledged)
     swapped = [*held[:5], replace(held[6], entry_id=5), replace(held[5], entry_id=6), *held[7:]]
     other = replace(held[3], data=message(3))
-    for wrong in (held[:told], swapped, [*held[:3], other, *held[4:]], held[1:]):
+    for wrong in (held[:answer], swapped, [*held[:3], other, *held[4:]], held[1:]):
         with pytest.raises(AssertionError):
             watched.check(wrong)
         watched.held = []
@@ -195,7 +195,7 @@ class Disk:
     def image(self, segment: OneSegment, target: Path, chance: random.Random) -> OneSegment:
         """What may be left of a segment after a power loss: of what is not durable anything, zeros, nonsense."""
         target.mkdir()
-        left = OneSegment(target, segment.ledger_id, segment.first_offset)
+        remaining = OneSegment(target, segment.ledger_id, segment.first_offset)
         for path in (segment.files.log, segment.files.end, segment.files.index):
             now = path.read_bytes() if path.exists() else b""
             kept = self.durable.get(path.name, b"")
@@ -206,7 +206,7 @@ class Disk:
                 sector = now[at : at + SECTOR]
                 image += chance.choice([sector, sector, bytes(len(sector)), chance.randbytes(len(sector))])
             (target / path.name).write_bytes(image)
-        return left
+        return remaining
 
 
 def losses(folder: Path, seed: int, policy: FlushPolicy = EVERY_APPEND, *, pretends: bool = False) -> list[str]:
@@ -231,10 +231,10 @@ def losses(folder: Path, seed: int, policy: FlushPolicy = EVERY_APPEND, *, prete
 
         def compare(step: Failpoint | None) -> None:
             seen = len(segment.visible())
-            left = disk.image(segment, folder / f"image-{next(images)}", chance)
+            remaining = disk.image(segment, folder / f"image-{next(images)}", chance)
             try:
-                with left.recover() as writer:
-                    held = left.visible()
+                with remaining.recover() as writer:
+                    held = remaining.visible()
                     writer.append(message(10**6))
             except ObjectDamaged as error:
                 found.append(f"{step}: {error}")

@@ -27,8 +27,8 @@ OBJECTS = {f"topics/{folder}/{name}": f"{folder} {name}".encode() * 100 for fold
 
 def damaged(image: Path, acknowledged: dict[str, bytes]) -> list[str]:
     """Objects that were acknowledged and are lost, and objects that are there and are not what was written."""
-    left = LocalStore(image)
-    there = {found.name: left.get(found.name) for found in left.list()}
+    remaining = LocalStore(image)
+    there = {found.name: remaining.get(found.name) for found in remaining.list()}
     lost = [name for name in acknowledged if name not in there]
     return lost + [name for name, data in there.items() if data != OBJECTS[name]]
 

@@ -87,8 +87,8 @@ class OneService:
         if not self.url:
             with self.log.open() as log:
                 log.seek(self._from)
-                said = [json.loads(line) for line in log if line.endswith("\n") and '"event": "serving"' in line]
-            self.url = said[-1]["url"] if said else ""
+                answer = [json.loads(line) for line in log if line.endswith("\n") and '"event": "serving"' in line]
+            self.url = answer[-1]["url"] if answer else ""
         return self.url
 
     def end(self, how: signal.Signals) -> int:
@@ -123,9 +123,9 @@ class World:
                     for _ in range(chance.randint(1, 40)):
                         key = b"key %d" % chance.randrange(12)
                         payload = None if chance.random() < 0.2 else chance.randbytes(chance.randrange(1, 200))
-                        told = log.append(one(key, payload, publish_time=time.time_ns() // 1_000_000))
+                        answer = log.append(one(key, payload, publish_time=time.time_ns() // 1_000_000))
                         self.model[topic.name][key] = payload
-                        self.last[topic.name] = told.first.offset
+                        self.last[topic.name] = answer.first.offset
             except CompactorError as error:
                 self.failures.append(error)
                 return

@@ -19,27 +19,27 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def lives(folder: Path, kills: int, seed: int) -> dict[str, int]:
     """In a process of its own, which forks: this one has threads."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "tests.faults.tail_lives", folder, "--kills", str(kills), "--seed", str(seed)],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    told: dict[str, int] = json.loads(done.stdout)
-    return told
+    assert result.returncode == 0, result.stderr
+    answer: dict[str, int] = json.loads(result.stdout)
+    return answer
 
 
 def test_nothing_acknowledged_is_lost_over_thirty_kills(tmp_path: Path) -> None:
-    told = lives(tmp_path, 30, 1)
-    assert told["kills"] >= 30
-    assert told["messages"] >= told["entries"] > told["lives"]
+    answer = lives(tmp_path, 30, 1)
+    assert answer["kills"] >= 30
+    assert answer["messages"] >= answer["entries"] > answer["lives"]
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_nothing_acknowledged_is_lost_over_five_hundred_kills(tmp_path: Path) -> None:
-    told = lives(tmp_path, 500, 2)
-    assert told["kills"] >= 500
-    assert told["messages"] >= told["entries"] > told["lives"]
+    answer = lives(tmp_path, 500, 2)
+    assert answer["kills"] >= 500
+    assert answer["messages"] >= answer["entries"] > answer["lives"]

@@ -139,11 +139,13 @@ class LocalWorlds(Worlds):
         return World(f"sqlite:///{folder / 'metadata.db'}", objects, str(folder / "log"))
 
     def _copy(self, template: World) -> World:
-        made = self._empty()
-        shutil.copy(_file_of(template), _file_of(made))
-        shutil.copytree(_file_of(template).parent / "objects", _file_of(made).parent / "objects", copy_function=os.link)
-        _copy_log(template, made)
-        return made
+        created = self._empty()
+        shutil.copy(_file_of(template), _file_of(created))
+        shutil.copytree(
+            _file_of(template).parent / "objects", _file_of(created).parent / "objects", copy_function=os.link
+        )
+        _copy_log(template, created)
+        return created
 
 
 class S3Worlds(Worlds):
@@ -177,13 +179,13 @@ class S3Worlds(Worlds):
     def _copy(self, template: World) -> World:
         database = make_url(template.database).database
         assert database is not None
-        made = self._world(self._databases.new_database(template=database).render_as_string(hide_password=False))
-        source, target = _SharesItsClient(template.store), _SharesItsClient(made.store)
+        created = self._world(self._databases.new_database(template=database).render_as_string(hide_password=False))
+        source, target = _SharesItsClient(template.store), _SharesItsClient(created.store)
         for found in source.list():
             where = {"Bucket": self._bucket, "Key": source.key(found.name)}
             source.client.copy_object(Bucket=self._bucket, Key=target.key(found.name), CopySource=where)
-        _copy_log(template, made)
-        return made
+        _copy_log(template, created)
+        return created
 
 
 def _copy_log(template: World, made: World) -> None:

@@ -71,23 +71,23 @@ def test_chunks_are_put_together_in_the_same_way_everywhere(drawn: list[dict[str
     messages, rows_of, pending = reference.whole_messages(found)
     assert list(assembled(found)) == messages
 
-    made = assemble(chunk_records(table, CollidingHasher() if colliding else Xxh3KeyHasher(SEED))[::-1])
+    created = assemble(chunk_records(table, CollidingHasher() if colliding else Xxh3KeyHasher(SEED))[::-1])
     chunked = [message for message in messages if found[message.offset - 100].is_chunk]
-    assert sorted(made.offset.tolist()) == [item.offset for item in chunked]
-    for number, (at, empty) in enumerate(zip(made.last, made.empty, strict=True)):
-        mine = made.chunks[made.message == number]
-        (one,) = [item for item in chunked if item.offset == offsets(made.chunks[at : at + 1])[0]]
+    assert sorted(created.offset.tolist()) == [item.offset for item in chunked]
+    for number, (at, empty) in enumerate(zip(created.last, created.empty, strict=True)):
+        mine = created.chunks[created.message == number]
+        (one,) = [item for item in chunked if item.offset == offsets(created.chunks[at : at + 1])[0]]
         assert offsets(mine).tolist() == [row.offset for row in rows_of[one.offset]]
         assert empty == (not one.payload)
-        event_time = made.chunks["event_time"][made.first[number]]
+        event_time = created.chunks["event_time"][created.first[number]]
         assert (None if event_time == NO_EVENT_TIME else event_time) == one.event_time
     carried = sorted(row.offset for group in pending for row in group)
-    assert sorted(offsets(made.chunks[made.message == PENDING])) == carried
+    assert sorted(offsets(created.chunks[created.message == PENDING])) == carried
     everyone = sorted(
-        [*carried, *offsets(made.chunks[made.message >= 0]), *offsets(made.chunks[made.message == STALE])]
+        [*carried, *offsets(created.chunks[created.message >= 0]), *offsets(created.chunks[created.message == STALE])]
     )
     assert everyone == [row.offset for row in found if row.is_chunk]
-    newest = made.newest_pending()[np.unique(made.group[made.message == PENDING])]
+    newest = created.newest_pending()[np.unique(created.group[created.message == PENDING])]
     assert sorted(newest) == sorted(max(row.publish_time for row in group) for group in pending)
 
 

@@ -146,12 +146,12 @@ class Schedule:
     def collect(self) -> None:
         collector = GarbageCollector(self.bench.metadata, self.bench.store, self.clock, GRACE_MS)
         before, needed = self.listed(), self.needed()
-        said = collector.collect(self.topic.record, dry_run=True).total
+        answer = collector.collect(self.topic.record, dry_run=True).total
         assert self.listed() == before, "a dry run deletes nothing"
-        done = collector.collect(self.topic.record).total
+        result = collector.collect(self.topic.record).total
         after = self.listed()
-        assert said == done
-        assert len(before - after) == done.count
+        assert answer == result
+        assert len(before - after) == result.count
         assert needed <= after
         assert collector.collect(self.topic.record).total.count == 0, "twice is once"
         assert self.listed() == after

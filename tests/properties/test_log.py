@@ -138,10 +138,10 @@ def sent(draw: st.DrawFn) -> list[Sent]:
         case _:
             uuid = draw(st.uuids()).hex
             count = draw(st.integers(2, 3))
-            said = {"publish_time": time, "uuid": uuid, "num_chunks_from_msg": count, "partition_key": uuid.encode()}
+            answer = {"publish_time": time, "uuid": uuid, "num_chunks_from_msg": count, "partition_key": uuid.encode()}
             return [
                 Sent(
-                    entry(metadata(chunk_id=number, **said), b"%d of %d" % (number + 1, count)),
+                    entry(metadata(chunk_id=number, **answer), b"%d of %d" % (number + 1, count)),
                     time,
                     ((uuid.encode(), b"%d of %d" % (number + 1, count), Slot.CHUNK, number),),
                 )
@@ -468,12 +468,12 @@ class LogMachine(RuleBasedStateMachine):
         if self.rows:
             snapshot = self.topic.snapshot()
             dirty = self.rows[max(self.first, self.horizon + 1) :]
-            left = [row for row in dirty if row.slot != int(Slot.COMPACTED_OUT)]
+            remaining = [row for row in dirty if row.slot != int(Slot.COMPACTED_OUT)]
             # A ledger that a trim cut off whole, but that was not sealed then, is a run's input without a message.
             unseen = any(ledger.last_offset > self.horizon for ledger in snapshot.ledgers)
             assert unseen or not dirty
             if unseen:
-                self.state = fold([*self.state, *left])
+                self.state = fold([*self.state, *remaining])
                 self.horizon = len(self.rows) - 1
             assert (snapshot.horizon.offset if snapshot.horizon else -1) == self.horizon
 

@@ -51,12 +51,12 @@ def compactor_service(folder: Path, *arguments: str, **environment: str) -> Iter
 
 def _url(process: subprocess.Popen[str], log: TextIO) -> str:
     """The URL that the service tells when it answers."""
-    said = ""
+    message = ""
     while process.poll() is None:
-        said += log.read()
-        for line in said.splitlines(keepends=True):
+        message += log.read()
+        for line in message.splitlines(keepends=True):
             if '"serving"' in line and line.endswith("\n"):
                 return str(json.loads(line)["url"])
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LOOK_AGAIN_SECONDS)
-    raise AssertionError(f"the service ended with {process.returncode}: {said}{log.read()}")
+    raise AssertionError(f"the service ended with {process.returncode}: {message}{log.read()}")

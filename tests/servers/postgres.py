@@ -84,7 +84,7 @@ class PostgresServer:
         password_file.write_text(self.password)
         password_file.chmod(0o644)
         login = ["-U", self.user, "--auth=scram-sha-256", f"--pwfile={password_file}"]
-        done = subprocess.run(
+        result = subprocess.run(
             [folder / "initdb", "-D", self._home / "data", *login, "-E", "UTF8", "--locale=C", "--no-sync"],
             capture_output=True,
             text=True,
@@ -92,8 +92,8 @@ class PostgresServer:
             check=False,
             **self._as_user,
         )
-        if done.returncode != 0:
-            raise RuntimeError(f"initdb failed:\n{done.stdout}{done.stderr}")
+        if result.returncode != 0:
+            raise RuntimeError(f"initdb failed:\n{result.stdout}{result.stderr}")
 
     def _start(self, folder: Path) -> None:
         self.port = _free_port()

@@ -176,24 +176,24 @@ def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Contro
     Of a partitioned topic all partitions are paused, or none.
     """
     records = resolve.topics(parts, topic)
-    made = parts.components.metadata.compaction_state.pause_all([record.id for record in records])
-    return [_control(record, one, in_full) for record, one in zip(records, made, strict=True)]
+    created = parts.components.metadata.compaction_state.pause_all([record.id for record in records])
+    return [_control(record, one, in_full) for record, one in zip(records, created, strict=True)]
 
 
 @router.post(TOPIC_PATH + "/compaction/resume", Action.COMPACT, Action.ADMIN, refuses=(409,))
 def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """Take back one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
     records = resolve.topics(parts, topic)
-    made = parts.components.metadata.compaction_state.resume_all([record.id for record in records])
-    return [_control(record, one, in_full) for record, one in zip(records, made, strict=True)]
+    created = parts.components.metadata.compaction_state.resume_all([record.id for record in records])
+    return [_control(record, one, in_full) for record, one in zip(records, created, strict=True)]
 
 
 @router.post(TOPIC_PATH + "/compaction/abort", Action.COMPACT, Action.ADMIN, refuses=(409,))
 def abort_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """Stop a run that is under way, and drop the request for one; later ones are made as before."""
     records = resolve.topics(parts, topic)
-    made = parts.components.metadata.compaction_state.abort_all([record.id for record in records])
-    return [_control(record, one, in_full) for record, one in zip(records, made, strict=True)]
+    created = parts.components.metadata.compaction_state.abort_all([record.id for record in records])
+    return [_control(record, one, in_full) for record, one in zip(records, created, strict=True)]
 
 
 def _shown(parts: Service, runs: list[tuple[TopicName, RunRecord]], in_full: bool) -> list[dict[str, Any]]:

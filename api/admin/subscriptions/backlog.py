@@ -92,16 +92,16 @@ def analyze_subscription_backlog(
         cursor = Cursor(parts.components.metadata, parts.components.clock, record, name, source.locate, lambda: end)
     found = AnalyzedBacklog()
     for rows in islice(entries(source, start), MOST_ENTRIES + 1):
-        left = [row for row in rows if cursor is None or not cursor.is_acknowledged(row["offset"])]
-        if not left:
+        remaining = [row for row in rows if cursor is None or not cursor.is_acknowledged(row["offset"])]
+        if not remaining:
             continue
         if found.entries == MOST_ENTRIES:
             found.aborted = True
             break
         found.entries += 1
-        found.messages += len(left)
-        found.first_message_id = found.first_message_id or _entry_id(left[0])
-        found.last_message_id = _entry_id(left[-1])
+        found.messages += len(remaining)
+        found.first_message_id = found.first_message_id or _entry_id(remaining[0])
+        found.last_message_id = _entry_id(remaining[-1])
     found.filter_accepted_entries, found.filter_accepted_messages = found.entries, found.messages
     return found
 

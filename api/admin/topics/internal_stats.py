@@ -87,11 +87,11 @@ def internal_stats(found: TopicCounts) -> TopicInternalStats:
 def internal_info(found: TopicCounts) -> TopicInternalInfo:
     """The model of one topic; its counts have lines."""
     topic, extents = found.standing.topic, found.extents
-    made = moment(topic.created_at)
+    created = moment(topic.created_at)
     changed = moment(max([topic.created_at, *(extent.created_at for extent in extents)]))
     return TopicInternalInfo(
         version=topic.generation,
-        creation_date=made,
+        creation_date=created,
         modification_date=changed,
         ledgers=[
             StoredLedgerInfo(
@@ -104,7 +104,7 @@ def internal_info(found: TopicCounts) -> TopicInternalInfo:
         ],
         cursors={
             cursor.record.name: StoredCursorInfo(
-                creation_date=made,
+                creation_date=created,
                 modification_date=changed,
                 mark_delete=PositionInfo(**found.position(cursor)._asdict()),
                 properties=_numbers(cursor.record) or None,

@@ -151,5 +151,5 @@ def compaction_stats(standing: TopicStanding) -> CompactionStats:
 def _removed(run: RunRecord) -> int:
     """Messages that were there before a run, and are not after it."""
     numbers = [run.statistics.get(name, 0) for name in ("messages_before", "messages_in", "messages_out")]
-    before, new, left = (number if isinstance(number, int) else 0 for number in numbers)
-    return max(before + new - left, 0)
+    before, new, remaining = (number if isinstance(number, int) else 0 for number in numbers)
+    return max(before + new - remaining, 0)

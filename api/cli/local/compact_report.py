@@ -33,8 +33,8 @@ def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as
         if topics == 1 and outcome.error is None:
             for line in describe(outcome):
                 say(line)
-        if outcome.run is not None and (left := outcome.run.statistics.get("tail_left")):
-            say(f"{outcome.topic}: what is not sealed yet was left to a later run: {full_part(str(left))}")
+        if outcome.run is not None and (remaining := outcome.run.statistics.get("tail_left")):
+            say(f"{outcome.topic}: what is not sealed yet was left to a later run: {full_part(str(remaining))}")
         if as_json:
             print(json.dumps(_document(metadata, outcome)), flush=True)  # noqa: T201
         elif outcome.error is None:
@@ -90,10 +90,10 @@ def _phases(run: RunRecord) -> list[str]:
 
 def _summary(outcomes: Sequence[Outcome]) -> str:
     failed = sum(outcome.error is not None for outcome in outcomes)
-    done = [_counts(outcome.run) for outcome in outcomes if outcome.compacted_ledger_id is not None and outcome.run]
-    nothing = len(outcomes) - failed - len(done)
-    parts = [f"{counted(len(done), 'topic')} compacted", f"{nothing} with nothing to compact", f"{failed} failed"]
-    read, wrote = (sum(seen[name] for seen in done) for name in ("bytes_read", "bytes_written"))
+    result = [_counts(outcome.run) for outcome in outcomes if outcome.compacted_ledger_id is not None and outcome.run]
+    nothing = len(outcomes) - failed - len(result)
+    parts = [f"{counted(len(result), 'topic')} compacted", f"{nothing} with nothing to compact", f"{failed} failed"]
+    read, wrote = (sum(seen[name] for seen in result) for name in ("bytes_read", "bytes_written"))
     return f"{', '.join(parts)}; read {size(read)}, wrote {size(wrote)}"
 
 

@@ -88,19 +88,19 @@ def seal_segments(
             components.topic(record.name)
             for record in components.metadata.segments.topics_with([SegmentState.ROLLED, SegmentState.SEALED])
         ]
-        left: list[CompactorError] = []
+        remaining: list[CompactorError] = []
         for topic in wanted:
             try:
                 _seal(topic, accept_loss, again=bool(names))
             except (DataLoss, Misconfigured) as error:
-                left.append(error)
+                remaining.append(error)
         if wanted:
             removed = sum(topic.log_manager().sweep(topic.record) for topic in wanted)
             say(f"{counted(removed, 'segment file')} removed")
-        for problem in left[1:]:
+        for problem in remaining[1:]:
             report(problem)
-        if left:
-            raise left[0]
+        if remaining:
+            raise remaining[0]
         for topic in wanted if names else []:
             for unsealed in topic.log_manager().rolled(topic.record)[:1]:
                 components.log.check(topic.name, unsealed)
@@ -143,8 +143,8 @@ def roll_topic(
         if seal or accept_loss:
             _seal(opened, accept_loss)
         waiting = len(log_manager.rolled(opened.record))
-    done = f", {counted(before - waiting, 'segment')} sealed" if seal or accept_loss else ""
-    put(f"Topic {opened.name} rolled{done}, {counted(waiting, 'segment')} to be sealed")
+    result = f", {counted(before - waiting, 'segment')} sealed" if seal or accept_loss else ""
+    put(f"Topic {opened.name} rolled{result}, {counted(waiting, 'segment')} to be sealed")
 
 
 def _find(components: Components, ledger_id: int) -> tuple[TopicRecord, LedgerRecord | SegmentRecord]:

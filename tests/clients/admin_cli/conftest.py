@@ -60,10 +60,10 @@ def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Admin:
 @pytest.fixture
 def admin(served: Served, outside: Admin, monkeypatch: pytest.MonkeyPatch) -> Admin:
     """The program, at the service of this module."""
-    made = connection.Connection
+    created = connection.Connection
 
     def inside(target: Target) -> connection.Connection:
-        return made(target, _ToTheService(served))
+        return created(target, _ToTheService(served))
 
     monkeypatch.setattr(connection, "Connection", inside)
     return outside

@@ -211,12 +211,12 @@ def test_verify_trim_and_garbage_say_first_and_do_when_told(admin: Admin, compac
     assert report["total"] == 0
     planned = admin("topics", "trim", compacted, "--before", "1", "--force", "--output", "json").json
     assert planned[0]["dry_run"] is True
-    told = admin("topics", "trim", compacted, "--before", "1", "--force").done().stderr
-    assert "Would trim 0 ledgers" in told
-    assert f"{compacted}; its messages begin at offset 1" in told
-    assert "nothing was trimmed: give --execute" in told
-    done = admin("topics", "trim", compacted, "--execute", "--output", "json").json
-    assert done[0]["topic"].endswith(compacted)
+    message = admin("topics", "trim", compacted, "--before", "1", "--force").done().stderr
+    assert "Would trim 0 ledgers" in message
+    assert f"{compacted}; its messages begin at offset 1" in message
+    assert "nothing was trimmed: give --execute" in message
+    result = admin("topics", "trim", compacted, "--execute", "--output", "json").json
+    assert result[0]["topic"].endswith(compacted)
     assert admin("gc", "--topic", compacted, "--grace", "10m", "--output", "json").json["dry_run"] is True
     assert "would be deleted" in admin("gc").done().stderr
     assert "deleted" in admin("gc", "--execute").done().stderr

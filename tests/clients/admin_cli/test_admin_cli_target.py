@@ -67,9 +67,9 @@ def test_pulsars_client_conf(tmp_path: Path, given: str) -> None:
     ],
 )
 def test_what_cannot_be_is_told(tmp_path: Path, name: str, text: str, says: str) -> None:
-    with pytest.raises(Misconfigured, match=says) as told:
+    with pytest.raises(Misconfigured, match=says) as answer:
         find_target({}, write(tmp_path, name, text), {})
-    assert "a b" not in str(told.value)
+    assert "a b" not in str(answer.value)
 
 
 def test_no_service_there(outside: Admin, tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_what_the_service_refuses(
 ) -> None:
     url, answers, tokens = answering
     answers["/admin/v2/tenants"] = (status, "application/json", '{"reason": "of its own"}')
-    told = outside("tenants", "list", "--admin-url", url, "--token", "sesame").refused(code, "of its own", says)
-    assert "sesame" not in told
+    answer = outside("tenants", "list", "--admin-url", url, "--token", "sesame").refused(code, "of its own", says)
+    assert "sesame" not in answer
     assert tokens == ["Bearer sesame"]
 
 
@@ -171,8 +171,8 @@ def test_a_server_that_is_another(
         (501, "text/html", "<html>"),
     ):
         answers["/admin/v2/tenants"] = (status, kind, body)
-        told = outside("tenants", "list", "--admin-url", url)
-        told.refused(5, f"no compactor service answers at {url}", f"status {status}", "check --admin-url")
+        answer = outside("tenants", "list", "--admin-url", url)
+        answer.refused(5, f"no compactor service answers at {url}", f"status {status}", "check --admin-url")
     answers["/admin/v2/tenants"] = (502, "text/html", "<html>a proxy")
     outside("tenants", "list", "--admin-url", url).refused(6, "status 502", "try again later")
 
@@ -182,14 +182,14 @@ def test_advice_is_given_once(
 ) -> None:
     url, answers, _ = answering
     answers["/admin/v2/tenants"] = (400, "application/json", '{"reason": "it is wrong: correct it"}')
-    told = outside("tenants", "list", "--admin-url", url).refused(2)
-    assert told == "compactor-admin: it is wrong: correct it"
+    answer = outside("tenants", "list", "--admin-url", url).refused(2)
+    assert answer == "compactor-admin: it is wrong: correct it"
     answers["/admin/v2/tenants"] = (429, "application/json", '{"reason": "too many: try again"}')
-    told = outside("tenants", "list", "--admin-url", url).refused(6)
-    assert told == "compactor-admin: too many: try again (in 7 s)"
+    answer = outside("tenants", "list", "--admin-url", url).refused(6)
+    assert answer == "compactor-admin: too many: try again (in 7 s)"
     answers["/admin/v2/tenants"] = (503, "application/json", '{"reason": "it takes none: have it read on"}')
-    told = outside("tenants", "list", "--admin-url", url).refused(6)
-    assert told == "compactor-admin: it takes none: have it read on; try again in 7 s"
+    answer = outside("tenants", "list", "--admin-url", url).refused(6)
+    assert answer == "compactor-admin: it takes none: have it read on; try again in 7 s"
 
 
 def test_http_and_https_taken_for_each_other(
@@ -199,8 +199,8 @@ def test_http_and_https_taken_for_each_other(
 ) -> None:
     plain = answering[0].replace("http://", "https://")
     outside("tenants", "list", "--admin-url", plain).refused(5, "does not speak TLS", "http://")
-    told = outside("tenants", "list", "--admin-url", f"http://127.0.0.1:{tls_port}")
-    told.refused(5, "speaks TLS", f"https://127.0.0.1:{tls_port}")
+    answer = outside("tenants", "list", "--admin-url", f"http://127.0.0.1:{tls_port}")
+    answer.refused(5, "speaks TLS", f"https://127.0.0.1:{tls_port}")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["topics", "stats", "t", "--admin-url", "http://127.0.0.1:1"]])
@@ -210,8 +210,8 @@ def test_it_loads_nothing_heavy(arguments: list[str]) -> None:
         "try: main()\n"
         f"finally: print(sorted(set({HEAVY + OURS}) & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", probe, *arguments], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1] == "[]"
+    result = subprocess.run([sys.executable, "-c", probe, *arguments], capture_output=True, text=True, check=False)
+    assert result.stderr.splitlines()[-1] == "[]"
 
 
 def test_the_installed_script_is_the_program_and_completes() -> None:
@@ -222,5 +222,5 @@ def test_the_installed_script_is_the_program_and_completes() -> None:
         "COMP_WORDS": "compactor-admin topics comp",
         "COMP_CWORD": "2",
     }
-    done = subprocess.run([script], env=asked, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["compact", "compaction-status"]
+    result = subprocess.run([script], env=asked, capture_output=True, text=True, check=False)
+    assert result.stdout.split() == ["compact", "compaction-status"]

@@ -90,29 +90,29 @@ def test_topics_are_given_in_exactly_one_way(compactor_command: Compactor, folde
 
 
 def test_many_topics_are_one_job(compactor_command: Compactor, topics: tuple[str, ...], engine: Recording) -> None:
-    done = compactor_command("compact-topic", "--topic", "b", "--topic", "a", "--topic", topics[2]).done()
-    assert [line.split()[3] for line in done.stdout.splitlines()] == [
+    result = compactor_command("compact-topic", "--topic", "b", "--topic", "a", "--topic", topics[2]).done()
+    assert [line.split()[3] for line in result.stdout.splitlines()] == [
         "persistent://public/default/b",
         "persistent://public/default/a",
         "persistent://team/events/c",
     ]
-    assert all(" complete. Compacted to ledger " in line for line in done.stdout.splitlines())
-    assert done.stderr.startswith("3 topics compacted, 0 with nothing to compact, 0 failed; read ")
+    assert all(" complete. Compacted to ledger " in line for line in result.stdout.splitlines())
+    assert result.stderr.startswith("3 topics compacted, 0 with nothing to compact, 0 failed; read ")
     assert len(engine.jobs) == 2, "phase one of all, then phase two of all"
 
 
 def test_a_topic_that_is_named_twice_is_compacted_once(
     compactor_command: Compactor, topics: tuple[str, ...], engine: Recording
 ) -> None:
-    done = compactor_command("compact-topic", "--topic", "a", "--topic", "persistent://public/default/a").done()
-    assert len(done.stdout.splitlines()) == len(runs("a")) == 1
+    result = compactor_command("compact-topic", "--topic", "a", "--topic", "persistent://public/default/a").done()
+    assert len(result.stdout.splitlines()) == len(runs("a")) == 1
 
 
 def test_a_namespace_and_all(compactor_command: Compactor, topics: tuple[str, ...], engine: Recording) -> None:
     compactor_command("compact-topic", "--namespace", "team/events").done()
     assert compacted(*topics) == [False, False, True]
-    done = compactor_command("compact-topic", "--all").done()
-    assert [line.rpartition(" complete. ")[2].split()[0] for line in done.stdout.splitlines()] == [
+    result = compactor_command("compact-topic", "--all").done()
+    assert [line.rpartition(" complete. ")[2].split()[0] for line in result.stdout.splitlines()] == [
         "Compacted",
         "Compacted",
         "Nothing",
@@ -121,8 +121,8 @@ def test_a_namespace_and_all(compactor_command: Compactor, topics: tuple[str, ..
 
 
 def test_a_namespace_without_topics(compactor_command: Compactor, topics: tuple[str, ...], no_spark: None) -> None:
-    done = compactor_command("compact-topic", "--namespace", "team/nothing").done()
-    assert (done.stdout, done.stderr) == ("", "The namespace team/nothing has no topics.\n")
+    result = compactor_command("compact-topic", "--namespace", "team/nothing").done()
+    assert (result.stdout, result.stderr) == ("", "The namespace team/nothing has no topics.\n")
     compactor_command("compact-topic", "--namespace", "team").refused(2, "'team' is not a namespace")
 
 
@@ -131,8 +131,8 @@ def test_nothing_new_anywhere_is_known_without_spark(
 ) -> None:
     compactor_command("compact-topic", "--all").done()
     monkeypatch.delattr(compactor.engines.spark, "open_session")
-    done = compactor_command("compact-topic", "--all").done()
-    assert done.stdout.count("Nothing to compact") == 3
+    result = compactor_command("compact-topic", "--all").done()
+    assert result.stdout.count("Nothing to compact") == 3
     dry = compactor_command("compact-topic", "--all", "--dry-run").done()
     assert dry.stdout.count("would find nothing to compact") == 3
 
@@ -224,9 +224,9 @@ def test_policies_are_frozen_in_the_run_and_other_ones_are_a_change(
 def test_a_minimal_lag_leaves_young_messages_alone(
     compactor_command: Compactor, topics: tuple[str, ...], engine: Recording
 ) -> None:
-    done = compactor_command("compact-topic", "--topic", "a", "--min-compaction-lag", "365d").done()
-    assert done.stdout.endswith(" complete. Nothing to compact\n")
-    assert done.stderr == "The topic has no messages old enough: no compacted ledger was made.\n"
+    result = compactor_command("compact-topic", "--topic", "a", "--min-compaction-lag", "365d").done()
+    assert result.stdout.endswith(" complete. Nothing to compact\n")
+    assert result.stderr == "The topic has no messages old enough: no compacted ledger was made.\n"
 
 
 def test_limits_reach_the_tasks(compactor_command: Compactor, topics: tuple[str, ...], engine: Recording) -> None:
@@ -280,7 +280,7 @@ def test_a_dry_run_foretells_the_run_and_changes_nothing(
     assert runs(history) == []
 
     compactor_command("compact-topic", "--topic", history).done()
-    made = runs(history)[0].statistics
+    created = runs(history)[0].statistics
     estimate = document.pop("forecast")
     assert document == {
         "topic": "persistent://public/default/t",
@@ -289,7 +289,7 @@ def test_a_dry_run_foretells_the_run_and_changes_nothing(
         "error": None,
     }
     same = {"messages_in", "messages_before", "messages_out", "tombstones_removed", "tombstones_kept", "parts_kept"}
-    assert {name: estimate[name] for name in same} == {name: made[name] for name in same}
+    assert {name: estimate[name] for name in same} == {name: created[name] for name in same}
     assert estimate["messages_dropped"] == 4
 
 
@@ -328,7 +328,7 @@ def test_json_has_an_object_a_topic(compactor_command: Compactor, topics: tuple[
     args = ["--topic", "a", "--topic", "nope", "--topic", "b", "--output", "json"]
     result = compactor_command("compact-topic", *args)
     assert result.exit_code == 3
-    nothing, missing, made = map(json.loads, result.stdout.splitlines())
+    nothing, missing, created = map(json.loads, result.stdout.splitlines())
     assert nothing == {
         "topic": "persistent://public/default/a",
         "run": None,
@@ -340,8 +340,12 @@ def test_json_has_an_object_a_topic(compactor_command: Compactor, topics: tuple[
     }
     assert (missing["topic"], missing["run"], missing["exit_code"]) == ("persistent://public/default/nope", None, 3)
     assert missing["error"] == "the topic persistent://public/default/nope does not exist: see `compactor topics list`"
-    assert made["statistics"] == runs("b")[0].statistics
-    assert (made["state"], made["run"], made["compacted_ledger"]) == ("SUCCESS", 2, runs("b")[0].compacted_ledger_id)
+    assert created["statistics"] == runs("b")[0].statistics
+    assert (created["state"], created["run"], created["compacted_ledger"]) == (
+        "SUCCESS",
+        2,
+        runs("b")[0].compacted_ledger_id,
+    )
 
 
 def test_the_live_line_goes_on_while_no_task_ends() -> None:

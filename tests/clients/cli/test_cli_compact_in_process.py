@@ -54,8 +54,8 @@ def test_a_paused_topic_is_a_conflict_whether_or_not_anything_is_new(compactor_c
     append(compactor_command, "1")
     for times in (1, 2):
         paused(times)
-        told = compactor_command("compact-topic", "--topic", "t").refused(4, "t is paused", "resume it")
-        assert ("(2 times)" in told) == (times == 2)
+        answer = compactor_command("compact-topic", "--topic", "t").refused(4, "t is paused", "resume it")
+        assert ("(2 times)" in answer) == (times == 2)
     paused(0)
     compactor_command("compact-topic", "--topic", "t").done()
     paused(1)

@@ -65,11 +65,11 @@ def test_list(compactor_command: Compactor, history: str, in_process_engine: Non
     compactor_command("compactions", "cancel", str(claim("t").run_id)).done()
     claim("u", phase="phase two", tasks_done=3, tasks_total=7)
 
-    done = [(3, "SUCCESS"), (2, "SUCCESS"), (1, "SUCCESS")]
-    assert states(compactor_command) == [(5, "RUNNING"), (4, "CANCELLED"), *done]
+    result = [(3, "SUCCESS"), (2, "SUCCESS"), (1, "SUCCESS")]
+    assert states(compactor_command) == [(5, "RUNNING"), (4, "CANCELLED"), *result]
     assert states(compactor_command, "--limit", "2") == [(5, "RUNNING"), (4, "CANCELLED")]
     assert states(compactor_command, "--topic", "t") == [(4, "CANCELLED"), (1, "SUCCESS")]
-    assert states(compactor_command, "--state", "SUCCESS", "--topic", "u") == done[:2]
+    assert states(compactor_command, "--state", "SUCCESS", "--topic", "u") == result[:2]
     assert states(compactor_command, "--state", "ERROR") == []
     table = compactor_command("compactions", "list").done()
     assert table.stderr == ""
@@ -161,8 +161,8 @@ def test_show_a_run_that_works_and_one_whose_worker_died(
 def test_cancel(compactor_command: Compactor, history: str, in_process_engine: None) -> None:
     claim(history)
     compactor_command("compact-topic", "--topic", history).refused(4, "run 1", "compactor compactions cancel 1")
-    done = compactor_command("compactions", "cancel", "1", "--reason", "too much\nload").done()
-    assert (done.stdout, done.stderr) == ("Compaction run 1 of topic persistent://public/default/t cancelled\n", "")
+    result = compactor_command("compactions", "cancel", "1", "--reason", "too much\nload").done()
+    assert (result.stdout, result.stderr) == ("Compaction run 1 of topic persistent://public/default/t cancelled\n", "")
     shown = json.loads(compactor_command("compactions", "show", "1", "--output", "json").done().stdout)
     assert (shown["state"], shown["error"]) == ("CANCELLED", "too much\nload")
     assert "too much\\nload" in compactor_command("compactions", "show", "1").done().stdout
@@ -272,8 +272,8 @@ def test_a_worker_that_is_killed_is_taken_over_after_its_heartbeat(
     compactor_command("compact-topic", "--topic", topic).refused(4, "run 1", run.owner)
     last_sign(HEARTBEAT_MS)
     assert expired()
-    done = compactor_command("compact-topic", "--topic", topic).done()
-    assert " complete. Compacted to ledger " in done.stdout
+    result = compactor_command("compact-topic", "--topic", topic).done()
+    assert " complete. Compacted to ledger " in result.stdout
     assert states(compactor_command) == [(2, "SUCCESS"), (1, "ERROR")]
     shown = json.loads(compactor_command("compactions", "show", "1", "--output", "json").done().stdout)
     assert shown["error"] == f"its worker {run.owner} stopped answering; taken over by run 2"

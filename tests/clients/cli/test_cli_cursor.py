@@ -50,8 +50,8 @@ def test_a_cursor_is_created_and_moved_to_a_position(compactor_command: Compacto
 
 
 def test_latest_is_the_default(compactor_command: Compactor, topic: str, ids: list[str]) -> None:
-    made = compactor_command("cursor", "create", topic, "reports").done()
-    assert made.stdout == (
+    created = compactor_command("cursor", "create", topic, "reports").done()
+    assert created.stdout == (
         f"Cursor reports of topic persistent://public/default/t created, mark-delete {ids[8]} (offset 8)\n"
     )
     again = compactor_command("cursor", "create", topic, "reports", "--at", "earliest")

@@ -108,8 +108,8 @@ def test_topics_of_another_database_are_only_counted(
     compactor_command("gc", *other, "--unknown-topics", "--topic", replaced).refused(2, "--unknown-topics")
     compactor_command("gc", *other, "--yes", "--dry-run").refused(2, "do not go together")
     for asking in ((), ("--dry-run",)):
-        told = compactor_command("gc", *other, "--unknown-topics", *asking).done()
-        assert told.stdout.count("\n") == len(before)
+        answer = compactor_command("gc", *other, "--unknown-topics", *asking).done()
+        assert answer.stdout.count("\n") == len(before)
     assert objects(folder) == before
     compactor_command("gc", *other, "--unknown-topics", "--yes").done()
     assert objects(folder) == set()

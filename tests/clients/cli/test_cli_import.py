@@ -96,8 +96,8 @@ def test_an_empty_file_is_no_messages(compactor_command: Compactor) -> None:
 def test_several_files_in_one_call_keep_their_order(compactor_command: Compactor, folder: Path) -> None:
     write_lines(folder / "one.jsonl", {"key": "a", "value": "1"})
     pq.write_table(pa.table({"key": ["a", "b"], "value": ["2", "3"]}), folder / "two.parquet")
-    done = compactor_command("import", "t", "one.jsonl", "two.parquet", "-", stdin=b'{"key":"z","value":"9"}').done()
-    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == [
+    result = compactor_command("import", "t", "one.jsonl", "two.parquet", "-", stdin=b'{"key":"z","value":"9"}').done()
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()] == [
         "one.jsonl",
         "two.parquet",
         "standard input",
@@ -112,8 +112,8 @@ def test_several_files_in_one_call_keep_their_order(compactor_command: Compactor
 
 def test_ledger_size_cuts_ledgers(compactor_command: Compactor, folder: Path) -> None:
     write_lines(folder / "in.jsonl", *({"key": "k", "value": "v" * 1023} for _ in range(10)))
-    done = compactor_command("import", "t", "in.jsonl", "--ledger-size", "4K").done()
-    assert "10 messages, 10.0 KiB in 3 ledgers" in done.stderr
+    result = compactor_command("import", "t", "in.jsonl", "--ledger-size", "4K").done()
+    assert "10 messages, 10.0 KiB in 3 ledgers" in result.stderr
     ids = [message["message_id"] for message in compactor_command("read", "t").messages]
     entries = [int(item.split(":")[1]) for item in ids]
     assert entries == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]

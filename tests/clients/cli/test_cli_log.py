@@ -179,9 +179,9 @@ def test_roll_and_seal(compactor_command: Compactor, segment: Path) -> None:
 
     sealed = compactor_command("log", "seal", "t").done()
     assert sealed.raw_stdout == b""
-    said = sealed.stderr.splitlines()
-    assert said[0] == f"{name}: segment 1 sealed, 4 messages"
-    assert said[1] == "0 segment files removed", "their time is not over"
+    message = sealed.stderr.splitlines()
+    assert message[0] == f"{name}: segment 1 sealed, 4 messages"
+    assert message[1] == "0 segment files removed", "their time is not over"
     assert segment.exists()
     shown = stats(compactor_command)
     assert (shown["tail"]["segments"], shown["tail"]["messages"]) == (1, 1)
@@ -203,12 +203,12 @@ def test_seal_all_topics(compactor_command: Compactor) -> None:
         compactor_command("produce", topic, stdin=b'{"key":"k","value":"1"}\n').done()
     for topic in ("t", "u"):
         compactor_command("topics", "roll", topic).done()
-    said = compactor_command("log", "seal").done().stderr.splitlines()
+    message = compactor_command("log", "seal").done().stderr.splitlines()
     sealed = [
         f"persistent://public/default/{topic}: segment {number} sealed, 1 message"
         for number, topic in ((1, "t"), (2, "u"))
     ]
-    assert said == [*sealed, "0 segment files removed"]
+    assert message == [*sealed, "0 segment files removed"]
     assert [stats(compactor_command, topic)["tail"]["messages"] for topic in ("t", "u", "v")] == [0, 0, 1]
 
 

@@ -36,8 +36,8 @@ def test_help_and_usage_import_nothing_heavy(arguments: list[str]) -> None:
         "try: main()\n"
         f"finally: print(sorted(set({HEAVY}) & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", probe, *arguments], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1] == "[]"
+    result = subprocess.run([sys.executable, "-c", probe, *arguments], capture_output=True, text=True, check=False)
+    assert result.stderr.splitlines()[-1] == "[]"
 
 
 def test_the_installed_script_is_the_program() -> None:
@@ -64,18 +64,18 @@ def test_a_reader_that_was_never_there(big_topic: str, arguments: list[str]) -> 
     """Little output is written only when the program ends."""
     ends = os.pipe()
     os.close(ends[0])
-    done = subprocess.run([*COMMAND, *arguments], stdout=ends[1], stderr=subprocess.PIPE, check=False)
+    result = subprocess.run([*COMMAND, *arguments], stdout=ends[1], stderr=subprocess.PIPE, check=False)
     os.close(ends[1])
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 @pytest.mark.parametrize("arguments", [["read", "big"], ["topics", "list"]])
 def test_output_to_a_full_disk(big_topic: str, arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
-        done = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, check=False, text=True)
-    assert done.returncode == 6
-    assert done.stderr == "compactor: No space left on device: free some space, then try again\n"
+        result = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, check=False, text=True)
+    assert result.returncode == 6
+    assert result.stderr == "compactor: No space left on device: free some space, then try again\n"
 
 
 def test_a_disk_that_fills_up(big_topic: str, folder: Path) -> None:
@@ -87,10 +87,10 @@ def test_a_disk_that_fills_up(big_topic: str, folder: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
-    done = run("import", big_topic, "more.jsonl", preexec_fn=limit)
-    assert done.returncode == 6, done.stderr
-    assert done.stderr.startswith("compactor: ")
-    assert len(done.stderr.splitlines()) == 1
+    result = run("import", big_topic, "more.jsonl", preexec_fn=limit)
+    assert result.returncode == 6, result.stderr
+    assert result.stderr.startswith("compactor: ")
+    assert len(result.stderr.splitlines()) == 1
     assert len(run("read", big_topic).stdout.splitlines()) == 1000
     assert run("import", big_topic, "more.jsonl").returncode == 0
     assert len(run("read", big_topic).stdout.splitlines()) == 1500
@@ -108,22 +108,24 @@ def test_a_terminal_that_is_not_utf8(folder: Path) -> None:
 
 
 def test_closed_standard_input() -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         ["/bin/sh", "-c", 'exec "$0" -m api.cli.main import t - <&-', sys.executable],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 2
-    assert done.stderr.startswith("compactor: there is no standard input")
+    assert result.returncode == 2
+    assert result.stderr.startswith("compactor: there is no standard input")
 
 
 @pytest.mark.slow
 def test_a_compaction_by_spark_says_only_what_it_did(big_topic: str) -> None:
-    done = run("compact-topic", "--topic", big_topic, "--spark-master", "local[2]")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Compaction of topic persistent://public/default/big complete. Compacted to ledger ")
-    assert [line.split(":")[0].split(" ")[0] for line in done.stderr.splitlines()] == ["phase", "phase", "read"]
+    result = run("compact-topic", "--topic", big_topic, "--spark-master", "local[2]")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(
+        "Compaction of topic persistent://public/default/big complete. Compacted to ledger "
+    )
+    assert [line.split(":")[0].split(" ")[0] for line in result.stderr.splitlines()] == ["phase", "phase", "read"]
     assert len(run("read", big_topic, "--read-compacted").stdout.splitlines()) == 1000
 
 

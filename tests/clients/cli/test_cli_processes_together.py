@@ -27,9 +27,9 @@ def followed(reader: subprocess.Popen[str], count: int) -> list[int]:
 
 
 def all_messages(*flags: str) -> list[dict[str, Any]]:
-    done = run("read", "t", *flags)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    result = run("read", "t", *flags)
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -37,9 +37,9 @@ def test_what_a_producer_acknowledged_is_there_however_it_ends(number: signal.Si
     """The lease of one that was killed is free at once: its process is known to be dead."""
     with started("produce", "t", "--ids") as producer:
         send(producer, *range(200))
-        told = acknowledged(producer, 20)
+        answer = acknowledged(producer, 20)
         producer.send_signal(number)
-        told += [line.strip() for line in piped(producer.stdout) if line.endswith("\n")]
+        answer += [line.strip() for line in piped(producer.stdout) if line.endswith("\n")]
         code = producer.wait()
     assert code == (-signal.SIGKILL if number == signal.SIGKILL else 130)
     with started("produce", "t", "--ids", "--wait", "0") as producer:
@@ -50,7 +50,7 @@ def test_what_a_producer_acknowledged_is_there_however_it_ends(number: signal.Si
     values = [int(message["value"]) for message in found]
     assert values == [*range(len(values) - 1), 1000]
     ids = [message["message_id"] for message in found]
-    assert ids[: len(told)] == told
+    assert ids[: len(answer)] == answer
     assert ids[-1] == last
     assert len(set(ids)) == len(ids)
 

@@ -108,11 +108,11 @@ def test_ids_that_cannot_be_printed_are_an_error(compactor_command: Compactor, f
         end, out = os.pipe()
         os.close(end)
     command = [*COMMAND, "produce", "t", "in.jsonl", "--ids", "--batch", "2"]
-    done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, check=False, text=True)
+    result = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, check=False, text=True)
     os.close(out)
-    assert done.returncode == 6, done.stderr
-    counted, told = done.stderr.splitlines()
-    assert told.startswith("compactor: the id of an acknowledged message cannot be printed, ")
+    assert result.returncode == 6, result.stderr
+    counted, answer = result.stderr.splitlines()
+    assert answer.startswith("compactor: the id of an acknowledged message cannot be printed, ")
     read = compactor_command("read", "t").done().messages
     assert read
     assert counted.startswith(f"{len(read)} message")
@@ -130,10 +130,10 @@ def test_a_bad_line_ends_it_and_the_lines_before_are_appended(
     (folder / "in.jsonl").write_text("\n".join([*good, bad, good[0]]) + "\n")
     produced = compactor_command("produce", "t", "in.jsonl", "--batch", batch, "--ids")
     assert produced.exit_code == 2
-    said = produced.stderr.splitlines()
-    assert said[0].startswith("5 messages acknowledged")
-    assert said[1].startswith("compactor: in.jsonl, line 6: ")
-    assert "the lines before it, if any, were appended" in said[1]
+    text = produced.stderr.splitlines()
+    assert text[0].startswith("5 messages acknowledged")
+    assert text[1].startswith("compactor: in.jsonl, line 6: ")
+    assert "the lines before it, if any, were appended" in text[1]
     read = compactor_command("read", "t").done().messages
     assert [message["value"] for message in read] == ["0", "1", "2", "3", "4"]
     assert produced.stdout.splitlines() == [message["message_id"] for message in read]

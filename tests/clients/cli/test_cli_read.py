@@ -87,9 +87,9 @@ def test_a_table_understands_nothing_in_a_message(compactor_command: Compactor, 
 
 
 def test_parquet_out_and_in_again(compactor_command: Compactor, history: str, folder: Path) -> None:
-    done = compactor_command("read", history, "--output", "parquet", "out.parquet").done()
-    assert done.raw_stdout == b""
-    assert done.stderr == "out.parquet: 6 messages\n"
+    result = compactor_command("read", history, "--output", "parquet", "out.parquet").done()
+    assert result.raw_stdout == b""
+    assert result.stderr == "out.parquet: 6 messages\n"
     table = pq.read_table(folder / "out.parquet")
     assert table.schema.names == ["message_id", "offset", "key", "value", "publish_time", "event_time", "properties"]
     assert table.column("message_id").to_pylist()[:2] == ["1:0:-1", "1:1:-1"]
@@ -132,10 +132,10 @@ def test_read_compacted(compactor_command: Compactor, history: str, folder: Path
     raw = compactor_command("read", history).messages
     never = compactor_command("read", history, "--read-compacted").done().messages
     assert never == raw, "R3: never compacted reads raw"
-    done = compactor_command("compact-topic", "--topic", history).done()
-    assert done.stdout == ("Compaction of topic persistent://public/default/t complete. Compacted to ledger 2\n")
-    assert "6 messages, 2 live keys, 2 deleted" in done.stderr
-    assert "2 survivors in 1 part" in done.stderr
+    result = compactor_command("compact-topic", "--topic", history).done()
+    assert result.stdout == ("Compaction of topic persistent://public/default/t complete. Compacted to ledger 2\n")
+    assert "6 messages, 2 live keys, 2 deleted" in result.stderr
+    assert "2 survivors in 1 part" in result.stderr
     compacted = compactor_command("read", history, "--read-compacted").done().messages
     assert compacted == [raw[1], raw[5]]
     assert compactor_command("read", history).messages == raw
@@ -164,9 +164,9 @@ def test_retain_null_key(compactor_command: Compactor, history: str, in_process_
 
 def test_compacting_an_empty_topic(compactor_command: Compactor, in_process_engine: None) -> None:
     compactor_command("import", "t", "-").done()
-    done = compactor_command("compact-topic", "--topic", "t").done()
-    assert "Nothing to compact" in done.stdout
-    assert "no messages" in done.stderr
+    result = compactor_command("compact-topic", "--topic", "t").done()
+    assert "Nothing to compact" in result.stdout
+    assert "no messages" in result.stderr
 
 
 def test_topics_list(compactor_command: Compactor, history: str, folder: Path) -> None:
@@ -228,18 +228,18 @@ def test_an_unknown_topic(compactor_command: Compactor, history: str) -> None:
 
 
 def test_store_check(compactor_command: Compactor, folder: Path) -> None:
-    done = compactor_command("store", "check").done()
-    assert done.stdout.splitlines()[-1].endswith("/data/objects can serve as object store")
-    assert all(line.startswith("ok ") for line in done.stdout.splitlines()[:-1])
-    assert done.stderr == ""
+    result = compactor_command("store", "check").done()
+    assert result.stdout.splitlines()[-1].endswith("/data/objects can serve as object store")
+    assert all(line.startswith("ok ") for line in result.stdout.splitlines()[:-1])
+    assert result.stderr == ""
     assert not [path for path in (folder.parent / "data").rglob("*") if path.is_file()]
 
 
 def test_db_upgrade(compactor_command: Compactor, folder: Path) -> None:
     for _ in range(2):
-        done = compactor_command("db", "upgrade").done()
-        assert done.stdout.endswith("/data/metadata.db has the newest schema\n")
-        assert done.stderr == ""
+        result = compactor_command("db", "upgrade").done()
+        assert result.stdout.endswith("/data/metadata.db has the newest schema\n")
+        assert result.stderr == ""
     other = f"sqlite:///{folder}/other.db"
     compactor_command("topics", "list", "--database", other).refused(
         5, "other.db does not exist", "compactor db upgrade"

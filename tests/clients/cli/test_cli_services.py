@@ -77,8 +77,8 @@ def test_global_options_before_and_after_the_command(compactor_command: Compacto
             ["import", "t", "--data", "here", "--", "-"],
         )
     ):
-        done = compactor_command(*arguments, stdin=LINE).done()
-        assert done.stderr.startswith("standard input: 1 message, ")
+        result = compactor_command(*arguments, stdin=LINE).done()
+        assert result.stderr.startswith("standard input: 1 message, ")
         assert len(compactor_command("read", "t", "--data", "here").done().messages) == number + 1
     assert not (folder.parent / "data").exists(), "a flag goes before the environment"
 
@@ -305,9 +305,9 @@ def hold_lease(topic: str, milliseconds: int) -> Callable[[], None]:
 def test_a_second_import_waits_for_the_first(compactor_command: Compactor, clock: ManualClock, history: str) -> None:
     hold_lease(history, 15_000)
     started = clock.now_ms()
-    said = compactor_command("import", history, "-", stdin=LINE).done().stderr
+    message = compactor_command("import", history, "-", stdin=LINE).done().stderr
     assert clock.now_ms() - started >= 15_000
-    [waits] = [line for line in said.splitlines() if "waiting" in line]
+    [waits] = [line for line in message.splitlines() if "waiting" in line]
     assert waits.startswith("compactor: otherhost:4711:cafe is writing to persistent://public/default/t and holds")
     assert waits.endswith("waiting for it to end, for 30 s at most")
     assert len(compactor_command("read", history).messages) == 7
@@ -320,10 +320,10 @@ def test_a_second_import_gives_up_and_names_the_first(
     for command in ("import", "produce"):
         refused = compactor_command(command, history, "-", stdin=LINE)
         assert (refused.exit_code, refused.stdout) == (4, "")
-        waits, told = (line for line in refused.stderr.splitlines() if "is writing to" in line)
+        waits, answer = (line for line in refused.stderr.splitlines() if "is writing to" in line)
         assert "for 30 s at most" in waits
-        assert told.startswith("compactor: otherhost:4711:cafe is writing to persistent://public/default/t")
-        assert told.endswith("wait for it to finish, or end that process, then try again")
+        assert answer.startswith("compactor: otherhost:4711:cafe is writing to persistent://public/default/t")
+        assert answer.endswith("wait for it to finish, or end that process, then try again")
     unchanged(compactor_command, history)
     end()
     compactor_command("import", history, "-", stdin=LINE).done()
@@ -417,7 +417,7 @@ def test_what_writes_refuses_a_mistyped_store_before_anything_is_written(
 ) -> None:
     """Nothing is written anywhere, and what only reads says what is wrong."""
     mistyped = ("--store", (folder.parent / "data" / "objetcs").as_uri())
-    told = ("has no uid", "data/objects", "compactor store adopt")
+    answer = ("has no uid", "data/objects", "compactor store adopt")
     for command in (
         ("import", history, "-"),
         ("import", "new", "-"),
@@ -434,7 +434,7 @@ def test_what_writes_refuses_a_mistyped_store_before_anything_is_written(
         ("read", history),
         ("get", history, "a"),
     ):
-        compactor_command(*command, *mistyped, stdin=LINE).refused(5, *told)
+        compactor_command(*command, *mistyped, stdin=LINE).refused(5, *answer)
     assert not (folder.parent / "data" / "objetcs").exists()
     assert not (folder.parent / "data" / "log").exists()
     assert "new" not in compactor_command("topics", "list", *mistyped).done().stdout

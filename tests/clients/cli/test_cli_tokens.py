@@ -17,10 +17,10 @@ def test_a_secret_key_makes_tokens_that_it_validates(compactor_command: Compacto
     key = folder / "secret.key"
     assert len(key.read_bytes()) == 32
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    made = compactor_command(
+    created = compactor_command(
         "tokens", "create", "--subject", "ops", "--secret-key", key.as_uri(), "--expiry-time", "1y"
     )
-    token = made.done().stdout.strip()
+    token = created.done().stdout.strip()
     claims = json.loads(compactor_command("tokens", "validate", token, "--secret-key", str(key)).done().stdout)
     assert claims == jwt.decode(token, key.read_bytes(), algorithms=["HS256"])
     assert (claims["sub"], claims["exp"] - claims["iat"]) == ("ops", 365 * 86_400)
@@ -38,9 +38,9 @@ def test_a_key_pair_makes_tokens_that_the_public_key_validates(
     files = ("--output-private-key", "private.key", "--output-public-key", "public.key")
     compactor_command("tokens", "create-key-pair", *files, "--signature-algorithm", algorithm).done()
     compactor_command("tokens", "create-key-pair", *files).refused(2, "private.key is there already")
-    made = compactor_command("tokens", "create", "--subject", "a", "--private-key", "private.key")
-    token = made.done().stdout.strip()
-    assert "holds forever" in made.stderr
+    created = compactor_command("tokens", "create", "--subject", "a", "--private-key", "private.key")
+    token = created.done().stdout.strip()
+    assert "holds forever" in created.stderr
     assert jwt.get_unverified_header(token)["alg"] == algorithm
     monkeypatch.setenv("COMPACTOR_AUTH_TOKEN_PUBLIC_KEY", "public.key")
     assert '"sub": "a"' in compactor_command("tokens", "validate", token).done().stdout
@@ -81,14 +81,14 @@ def test_settings_are_shown_with_their_origins_and_without_secrets(
         "tokenSecretKey=data:;base64,cGxhbnRlZA==\nbrokerServiceCompactionThresholdInBytes=5\nnumIOThreads=2\n"
     )
     monkeypatch.setenv("COMPACTOR_S3_ENDPOINT", "http://me:planted@s3/")
-    made = compactor_command("config", "show", "--config", "broker.conf", "--origin", "--output", "json").done()
-    found = json.loads(made.stdout)
+    created = compactor_command("config", "show", "--config", "broker.conf", "--origin", "--output", "json").done()
+    found = json.loads(created.stdout)
     assert found["s3-endpoint"] == {"value": "http://me:***@s3/", "origin": "environment COMPACTOR_S3_ENDPOINT"}
     assert found["auth.token-secret-key"] == {"value": "***", "origin": "file broker.conf"}
     assert found["compaction.threshold.bytes"] == {"value": 5, "origin": "file broker.conf"}
     assert found["port"] == {"value": 8080, "origin": "default"}
-    assert "numIOThreads" in made.stderr
-    assert "planted" not in made.stdout
+    assert "numIOThreads" in created.stderr
+    assert "planted" not in created.stdout
     plain = compactor_command("config", "show", "--data", "here").done().stdout
     assert "http://me:***@s3/" in plain
     assert "planted" not in plain
@@ -101,8 +101,8 @@ def test_policies_of_the_file_are_the_brokers_defaults(compactor_command: Compac
     (folder / "c.toml").write_text('compaction.threshold.bytes = "1M"\n"retention.ms" = "7d"\n')
 
     def shown(*words: str) -> dict[str, object]:
-        made = compactor_command("topics", "policies", "--config", "c.toml", "--output", "json", *words).done()
-        found = json.loads(made.stdout)["policies"]
+        created = compactor_command("topics", "policies", "--config", "c.toml", "--output", "json", *words).done()
+        found = json.loads(created.stdout)["policies"]
         return {name: found[name] for name in ("compaction.threshold.bytes", "retention.ms")}
 
     (folder / "in.jsonl").write_text('{"key": "k", "value": "v"}\n')

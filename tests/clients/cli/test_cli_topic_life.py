@@ -18,9 +18,9 @@ def test_a_topics_life(compactor_command: Compactor, folder: Path) -> None:
     write_lines(folder / "in.jsonl", {"key": "a", "value": "1"}, {"key": "b", "value": "2"})
     compactor_command("import", name, "in.jsonl").done()
     for options in ((), ("--dry-run",), ("--force",)):
-        told = compactor_command("topics", "delete", name, *options).done()
-        assert told.stdout.startswith(f"Topic {name} would be deleted: 2 messages (")
-        assert "give --yes" in told.stderr
+        answer = compactor_command("topics", "delete", name, *options).done()
+        assert answer.stdout.startswith(f"Topic {name} would be deleted: 2 messages (")
+        assert "give --yes" in answer.stderr
     compactor_command("topics", "delete", name, "--yes", "--dry-run").refused(2, "do not go together")
     assert len(compactor_command("read", name).done().messages) == 2
     assert compactor_command("topics", "delete", name, "--yes").done().stdout.startswith(f"Topic {name} deleted: 2 ")
@@ -34,7 +34,7 @@ def test_a_partitioned_topics_life(compactor_command: Compactor) -> None:
     compactor_command("topics", "create", "pt", "--partitions", "2").done()
     compactor_command("topics", "create", "pt-partition-2").done()
     compactor_command("import", "pt", "in.jsonl").refused(2)
-    told = compactor_command("topics", "delete", "pt", "--yes").done()
-    assert told.stdout.startswith("Topic persistent://public/default/pt of 2 partitions deleted: 0 messages")
+    answer = compactor_command("topics", "delete", "pt", "--yes").done()
+    assert answer.stdout.startswith("Topic persistent://public/default/pt of 2 partitions deleted: 0 messages")
     listed = json.loads(compactor_command("topics", "list", "--output", "json").done().stdout)
     assert [item["topic"] for item in listed] == ["persistent://public/default/pt-partition-2"]

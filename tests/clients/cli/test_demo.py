@@ -37,8 +37,8 @@ class Repository:
         self.git("init", "-q", "-b", "main")
 
     def git(self, *arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=self.path, capture_output=True, check=True)
-        return done.stdout.decode(errors="replace")
+        result = subprocess.run(["git", *arguments], cwd=self.path, capture_output=True, check=True)
+        return result.stdout.decode(errors="replace")
 
     def commit(self, files: dict[str | bytes, str | None]) -> None:
         """Write (or with None delete) files and commit."""
@@ -221,7 +221,7 @@ def test_the_demo(repository: Repository, tmp_path: Path) -> None:
         if path := next((p for d in os.environ["PATH"].split(":") if (p := Path(d, tool)).exists()), None):
             (tools / tool).symlink_to(path)
     environment = {"HOME": str(tmp_path), "PATH": str(tools)}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "api.cli.demo"],
         cwd=repository.path,
         env=environment,
@@ -229,12 +229,12 @@ def test_the_demo(repository: Repository, tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
-    assert "5 changes" in done.stderr
-    assert "phase one: 3 index records of 5 messages" in done.stderr
-    assert "Identical: 2 paths of 5 changes." in done.stderr
-    told = [shlex.split(line) for line in done.stderr.partition("Try next:\n")[2].splitlines()]
-    assert len(told) == 4
-    for command in told:
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == ""
+    assert "5 changes" in result.stderr
+    assert "phase one: 3 index records of 5 messages" in result.stderr
+    assert "Identical: 2 paths of 5 changes." in result.stderr
+    message = [shlex.split(line) for line in result.stderr.partition("Try next:\n")[2].splitlines()]
+    assert len(message) == 4
+    for command in message:
         subprocess.run(command, cwd=repository.path, env=environment, capture_output=True, check=True)

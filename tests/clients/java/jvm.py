@@ -52,12 +52,12 @@ def java() -> str:
 def jvm(class_path: str) -> Iterator[JavaGateway]:
     """A Java process with this class path; it ends with the block, and with this process."""
     command = [java(), *OPTIONS, "-cp", os.pathsep.join([_py4j_jar(), class_path]), "py4j.GatewayServer"]
-    with TemporaryFile() as said:
+    with TemporaryFile() as answer:
         process = subprocess.Popen(
             [*command, "--die-on-broken-pipe", "--enable-auth", "0"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=answer,
             text=True,
         )
         assert process.stdout is not None
@@ -79,8 +79,8 @@ def jvm(class_path: str) -> Iterator[JavaGateway]:
                 gateway.close()
                 alive = process.poll() is None
                 process.kill()
-                said.seek(0)
-                assert alive, f"Java ended with {process.returncode}: {said.read().decode(errors='replace')}"
+                answer.seek(0)
+                assert alive, f"Java ended with {process.returncode}: {answer.read().decode(errors='replace')}"
 
 
 class PulsarAdmin:
@@ -109,8 +109,8 @@ class PulsarAdmin:
         finally:
             system.setOut(before[0])
             system.setErr(before[1])
-        said = "".join(line for line in out.toString().splitlines(keepends=True) if not line.startswith(_TEST_MODE))
-        return Answer(self._exit_code.getInt(None), said.lstrip("\n"), err.toString())
+        message = "".join(line for line in out.toString().splitlines(keepends=True) if not line.startswith(_TEST_MODE))
+        return Answer(self._exit_code.getInt(None), message.lstrip("\n"), err.toString())
 
     def _strings(self, *values: str) -> Any:
         array = self._gateway.new_array(self._java.java.lang.String, len(values))

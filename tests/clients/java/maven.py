@@ -116,20 +116,20 @@ def _at_hand(library: Library, client: httpx.Client, root: str, cache: Path) -> 
 
 
 def _fetch(library: Library, client: httpx.Client, root: str) -> bytes:
-    said = ""
+    message = ""
     for _ in range(_TRIES):
         try:
             answer = client.get(f"{root}/{library.path}")
         except httpx.HTTPError as error:
-            said = f"{type(error).__name__}: {error}"
+            message = f"{type(error).__name__}: {error}"
             continue
         if answer.is_success:
             return answer.content
-        said = f"status {answer.status_code}"
+        message = f"status {answer.status_code}"
         if answer.is_client_error:
             break
     raise NotFetched(
-        f"{library.path} cannot be had from Maven's central repository ({said}); "
+        f"{library.path} cannot be had from Maven's central repository ({message}); "
         "is it reachable from here? COMPACTOR_MAVEN_REPOSITORY names another address"
     )
 

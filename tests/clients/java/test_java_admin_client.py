@@ -29,9 +29,9 @@ def java_admin(client: JavaGateway, service: RunningService) -> Iterator[Any]:
 
 
 def refused(kind: str, status: int, call: Any, *arguments: object) -> None:
-    with pytest.raises(Py4JJavaError) as told:
+    with pytest.raises(Py4JJavaError) as answer:
         call(*arguments)
-    error = told.value.java_exception
+    error = answer.value.java_exception
     assert (error.getClass().getName(), error.getStatusCode()) == (f"{EXCEPTIONS}${kind}", status)
 
 

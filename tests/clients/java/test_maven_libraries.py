@@ -72,9 +72,9 @@ def test_what_cannot_be_had_is_told(tmp_path: Path, repository: str, path: str, 
 def test_the_repository_is_the_one_that_this_machine_names(tmp_path: Path) -> None:
     settings = tmp_path / "settings.xml"
     mirrors = [("other", "https://other.invalid"), ("*,!elsewhere", "https://mirror.invalid/maven2")]
-    told = "".join(f"<mirror><mirrorOf>{of}</mirrorOf><url>{url}</url></mirror>" for of, url in mirrors)
+    message = "".join(f"<mirror><mirrorOf>{of}</mirrorOf><url>{url}</url></mirror>" for of, url in mirrors)
     settings.write_text(
-        f'<settings xmlns="http://maven.apache.org/SETTINGS/1.2.0"><mirrors>{told}</mirrors></settings>'
+        f'<settings xmlns="http://maven.apache.org/SETTINGS/1.2.0"><mirrors>{message}</mirrors></settings>'
     )
     assert find_repository({}, (tmp_path / "none.xml", settings)) == "https://mirror.invalid/maven2"
     named = {"COMPACTOR_MAVEN_REPOSITORY": "https://named.invalid"}

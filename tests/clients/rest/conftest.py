@@ -80,6 +80,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture
 def rest_topic(served: Served) -> RestTopic:
     """A topic without messages."""
-    made = RestTopic(served, f"t{next(_NUMBERS)}")
-    assert made.ask("PUT").status_code == 204
-    return made
+    created = RestTopic(served, f"t{next(_NUMBERS)}")
+    assert created.ask("PUT").status_code == 204
+    return created

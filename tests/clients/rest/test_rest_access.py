@@ -121,10 +121,10 @@ def test_why_it_is_not_ready_is_for_superusers_and_the_log(
     for headers in ({}, bearing("stranger"), {"Authorization": "Bearer x.y.z"}):
         answer = client.get("/readyz", headers=headers)
         assert answer.status_code == 503
-        told = "it does not answer now: see the service's log"
+        message = "it does not answer now: see the service's log"
         assert answer.json() == {
-            "reason": f"database: {told}",
-            "checks": {"database": told, "schema": "ok", "store": "ok"},
+            "reason": f"database: {message}",
+            "checks": {"database": message, "schema": "ok", "store": "ok"},
         }
     assert client.get("/readyz", headers=bearing("root")).json()["reason"] == f"database: {full}"
     logged = [record.getMessage() for record in caplog.records if record.getMessage().startswith("readiness")]
@@ -153,8 +153,10 @@ def test_why_a_run_failed_is_told_in_full_to_superusers_only(client: TestClient)
     for path, named in (("compaction", "lastError"), ("compaction/control", "last_error"), ("compactions", "error")):
         for headers, full in ((clerk, False), (root, True)):
             found = client.get(f"{topic}/{path}", headers=headers).json()
-            said = (found[0] if isinstance(found, list) else found)[named]
-            assert ("acme" in said, "minio" in said, "does not answer now" in said) == (full, full, not full), path
+            answer = (found[0] if isinstance(found, list) else found)[named]
+            assert ("acme" in answer, "minio" in answer, "does not answer now" in answer) == (full, full, not full), (
+                path
+            )
 
 
 def test_permissions_of_tenant_and_namespace_count_at_once(client: TestClient) -> None:
@@ -229,8 +231,8 @@ def test_who_may_compact_a_topic_may_show_follow_and_cancel_its_runs(client: Tes
         for run, role in ((others, "clerk"), (ours, "reader"), (missing, "clerk"), (missing, "reader")):
             refused = client.request(verb, run + path, headers=bearing(role))
             assert refused.status_code == 403, (verb, run, role)
-            said = refused.json()["reason"].replace(role, "ROLE")
-            assert said == "role 'ROLE' has no permission to compact what this names, or nothing is named so"
+            message = refused.json()["reason"].replace(role, "ROLE")
+            assert message == "role 'ROLE' has no permission to compact what this names, or nothing is named so"
     assert client.get("/admin/v2/compactions/99999", headers=root).status_code == 404
     assert client.get("/admin/v2/compactions", headers=clerk).status_code == 403
 

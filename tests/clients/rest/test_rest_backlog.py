@@ -38,9 +38,9 @@ def topic_in(served: Served, namespace: str, local: str = "t") -> RestTopic:
         def path(self) -> str:
             return f"{namespace.replace('namespaces', 'persistent')}/{local}"
 
-    made = There(served, local)
-    assert made.ask("PUT").status_code == 204
-    return made
+    created = There(served, local)
+    assert created.ask("PUT").status_code == 204
+    return created
 
 
 def backlog(topic: RestTopic) -> dict[str, int]:

@@ -95,11 +95,11 @@ def test_progress_is_told_until_the_run_ends(
     answer = served.client.get(f"/admin/v2/compactions/{run.run_id}/events")
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert ": still running" in answer.text
-    told = events(answer.text)
-    assert [kind for kind, _ in told] == ["progress", "progress", "progress", "end"]
-    assert [data["tasks_done"] for _, data in told[:3]] == [None, 1, 3]
-    assert (told[1][1]["phase"], told[1][1]["tasks_total"]) == ("phase one", 4)
-    assert told[-1][1]["state"] == "CANCELLED"
+    message = events(answer.text)
+    assert [kind for kind, _ in message] == ["progress", "progress", "progress", "end"]
+    assert [data["tasks_done"] for _, data in message[:3]] == [None, 1, 3]
+    assert (message[1][1]["phase"], message[1][1]["tasks_total"]) == ("phase one", 4)
+    assert message[-1][1]["state"] == "CANCELLED"
 
 
 def test_a_run_that_has_ended_is_told_at_once(rest_topic: RestTopic, served: Served) -> None:

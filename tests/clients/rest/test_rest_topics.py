@@ -27,9 +27,9 @@ VND = "application/vnd.partitioned-topic-metadata+json"
 @pytest.fixture
 def whole(served: Served) -> RestTopic:
     """A topic of three partitions."""
-    made = RestTopic(served, f"p{next(_NUMBERS)}")
-    assert made.ask("PUT", "/partitions", 3).status_code == 204
-    return made
+    created = RestTopic(served, f"p{next(_NUMBERS)}")
+    assert created.ask("PUT", "/partitions", 3).status_code == 204
+    return created
 
 
 def _partition(whole: RestTopic, number: int) -> RestTopic:
@@ -340,9 +340,9 @@ def test_what_no_answer_can_hold_is_not_kept(rest_topic: RestTopic) -> None:
             assert (answer.status_code, "Unicode" in answer.json()["reason"]) == (400, True), path
         place_with = {**place, "properties": properties}
         assert rest_topic.ask("PUT", "/subscription/other", place_with).status_code == 400
-        made = RestTopic(rest_topic.served, f"{rest_topic.local}-whole")
+        created = RestTopic(rest_topic.served, f"{rest_topic.local}-whole")
         body = json.dumps({"partitions": 1, "properties": properties})
-        assert made.served.client.put(f"{made.path}/partitions", content=body).status_code == 400
+        assert created.served.client.put(f"{created.path}/partitions", content=body).status_code == 400
     for path in ("/properties", "/subscription/s/properties"):
         assert rest_topic.ask("PUT", path, {"ü": "\U0001f600"}).status_code == 204
         assert rest_topic.ask("GET", path).json() == {"ü": "\U0001f600"}
@@ -373,6 +373,6 @@ def test_a_misspelt_parameter_beyond_pulsar_is_told(rest_topic: RestTopic, below
 
 
 def test_reasons_name_no_commands_of_the_services_machine(served: Served) -> None:
-    told = served.ask("GET", "/admin/v2/compactions/99999").json()["reason"]
-    assert "`compactor" not in told
-    assert "GET " in told
+    answer = served.ask("GET", "/admin/v2/compactions/99999").json()["reason"]
+    assert "`compactor" not in answer
+    assert "GET " in answer

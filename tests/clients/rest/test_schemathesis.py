@@ -68,17 +68,17 @@ def problems_of(operation: Any, mode: GenerationMode) -> tuple[int, list[str]]:
         response = case.call()
         nonlocal asked
         asked += 1
-        told = f"{case.method} {case.formatted_path} {response.status_code} {response.text[:200]}"
+        message = f"{case.method} {case.formatted_path} {response.status_code} {response.text[:200]}"
         declared = operation.definition.raw["responses"]
         if response.status_code >= 500 and response.status_code not in MAY_FAIL:
-            found.setdefault("server error", told)
+            found.setdefault("server error", message)
         elif str(response.status_code) not in declared:
-            found.setdefault(f"undeclared {response.status_code}", told)
+            found.setdefault(f"undeclared {response.status_code}", message)
         elif response.content:  # an empty 200 is a broker's way to say that nothing is set
             try:
                 case.validate_response(response, checks=CONFORM)
             except (Exception, BaseExceptionGroup) as error:
-                found.setdefault(type(error).__name__, f"{told}: {str(error)[:400]}")
+                found.setdefault(type(error).__name__, f"{message}: {str(error)[:400]}")
 
     try:
         with warnings.catch_warnings():
@@ -87,7 +87,7 @@ def problems_of(operation: Any, mode: GenerationMode) -> tuple[int, list[str]]:
     except (hypothesis.errors.Unsatisfiable, hypothesis.errors.FlakyStrategyDefinition):
         pass  # nothing can be asked wrongly of an operation without parameters
     where = f"{operation.method.upper()} {operation.path} ({mode.value})"
-    return asked, [f"{where} {kind}: {told}" for kind, told in found.items()]
+    return asked, [f"{where} {kind}: {message}" for kind, message in found.items()]
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def problems_of(operation: Any, mode: GenerationMode) -> tuple[int, list[str]]:
 def test_no_operation_answers_what_it_does_not_declare(mode: GenerationMode, schema: Any) -> None:
     operations = [operation.ok() for operation in schema.get_all_operations()]
     assert len(operations) > 20
-    told = [problems_of(operation, mode) for operation in operations]
-    wrong = [problem for _, problems in told for problem in problems]
+    answer = [problems_of(operation, mode) for operation in operations]
+    wrong = [problem for _, problems in answer for problem in problems]
     assert not wrong, "\n".join(wrong)
-    assert sum(asked for asked, _ in told) > 2 * len(operations)
+    assert sum(asked for asked, _ in answer) > 2 * len(operations)

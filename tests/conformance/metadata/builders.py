@@ -43,13 +43,13 @@ def append(store: MetadataStore, topic: TopicRecord, *counts: int) -> list[Ledge
     attempt = store.attempts.begin(topic.id, AttemptKind.IMPORT, "appender")
     first_id = store.ledgers.allocate_ids(len(counts))
     offset = store.topics.get(topic.name).next_offset
-    made = []
+    created = []
     for number, count in enumerate(counts):
-        made.append(ledger(first_id + number, offset, count, attempt.attempt_id))
+        created.append(ledger(first_id + number, offset, count, attempt.attempt_id))
         offset += count
-    store.ledgers.append(lease, made)
+    store.ledgers.append(lease, created)
     store.leases.release(lease)
-    return made
+    return created
 
 
 def end_of(record: LedgerRecord) -> Position:

@@ -54,19 +54,19 @@ def opened(store: MetadataStore, lease: Lease, topic: TopicRecord) -> SegmentRec
 
 def rolled(store: MetadataStore, topic: TopicRecord, *counts: int) -> list[SegmentRecord]:
     """Segments of so many messages each, opened and rolled one after the other."""
-    made = []
+    created = []
     with leased(store, topic) as lease:
         for count in counts:
             segment = opened(store, lease, topic)
-            made.append(store.segments.roll(lease, segment.ledger_id, content(segment, count)))
-    return made
+            created.append(store.segments.roll(lease, segment.ledger_id, content(segment, count)))
+    return created
 
 
 def ledger_of(segment: SegmentRecord, attempt: Attempt) -> LedgerRecord:
     """The ledger that a sealer makes of a rolled segment."""
     assert segment.content is not None
-    made = ledger(segment.ledger_id, segment.first_offset, segment.content.messages, attempt.attempt_id)
-    return replace(made, entries=segment.content.entries, last_message_id=segment.content.last_message_id)
+    created = ledger(segment.ledger_id, segment.first_offset, segment.content.messages, attempt.attempt_id)
+    return replace(created, entries=segment.content.entries, last_message_id=segment.content.last_message_id)
 
 
 def claimed(
@@ -78,11 +78,11 @@ def claimed(
 
 
 def seal_all(store: MetadataStore, topic: TopicRecord) -> list[LedgerRecord]:
-    made = []
+    created = []
     while (found := store.sealing.claim(topic.id, "sealer", LOG_UID, TTL)) is not None:
-        made.append(ledger_of(*found))
-        store.sealing.seal(found[1], made[-1])
-    return made
+        created.append(ledger_of(*found))
+        store.sealing.seal(found[1], created[-1])
+    return created
 
 
 def state(store: MetadataStore, topic: TopicRecord) -> tuple[object, ...]:

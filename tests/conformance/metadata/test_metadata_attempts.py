@@ -32,12 +32,12 @@ def test_attempts_are_listed_the_oldest_first(store: MetadataStore, topic: Topic
     assert store.attempts.of_topic(topic.id) == []
     other = store.tenancy.ensure_topic(TopicName.parse("other"))
     store.attempts.begin(other.id, AttemptKind.IMPORT, "elsewhere")
-    made = []
+    created = []
     for number in range(3):
-        made.append(store.attempts.begin(topic.id, AttemptKind.IMPORT, f"holder-{number}"))
+        created.append(store.attempts.begin(topic.id, AttemptKind.IMPORT, f"holder-{number}"))
         clock.advance(1)
-    assert store.attempts.of_topic(topic.id) == made
-    store.attempts.finish(made[1].attempt_id)
+    assert store.attempts.of_topic(topic.id) == created
+    store.attempts.finish(created[1].attempt_id)
     assert [attempt.finished_at for attempt in store.attempts.of_topic(topic.id)] == [None, clock.now_ms(), None]
 
 
@@ -47,8 +47,8 @@ def test_attempts_that_stopped_beating_are_given_up(
     other = store.tenancy.ensure_topic(TopicName.parse("other"))
     elsewhere = store.attempts.begin(other.id, AttemptKind.IMPORT, "elsewhere")
     dead = store.attempts.begin(topic.id, AttemptKind.IMPORT, "dead")
-    done = store.attempts.begin(topic.id, AttemptKind.IMPORT, "done")
-    store.attempts.finish(done.attempt_id)
+    result = store.attempts.begin(topic.id, AttemptKind.IMPORT, "done")
+    store.attempts.finish(result.attempt_id)
     clock.advance(1)
     alive = store.attempts.begin(topic.id, AttemptKind.IMPORT, "alive")
     clock.advance(TTL - 1)
@@ -57,7 +57,7 @@ def test_attempts_that_stopped_beating_are_given_up(
     clock.advance(5)
     assert store.runs.expire_attempts(topic.id, 10 * TTL) == []
     found = {attempt.owner: attempt.finished_at for attempt in store.attempts.of_topic(topic.id)}
-    assert found == {"dead": ended_at, "done": done.started_at, "alive": None}
+    assert found == {"dead": ended_at, "done": result.started_at, "alive": None}
     store.attempts.heartbeat(alive)
     store.attempts.heartbeat(elsewhere)
     with pytest.raises(Fenced, match="given up as dead"):
@@ -82,7 +82,7 @@ def test_an_import_that_was_given_up_appends_nothing(
 def test_a_run_that_was_given_up_ends_and_never_publishes(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
-    made = append(store, topic, 3)
+    created = append(store, topic, 3)
     run = claim(store, topic)
     clock.advance(TTL)
     assert store.runs.expire_attempts(topic.id, TTL) == [run.attempt_id]
@@ -93,7 +93,7 @@ def test_a_run_that_was_given_up_ends_and_never_publishes(
     for call in (
         lambda: store.runs.update(run),
         lambda: store.runs.finish(run, {}),
-        lambda: store.publishing.publish(run, 0, compacted(store, run, 1, end_of(made[0])), {}),
+        lambda: store.publishing.publish(run, 0, compacted(store, run, 1, end_of(created[0])), {}),
     ):
         with pytest.raises(Fenced, match="ERROR already: its worker stopped answering; given up by garbage"):
             call()
@@ -191,11 +191,11 @@ def test_publish_against_giving_up_is_one_or_the_other(
 ) -> None:
     """Objects of an attempt that was given up may be deleted at once: no row may name them later."""
     stores = [open_store(database_url) for _ in range(2)]
-    made = append(stores[0], topic, 3)
+    created = append(stores[0], topic, 3)
     for _ in range(8):
         run = claim(stores[0], topic)
         generation = stores[0].topics.get(topic.name).generation
-        new = compacted(stores[0], run, generation + 1, end_of(made[0]))
+        new = compacted(stores[0], run, generation + 1, end_of(created[0]))
         clock.advance(TTL)
         published, expired = at_once(
             [
@@ -216,7 +216,7 @@ def test_publish_against_giving_up_is_one_or_the_other(
 def test_attempts_are_forgotten_when_long_finished(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
-    made = append(store, topic, 3)
+    created = append(store, topic, 3)
     other = store.tenancy.ensure_topic(TopicName.parse("other"))
     append(store, other, 3)
     at_work = store.attempts.begin(topic.id, AttemptKind.IMPORT, "at work")
@@ -228,7 +228,7 @@ def test_attempts_are_forgotten_when_long_finished(
     assert len(store.attempts.of_topic(other.id)) == 1
     assert store.attempts.purge(topic.id, clock.now_ms() + 1) == 1
     # What they made stays; and nobody can work on under a forgotten name.
-    assert store.ledgers.of_topic(topic.id) == tuple(made)
+    assert store.ledgers.of_topic(topic.id) == tuple(created)
     assert store.runs.last(topic.id) == run
     with pytest.raises(Fenced):
         store.runs.update(run)
@@ -240,19 +240,19 @@ def test_attempts_that_have_objects_yet_are_not_forgotten(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
     """However many there are: more than a statement takes ids."""
-    made = [store.attempts.begin(topic.id, AttemptKind.IMPORT, f"{number}").attempt_id for number in range(5)]
-    for attempt_id in made:
+    created = [store.attempts.begin(topic.id, AttemptKind.IMPORT, f"{number}").attempt_id for number in range(5)]
+    for attempt_id in created:
         store.attempts.finish(attempt_id)
     clock.advance(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempts, "AT_ONCE", 2)
-        assert store.attempts.purge(topic.id, clock.now_ms(), keep={made[3], "unknown"}) == 4
-    assert [attempt.attempt_id for attempt in store.attempts.of_topic(topic.id)] == [made[3]]
+        assert store.attempts.purge(topic.id, clock.now_ms(), keep={created[3], "unknown"}) == 4
+    assert [attempt.attempt_id for attempt in store.attempts.of_topic(topic.id)] == [created[3]]
 
 
 def test_all_that_refers_to_objects(store: MetadataStore, topic: TopicRecord) -> None:
     assert store.pins.referenced(topic.id) == GcSnapshot(topic, (), (), (), ())
-    made = append(store, topic, 3, 4)
+    created = append(store, topic, 3, 4)
     first = publish_all(store, topic)
     pin = store.pins.take(topic.id, "reader", TTL)[1]
     second = publish_all(store, topic)
@@ -262,7 +262,7 @@ def test_all_that_refers_to_objects(store: MetadataStore, topic: TopicRecord) ->
     publish_all(store, other)
     found = store.pins.referenced(topic.id)
     assert found.topic == store.topics.get(topic.name)
-    assert found.ledgers == tuple(made)
+    assert found.ledgers == tuple(created)
     assert [item.ledger_id for item in found.compacted] == [first.compacted_ledger_id, second.compacted_ledger_id]
     assert [item.retired_at is None for item in found.compacted] == [False, True]
     assert found.attempts == tuple(store.attempts.of_topic(topic.id))

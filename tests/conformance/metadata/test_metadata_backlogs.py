@@ -18,7 +18,7 @@ def test_backlogs(store: MetadataStore, clock: ManualClock) -> None:
     What the rolled segment holds says to be from after the roll: it counts as published then.
     """
     empty, never, behind = (store.tenancy.ensure_topic(TopicName.parse(f"t{number}")) for number in range(3))
-    made = append(store, never, 3, 4)
+    created = append(store, never, 3, 4)
     append(store, behind, 5)
     publish_all(store, behind)
     append(store, behind, 7)
@@ -38,8 +38,8 @@ def test_backlogs(store: MetadataStore, clock: ManualClock) -> None:
             now[never.name],
             closed_bytes=700,
             closed_messages=7,
-            oldest=made[0].min_publish_time,
-            soonest=made[0].max_publish_time,
+            oldest=created[0].min_publish_time,
+            soonest=created[0].max_publish_time,
         ),
         BacklogRecord(
             now[behind.name],
@@ -48,7 +48,7 @@ def test_backlogs(store: MetadataStore, clock: ManualClock) -> None:
             closed_bytes=700 + holds.logical_bytes,
             closed_messages=9,
             oldest=clock.now_ms(),
-            soonest=made[0].max_publish_time,
+            soonest=created[0].max_publish_time,
             open_segment=opened,
         ),
     ]

@@ -25,7 +25,7 @@ def other_topics(store: MetadataStore, count: int) -> list[TopicRecord]:
 def test_cancel(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
-    made = append(store, topic, 3)
+    created = append(store, topic, 3)
     run = store.runs.update(claim(store, topic), phase="phase one", statistics={"parts": 5})
     before = store.snapshot(topic.id)
     clock.advance(7)
@@ -42,7 +42,7 @@ def test_cancel(store: MetadataStore, topic: TopicRecord, clock: ManualClock) ->
     for call in (
         lambda: store.runs.update(run),
         lambda: store.runs.finish(run, {}),
-        lambda: store.publishing.publish(run, 1, compacted(store, run, 2, end_of(made[0])), {}),
+        lambda: store.publishing.publish(run, 1, compacted(store, run, 2, end_of(created[0])), {}),
     ):
         with pytest.raises(Fenced, match=rf"run {run.run_id} of .*orders is CANCELLED already: asked for by"):
             call()
@@ -59,9 +59,11 @@ def test_a_run_that_has_ended_cannot_be_cancelled(store: MetadataStore, topic: T
     ended.append(store.runs.cancel(claim(store, topic).run_id, "once"))
     before = store.snapshot(topic.id)
     for run in ended:
-        with pytest.raises(Conflict, match=rf"run {run.run_id} of .*orders cannot.*ended as {run.state.value}") as told:
+        with pytest.raises(
+            Conflict, match=rf"run {run.run_id} of .*orders cannot.*ended as {run.state.value}"
+        ) as answer:
             store.runs.cancel(run.run_id, "twice")
-        assert type(told.value) is Conflict
+        assert type(answer.value) is Conflict
         assert store.runs.get(run.run_id) == run
     assert store.snapshot(topic.id) == before
     with pytest.raises(NotFound, match="run 10000"):
@@ -72,11 +74,11 @@ def test_cancel_against_publish_is_one_or_the_other(
     database_url: URL, open_store: OpenStore, topic: TopicRecord
 ) -> None:
     stores = [open_store(database_url) for _ in range(2)]
-    made = append(stores[0], topic, 3)
+    created = append(stores[0], topic, 3)
     for _ in range(10):
         run = claim(stores[0], topic)
         generation = stores[0].topics.get(topic.name).generation
-        new = compacted(stores[0], run, generation + 1, end_of(made[0]))
+        new = compacted(stores[0], run, generation + 1, end_of(created[0]))
         published, cancelled = at_once(
             [
                 lambda run=run, generation=generation, new=new: stores[0].publishing.publish(run, generation, new, {}),
@@ -127,8 +129,8 @@ def test_many_runs_beat_at_once(store: MetadataStore, clock: ManualClock) -> Non
 
 
 def test_runs_that_must_stop_are_named_and_the_others_beaten(store: MetadataStore, clock: ManualClock) -> None:
-    made = other_topics(store, 8)
-    claimed = [claim(store, topic) for topic in made]
+    created = other_topics(store, 8)
+    claimed = [claim(store, topic) for topic in created]
     alive, taken_over, cancelled, failed, ended, old_epoch, given_up, also_alive = claimed
     store.runs.cancel(cancelled.run_id, "why not")
     store.runs.fail(failed, "broken")
@@ -138,7 +140,7 @@ def test_runs_that_must_stop_are_named_and_the_others_beaten(store: MetadataStor
     store.attempts.finish(given_up.attempt_id)
     unknown = replace(alive, run_id=10_000, attempt_id="f" * 32)
     clock.advance(TTL)
-    successor = claim(store, made[1])
+    successor = claim(store, created[1])
     before = [store.runs.get(run.run_id) for run in claimed]
     clock.advance(5)
     everybody = [*claimed, unknown, successor]
@@ -234,11 +236,11 @@ def test_beats_and_all_that_ends_runs_never_wait_for_each_other(
 ) -> None:
     """Locks in another order would be a deadlock: PostgreSQL ends one of the two, as Unavailable."""
     stores = [open_store(database_url) for _ in range(7)]
-    made = other_topics(stores[0], 6)
-    ledgers = [append(stores[0], topic, 3)[0] for topic in made]
+    created = other_topics(stores[0], 6)
+    ledgers = [append(stores[0], topic, 3)[0] for topic in created]
     for _ in range(6):
-        claimed = [claim(stores[0], topic) for topic in made]
-        generation = stores[0].topics.get(made[0].name).generation
+        claimed = [claim(stores[0], topic) for topic in created]
+        generation = stores[0].topics.get(created[0].name).generation
         new = compacted(stores[0], claimed[0], generation + 1, end_of(ledgers[0]))
         clock.advance(TTL)
         progress = {run.run_id: {"parts": 1} for run in claimed}
@@ -250,7 +252,7 @@ def test_beats_and_all_that_ends_runs_never_wait_for_each_other(
                     claimed[0], generation, new, {}
                 ),
                 lambda claimed=claimed: stores[3].runs.cancel(claimed[1].run_id, "race"),
-                lambda: stores[4].runs.expire_attempts(made[2].id, TTL),
+                lambda: stores[4].runs.expire_attempts(created[2].id, TTL),
                 lambda claimed=claimed: stores[5].runs.update(claimed[3], statistics={"mine": 1}),
                 lambda claimed=claimed: stores[6].runs.fail(claimed[4], "broken"),
             ]

@@ -74,9 +74,9 @@ def test_a_request_is_kept_until_its_run_is_claimed(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
     assert store.compaction_state.get(topic.id) == CompactionState()
-    made = store.compaction_state.request(topic.id, "manual", "ann")
-    assert made == CompactionState(clock.now_ms(), "manual", requested_by="ann")
-    assert store.compaction_state.requests() == [(topic, made)]
+    created = store.compaction_state.request(topic.id, "manual", "ann")
+    assert created == CompactionState(clock.now_ms(), "manual", requested_by="ann")
+    assert store.compaction_state.requests() == [(topic, created)]
     assert [item.name for item in store.cursors.of_topic(topic.id)] == [COMPACTION_CURSOR], "S9"
     with pytest.raises(CompactionRunning, match=r"is requested since .*\(manual, by ann\)"):
         store.compaction_state.request(topic.id, "manual", "bob")
@@ -334,18 +334,18 @@ def test_a_run_that_publishes_may_leave_something_to_be_tried_again(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
     """The transaction that publishes says so: the next one may never come."""
-    (made,) = append(store, topic, 5)
+    (created,) = append(store, topic, 5)
     store.compaction_state.record_failure(topic.id, "one", 5)
     run = claim(store, topic)
     retry = Retry("left\x00", clock.now_ms() + 5)
-    ended = store.publishing.publish(run, 0, compacted(store, run, 1, end_of(made)), {}, retry)
+    ended = store.publishing.publish(run, 0, compacted(store, run, 1, end_of(created)), {}, retry)
     assert ended.state is RunState.SUCCESS
     control = store.compaction_state.get(topic.id)
     assert (control.failures, control.retry_at, control.last_error) == (1, retry.at, "left\\x00")
     clock.advance(5)
     assert store.compaction_state.retries(3_600_000) == [store.topics.get(topic.name)]
     with pytest.raises(Fenced):
-        store.publishing.publish(run, 1, compacted(store, run, 2, end_of(made)), {}, Retry("late", 5))
+        store.publishing.publish(run, 1, compacted(store, run, 2, end_of(created)), {}, Retry("late", 5))
     assert store.compaction_state.get(topic.id) == control
     publish_all(store, topic)
     assert store.compaction_state.get(topic.id) == CompactionState()

@@ -110,10 +110,10 @@ def test_what_is_there_already_is_not_written(store: MetadataStore, topic: Topic
     store.cursors.merge(topic.id, "s", life, at(0), {0: BitMap([5, 6]), 1: BitMap([5])})
     undo = fail_at(store, 0)
     store.cursors.merge(topic.id, "s", life, at(0), {0: BitMap([5]), 1: BitMap([5])})
-    looked = undo()
+    check = undo()
     undo = fail_at(store, 0)
     store.cursors.merge(topic.id, "s", life, at(0), {0: BitMap([5]), 1: BitMap([7])})
-    assert undo() == looked + 1
+    assert undo() == check + 1
 
 
 def test_ranges_across_rows_are_one(store: MetadataStore, topic: TopicRecord, life: str) -> None:
@@ -177,12 +177,12 @@ def test_the_horizon_cannot_be_acknowledged(store: MetadataStore, topic: TopicRe
 
 def test_made_at_a_position_with_properties(store: MetadataStore, topic: TopicRecord) -> None:
     properties = {"readCompacted": "true"}
-    made = store.cursors.create(topic.id, "reader ✓", at(5), properties)
-    assert made == store.cursors.get(topic.id, "reader ✓") == CursorRecord("reader ✓", at(5), properties)
+    created = store.cursors.create(topic.id, "reader ✓", at(5), properties)
+    assert created == store.cursors.get(topic.id, "reader ✓") == CursorRecord("reader ✓", at(5), properties)
     assert store.cursors.compacted_floor(topic.id) == 5
     with pytest.raises(Conflict, match="has a cursor 'reader ✓' already"):
         store.cursors.create(topic.id, "reader ✓", None, {})
-    assert store.cursors.get(topic.id, "reader ✓") == made
+    assert store.cursors.get(topic.id, "reader ✓") == created
     for name in ("", "a\nb", "a\x00", "\ud800", "ç" * 128):
         with pytest.raises(InvalidInput, match="cursor name"):
             store.cursors.create(topic.id, name, None, {})

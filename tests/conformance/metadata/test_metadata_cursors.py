@@ -12,8 +12,8 @@ from tests.conformance.metadata.builders import append, claim, compacted, end_of
 
 
 def test_cursors_from_making_to_deletion(store: MetadataStore, topic: TopicRecord) -> None:
-    made = store.cursors.ensure(topic.id, "reader")
-    assert made == CursorRecord("reader", None, {})
+    created = store.cursors.ensure(topic.id, "reader")
+    assert created == CursorRecord("reader", None, {})
     position = Position(2**62, MessageId(2**61, 5, 4, 3))
     moved = store.cursors.reset(topic.id, "reader", position)
     assert moved.mark_delete == position
@@ -79,7 +79,7 @@ def test_the_pointer_cannot_be_set(store: MetadataStore, topic: TopicRecord) -> 
 
 
 def test_made_by_hand_it_has_no_horizon(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3)
+    created = append(store, topic, 3)
     store.cursors.ensure(topic.id, "__compaction")
     snapshot = store.snapshot(topic.id)
     assert snapshot.cursor == CursorRecord("__compaction", None, {})
@@ -87,13 +87,13 @@ def test_made_by_hand_it_has_no_horizon(store: MetadataStore, topic: TopicRecord
     store.cursors.set_properties(topic.id, "__compaction", {"owner": "me"})
     publish_all(store, topic)
     after = store.snapshot(topic.id)
-    assert after.horizon == end_of(made[0])
+    assert after.horizon == end_of(created[0])
     assert after.cursor is not None
     assert after.cursor.properties["owner"] == "me"
 
 
 def test_deleting_it_ends_the_compacted_ledger(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3, 4)
+    created = append(store, topic, 3, 4)
     publish_all(store, topic)
     before = store.snapshot(topic.id)
     store.cursors.delete(topic.id, "__compaction")
@@ -101,10 +101,10 @@ def test_deleting_it_ends_the_compacted_ledger(store: MetadataStore, topic: Topi
     assert (after.cursor, after.compacted, after.horizon) == (None, None, None)
     assert after.topic.epoch == before.topic.epoch + 1
     assert after.topic.generation == before.topic.generation
-    assert after.ledgers == tuple(made)
+    assert after.ledgers == tuple(created)
     # A new life: the horizon may begin anywhere, the generation goes on.
     run = claim(store, topic)
-    new = compacted(store, run, 2, end_of(made[0]))
+    new = compacted(store, run, 2, end_of(created[0]))
     store.publishing.publish(run, 1, new, {})
     assert store.snapshot(topic.id).compacted == new
 
@@ -121,19 +121,19 @@ def test_deleting_another_cursor_leaves_compaction_alone(store: MetadataStore, t
 def test_the_slowest_compacted_reader(store: MetadataStore, topic: TopicRecord) -> None:
     """T1: tombstones may wait for cursors of compacted readers, and for no others."""
     assert store.cursors.compacted_floor(topic.id) is None
-    made = append(store, topic, 3, 4, 5)
+    created = append(store, topic, 3, 4, 5)
     publish_all(store, topic)
     store.cursors.ensure(topic.id, "raw")
     store.cursors.ensure(topic.id, "not any more")
     store.cursors.set_properties(topic.id, "not any more", {"readCompacted": "false"})
     store.cursors.set_properties(topic.id, "__compaction", {"readCompacted": "true"})
     assert store.cursors.compacted_floor(topic.id) is None
-    for name, record in (("slow", made[0]), ("quick", made[2])):
+    for name, record in (("slow", created[0]), ("quick", created[2])):
         store.cursors.ensure(topic.id, name)
         store.cursors.set_properties(topic.id, name, {"readCompacted": "true"})
         store.cursors.reset(topic.id, name, end_of(record))
     assert store.cursors.compacted_floor(topic.id) == 2
-    store.cursors.reset(topic.id, "slow", end_of(made[1]))
+    store.cursors.reset(topic.id, "slow", end_of(created[1]))
     assert store.cursors.compacted_floor(topic.id) == 6
     store.cursors.ensure(topic.id, "new")
     store.cursors.set_properties(topic.id, "new", {"readCompacted": "true"})

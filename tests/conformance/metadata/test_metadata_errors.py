@@ -33,10 +33,10 @@ def raised(kind: type[CompactorError], call: Callable[[], object]) -> CompactorE
 
 
 def check_no_password(error: CompactorError, url: URL) -> None:
-    told = "".join(traceback.format_exception(error))
+    message = "".join(traceback.format_exception(error))
     assert url.password is not None
-    assert url.password not in told
-    assert url.render_as_string(hide_password=False) not in told
+    assert url.password not in message
+    assert url.render_as_string(hide_password=False) not in message
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,9 @@ def test_a_name_that_the_database_cannot_hold_is_invalid_input_or_not_there(
     tenant = topic.name.tenant
     with suppress(InvalidInput):
         store.tenancy.permit(tenant, name, ["consume"])
-    for look in (lambda: store.cursors.get(topic.id, name), lambda: store.tenancy.tenant(name)):
+    for check in (lambda: store.cursors.get(topic.id, name), lambda: store.tenancy.tenant(name)):
         with pytest.raises((InvalidInput, NotFound)):
-            look()
+            check()
 
 
 def is_sqlite(url: URL) -> bool:

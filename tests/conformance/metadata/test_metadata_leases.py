@@ -305,8 +305,8 @@ def test_an_attempt_from_beginning_to_end(store: MetadataStore, topic: TopicReco
 
 
 def test_an_append_finishes_its_attempts(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    made = append(store, topic, 1, 1)
-    attempt = store.attempts.find(made[0].attempt_id)
+    created = append(store, topic, 1, 1)
+    attempt = store.attempts.find(created[0].attempt_id)
     assert attempt is not None
     assert attempt.finished_at == clock.now_ms()
 

@@ -37,9 +37,9 @@ def test_the_lease_of_a_dead_process_is_free(store: MetadataStore, topic: TopicR
 def test_the_lease_of_a_twin_is_its_own(store: MetadataStore, topic: TopicRecord) -> None:
     store.services.heartbeat(ServiceRecord(owner_name(), "http://here", None, 0, 0))
     store.leases.acquire(topic.id, str(TWIN), TTL)
-    with pytest.raises(LeaseHeld) as told:
+    with pytest.raises(LeaseHeld) as answer:
         store.leases.acquire(topic.id, owner_name(), TTL)
-    assert "compactor serve" not in str(told.value), "the service here is another process"
+    assert "compactor serve" not in str(answer.value), "the service here is another process"
     assert store.services.of_owner(str(TWIN)) is None
     assert store.services.of_owner(owner_name()) is not None
 

@@ -140,14 +140,14 @@ def test_nor_is_what_another_topic_has(
 
 def test_retired_ledgers_are_listed_the_oldest_first(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
-    made = [publish_all(store, topic).compacted_ledger_id for _ in range(4)]
-    assert [item.ledger_id for item in store.pins.retired(topic.id)] == made[:3]
-    assert kept(store, topic) == made
+    created = [publish_all(store, topic).compacted_ledger_id for _ in range(4)]
+    assert [item.ledger_id for item in store.pins.retired(topic.id)] == created[:3]
+    assert kept(store, topic) == created
     # With the cursor the last one retires too.
     store.cursors.delete(topic.id, "__compaction")
-    assert [item.ledger_id for item in store.pins.retired(topic.id)] == made
+    assert [item.ledger_id for item in store.pins.retired(topic.id)] == created
     assert store.pins.take(topic.id, "reader", TTL)[1] is None
-    assert [store.pins.collect(topic.id, int(ledger or 0), 0) for ledger in made] == [True] * 4
+    assert [store.pins.collect(topic.id, int(ledger or 0), 0) for ledger in created] == [True] * 4
     # The generation goes on, though no row remembers where it was.
     publish_all(store, topic)
     assert serving(store, topic).generation == 5
@@ -286,8 +286,8 @@ def test_a_pin_in_the_moment_of_collection_keeps_its_ledger(
         assert isinstance(first, bool)
         assert isinstance(second, bool)
         assert not (first and second)
-        left = kept(stores[0], topic)
-        assert left in ([old.ledger_id, new.ledger_id], [new.ledger_id])
+        remaining = kept(stores[0], topic)
+        assert remaining in ([old.ledger_id, new.ledger_id], [new.ledger_id])
         for answer in taken:
             assert isinstance(answer, tuple)
             snapshot, pin = answer
@@ -295,7 +295,7 @@ def test_a_pin_in_the_moment_of_collection_keeps_its_ledger(
             assert isinstance(pin, Pin)
             assert snapshot.compacted is not None
             assert snapshot.compacted.ledger_id == pin.ledger_id
-            assert pin.ledger_id in left
+            assert pin.ledger_id in remaining
             stores[0].pins.release(pin)
         stores[0].pins.collect(topic.id, old.ledger_id, 0)
 
@@ -340,11 +340,11 @@ def test_of_many_collectors_one_collects(database_url: URL, open_store: OpenStor
 
 def test_a_run_reads_on_what_it_began_with(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     """A run needs no pin: what it builds on serves until it publishes, or the run is fenced."""
-    made = append(store, topic, 3)
+    created = append(store, topic, 3)
     publish_all(store, topic)
     run = claim(store, topic)
     base = serving(store, topic)
     clock.advance(10 * GRACE)
     assert not store.pins.collect(topic.id, base.ledger_id, 0)
-    store.publishing.publish(run, base.generation, compacted(store, run, base.generation + 1, end_of(made[0])), {})
+    store.publishing.publish(run, base.generation, compacted(store, run, base.generation + 1, end_of(created[0])), {})
     assert store.pins.collect(topic.id, base.ledger_id, 0)

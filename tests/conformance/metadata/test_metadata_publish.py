@@ -30,9 +30,9 @@ from tests.conformance.metadata.conftest import OpenStore
 
 
 def test_publish(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    made = append(store, topic, 3, 4)
+    created = append(store, topic, 3, 4)
     run = claim(store, topic)
-    new = compacted(store, run, 1, end_of(made[0]))
+    new = compacted(store, run, 1, end_of(created[0]))
     clock.advance(9)
     ended = store.publishing.publish(run, 0, new, {"survivors": 2})
     assert (ended.state, ended.finished_at, ended.statistics, ended.compacted_ledger_id, ended.error) == (
@@ -44,13 +44,13 @@ def test_publish(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -
     )
     after = store.snapshot(topic.id)
     assert after.compacted == new
-    assert after.horizon == end_of(made[0])
+    assert after.horizon == end_of(created[0])
     assert after.topic.generation == 1
     assert after.cursor is not None
-    assert after.cursor.mark_delete == end_of(made[0])
+    assert after.cursor.mark_delete == end_of(created[0])
     assert after.cursor.properties == {"CompactedTopicLedger": str(new.ledger_id)}
     assert after.last_run == ended
-    assert after.ledgers == tuple(made)
+    assert after.ledgers == tuple(created)
     attempt = store.attempts.find(run.attempt_id)
     assert attempt is not None
     assert attempt.finished_at == clock.now_ms()
@@ -63,10 +63,10 @@ def test_the_next_generation_retires_the_one_before(
     publish_all(store, topic)
     old = store.snapshot(topic.id).compacted
     assert old is not None
-    made = append(store, topic, 4)
+    created = append(store, topic, 4)
     clock.advance(9)
     run = claim(store, topic)
-    new = emptied(compacted(store, run, 2, end_of(made[0])))
+    new = emptied(compacted(store, run, 2, end_of(created[0])))
     store.publishing.publish(run, 1, new, {})
     assert store.snapshot(topic.id).compacted == new
     with store.database.read() as connection:
@@ -86,49 +86,49 @@ def test_an_equal_horizon_may_be_published_again(store: MetadataStore, topic: To
 
 
 def test_a_stale_generation_never_publishes(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3)
+    created = append(store, topic, 3)
     publish_all(store, topic)
     run = claim(store, topic)
     before = store.snapshot(topic.id)
     with pytest.raises(Fenced, match=r"read generation 0 of persistent://public/default/orders.*is at 1"):
-        store.publishing.publish(run, 0, compacted(store, run, 1, end_of(made[0])), {})
+        store.publishing.publish(run, 0, compacted(store, run, 1, end_of(created[0])), {})
     assert store.snapshot(topic.id) == before
 
 
 def test_a_stale_epoch_never_publishes(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    made = append(store, topic, 3)
+    created = append(store, topic, 3)
     zombie = claim(store, topic)
     clock.advance(TTL)
     successor = claim(store, topic)
     before = store.snapshot(topic.id)
-    late = compacted(store, zombie, 1, end_of(made[0]))
+    late = compacted(store, zombie, 1, end_of(created[0]))
     with pytest.raises(Fenced, match=f"taken over by run {successor.run_id}"):
         store.publishing.publish(zombie, 0, late, {})
     assert store.snapshot(topic.id) == before
-    store.publishing.publish(successor, 0, compacted(store, successor, 1, end_of(made[0])), {})
+    store.publishing.publish(successor, 0, compacted(store, successor, 1, end_of(created[0])), {})
     with pytest.raises(Fenced):
         store.publishing.publish(zombie, 1, replace(late, generation=2), {})
     assert store.topics.get(topic.name).generation == 1
 
 
 def test_a_run_publishes_once(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3)
+    created = append(store, topic, 3)
     run = publish_all(store, topic)
     before = store.snapshot(topic.id)
     with pytest.raises(Fenced, match="SUCCESS already"):
-        store.publishing.publish(run, 1, compacted(store, run, 2, end_of(made[0])), {})
+        store.publishing.publish(run, 1, compacted(store, run, 2, end_of(created[0])), {})
     assert store.snapshot(topic.id) == before
 
 
 def test_the_horizon_never_goes_back(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3, 4)
+    created = append(store, topic, 3, 4)
     publish_all(store, topic)
     run = claim(store, topic)
     before = store.snapshot(topic.id)
     for back in (
-        end_of(made[0]),
-        Position(made[1].last_offset - 1, made[1].last_message_id),
-        Position(made[1].last_offset, MessageId(made[1].ledger_id, 0)),
+        end_of(created[0]),
+        Position(created[1].last_offset - 1, created[1].last_message_id),
+        Position(created[1].last_offset, MessageId(created[1].ledger_id, 0)),
     ):
         with pytest.raises(Fenced, match=r"horizon of persistent://public/default/orders back from .*offset 6"):
             store.publishing.publish(run, 1, compacted(store, run, 2, back), {})
@@ -136,10 +136,10 @@ def test_the_horizon_never_goes_back(store: MetadataStore, topic: TopicRecord) -
 
 
 def test_a_compacted_ledger_that_cannot_be_right_is_refused(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3)
+    created = append(store, topic, 3)
     run = claim(store, topic)
     before = store.snapshot(topic.id)
-    right = compacted(store, run, 1, end_of(made[0]))
+    right = compacted(store, run, 1, end_of(created[0]))
     for wrong, why in (
         (replace(right, horizon=Position(3, MessageId(10**6, 0))), "past the end"),
         (replace(right, generation=2), "says generation 2, not 1"),
@@ -156,9 +156,9 @@ def test_of_publishers_of_one_run_one_wins(
 ) -> None:
     stores = [open_store(database_url) for _ in range(publishers)]
     for generation in range(5):
-        made = append(stores[0], topic, 2)
+        created = append(stores[0], topic, 2)
         run = claim(stores[0], topic)
-        candidates = [compacted(store, run, generation + 1, end_of(made[0])) for store in stores]
+        candidates = [compacted(store, run, generation + 1, end_of(created[0])) for store in stores]
         results = at_once(
             [
                 lambda store=store, new=new, run=run, generation=generation: store.publishing.publish(
@@ -177,13 +177,14 @@ def test_of_publishers_of_several_epochs_the_last_wins(
     """Each worker was overtaken by the next; all but the last publish as zombies, at the same moment."""
     stores = [open_store(database_url) for _ in range(publishers)]
     for generation in range(4):
-        made = append(stores[0], topic, 2)
+        created = append(stores[0], topic, 2)
         claimed = []
         for store in stores:
             claimed.append(claim(store, topic))
             clock.advance(TTL)
         candidates = [
-            compacted(store, run, generation + 1, end_of(made[0])) for store, run in zip(stores, claimed, strict=True)
+            compacted(store, run, generation + 1, end_of(created[0]))
+            for store, run in zip(stores, claimed, strict=True)
         ]
         results = at_once(
             [
@@ -217,12 +218,12 @@ def check_one_winner(
 def test_publish_against_deletion_of_the_cursor(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
     """Either the run published and its ledger went with the cursor, or it was fenced; nothing serves afterwards."""
     stores = [open_store(database_url) for _ in range(2)]
-    made = append(stores[0], topic, 2)
+    created = append(stores[0], topic, 2)
     for _ in range(8):
         stores[0].cursors.ensure(topic.id, "__compaction")
         run = claim(stores[0], topic)
         generation = stores[0].topics.get(topic.name).generation
-        new = compacted(stores[0], run, generation + 1, end_of(made[0]))
+        new = compacted(stores[0], run, generation + 1, end_of(created[0]))
         published, deleted = at_once(
             [
                 lambda run=run, generation=generation, new=new: stores[0].publishing.publish(run, generation, new, {}),
@@ -241,9 +242,9 @@ def test_a_publish_that_fails_in_the_middle_changes_nothing(store: MetadataStore
     append(store, topic, 3)
     publish_all(store, topic)
     store.cursors.set_properties(topic.id, "__compaction", {"owner": "me"})
-    made = append(store, topic, 4)
+    created = append(store, topic, 4)
     run = claim(store, topic)
-    new = compacted(store, run, 2, end_of(made[0]))
+    new = compacted(store, run, 2, end_of(created[0]))
     before = (store.snapshot(topic.id), store.attempts.find(run.attempt_id))
     statement = 0
     while True:
@@ -270,9 +271,9 @@ def test_no_property_and_no_pointer_is_lost_to_a_race(
     stores = [open_store(database_url) for _ in range(5)]
     stores[0].cursors.ensure(topic.id, "__compaction")
     for generation in range(6):
-        made = append(stores[0], topic, 1)
+        created = append(stores[0], topic, 1)
         run = claim(stores[0], topic)
-        new = compacted(stores[0], run, generation + 1, end_of(made[0]))
+        new = compacted(stores[0], run, generation + 1, end_of(created[0]))
         results = at_once(
             [
                 lambda run=run, new=new, generation=generation: stores[0].publishing.publish(run, generation, new, {}),

@@ -55,13 +55,13 @@ def test_a_heartbeat_keeps_a_run(store: MetadataStore, topic: TopicRecord, clock
 
 
 def test_progress(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3)
+    created = append(store, topic, 3)
     run = claim(store, topic)
-    run = store.runs.update(run, phase="phase one", horizon=end_of(made[0]))
+    run = store.runs.update(run, phase="phase one", horizon=end_of(created[0]))
     run = store.runs.update(run, statistics={"rows": 2**60, "seconds": 0.25})
     assert (run.phase, run.horizon, run.statistics) == (
         "phase one",
-        end_of(made[0]),
+        end_of(created[0]),
         {"rows": 2**60, "seconds": 0.25},
     )
     assert store.runs.get(run.run_id) == run
@@ -150,14 +150,14 @@ def test_a_published_run_does_not_fail_later(store: MetadataStore, topic: TopicR
 
 
 def test_a_run_of_a_past_epoch_fails_but_does_nothing_else(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3)
+    created = append(store, topic, 3)
     store.cursors.ensure(topic.id, "__compaction")
     run = claim(store, topic)
     store.cursors.delete(topic.id, "__compaction")
     for call in (
         lambda: store.runs.update(run),
         lambda: store.runs.finish(run, {}),
-        lambda: store.publishing.publish(run, 0, compacted(store, run, 1, end_of(made[0])), {}),
+        lambda: store.publishing.publish(run, 0, compacted(store, run, 1, end_of(created[0])), {}),
     ):
         with pytest.raises(Fenced, match="epoch 1, but the topic has gone on to 2"):
             call()
@@ -166,12 +166,12 @@ def test_a_run_of_a_past_epoch_fails_but_does_nothing_else(store: MetadataStore,
 
 def test_history(store: MetadataStore, topic: TopicRecord) -> None:
     other = store.tenancy.ensure_topic(TopicName.parse("other"))
-    made = [store.runs.fail(claim(store, topic), f"error {number}") for number in range(4)]
+    created = [store.runs.fail(claim(store, topic), f"error {number}") for number in range(4)]
     store.runs.fail(claim(store, other), "elsewhere")
-    assert store.runs.of_topic(topic.id, 10) == made[::-1]
-    assert store.runs.of_topic(topic.id, 2) == made[:1:-1]
-    assert store.runs.last(topic.id) == made[-1]
+    assert store.runs.of_topic(topic.id, 10) == created[::-1]
+    assert store.runs.of_topic(topic.id, 2) == created[:1:-1]
+    assert store.runs.last(topic.id) == created[-1]
     with pytest.raises(NotFound, match="run 10000"):
         store.runs.get(10_000)
     with pytest.raises(NotFound, match="run 10000"):
-        store.runs.update(replace(made[0], run_id=10_000))
+        store.runs.update(replace(created[0], run_id=10_000))

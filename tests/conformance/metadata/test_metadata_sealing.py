@@ -150,13 +150,13 @@ def test_only_the_claimant_seals(store: MetadataStore, topic: TopicRecord) -> No
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_what_is_sealed_is_not_sealed_again(store: MetadataStore, topic: TopicRecord, forgotten: bool) -> None:
     rolled(store, topic, 2)
-    (made,) = seal_all(store, topic)
+    (created,) = seal_all(store, topic)
     if forgotten:
-        store.sealing.purge(topic.id, made.ledger_id)
+        store.sealing.purge(topic.id, created.ledger_id)
     late = store.attempts.begin(topic.id, AttemptKind.SEAL, "late")
     before = state(store, topic)
-    with pytest.raises(Fenced, match=f"ledger {made.ledger_id} .* is sealed already"):
-        store.sealing.seal(late, replace(made, attempt_id=late.attempt_id))
+    with pytest.raises(Fenced, match=f"ledger {created.ledger_id} .* is sealed already"):
+        store.sealing.seal(late, replace(created, attempt_id=late.attempt_id))
     assert state(store, topic) == before
 
 

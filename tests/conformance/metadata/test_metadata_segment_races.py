@@ -142,7 +142,7 @@ def test_sealers_never_claim_the_same_segment(database_url: URL, open_store: Ope
         ]
     )
     assert sealed == [None] * 4
-    assert [made.first_offset for made in stores[0].ledgers.of_topic(topic.id)] == [0, 1, 2, 3]
+    assert [created.first_offset for created in stores[0].ledgers.of_topic(topic.id)] == [0, 1, 2, 3]
 
 
 def test_of_two_that_seal_one_segment_one_wins(
@@ -159,9 +159,9 @@ def test_of_two_that_seal_one_segment_one_wins(
             found = stores[1].sealing.claim(topic.id, "quick", LOG_UID, TTL)
             if found is None:
                 return None
-            made = ledger_of(*found)
-            stores[1].sealing.seal(found[1], made)
-            return made
+            created = ledger_of(*found)
+            stores[1].sealing.seal(found[1], created)
+            return created
 
         first, second = at_once(
             [
@@ -212,8 +212,8 @@ def test_snapshots_never_miss_or_repeat_a_message(database_url: URL, open_store:
             written = False
             while not written:
                 written = "write" in over
-                for made in seal_all(sealer, topic):
-                    sealer.sealing.purge(topic.id, made.ledger_id)
+                for created in seal_all(sealer, topic):
+                    sealer.sealing.purge(topic.id, created.ledger_id)
         finally:
             over.append("seal")
 

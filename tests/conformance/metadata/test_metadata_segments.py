@@ -47,10 +47,10 @@ def test_the_life_of_a_segment(store: MetadataStore, topic: TopicRecord, clock: 
     mine, attempt = claimed(store, topic)
     assert mine == replace(closed, sealing_attempt_id=attempt.attempt_id, sealing_tries=1)
     assert (attempt.kind, attempt.owner, attempt.finished_at) == (AttemptKind.SEAL, "sealer", None)
-    made = ledger_of(mine, attempt)
-    store.sealing.seal(attempt, made)
+    created = ledger_of(mine, attempt)
+    store.sealing.seal(attempt, created)
     after = store.snapshot(topic.id)
-    assert (after.ledgers, after.segments, after.topic.next_offset) == ((made,), (), 7)
+    assert (after.ledgers, after.segments, after.topic.next_offset) == ((created,), (), 7)
     sealed = replace(mine, state=SegmentState.SEALED, sealed_at=clock.now_ms())
     assert store.segments.of_topic(topic.id) == [sealed]
     finished = store.attempts.find(attempt.attempt_id)
@@ -200,11 +200,11 @@ def test_a_wish_to_roll_is_as_old_as_when_it_was_said_first(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
     store.segments.request_roll(topic.id)
-    said = clock.now_ms()
+    answer = clock.now_ms()
     clock.advance(5)
     store.segments.request_roll(topic.id)
     with store.database.read() as connection:
-        assert connection.execute(text("SELECT roll_requested_at FROM topics")).scalars().all() == [said]
+        assert connection.execute(text("SELECT roll_requested_at FROM topics")).scalars().all() == [answer]
 
 
 def test_a_wish_to_roll_lasts_until_it_is_fulfilled(store: MetadataStore, topic: TopicRecord) -> None:

@@ -34,13 +34,13 @@ def test_a_topic_that_does_not_exist(store: MetadataStore) -> None:
 def test_sums_and_lines_are_those_of_the_topic_alone(store: MetadataStore, topic: TopicRecord) -> None:
     other = store.tenancy.ensure_topic(TopicName.parse("other"))
     append(store, other, 1000)
-    made = append(store, topic, 5, 7)
+    created = append(store, topic, 5, 7)
     found = store.stats.of(topic.name, lines=True)
     assert (found.sums.ledgers, found.sums.messages, found.sums.entries, found.sums.logical_bytes) == (2, 12, 12, 1200)
     assert (found.sums.first_offset, found.sums.last_offset) == (0, 11)
     assert (found.sums.max_publish_time, found.sums.newest_at) == (BIG + 1, BIG + 4)
     assert [(line.ledger_id, line.entries, line.last_message_id) for line in found.lines] == [
-        (item.ledger_id, item.entries, item.last_message_id) for item in made
+        (item.ledger_id, item.entries, item.last_message_id) for item in created
     ]
     assert store.stats.of(topic.name).lines == ()
 

@@ -74,9 +74,9 @@ def test_a_tenants_life(store: MetadataStore, clock: ManualClock) -> None:
     ],
 )
 def test_what_is_not_there(store: MetadataStore, call: Callable[[object], object]) -> None:
-    with pytest.raises(NotFound, match="does not exist") as told:
+    with pytest.raises(NotFound, match="does not exist") as answer:
         call(store)
-    assert told.value.remedy == "create it first, or check the name"
+    assert answer.value.remedy == "create it first, or check the name"
     assert store.tenancy.tenants() == ["public"]
 
 
@@ -177,17 +177,17 @@ def test_a_topic_is_made_once_with_its_properties(store: MetadataStore, shop: st
 def test_a_partitioned_topics_life(store: MetadataStore, shop: str, clock: ManualClock) -> None:
     tenancy = store.tenancy
     assert store.partitions.find(PT) is None
-    made = store.partitions.create(PT, 2, {"a": "b"})
-    assert made == PartitionedTopic(PT, 2, {"a": "b"}, clock.now_ms()) == store.partitions.find(PT)
+    created = store.partitions.create(PT, 2, {"a": "b"})
+    assert created == PartitionedTopic(PT, 2, {"a": "b"}, clock.now_ms()) == store.partitions.find(PT)
     assert names(store.topics.in_namespace(shop)) == ["pt-partition-0", "pt-partition-1"]
-    assert store.partitions.in_namespace(shop) == [made]
+    assert store.partitions.in_namespace(shop) == [created]
     assert store.partitions.in_namespace("public/default") == []
     assert store.partitions.update(PT, 3).partitions == 3
     with pytest.raises(Conflict, match="has 3 partitions, and cannot be brought to 2"):
         store.partitions.update(PT, 2)
     store.partitions.set_properties(PT, {"c": "d"})
     store.partitions.set_properties(PT, {"e": "f"}, ["a", "none"])
-    assert store.partitions.find(PT) == PartitionedTopic(PT, 3, {"c": "d", "e": "f"}, made.created_at)
+    assert store.partitions.find(PT) == PartitionedTopic(PT, 3, {"c": "d", "e": "f"}, created.created_at)
 
     tenancy.delete_topic(store.topics.in_namespace(shop)[1].id)
     store.partitions.update(PT, 3)

@@ -149,13 +149,13 @@ def test_whoever_was_at_work_is_told(
 ) -> None:
     store.tenancy.delete_topic(topic.id)
     again = store.tenancy.ensure_topic(topic.name)
-    left = rows(store)
+    remaining = rows(store)
     for what, call in at_work.items():
-        with pytest.raises((TopicNotFound, Fenced)) as told:
+        with pytest.raises((TopicNotFound, Fenced)) as answer:
             call()
-        if isinstance(told.value, TopicNotFound) and what != "set a policy":
-            assert "persistent://public/default/orders was deleted" in told.value.message, what
-    assert rows(store) == left
+        if isinstance(answer.value, TopicNotFound) and what != "set a policy":
+            assert "persistent://public/default/orders was deleted" in answer.value.message, what
+    assert rows(store) == remaining
     assert store.snapshot(again.id).extents == ()
 
 

@@ -18,19 +18,19 @@ from tests.conformance.metadata.conftest import OpenStore
 
 def test_a_topic_is_made_once(store: MetadataStore, clock: ManualClock) -> None:
     name = TopicName.parse("persistent://acme/eu/orders-partition-3")
-    made = store.tenancy.ensure_topic(name)
-    assert made.name == name
-    assert (made.generation, made.epoch, made.next_offset) == (0, 0, 0)
-    assert made.created_at == clock.now_ms()
-    assert len(made.uid) == 32
-    assert int(made.uid, 16)
-    assert 0 <= made.hash_seed < 2**63
+    created = store.tenancy.ensure_topic(name)
+    assert created.name == name
+    assert (created.generation, created.epoch, created.next_offset) == (0, 0, 0)
+    assert created.created_at == clock.now_ms()
+    assert len(created.uid) == 32
+    assert int(created.uid, 16)
+    assert 0 <= created.hash_seed < 2**63
     clock.advance(1)
-    assert store.tenancy.ensure_topic(name) == made
-    assert store.topics.get(name) == made
+    assert store.tenancy.ensure_topic(name) == created
+    assert store.topics.get(name) == created
     with patch("storage.metadata.topics.secrets.randbits", return_value=7) as drawn:  # in CI all are drawn alike
         other = store.tenancy.ensure_topic(TopicName.parse("other"))
-    assert other.uid != made.uid
+    assert other.uid != created.uid
     assert other.hash_seed == 7, "it is drawn again"
     drawn.assert_called_once_with(63)
 
@@ -39,8 +39,8 @@ def test_topics_made_at_once_are_one(database_url: URL, open_store: OpenStore) -
     stores = [open_store(database_url) for _ in range(4)]
     for round_number in range(5):
         name = TopicName.parse(f"race-{round_number}")
-        made = at_once([lambda store=store, name=name: store.tenancy.ensure_topic(name) for store in stores * 2])
-        assert made == [stores[0].topics.get(name)] * 8
+        created = at_once([lambda store=store, name=name: store.tenancy.ensure_topic(name) for store in stores * 2])
+        assert created == [stores[0].topics.get(name)] * 8
 
 
 def test_an_unknown_topic_is_named(store: MetadataStore) -> None:
@@ -133,19 +133,19 @@ def test_ledgers_come_back_as_they_went_in(store: MetadataStore, topic: TopicRec
 def test_a_snapshot_is_of_one_moment(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
     reader, writer = open_store(database_url), open_store(database_url)
     before = append(writer, topic, 3)
-    done: list[LedgerRecord] = []
+    result: list[LedgerRecord] = []
 
     def append_in_the_middle(_c: object, _cursor: object, statement: str, *_rest: object) -> None:
-        if "FROM ledgers" in statement and not done:
+        if "FROM ledgers" in statement and not result:
             # The snapshot has read the topic's row by now, and is about to read its ledgers.
-            done.extend(append(writer, topic, 4))
+            result.extend(append(writer, topic, 4))
 
     event.listen(reader.database.engine, "before_cursor_execute", append_in_the_middle)
     snapshot = reader.snapshot(topic.id)
-    assert done
+    assert result
     assert snapshot.topic.next_offset == 3
     assert snapshot.ledgers == tuple(before)
-    assert reader.snapshot(topic.id).ledgers == (*before, *done)
+    assert reader.snapshot(topic.id).ledgers == (*before, *result)
 
 
 def test_everything_outlives_the_process(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:

@@ -27,33 +27,33 @@ def ids(ledgers: list[LedgerRecord]) -> list[int]:
 
 
 def test_trimming_is_in_two_steps(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    made = append(store, topic, 3, 4, 5)
+    created = append(store, topic, 3, 4, 5)
     clock.advance(9)
-    store.trimming.trim(topic.id, 7, ids(made[:2]), force=False)
+    store.trimming.trim(topic.id, 7, ids(created[:2]), force=False)
     snapshot = store.snapshot(topic.id)
-    assert (snapshot.ledgers, snapshot.topic.start_offset, snapshot.topic.next_offset) == ((made[2],), 7, 12)
-    assert store.ledgers.of_topic(topic.id) == (made[2],)
+    assert (snapshot.ledgers, snapshot.topic.start_offset, snapshot.topic.next_offset) == ((created[2],), 7, 12)
+    assert store.ledgers.of_topic(topic.id) == (created[2],)
     (summary,) = store.topics.summaries()
     assert (summary.ledgers, summary.messages, summary.logical_bytes) == (1, 5, 500)
 
     trimmed = store.trimming.trimmed(topic.id)
-    assert ids(trimmed) == ids(made[:2])
+    assert ids(trimmed) == ids(created[:2])
     assert {ledger.deleted_at for ledger in trimmed} == {clock.now_ms()}
-    assert store.pins.referenced(topic.id).ledgers == (*trimmed, made[2]), "their objects are not garbage yet"
+    assert store.pins.referenced(topic.id).ledgers == (*trimmed, created[2]), "their objects are not garbage yet"
 
     clock.advance(5)
-    store.trimming.trim(topic.id, 12, ids(made[2:]), force=False)
+    store.trimming.trim(topic.id, 12, ids(created[2:]), force=False)
     assert store.trimming.purge(topic.id, clock.now_ms() - 6) == 0
     assert store.trimming.purge(topic.id, clock.now_ms() - 5) == 2
-    assert ids(list(store.pins.referenced(topic.id).ledgers)) == ids(made[2:])
+    assert ids(list(store.pins.referenced(topic.id).ledgers)) == ids(created[2:])
     assert store.trimming.purge(topic.id, clock.now_ms()) == 1
     assert store.pins.referenced(topic.id).ledgers == ()
     assert store.trimming.trimmed(topic.id) == []
 
 
 def test_a_topic_that_lost_all_goes_on_at_its_end(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    made = append(store, topic, 3)
-    store.trimming.trim(topic.id, 3, ids(made), force=False)
+    created = append(store, topic, 3)
+    store.trimming.trim(topic.id, 3, ids(created), force=False)
     store.trimming.purge(topic.id, clock.now_ms())
     (after,) = append(store, topic, 2)
     assert (after.first_offset, store.topics.get(topic.name).start_offset) == (3, 3)
@@ -72,24 +72,26 @@ def test_other_topics_keep_theirs(store: MetadataStore, topic: TopicRecord, cloc
 
 def test_a_start_inside_a_ledger_keeps_the_ledger(store: MetadataStore, topic: TopicRecord) -> None:
     """Worked example 7: ledgers begin at 0, 11 and 23; the start is moved to 25."""
-    made = append(store, topic, 11, 12, 10)
+    created = append(store, topic, 11, 12, 10)
     before = state(store, topic)
     for start in (25, 32):
-        with pytest.raises(AssertionError, match=f"ledger {made[2].ledger_id} .* ends at offset 32, not below {start}"):
-            store.trimming.trim(topic.id, start, ids(made), force=False)
+        with pytest.raises(
+            AssertionError, match=f"ledger {created[2].ledger_id} .* ends at offset 32, not below {start}"
+        ):
+            store.trimming.trim(topic.id, start, ids(created), force=False)
     assert state(store, topic) == before
-    store.trimming.trim(topic.id, 25, ids(made[:2]), force=False)
-    assert store.ledgers.of_topic(topic.id) == (made[2],)
+    store.trimming.trim(topic.id, 25, ids(created[:2]), force=False)
+    assert store.ledgers.of_topic(topic.id) == (created[2],)
     assert store.topics.get(topic.name).start_offset == 25
 
 
 def test_the_start_never_goes_back(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3, 4)
+    created = append(store, topic, 3, 4)
     store.trimming.trim(topic.id, 5, [], force=False)
-    assert store.ledgers.of_topic(topic.id) == tuple(made)
-    store.trimming.trim(topic.id, 3, ids(made[:1]), force=False)
+    assert store.ledgers.of_topic(topic.id) == tuple(created)
+    store.trimming.trim(topic.id, 3, ids(created[:1]), force=False)
     assert store.topics.get(topic.name).start_offset == 5
-    assert store.ledgers.of_topic(topic.id) == (made[1],)
+    assert store.ledgers.of_topic(topic.id) == (created[1],)
 
 
 def test_a_start_beyond_the_end_is_refused(store: MetadataStore, topic: TopicRecord) -> None:
@@ -98,27 +100,27 @@ def test_a_start_beyond_the_end_is_refused(store: MetadataStore, topic: TopicRec
     with leased(store, topic) as lease:
         opened(store, lease, topic)
     for wrong in (4, -1):
-        with pytest.raises(InvalidInput, match=f"cannot begin at offset {wrong}") as told:
+        with pytest.raises(InvalidInput, match=f"cannot begin at offset {wrong}") as answer:
             store.trimming.trim(topic.id, wrong, [], force=True)
-        assert told.value.remedy.startswith("choose an offset from 0 to 3")
+        assert answer.value.remedy.startswith("choose an offset from 0 to 3")
     store.trimming.trim(topic.id, 3, [], force=True)
 
 
 def test_a_ledger_is_trimmed_once(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3, 3)
-    store.trimming.trim(topic.id, 3, ids(made[:1]), force=False)
+    created = append(store, topic, 3, 3)
+    store.trimming.trim(topic.id, 3, ids(created[:1]), force=False)
     before = state(store, topic)
-    with pytest.raises(Conflict, match=f"ledger {made[0].ledger_id} .* was trimmed already"):
-        store.trimming.trim(topic.id, 6, ids(made), force=False)
+    with pytest.raises(Conflict, match=f"ledger {created[0].ledger_id} .* was trimmed already"):
+        store.trimming.trim(topic.id, 6, ids(created), force=False)
     assert state(store, topic) == before
 
 
 def test_trimming_changes_all_or_nothing(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3, 4)
+    created = append(store, topic, 3, 4)
     store.cursors.ensure(topic.id, "reader")
-    store.cursors.reset(topic.id, "reader", end_of(made[1]))
+    store.cursors.reset(topic.id, "reader", end_of(created[1]))
     check_all_or_nothing(
-        store, topic, lambda: store.trimming.trim(topic.id, 7, ids(made), force=False), Failpoint.TRIM_INSIDE_COMMIT
+        store, topic, lambda: store.trimming.trim(topic.id, 7, ids(created), force=False), Failpoint.TRIM_INSIDE_COMMIT
     )
 
 
@@ -129,16 +131,16 @@ def test_trimming_changes_all_or_nothing(store: MetadataStore, topic: TopicRecor
 def test_a_cursor_holds_back_what_it_has_not_acknowledged(
     store: MetadataStore, topic: TopicRecord, acknowledged: int | None
 ) -> None:
-    made = append(store, topic, 3, 4)
+    created = append(store, topic, 3, 4)
     for name in ("quick", "slow"):
         store.cursors.ensure(topic.id, name)
-    store.cursors.reset(topic.id, "quick", end_of(made[1]))
+    store.cursors.reset(topic.id, "quick", end_of(created[1]))
     if acknowledged is not None:
-        store.cursors.reset(topic.id, "slow", Position(acknowledged, made[0].last_message_id))
+        store.cursors.reset(topic.id, "slow", Position(acknowledged, created[0].last_message_id))
     needs = 0 if acknowledged is None else acknowledged + 1
     before = state(store, topic)
-    told = "with nothing acknowledged" if acknowledged is None else f"at offset {needs}"
-    with pytest.raises(Conflict, match=f"up to offset {needs + 1}: its cursor 'slow' is {told}"):
+    message = "with nothing acknowledged" if acknowledged is None else f"at offset {needs}"
+    with pytest.raises(Conflict, match=f"up to offset {needs + 1}: its cursor 'slow' is {message}"):
         store.trimming.trim(topic.id, needs + 1, [], force=False)
     assert state(store, topic) == before
     store.trimming.trim(topic.id, needs, [], force=False)
@@ -147,47 +149,47 @@ def test_a_cursor_holds_back_what_it_has_not_acknowledged(
 
 @pytest.mark.parametrize("how", ["force", "deleted"])
 def test_a_cursor_may_be_passed_over(store: MetadataStore, topic: TopicRecord, how: str) -> None:
-    made = append(store, topic, 3)
+    created = append(store, topic, 3)
     store.cursors.ensure(topic.id, "slow")
     if how == "deleted":
         store.cursors.delete(topic.id, "slow")
-    store.trimming.trim(topic.id, 3, ids(made), force=how == "force")
+    store.trimming.trim(topic.id, 3, ids(created), force=how == "force")
     assert store.ledgers.of_topic(topic.id) == ()
 
 
 def test_a_cursor_of_another_topic_holds_nothing_back(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3)
+    created = append(store, topic, 3)
     store.cursors.ensure(store.tenancy.ensure_topic(TopicName.parse("other")).id, "slow")
-    store.trimming.trim(topic.id, 3, ids(made), force=False)
+    store.trimming.trim(topic.id, 3, ids(created), force=False)
 
 
 def test_a_new_cursor_needs_nothing_below_the_start(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3, 4)
+    created = append(store, topic, 3, 4)
     store.trimming.trim(topic.id, 3, [], force=False)
     store.cursors.ensure(topic.id, "new")
-    store.trimming.trim(topic.id, 3, ids(made[:1]), force=False)
+    store.trimming.trim(topic.id, 3, ids(created[:1]), force=False)
     with pytest.raises(Conflict, match="'new'"):
         store.trimming.trim(topic.id, 4, [], force=False)
 
 
 def test_the_horizon_holds_raw_data_back(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3, 4)
+    created = append(store, topic, 3, 4)
     store.cursors.ensure(topic.id, COMPACTION_CURSOR)
-    with pytest.raises(Conflict, match="its cursor '__compaction' is with nothing acknowledged") as told:
-        store.trimming.trim(topic.id, 3, ids(made[:1]), force=False)
-    assert told.value.remedy == "compact the topic first, or force it"
-    compact_up_to(store, topic, end_of(made[0]))
+    with pytest.raises(Conflict, match="its cursor '__compaction' is with nothing acknowledged") as answer:
+        store.trimming.trim(topic.id, 3, ids(created[:1]), force=False)
+    assert answer.value.remedy == "compact the topic first, or force it"
+    compact_up_to(store, topic, end_of(created[0]))
     with pytest.raises(Conflict, match="up to offset 4: its cursor '__compaction' is at offset 3"):
         store.trimming.trim(topic.id, 4, [], force=False)
-    store.trimming.trim(topic.id, 3, ids(made[:1]), force=False)
-    store.trimming.trim(topic.id, 7, ids(made[1:]), force=True)
+    store.trimming.trim(topic.id, 3, ids(created[:1]), force=False)
+    store.trimming.trim(topic.id, 7, ids(created[1:]), force=True)
     assert store.ledgers.of_topic(topic.id) == ()
 
 
 def test_a_topic_that_is_never_compacted_is_trimmed_freely(store: MetadataStore, topic: TopicRecord) -> None:
     """S9: with policy `delete` alone there is no `__compaction` cursor."""
-    made = append(store, topic, 3)
-    store.trimming.trim(topic.id, 3, ids(made), force=False)
+    created = append(store, topic, 3)
+    store.trimming.trim(topic.id, 3, ids(created), force=False)
     assert store.ledgers.of_topic(topic.id) == ()
 
 
@@ -195,46 +197,46 @@ def test_a_topic_that_is_never_compacted_is_trimmed_freely(store: MetadataStore,
 
 
 def test_what_is_compacted_goes_and_the_start_stays(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3, 4, 5)
-    compact_up_to(store, topic, end_of(made[1]))
-    store.trimming.trim(topic.id, 7, ids(made[:2]), force=False, keep_start=True)
+    created = append(store, topic, 3, 4, 5)
+    compact_up_to(store, topic, end_of(created[1]))
+    store.trimming.trim(topic.id, 7, ids(created[:2]), force=False, keep_start=True)
     snapshot = store.snapshot(topic.id)
-    assert (snapshot.topic.start_offset, snapshot.ledgers, snapshot.horizon) == (0, (made[2],), end_of(made[1]))
+    assert (snapshot.topic.start_offset, snapshot.ledgers, snapshot.horizon) == (0, (created[2],), end_of(created[1]))
 
 
 def test_what_is_not_compacted_stays(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3, 4)
+    created = append(store, topic, 3, 4)
     before = state(store, topic)
     with pytest.raises(Conflict, match=r"not compacted \(horizon: none"):
-        store.trimming.trim(topic.id, 3, ids(made[:1]), force=True, keep_start=True)
+        store.trimming.trim(topic.id, 3, ids(created[:1]), force=True, keep_start=True)
     assert state(store, topic) == before
-    compact_up_to(store, topic, Position(5, made[1].last_message_id))
+    compact_up_to(store, topic, Position(5, created[1].last_message_id))
     before = state(store, topic)
     with pytest.raises(Conflict, match=r"ends at offset 6, which is not compacted \(horizon: .*offset 5"):
-        store.trimming.trim(topic.id, 7, ids(made), force=True, keep_start=True)
+        store.trimming.trim(topic.id, 7, ids(created), force=True, keep_start=True)
     assert state(store, topic) == before
-    store.trimming.trim(topic.id, 3, ids(made[:1]), force=False, keep_start=True)
+    store.trimming.trim(topic.id, 3, ids(created[:1]), force=False, keep_start=True)
 
 
 def test_only_the_oldest_go_if_the_start_stays(store: MetadataStore, topic: TopicRecord) -> None:
     """Raw reads begin at the first ledger that is left: a hole behind it would be a gap in silence."""
-    made = append(store, topic, 3, 4, 5)
+    created = append(store, topic, 3, 4, 5)
     publish_all(store, topic)
     before = state(store, topic)
     with pytest.raises(AssertionError, match="are not the oldest"):
-        store.trimming.trim(topic.id, 12, ids([made[0], made[2]]), force=True, keep_start=True)
+        store.trimming.trim(topic.id, 12, ids([created[0], created[2]]), force=True, keep_start=True)
     assert state(store, topic) == before
 
 
 def test_a_cursor_holds_compacted_raw_data_back_too(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3, 4)
+    created = append(store, topic, 3, 4)
     publish_all(store, topic)
     store.cursors.ensure(topic.id, "slow")
     with pytest.raises(Conflict, match="up to offset 3: its cursor 'slow' is with nothing"):
-        store.trimming.trim(topic.id, 7, ids(made[:1]), force=False, keep_start=True)
-    store.cursors.reset(topic.id, "slow", end_of(made[0]))
-    store.trimming.trim(topic.id, 7, ids(made[:1]), force=False, keep_start=True)
-    store.trimming.trim(topic.id, 7, ids(made[1:]), force=True, keep_start=True)
+        store.trimming.trim(topic.id, 7, ids(created[:1]), force=False, keep_start=True)
+    store.cursors.reset(topic.id, "slow", end_of(created[0]))
+    store.trimming.trim(topic.id, 7, ids(created[:1]), force=False, keep_start=True)
+    store.trimming.trim(topic.id, 7, ids(created[1:]), force=True, keep_start=True)
 
 
 # R8: what only the compacted ledger holds
@@ -243,33 +245,33 @@ def test_a_cursor_holds_compacted_raw_data_back_too(store: MetadataStore, topic:
 def test_what_only_the_compacted_ledger_holds_is_not_given_up_by_the_way(
     store: MetadataStore, topic: TopicRecord
 ) -> None:
-    made = append(store, topic, 3, 4)
-    run = compact_up_to(store, topic, end_of(made[1]))
-    store.trimming.trim(topic.id, 3, ids(made[:1]), force=False, keep_start=True)
+    created = append(store, topic, 3, 4)
+    run = compact_up_to(store, topic, end_of(created[1]))
+    store.trimming.trim(topic.id, 3, ids(created[:1]), force=False, keep_start=True)
     before = state(store, topic)
-    with pytest.raises(Conflict) as told:
+    with pytest.raises(Conflict) as answer:
         store.cursors.delete(topic.id, COMPACTION_CURSOR)
-    assert "gone up to offset 2: what is left of offsets 0 to 2 is only" in told.value.message
-    assert f"compacted ledger {run.compacted_ledger_id} (2 messages up to offset 6)" in told.value.message
-    assert "force" in told.value.remedy
+    assert "gone up to offset 2: what is left of offsets 0 to 2 is only" in answer.value.message
+    assert f"compacted ledger {run.compacted_ledger_id} (2 messages up to offset 6)" in answer.value.message
+    assert "force" in answer.value.remedy
     assert state(store, topic) == before
     store.cursors.delete(topic.id, COMPACTION_CURSOR, force=True)
     assert store.snapshot(topic.id).compacted is None
 
 
 def test_all_raw_is_gone(store: MetadataStore, topic: TopicRecord) -> None:
-    made = append(store, topic, 3, 4)
+    created = append(store, topic, 3, 4)
     publish_all(store, topic)
-    store.trimming.trim(topic.id, 7, ids(made), force=False, keep_start=True)
+    store.trimming.trim(topic.id, 7, ids(created), force=False, keep_start=True)
     with pytest.raises(Conflict, match="offsets 0 to 6 is only"):
         store.cursors.delete(topic.id, COMPACTION_CURSOR)
 
 
 def test_raw_is_gone_beyond_the_horizon(store: MetadataStore, topic: TopicRecord) -> None:
     """What was forced away after the horizon is in no compacted ledger either."""
-    made = append(store, topic, 3, 4)
-    compact_up_to(store, topic, end_of(made[0]))
-    store.trimming.trim(topic.id, 7, ids(made), force=True)
+    created = append(store, topic, 3, 4)
+    compact_up_to(store, topic, end_of(created[0]))
+    store.trimming.trim(topic.id, 7, ids(created), force=True)
     with pytest.raises(Conflict, match="offsets 0 to 2 is only"):
         store.cursors.delete(topic.id, COMPACTION_CURSOR)
 
@@ -285,27 +287,27 @@ def test_raw_is_gone_up_to_the_middle_of_a_ledger(store: MetadataStore, topic: T
 def test_a_compacted_ledger_without_messages_still_remembers_deletions(
     store: MetadataStore, topic: TopicRecord
 ) -> None:
-    made = append(store, topic, 3, 4)
+    created = append(store, topic, 3, 4)
     run = claim(store, topic)
-    store.publishing.publish(run, 0, emptied(compacted(store, run, 1, end_of(made[1]))), {})
-    store.trimming.trim(topic.id, 3, ids(made[:1]), force=False)
+    store.publishing.publish(run, 0, emptied(compacted(store, run, 1, end_of(created[1]))), {})
+    store.trimming.trim(topic.id, 3, ids(created[:1]), force=False)
     with pytest.raises(Conflict, match="with what it remembers of deleted keys"):
         store.cursors.delete(topic.id, COMPACTION_CURSOR)
 
 
 @pytest.mark.parametrize("why", ["raw is whole", "by hand", "another cursor"])
 def test_a_cursor_that_takes_nothing_with_it_is_deleted(store: MetadataStore, topic: TopicRecord, why: str) -> None:
-    made = append(store, topic, 3, 4)
+    created = append(store, topic, 3, 4)
     if why == "raw is whole":
         publish_all(store, topic)
     elif why == "by hand":
         store.cursors.ensure(topic.id, COMPACTION_CURSOR)
-        store.trimming.trim(topic.id, 3, ids(made[:1]), force=True)
+        store.trimming.trim(topic.id, 3, ids(created[:1]), force=True)
     else:
         run = claim(store, topic)
-        new = compacted(store, run, 1, end_of(made[1]))
+        new = compacted(store, run, 1, end_of(created[1]))
         store.publishing.publish(run, 0, new, {})
-        store.trimming.trim(topic.id, 3, ids(made[:1]), force=False)
+        store.trimming.trim(topic.id, 3, ids(created[:1]), force=False)
     name = COMPACTION_CURSOR
     if why == "another cursor":
         store.cursors.ensure(topic.id, "reader")
@@ -385,17 +387,17 @@ def test_trim_against_a_reset_of_a_cursor(database_url: URL, open_store: OpenSto
 def test_trim_against_deletion_of_the_cursor(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
     """Not both: raw data goes, and the compacted ledger that holds what is left of it."""
     stores = [open_store(database_url) for _ in range(2)]
-    made = append(stores[0], topic, 2, 2)
+    created = append(stores[0], topic, 2, 2)
     for _ in range(8):
         publish_all(stores[0], topic)
         trimmed, deleted = at_once(
             [
-                lambda: stores[0].trimming.trim(topic.id, 2, ids(made[:1]), force=False, keep_start=True),
+                lambda: stores[0].trimming.trim(topic.id, 2, ids(created[:1]), force=False, keep_start=True),
                 lambda: stores[1].cursors.delete(topic.id, COMPACTION_CURSOR),
             ]
         )
         assert sorted(type(result).__name__ for result in (trimmed, deleted)) == ["Conflict", "NoneType"]
         after = stores[0].snapshot(topic.id)
-        assert (after.compacted is None, after.ledgers) in ((True, tuple(made)), (False, (made[1],)))
+        assert (after.compacted is None, after.ledgers) in ((True, tuple(created)), (False, (created[1],)))
         if trimmed is None:
             break

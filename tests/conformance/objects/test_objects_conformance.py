@@ -228,12 +228,12 @@ def test_delete_is_idempotent(store: ObjectStore) -> None:
 
 
 def test_list_ascends_by_whole_names_and_honours_any_prefix(store: ObjectStore) -> None:
-    made = ["a/b/c", "a-b", "a.b", "a/b-c", "a/b.c", "a0", "b", "B", "a/é", "a/z", "a/b/a b+c=d%20", "日本/語"]
-    for name in made:
+    created = ["a/b/c", "a-b", "a.b", "a/b-c", "a/b.c", "a0", "b", "B", "a/é", "a/z", "a/b/a b+c=d%20", "日本/語"]
+    for name in created:
         store.put(name, b"x")
-    assert names(store) == sorted(made)
+    assert names(store) == sorted(created)
     for prefix in ("a", "a/", "a/b", "a/b/", "a/b/c", "b", "nothing", "a/é"):
-        assert names(store, prefix) == sorted(name for name in made if name.startswith(prefix))
+        assert names(store, prefix) == sorted(name for name in created if name.startswith(prefix))
 
 
 @pytest.mark.parametrize(

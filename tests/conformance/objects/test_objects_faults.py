@@ -91,8 +91,8 @@ def lose_request(request: Any) -> Any:
 
 
 def uploads_left(store: S3Store) -> list[Any]:
-    left: list[Any] = store.client.list_multipart_uploads(Bucket=store.bucket).get("Uploads", [])
-    return left
+    remaining: list[Any] = store.client.list_multipart_uploads(Bucket=store.bucket).get("Uploads", [])
+    return remaining
 
 
 @pytest.fixture(params=["moto_server", "versitygw"])
@@ -116,16 +116,16 @@ class TestLostAnswers:
     """A write that took effect and whose answer was lost is a success, whoever retried it."""
 
     def test_retry_is_not_refused_by_our_own_object(self, store: S3Store, operation: str, size: int) -> None:
-        left = on_send(store, operation, [lose_answer(store)])
+        remaining = on_send(store, operation, [lose_answer(store)])
         store.put("a", b"o" * size)
-        assert left == []
+        assert remaining == []
         assert store.get("a") == b"o" * size
 
     def test_success_even_if_no_answer_ever_comes(self, store: S3Store, operation: str, size: int) -> None:
-        left = on_send(store, operation, [lose_answer(store), lose_request])
+        remaining = on_send(store, operation, [lose_answer(store), lose_request])
         with store.create("a") as writer:
             writer.write(b"o" * size)
-        assert left == []
+        assert remaining == []
         assert store.get("a") == b"o" * size
 
     def test_another_writers_object_is_still_another_writers(self, store: S3Store, operation: str, size: int) -> None:
@@ -153,9 +153,9 @@ class TestLostAnswers:
         waiting = S3Store(
             store.location, multipart_threshold=THRESHOLD_BYTES, part_bytes=PART_BYTES, attempts=2, clock=clock
         )
-        left = on_send(waiting, operation, [lambda request: answer(409, "ConditionalRequestConflict")])
+        remaining = on_send(waiting, operation, [lambda request: answer(409, "ConditionalRequestConflict")])
         waiting.put("a", b"o" * size)
-        assert left == []
+        assert remaining == []
         assert len(clock.waits) == 1
         assert waiting.get("a") == b"o" * size
         assert uploads_left(waiting) == []
@@ -201,9 +201,9 @@ def test_a_large_writer_that_loses_leaves_no_parts(store: S3Store) -> None:
 
 def test_a_body_that_breaks_off_is_read_again(store: S3Store) -> None:
     store.put("a", b"whole")
-    left = on_send(store, "GetObject", [lambda request: AWSResponse("http://test", 200, {}, CannedBody(None))])
+    remaining = on_send(store, "GetObject", [lambda request: AWSResponse("http://test", 200, {}, CannedBody(None))])
     assert store.get("a") == b"whole"
-    assert left == []
+    assert remaining == []
 
 
 def test_a_body_that_always_breaks_off_is_unavailable(store: S3Store) -> None:

@@ -143,8 +143,8 @@ def test_a_failing_racer_does_not_leave_the_others_waiting(tmp_path: Path) -> No
 
 
 def test_listing_is_complete_beyond_one_page(store: ObjectStore) -> None:
-    made = [f"ledgers/{number:05}/data" for number in range(1010)]
+    created = [f"ledgers/{number:05}/data" for number in range(1010)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda name: store.put(name, b"x"), reversed(made)))
-    assert [found.name for found in store.list()] == made
-    assert [found.name for found in store.list("ledgers/0100")] == made[1000:1010]
+        list(pool.map(lambda name: store.put(name, b"x"), reversed(created)))
+    assert [found.name for found in store.list()] == created
+    assert [found.name for found in store.list("ledgers/0100")] == created[1000:1010]

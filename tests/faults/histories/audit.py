@@ -160,8 +160,8 @@ def check_garbage(database_url: str, store_url: str, endpoint: str) -> int:
     try:
         collector = GarbageCollector(metadata, store, clock, grace_ms=0, skew_ms=-1_000)
         for _ in range(3):
-            for done in collector.collect_all():
-                assert done.error is None, f"garbage collection of {done.topic}: {done.error}"
+            for result in collector.collect_all():
+                assert result.error is None, f"garbage collection of {result.topic}: {result.error}"
             time.sleep(0.1)
         referenced: set[str] = set()
         for topic in metadata.topics.all():
@@ -169,10 +169,10 @@ def check_garbage(database_url: str, store_url: str, endpoint: str) -> int:
             referenced |= {name for ledger in found.ledgers for name in (ledger.rows.name, ledger.index.name)}
             for compacted in found.compacted:
                 referenced |= read_manifest(store, compacted.manifest).objects | {compacted.manifest.name}
-        left = {info.name for info in store.list("topics/")}
-        assert left >= referenced, f"missing in the end: {sorted(referenced - left)[:10]}"
-        assert left <= referenced, f"left over in the end: {sorted(left - referenced)[:10]}"
-        return len(left)
+        remaining = {info.name for info in store.list("topics/")}
+        assert remaining >= referenced, f"missing in the end: {sorted(referenced - remaining)[:10]}"
+        assert remaining <= referenced, f"left over in the end: {sorted(remaining - referenced)[:10]}"
+        return len(remaining)
     finally:
         metadata.close()
         store.close()

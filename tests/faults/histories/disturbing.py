@@ -31,8 +31,8 @@ class Disturber:
     def run(self, seconds: float) -> None:
         """For so long at most."""
         deadline = time.monotonic() + seconds
-        while not self._ended.is_set() and (left := deadline - time.monotonic()) > 0:
-            fault, weight = zip(*self._faults(left), strict=True)
+        while not self._ended.is_set() and (remaining := deadline - time.monotonic()) > 0:
+            fault, weight = zip(*self._faults(remaining), strict=True)
             (chosen,) = self._chance.choices(fault, weight)
             chosen()
             self._ended.wait(min(self._chance.expovariate(1 / 1.5), max(0.0, deadline - time.monotonic())))

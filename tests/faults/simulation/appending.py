@@ -74,12 +74,12 @@ class Appending:
                 world.observe()  # it is found, now that the segment is recovered, or it never will be
             model.maybe = list(pairs)
             try:
-                told = log.append(self._entry(pairs, now))
+                answer = log.append(self._entry(pairs, now))
             except CompactorError:
                 model.maybe = []  # an append that fails was refused: only a disk that fails leaves it open
                 raise
             model.maybe = []
-            model.appended(_messages(told, pairs, now))
+            model.appended(_messages(answer, pairs, now))
             world.happened.add("appended")
             if rolled:
                 log.roll()

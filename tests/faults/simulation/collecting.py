@@ -56,14 +56,14 @@ class Collecting:
                 estimate = collector.collect(model.record, dry_run=True)
                 if not process.preempted:
                     require(world.objects.stored == before, "a dry run of garbage collection deleted something")
-            done = collector.collect(model.record)
+            result = collector.collect(model.record)
             undisturbed = not process.preempted and process.faults == faults
             if estimate is not None and undisturbed:
-                told = (estimate.objects, estimate.attempts_given_up, estimate.compacted_ledgers)
-                did = (done.objects, done.attempts_given_up, done.compacted_ledgers)
-                require(told == did, f"a dry run foretold {told}, and {did} came of it")
-            world.note(f"  deleted {done.total.count}, gave up {done.attempts_given_up}")
-            world.happened.add("collected" if done.total.count else "nothing to collect")
+                answer = (estimate.objects, estimate.attempts_given_up, estimate.compacted_ledgers)
+                did = (result.objects, result.attempts_given_up, result.compacted_ledgers)
+                require(answer == did, f"a dry run foretold {answer}, and {did} came of it")
+            world.note(f"  deleted {result.total.count}, gave up {result.attempts_given_up}")
+            world.happened.add("collected" if result.total.count else "nothing to collect")
             if twice and undisturbed:
                 again = collector.collect(model.record)
                 if not process.preempted:
@@ -136,14 +136,14 @@ class Collecting:
         world.grace_ms, world.collecting_since = grace, world.clock.now_ms()
         collector = GarbageCollector(process.metadata, process.store, world.clock, grace, SKEW)
         try:
-            for done in collector.collect_all():
-                told = f"garbage collection of {done.topic} failed: {done.error}"
-                over = isinstance(done.error, NotFound) and done.topic_uid in {
+            for result in collector.collect_all():
+                message = f"garbage collection of {result.topic} failed: {result.error}"
+                over = isinstance(result.error, NotFound) and result.topic_uid in {
                     item.record.uid for item in world.deleted
                 }
-                lost = any(name in str(done.error) for name in world.lost)
-                require(done.error is None or over or lost or process.faults > faults, told)
-                world.happened.add("deleted topic collected" if done.over and done.total.count else "collected all")
+                lost = any(name in str(result.error) for name in world.lost)
+                require(result.error is None or over or lost or process.faults > faults, message)
+                world.happened.add("deleted topic collected" if result.over and result.total.count else "collected all")
             world.topic(world.topics[0], process).log_manager().sweep()
         except CompactorError as error:
             world.note(f"  {type(error).__name__}: {error}"[:150])
@@ -164,9 +164,9 @@ class Collecting:
                 )
             world.run_as(process, "collects all", lambda: self._collect_everything(process, LONGEST_GRACE))
         referenced = set().union(*(world.serving_objects(model) for model in world.topics))
-        left = world.objects.names() - {STORE_UID}
-        require(left >= referenced, f"in the end these are missing: {sorted(referenced - left)}")
-        require(left <= referenced, f"in the end these are left over: {sorted(left - referenced)}")
+        remaining = world.objects.names() - {STORE_UID}
+        require(remaining >= referenced, f"in the end these are missing: {sorted(referenced - remaining)}")
+        require(remaining <= referenced, f"in the end these are left over: {sorted(remaining - referenced)}")
         for model in world.topics:
             after = world.observer.pins.referenced(model.record.id)
             require(len(after.compacted) == (model.serving is not None), "rows of retired generations are left")

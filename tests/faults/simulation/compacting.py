@@ -107,8 +107,8 @@ class Compacting:
             return
         except CompactorError as error:
             over = model.deleted_at is not None and isinstance(error, TopicNotFound)
-            told = f"{model.record.name} could not be claimed without a fault: {error}"
-            require(over or process.faults > faults, told)
+            message = f"{model.record.name} could not be claimed without a fault: {error}"
+            require(over or process.faults > faults, message)
             world.note(f"  {type(error).__name__}: {error}"[:150])
             return
         if job is None:
@@ -187,13 +187,13 @@ class Compacting:
             running.done = batch._do([job])
             if not both:
                 return
-        done, running.done = running.done, None
+        result, running.done = running.done, None
         if job.fenced:
             job.fail(batch._why_fenced(job.run))
-        elif isinstance(done, CompactorError):
-            job.fail(done)
+        elif isinstance(result, CompactorError):
+            job.fail(result)
         else:
-            job.answer(done[0])
+            job.answer(result[0])
         self._end(running)
 
     def _end(self, running: Running) -> None:
@@ -213,29 +213,29 @@ class Compacting:
         fenced = row.state is not RunState.RUNNING or topic.epoch != row.epoch
         self._batch(running.process)._note_end(job)
         after = world.observer.runs.get(job.run.run_id)
-        told = f"run {row.run_id} of {topic.name}"
+        message = f"run {row.run_id} of {topic.name}"
         world.note(f"  ended as {after.state} {after.error}"[:150])
         world.happened.add(f"run {after.state}")
         faulty = running.process.faults > running.faults
         if error is None:
-            require(after.state is RunState.SUCCESS, f"{told} succeeded, and its row says {after.state}")
+            require(after.state is RunState.SUCCESS, f"{message} succeeded, and its row says {after.state}")
             return
-        require(after.state is not RunState.RUNNING or faulty, f"{told} failed, and its row says RUNNING: {error}")
+        require(after.state is not RunState.RUNNING or faulty, f"{message} failed, and its row says RUNNING: {error}")
         if isinstance(error, Fenced):
-            require(fenced, f"{told} was fenced by nobody: {error}")
+            require(fenced, f"{message} was fenced by nobody: {error}")
         elif isinstance(error, Unavailable):
-            require(faulty, f"{told} failed without a fault: {error}")
+            require(faulty, f"{message} failed without a fault: {error}")
             unknown = "is not known" in error.message
-            require(unknown or after.state is not RunState.SUCCESS, f"{told} published, and was told: {error}")
+            require(unknown or after.state is not RunState.SUCCESS, f"{message} published, and was told: {error}")
         elif isinstance(error, DataLoss):
             lost = any(name in str(error) for name in world.lost)
-            require(faulty or fenced or lost, f"{told} lost data without a fault: {error}")
+            require(faulty or fenced or lost, f"{message} lost data without a fault: {error}")
         elif isinstance(error, Conflict):
             notes = running.model.notes.get(row.run_id)
             trimmed = notes is not None and running.model.first > notes.first
-            require(trimmed, f"{told} failed, and nothing was trimmed meanwhile: {error}")
+            require(trimmed, f"{message} failed, and nothing was trimmed meanwhile: {error}")
         else:
-            require(False, f"{told} failed: {error!r}")
+            require(False, f"{message} failed: {error!r}")
 
     def _forget(self, running: Running) -> None:
         if running in self.running:

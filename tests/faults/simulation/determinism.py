@@ -108,13 +108,13 @@ _opened: dict[tuple[str, int], Engine] = {}
 @contextmanager
 def _engines() -> Iterator[Callable[[URL], Engine]]:
     """Stands for `storage.metadata.engine._open`. No two processes have one engine: faults are dealt to one of them."""
-    made = engine_module._open
+    created = engine_module._open
     used: list[Engine] = []
 
     def open_engine(url: URL) -> Engine:
         key = (url.render_as_string(hide_password=False), len(used))
         if key not in _opened:
-            _opened[key] = made(url)
+            _opened[key] = created(url)
             if url.drivername == "sqlite":
                 event.listen(_opened[key], "connect", _do_not_wait)
         used.append(_opened[key])

@@ -126,19 +126,19 @@ class TopicModel:
     def _check_sealed(self, ledger: LedgerRecord) -> None:
         """A ledger that nobody imported holds what was appended to one segment, and all of it."""
         inside = self.everything[ledger.first_offset : ledger.last_offset + 1]
-        told = f"ledger {ledger.ledger_id}"
-        require(len(inside) == ledger.last_offset - ledger.first_offset + 1, f"{told} has more than was appended")
+        message = f"ledger {ledger.ledger_id}"
+        require(len(inside) == ledger.last_offset - ledger.first_offset + 1, f"{message} has more than was appended")
         require(
-            {m.message_id.ledger_id for m in inside} == {ledger.ledger_id}, f"{told} is of no import and no segment"
+            {m.message_id.ledger_id for m in inside} == {ledger.ledger_id}, f"{message} is of no import and no segment"
         )
 
     def appended(self, messages: Sequence[Message]) -> None:
         """These have come, with the ids and offsets that were told, or that are read where a dead writer left some."""
         for message in messages:
-            told = f"{self.record.name}: {message.message_id} at offset {message.offset}"
-            require(message.offset == len(self.everything), f"{told}, not {len(self.everything)}")
+            text = f"{self.record.name}: {message.message_id} at offset {message.offset}"
+            require(message.offset == len(self.everything), f"{text}, not {len(self.everything)}")
             last = self.everything[-1].message_id if self.everything else None
-            require(last is None or message.message_id > last, f"{told} is not above {last}")
+            require(last is None or message.message_id > last, f"{text} is not above {last}")
             self.everything.append(message)
 
     def last_old_enough(
@@ -165,25 +165,32 @@ class TopicModel:
         """A new compacted ledger serves: it may, and what it must hold is replayed. `run` is what published it."""
         compacted = snapshot.compacted
         assert compacted is not None
-        told = f"{self.record.name}: run {run.run_id} published compacted ledger {compacted.ledger_id}"
+        message = f"{self.record.name}: run {run.run_id} published compacted ledger {compacted.ledger_id}"
         notes = self.notes.get(run.run_id)
-        require(notes is not None, f"{told} and never took a snapshot")
+        require(notes is not None, f"{message} and never took a snapshot")
         assert notes is not None
-        require(run.state is RunState.SUCCESS, f"{told}, and is {run.state}")
-        require(notes.life == self.life, f"{told} although its horizon was taken meanwhile (S8, C2)")
-        require(notes.stops == self.stops, f"{told} although it was paused or aborted meanwhile (S5)")
+        require(run.state is RunState.SUCCESS, f"{message}, and is {run.state}")
+        require(notes.life == self.life, f"{message} although its horizon was taken meanwhile (S8, C2)")
+        require(notes.stops == self.stops, f"{message} although it was paused or aborted meanwhile (S5)")
         before = notes.snapshot.compacted
         base = before.ledger_id if before else None
-        require(base == self.serving, f"{told} on top of {base}, but {self.serving} served (A1)")
-        require(snapshot.topic.generation == self.generation + 1, f"{told} as generation {snapshot.topic.generation}")
-        require(compacted.generation == snapshot.topic.generation, f"{told} with another generation than the topic's")
+        require(base == self.serving, f"{message} on top of {base}, but {self.serving} served (A1)")
+        require(
+            snapshot.topic.generation == self.generation + 1, f"{message} as generation {snapshot.topic.generation}"
+        )
+        require(
+            compacted.generation == snapshot.topic.generation, f"{message} with another generation than the topic's"
+        )
         policies = RunPolicies(**run.policies)
         horizon = self.horizon
         end = self.last_old_enough(notes.snapshot, policies, run.started_at, horizon, notes.first)
         require(
-            compacted.horizon.offset == end, f"{told} with horizon {compacted.horizon.offset}, not {end} (P2, A1, A4)"
+            compacted.horizon.offset == end,
+            f"{message} with horizon {compacted.horizon.offset}, not {end} (P2, A1, A4)",
         )
-        require(compacted.horizon.message_id == self.everything[end].message_id, f"{told}: the horizon's id is wrong")
+        require(
+            compacted.horizon.message_id == self.everything[end].message_id, f"{message}: the horizon's id is wrong"
+        )
         floor = notes.floor if policies.tombstones_wait_for_cursors else None
         added = self.everything[horizon + 1 : end + 1]
         state = reference.run(self.state, added, policies, run.started_at, floor, raw_from=notes.first)
@@ -193,17 +200,19 @@ class TopicModel:
 
     def _trim(self, gone: Sequence[LedgerRecord], start: int, cursors: Sequence[CursorRecord], now: int) -> None:
         """Ledgers are gone, or the topic begins later: only what nobody needs (C1, C2, S9)."""
-        told = f"{self.record.name}: ledgers {[item.ledger_id for item in gone]} are trimmed, the start is {start}"
-        require(start >= self.start, f"{told}, and was {self.start}")
+        message = f"{self.record.name}: ledgers {[item.ledger_id for item in gone]} are trimmed, the start is {start}"
+        require(start >= self.start, f"{message}, and was {self.start}")
         end = max((ledger.last_offset + 1 for ledger in gone), default=start)
         compacted = [ledger for ledger in gone if ledger.last_offset >= start]
-        require(not compacted or "compact" in self.cleanup, f"{told} under the cleanup policy {set(self.cleanup)}")
-        require(all(item.last_offset <= self.horizon for item in compacted), f"{told} above the horizon {self.horizon}")
+        require(not compacted or "compact" in self.cleanup, f"{message} under the cleanup policy {set(self.cleanup)}")
+        require(
+            all(item.last_offset <= self.horizon for item in compacted), f"{message} above the horizon {self.horizon}"
+        )
         if not self.forced:
             needed = {cursor.name: cursor.mark_delete.offset + 1 if cursor.mark_delete else 0 for cursor in cursors}
             held = [name for name, offset in needed.items() if max(offset, self.start) < max(end, start)]
-            require(not held, f"{told}, and {held} need them: {needed}")
-            told_above = f"{told} above the horizon {self.horizon}, and it is compacted"
+            require(not held, f"{message}, and {held} need them: {needed}")
+            told_above = f"{message} above the horizon {self.horizon}, and it is compacted"
             require(self.serving is None or max(end, start) <= self.horizon + 1, told_above)
         self._mark_trimmed(gone, now)
         self.start, self.first = start, max(self.first, end, start)
@@ -213,8 +222,8 @@ class TopicModel:
 
     def truncate(self, start: int, now: int) -> None:
         """Everything below the topic's end of that time is gone, raw and compacted; the cursor stays (C2)."""
-        told = f"{self.record.name} was truncated up to {start}"
-        require(start == len(self.everything), f"{told}, and its end was {len(self.everything)}")
+        message = f"{self.record.name} was truncated up to {start}"
+        require(start == len(self.everything), f"{message}, and its end was {len(self.everything)}")
         self._mark_trimmed(self.ledgers, now)
         self.ledgers = []
         self.start = self.first = start

@@ -48,8 +48,8 @@ class Operating:
         model = model or draw.choice(self._world.topics)
         if model.cleanup != {"compact"} and draw.random() < 0.6:
             before = draw.randint(model.start, len(model.everything))
-        told = f"trims{'' if before is None else f' before offset {before}'}{' by force' if forced else ''}"
-        self._act(model, told, lambda process: self._trim(process, model, before, forced), 0.25)
+        message = f"trims{'' if before is None else f' before offset {before}'}{' by force' if forced else ''}"
+        self._act(model, message, lambda process: self._trim(process, model, before, forced), 0.25)
 
     def _trim(self, process: Process, model: TopicModel, before: int | None, forced: bool) -> None:
         world = self._world
@@ -58,15 +58,15 @@ class Operating:
         model.forced = forced
         try:
             if before is None:
-                done = retention.apply(model.record, force=forced)
+                result = retention.apply(model.record, force=forced)
             else:
-                done = retention.trim(model.record, before, force=forced)
+                result = retention.trim(model.record, before, force=forced)
             world.observe()
         finally:
             model.forced = False
         if model.first > start:
             world.happened.add("trimmed by force" if forced else "trimmed")
-        if before is not None and forced and not done.tail_left and not process.preempted:
+        if before is not None and forced and not result.tail_left and not process.preempted:
             require(model.start == max(start, before), f"{model.record.name} begins at {model.start}, not {before}")
 
     def truncate(self, model: TopicModel | None = None) -> None:
@@ -85,7 +85,9 @@ class Operating:
 
         process.on_step[Failpoint.TRUNCATED] = note
         try:
-            done = Truncation(process.metadata, process.store, world.clock, world.log_directory).truncate(model.record)
+            result = Truncation(process.metadata, process.store, world.clock, world.log_directory).truncate(
+                model.record
+            )
         except Unavailable:
             snapshot = world.observer.snapshot(model.record.id)
             is_cleared = snapshot.topic.start_offset > model.start or (model.serving and snapshot.compacted is None)
@@ -94,7 +96,7 @@ class Operating:
             raise
         finally:
             del process.on_step[Failpoint.TRUNCATED]
-        require(done.topic.start_offset == noted[-1], f"{done} is told, and the end was {noted}")
+        require(result.topic.start_offset == noted[-1], f"{result} is told, and the end was {noted}")
 
     def delete(self, model: TopicModel | None = None) -> None:
         """The topic goes, and another one takes its name (S8)."""
@@ -184,10 +186,10 @@ class Operating:
                 action(process)
             except CompactorError as error:
                 world.note(f"  {type(error).__name__}: {error}"[:150])
-                told = f"{process.name} {what} {model.record.name}: {error!r}"
+                message = f"{process.name} {what} {model.record.name}: {error!r}"
                 if isinstance(error, LeaseHeld | Fenced | Conflict | InvalidInput):
                     return  # a writer or sealer has it, a cursor needs it, or it has changed meanwhile
                 over = isinstance(error, TopicNotFound | NotFound) and model.deleted_at is not None
-                require(over or (process.faults > before and isinstance(error, Unavailable)), told)
+                require(over or (process.faults > before and isinstance(error, Unavailable)), message)
 
         world.run_as(process, f"{what} {model.record.name}", act, faults=faults)

@@ -139,7 +139,7 @@ class Readers:
             self._check(reading, complete=False)
         finally:
             process.on_pin = None
-        if len({look.ledger for look in reading.looks}) > 1:
+        if len({check.ledger for check in reading.looks}) > 1:
             self._world.happened.add("reader moved")
 
     def _take(self, reading: Reading, message: Message) -> None:
@@ -158,14 +158,14 @@ class Readers:
         faulty = reading.process.faults > reading.faults
         if isinstance(error, StateMayBeStale):
             require(len(reading.looks) > 1 and bool(reading.given), f"{reading} lost no generation: {error}")
-            look, model, behind = reading.looks[-1], reading.model, reading.given[-1].offset
-            require(look.first > behind + 1, f"{reading} could go on raw: {error}")
-            if look.ledger is None or look.first > max(behind, model.horizons[look.ledger]) + 1:
+            check, model, behind = reading.looks[-1], reading.model, reading.given[-1].offset
+            require(check.first > behind + 1, f"{reading} could go on raw: {error}")
+            if check.ledger is None or check.first > max(behind, model.horizons[check.ledger]) + 1:
                 return  # a gap that no compacted ledger stands for
             seen = [item.ledger for item in reading.looks]
             orders = {item is not None and model.policies[item].event_time_order for item in seen}
-            state = model.states[look.ledger]
-            hides = model.hides_compacted and look.start > behind + 1  # what was trimmed there may have been newer
+            state = model.states[check.ledger]
+            hides = model.hides_compacted and check.start > behind + 1  # what was trimmed there may have been newer
             dropped = state.dropped_to > behind
             require(dropped or hides or len(orders) > 1, f"{reading} misses nothing: {error}")
         elif isinstance(error, DataLoss):
@@ -186,9 +186,9 @@ class Readers:
             return
         complete_to, inside = -1, None
         begins: Look | None = None
-        counts = [look.count for look in reading.looks]
-        for number, look in enumerate(reading.looks):
-            count, ledger, first = counts[number], look.ledger, look.first
+        counts = [check.count for check in reading.looks]
+        for number, check in enumerate(reading.looks):
+            count, ledger, first = counts[number], check.ledger, check.first
             last = number == len(reading.looks) - 1
             behind = reading.given[count - 1].offset if count else -1
             raw_lasts = bool(count) and ledger != inside and first <= behind + 1
@@ -196,23 +196,23 @@ class Readers:
             still_there = begins is not None and ledger == inside == begins.ledger
             raw_from = first if not count else begins.first if begins is not None and still_there else 0
             expected = model.at_or_after(
-                None if raw_lasts else ledger, len(model.everything), reading.start, behind, raw_from, look.start
+                None if raw_lasts else ledger, len(model.everything), reading.start, behind, raw_from, check.start
             )
             if not last and counts[number + 1] <= count:
-                counts[number + 1] = count + _shared(reading.given[count : look.count + (reading.page or 0)], expected)
+                counts[number + 1] = count + _shared(reading.given[count : check.count + (reading.page or 0)], expected)
             until = len(reading.given) if last else counts[number + 1]
             went_on = until > count or (complete and last)  # not: met an error before it was given anything there
             if not count:
-                begins, complete_to = look, -1 if ledger is None else model.horizons[ledger]
+                begins, complete_to = check, -1 if ledger is None else model.horizons[ledger]
             elif went_on and ledger != inside:
                 if raw_lasts:
                     ledger = None
                 elif ledger is not None:
                     dropped_to, known_to = model.states[ledger].dropped_to, max(behind, complete_to)
-                    told = f"{reading} went on in {ledger} at offset {behind}"
-                    require(dropped_to <= known_to, f"{told}, though changes up to {dropped_to} are gone (R7)")
+                    text = f"{reading} went on in {ledger} at offset {behind}"
+                    require(dropped_to <= known_to, f"{text}, though changes up to {dropped_to} are gone (R7)")
                 complete_to = -1
-            self._equal(reading, reading.given[count:until], expected, look.end if complete and last else 0)
+            self._equal(reading, reading.given[count:until], expected, check.end if complete and last else 0)
             inside = ledger
         if complete and begins is not None:
             self._check_promises(reading, begins)
@@ -229,11 +229,11 @@ class Readers:
     def _check_promises(self, reading: Reading, begins: Look) -> None:
         """R7, whatever way it took. What was trimmed by force before it began, and no run had seen, no reader knows."""
         model = reading.model
-        look = reading.looks[-1]
-        everything = model.everything[: max(look.end, reading.given[-1].offset + 1 if reading.given else 0)]
-        if reading.looks[0].life == look.life:
+        check = reading.looks[-1]
+        everything = model.everything[: max(check.end, reading.given[-1].offset + 1 if reading.given else 0)]
+        if reading.looks[0].life == check.life:
             given = {message.offset for message in reading.given}
-            live = model.at_or_after(look.ledger, len(everything), EARLIEST, first=model.first, hidden_to=model.start)
+            live = model.at_or_after(check.ledger, len(everything), EARLIEST, first=model.first, hidden_to=model.start)
             newest = {message.key: message for message in live if message.key is not None}
             for key, message in newest.items():
                 if message.payload and message.message_id >= reading.start:

@@ -129,10 +129,10 @@ class World:
 
     def noting_writers(self) -> Callable[..., None]:
         """SegmentWriter.__init__, which lets the process that makes one give its file up when it dies."""
-        made = SegmentWriter.__init__
+        created = SegmentWriter.__init__
 
         def noting(writer: SegmentWriter, *arguments: Any, **options: Any) -> None:
-            made(writer, *arguments, **options)
+            created(writer, *arguments, **options)
             if self._stack:
                 self._stack[-1].on_death.append(writer._release)
 
@@ -348,31 +348,33 @@ class World:
         everybody = (*self.topics, *self.deleted)
         (model,) = [model for model in everybody if name.startswith(names.topic_prefix(model.record.uid))]
         assert parsed is not None
-        told = f"{process.name} deletes {name}"
+        message = f"{process.name} deletes {name}"
         if model.deleted_at is not None:
-            self._check_delay(told, model.deleted_at)
+            self._check_delay(message, model.deleted_at)
             return
         references = self._references_of(model)
         if name in self.serving_objects(model):
-            self.violated(f"{told}, which the topic refers to")
+            self.violated(f"{message}, which the topic refers to")
         for compacted in references.compacted:
             if name in self.manifests.get(compacted.ledger_id, set()):
-                self.violated(f"{told}, which compacted ledger {compacted.ledger_id} refers to")
+                self.violated(f"{message}, which compacted ledger {compacted.ledger_id} refers to")
         for pin in self.pins.values():
             if pin.expires_at > self.clock.now_ms() and name in self.manifests.get(pin.ledger_id, set()):
-                self.violated(f"{told}, which compacted ledger {pin.ledger_id} refers to, and {pin.owner} has pinned")
+                self.violated(
+                    f"{message}, which compacted ledger {pin.ledger_id} refers to, and {pin.owner} has pinned"
+                )
         if not process.name.startswith("g"):
             return
         if name in model.trimmed:
-            self._check_delay(told, model.trimmed[name])
+            self._check_delay(message, model.trimmed[name])
             return
         for attempt in references.attempts:
             if attempt.attempt_id != parsed.attempt_id:
                 continue
             if attempt.finished_at is None:
-                self.violated(f"{told}, whose attempt is not finished")
+                self.violated(f"{message}, whose attempt is not finished")
             elif attempt.finished_at > max(self.clock.now_ms(), self.collecting_since) - self.grace_ms:
-                self.violated(f"{told}, whose attempt was finished less than the grace time ago")
+                self.violated(f"{message}, whose attempt was finished less than the grace time ago")
 
     def _check_delay(self, told: str, marked_at: int) -> None:
         """C3: whoever reads what was marked as deleted may finish."""

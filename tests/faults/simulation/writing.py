@@ -73,22 +73,22 @@ class Writing:
             process.on_attempt = None
         faulty = process.faults > before
         self._world.observe()
-        done = sum(model.imported[attempt_id] for attempt_id in mine)
-        told = f"{model.record.name}: an import of {len(rows)} messages"
+        result = sum(model.imported[attempt_id] for attempt_id in mine)
+        message = f"{model.record.name}: an import of {len(rows)} messages"
         if error is None:
-            require(done == len(rows), f"{told} was told as done, and {done} are there")
+            require(result == len(rows), f"{message} was told as done, and {result} are there")
             return
         self._world.note(f"  {type(error).__name__}: {error}"[:150])
         if isinstance(error, Unavailable | DataLoss):  # also of store.uid, which an import reads
-            require(faulty, f"{told} failed without a fault: {error}")
+            require(faulty, f"{message} failed without a fault: {error}")
             if "is not known" in error.message:
                 return
         elif isinstance(error, _Unreadable):
-            require(fails, f"{told} could not be read")
+            require(fails, f"{message} could not be read")
         else:
             over = isinstance(error, TopicNotFound) and model.deleted_at is not None
-            require(over or isinstance(error, LeaseHeld | Fenced), f"{told} failed: {error!r}")
-        require(done == 0, f"{told} was told as failed ({error}), and {done} are there")
+            require(over or isinstance(error, LeaseHeld | Fenced), f"{message} failed: {error!r}")
+        require(result == 0, f"{message} was told as failed ({error}), and {result} are there")
 
     def _rows(self, model: TopicModel) -> list[dict[str, Any]]:
         draw = self._world.random

@@ -56,10 +56,10 @@ class Watched(InProcess):
 
 def topics(bench: Workbench, *names: str) -> list[Topic]:
     """Topics with a message each."""
-    made = [bench.topic(name) for name in names]
-    for topic in made:
+    created = [bench.topic(name) for name in names]
+    for topic in created:
         bench.append(topic, [content((b"k", topic.name.topic.encode()))])
-    return made
+    return created
 
 
 def compact_all(bench: Workbench, some: Sequence[Topic], engine: InProcess | None = None) -> list[Outcome]:

@@ -56,18 +56,18 @@ def test_a_dry_run_says_what_the_run_after_it_does_and_leaves_nothing(bench: Wor
     for table in history:
         bench.append(topic, [table])
         before = traces(bench, topic)
-        said = estimate(bench, topic, policies)
+        answer = estimate(bench, topic, policies)
         assert traces(bench, topic) == before
         outcome = bench.compactor().compact(topic.name, policies)
         assert outcome.run is not None
         did = outcome.run.statistics
         for name in ("messages_in", "messages_before", "messages_out", "tombstones_removed", "tombstones_kept"):
-            assert said[name] == did[name], name
-        assert (said["expired"], said["null_keys_kept"]) == (did["expired"], did["null_keys_kept"])
-        assert said["parts_kept"] == did["parts_kept"]
+            assert answer[name] == did[name], name
+        assert (answer["expired"], answer["null_keys_kept"]) == (did["expired"], did["null_keys_kept"])
+        assert answer["parts_kept"] == did["parts_kept"]
         # a task that finds no survivor in its share of a ledger writes no part, which nobody knows before
-        assert int(str(said["parts_to_write"])) >= int(str(did["parts_written"]))
-        assert said["messages_dropped"] == int(str(did["messages_in"])) + int(str(did["messages_before"])) - int(
+        assert int(str(answer["parts_to_write"])) >= int(str(did["parts_written"]))
+        assert answer["messages_dropped"] == int(str(did["messages_in"])) + int(str(did["messages_before"])) - int(
             str(did["messages_out"])
         )
 
@@ -82,19 +82,19 @@ def test_a_dry_run_of_an_empty_topic_has_nothing_to_say(bench: Workbench) -> Non
 def test_a_dry_run_works_beside_a_running_compaction(bench: Workbench) -> None:
     """It claims nothing; its objects are its own, and they have a heartbeat row as long as they are there."""
     topic = two_generations(bench)
-    said: list[dict[str, object]] = []
+    answer: list[dict[str, object]] = []
 
     class Looks(InProcess):
         def run(
             self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
         ) -> list[Any]:
-            said.append(estimate(bench, topic))
+            answer.append(estimate(bench, topic))
             return super().run(count, task, on_done, weights)
 
     outcome = replace(bench, engine=Looks()).compact(topic)
     assert outcome.run is not None
     assert outcome.run.state is RunState.SUCCESS
-    assert [item["messages_out"] for item in said] == [outcome.run.statistics["messages_out"]] * 2
+    assert [item["messages_out"] for item in answer] == [outcome.run.statistics["messages_out"]] * 2
 
 
 @pytest.mark.parametrize("error", [Unavailable("the store is away", "wait"), KeyboardInterrupt()])

@@ -72,11 +72,11 @@ def check_part(store: ObjectStore, part: Part) -> None:
 
 def check_run(store: ObjectStore, planned: PlannedRun, expected: pa.Table) -> Manifest:
     """Carry a run out and compare with the rows that must be left."""
-    made = carry_out(planned)
-    for result in made.parts:
+    created = carry_out(planned)
+    for result in created.parts:
         if result.part is not None:
             check_part(store, result.part)
-    manifest = manifest_of(store, made)
+    manifest = manifest_of(store, created)
     assert without_times(live_rows(store, manifest)) == without_times(expected)
     for part in manifest.parts:
         live = live_rows(store, replace(manifest, parts=(part,))).column("offset").to_pylist()
@@ -125,15 +125,15 @@ def test_run_after_run_starts_from_the_parts_bitmaps_and_index_of_the_one_before
 ) -> None:
     table, ledgers = seal_history(object_store, history)
     cuts = [*sorted(data.draw(st.lists(st.integers(0, len(ledgers)), min_size=2, max_size=2))), len(ledgers)]
-    left, previous, done = table.slice(0, 0), None, 0
+    remaining, previous, result = table.slice(0, 0), None, 0
     for number, cut in enumerate(cuts):
         if cut == 0:
             continue
         upto = ledgers[cut - 1].last_offset + 1
         policies = RunPolicies(retain[number])
         planned = decide(object_store, ledgers[:cut], previous, policies, sizing=sizing[number])
-        left = rows_left(left, table.slice(done, upto - done), retain[number])
-        previous, done = check_run(object_store, planned, left), upto
+        remaining = rows_left(remaining, table.slice(result, upto - result), retain[number])
+        previous, result = check_run(object_store, planned, remaining), upto
 
 
 def keyed(*keys: bytes | None, payload: bytes = b"v") -> pa.Table:
@@ -287,10 +287,10 @@ def test_the_last_message_alive_is_looked_for_when_a_kept_part_is_the_end(
     planned, _ = runs(object_store, letters("abcdef"), letters(deleted, payload=b""))
     (plan,) = planned.layout.bitmaps
     assert plan.find_last
-    made = carry_out(planned)
-    (result,) = made.bitmaps
+    created = carry_out(planned)
+    (result,) = created.bitmaps
     assert result.last_alive == MessageId(5, last)
-    assert made.last_message_id(manifest_of(object_store, made), None) == MessageId(5, last)
+    assert created.last_message_id(manifest_of(object_store, created), None) == MessageId(5, last)
 
 
 def test_a_part_that_is_written_anew_leaves_out_what_its_bitmap_and_the_row_sets_name(
@@ -303,9 +303,9 @@ def test_a_part_that_is_written_anew_leaves_out_what_its_bitmap_and_the_row_sets
         letters("ef", payload=b""),
         sizing=ANEW,
     )
-    made = carry_out(planned)
-    assert made.bitmaps == []
-    (written,) = made.parts
+    created = carry_out(planned)
+    assert created.bitmaps == []
+    (written,) = created.parts
     assert offsets(object_store, written.part) == [0, 2, 3]
     assert written.kept == {0: SourceTotals(3, 0 + 2 + 3)}
 
@@ -319,8 +319,10 @@ def test_a_part_may_be_cut_anywhere_also_between_dead_rows(
     found = planned.layout.bitmaps[0].parts[0][1]
     halves = tuple(PartPlan(n, (Slice(0, a, b, found),)) for n, (a, b) in enumerate([(0, cut - 1), (cut, 5)]))
     results = [run_task(planned.plan, half) for half in halves]
-    left = [0, 4, 5]
-    for result, expected in zip(results, ([n for n in left if n < cut], [n for n in left if n >= cut]), strict=True):
+    remaining = [0, 4, 5]
+    for result, expected in zip(
+        results, ([n for n in remaining if n < cut], [n for n in remaining if n >= cut]), strict=True
+    ):
         assert isinstance(result, PartResult)
         assert offsets(object_store, result.part) == expected
         assert result.kept == {0: SourceTotals(len(expected), sum(expected))}
@@ -356,9 +358,9 @@ def test_a_tombstone_keeps_the_time_of_the_run_that_kept_it_first(object_store: 
     planned, previous = runs(object_store, *history, sizing=ANEW, policies=policies)
     assert previous is not None
     assert [part.oldest_tombstone for part in previous.parts] == [NOW + 1000, NOW + 2000]
-    made = carry_out(planned)
-    assert [sorted(result.kept) for result in made.parts] == [[0], [2]]
-    manifest = manifest_of(object_store, made)
+    created = carry_out(planned)
+    assert [sorted(result.kept) for result in created.parts] == [[0], [2]]
+    manifest = manifest_of(object_store, created)
     times = live_rows(object_store, manifest).select(["key", "retained_at"]).to_pylist()
     assert [(row["key"], row["retained_at"]) for row in times] == [
         (b"b", None),

@@ -150,8 +150,8 @@ def test_a_dry_run_foretells_it(bench: Workbench) -> None:
     topic = bench.topic()
     ten(bench, topic)
     trim(bench, topic, 5)
-    told = bench.compactor().dry_run(topic.name)
-    assert (told["messages_in"], told["messages_out"]) == (5, 5)
+    answer = bench.compactor().dry_run(topic.name)
+    assert (answer["messages_in"], answer["messages_out"]) == (5, 5)
 
 
 @pytest.mark.parametrize("retained", [True, False])

@@ -244,13 +244,13 @@ def test_what_is_taken_away_while_a_run_reads_it_is_no_loss(bench: Workbench, ho
         "trim": lambda: bench.metadata.trimming.trim(topic.record.id, 1, [ledger.ledger_id], force=True),
         "damage": lambda: bench.store.delete(ledger.index.name),
     }
-    with pytest.raises(CompactorError) as told:
+    with pytest.raises(CompactorError) as answer:
         replace(bench, engine=LosesItsInput(bench, take[how])).compact(topic)
-    assert type(told.value) is error
+    assert type(answer.value) is error
     with pytest.raises(ObjectMissing):
         bench.store.size(ledger.index.name)
     if how == "trim":
-        assert "was trimmed while a compaction read it" in told.value.message
+        assert "was trimmed while a compaction read it" in answer.value.message
 
 
 class AppendsMeanwhile(InProcess):
@@ -384,9 +384,9 @@ def test_no_run_is_made_until_something_is_due_and_one_is_enough(bench: Workbenc
         bench.advance(1000)
         compactor.compact(topic.name, policies)
         assert compactor.compact(topic.name, policies).run is None
-    left = [message.key for message in compacted_only(topic)]
+    remaining = [message.key for message in compacted_only(topic)]
     gone = {b"a", b"c"} if policies.key_ttl_ms else set()
-    assert left == [key for key in [b"a", None, b"c"] if key not in gone and (key or policies.retain_null_key)]
+    assert remaining == [key for key in [b"a", None, b"c"] if key not in gone and (key or policies.retain_null_key)]
 
 
 # --- limits

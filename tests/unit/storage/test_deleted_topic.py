@@ -172,8 +172,8 @@ def test_truncating_leaves_nothing_and_goes_on(bench: Workbench, topic: Topic) -
     dry = truncation.truncate(topic.record, dry_run=True)
     assert (dry.messages, dry.compacted_messages, dry.truncated) == (6, 5, False)
     assert len(raw(topic)) == 6
-    done = truncation.truncate(topic.record)
-    assert (done.messages, done.compacted_messages, done.topic.start_offset) == (6, 5, 6)
+    result = truncation.truncate(topic.record)
+    assert (result.messages, result.compacted_messages, result.topic.start_offset) == (6, 5, 6)
     assert raw(topic) == list(topic.messages(read_compacted=True)) == []
     assert topic.get(b"k1") is None
     with topic.append_log() as log:
@@ -204,9 +204,9 @@ def test_a_run_under_way_ends_when_its_topic_is_truncated(bench: Workbench, topi
         if failpoint is Failpoint.PHASE_TWO_DONE:
             truncation.truncate(topic.record)
 
-    with observed(at), pytest.raises(CompactorError) as told:
+    with observed(at), pytest.raises(CompactorError) as answer:
         bench.compactor().compact(topic.name, RunPolicies())
-    assert isinstance(told.value, Fenced)
+    assert isinstance(answer.value, Fenced)
     assert topic.snapshot().compacted is None
 
 

@@ -79,7 +79,7 @@ def test_a_folder_that_is_there_keeps_its_mode_and_what_is_made_in_it_is_like_it
     assert found["objects/a"] == oct(mode & ~0o022)
     assert {found["log/log.uid"], found["objects/a/b"]} == {file}
     assert found["metadata.db"] == "0o600"
-    told = exposed_folders(settings)
-    assert ([f"chmod 700 {folder}" in line for folder, line in zip(sorted(folders), told, strict=False)]) == (
+    answer = exposed_folders(settings)
+    assert ([f"chmod 700 {folder}" in line for folder, line in zip(sorted(folders), answer, strict=False)]) == (
         [True] * 3 if exposed else []
     )

@@ -45,8 +45,8 @@ class Answer(httpx.AsyncByteStream):
 
 def test_an_answer_that_nobody_takes_is_closed(bench: Workbench) -> None:
     """Its caller has gone before its first byte: a hundred of them would take all connections."""
-    made = Answer()
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=made))
+    created = Answer()
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=created))
     forwarding = OwnerProxy(bench.metadata, bench.clock, bench.log, 1_000, transport)
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/x", "query_string": b"", "headers": []}
 
@@ -60,7 +60,7 @@ def test_an_answer_that_nobody_takes_is_closed(bench: Workbench) -> None:
     async def forwarded() -> None:
         response = await forwarding.forward(Request(scope, gone), ServiceRecord("n", "http://other", None, 0, 0))
         await response(scope, gone, send)
-        assert made.closed
+        assert created.closed
         await forwarding.close()
 
     asyncio.run(forwarded())
@@ -69,10 +69,10 @@ def test_an_answer_that_nobody_takes_is_closed(bench: Workbench) -> None:
 @pytest.fixture
 def logs(tmp_path: Path) -> dict[str, LogDirectory]:
     """The log directories of services a and b, and of one that has none of a topic's messages."""
-    made = {name: LogDirectory(tmp_path / name) for name in "abc"}
-    for log in made.values():
+    created = {name: LogDirectory(tmp_path / name) for name in "abc"}
+    for log in created.values():
         log.uid  # noqa: B018  something was written to it
-    return made
+    return created
 
 
 @pytest.fixture
@@ -231,8 +231,8 @@ def test_a_service_of_a_private_authority_is_trusted_if_that_is_named(
     bench: Workbench, secure: tuple[str, str]
 ) -> None:
     url, authority = secure
-    status, said = forwarded(bench, url)
-    assert (status, "tls.ca" in said, "self-signed" in said) == (503, True, True), said
+    status, answer = forwarded(bench, url)
+    assert (status, "tls.ca" in answer, "self-signed" in answer) == (503, True, True), answer
     assert forwarded(bench, url, ca_file=authority) == (200, "there")
 
 
@@ -241,11 +241,11 @@ def test_authorities_are_read_at_the_start_and_the_event_loop_reads_none(
 ) -> None:
     chain, _ = certificate(tmp_path)
     made_by: list[threading.Thread] = []
-    made = httpx.create_ssl_context
+    created = httpx.create_ssl_context
 
     def noted(**options: Any) -> ssl.SSLContext:
         made_by.append(threading.current_thread())
-        return made(**options)
+        return created(**options)
 
     monkeypatch.setattr(httpx, "create_ssl_context", noted)
     forwarding = OwnerProxy(bench.metadata, bench.clock, bench.log, 1_000, ca_file=str(chain))
@@ -266,8 +266,8 @@ def test_why_another_service_gives_no_answer_is_told(bench: Workbench) -> None:
     def refuse(_: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("[Errno 111] Connection refused")
 
-    status, said = forwarded(bench, "http://other", transport=httpx.MockTransport(refuse))
-    assert (status, "Connection refused" in said) == (503, True)
+    status, answer = forwarded(bench, "http://other", transport=httpx.MockTransport(refuse))
+    assert (status, "Connection refused" in answer) == (503, True)
 
 
 @pytest.mark.parametrize("name", ["..", ".", "%2e%2e", "%2E", "a.b"])

@@ -50,11 +50,11 @@ def answering(error: Exception) -> TestClient:
     ids=lambda item: type(item).__name__,
 )
 def test_no_answer_holds_a_secret_nor_where_store_and_database_are(error: CompactorError) -> None:
-    said = answering(error).get("/read").json()["reason"]
+    answer = answering(error).get("/read").json()["reason"]
     for hidden in ("hunter2", "pass-word", "bucket", "minio", "@db", "db-prod", "/srv"):
-        assert hidden not in said or isinstance(error, InvalidInput)
-    assert "hunter2" not in said
-    assert "is no topic" in said or "cannot be reached" in said or "see the log of the service" in said
+        assert hidden not in answer or isinstance(error, InvalidInput)
+    assert "hunter2" not in answer
+    assert "is no topic" in answer or "cannot be reached" in answer or "see the log of the service" in answer
 
 
 def test_what_is_the_operators_is_logged_once_whole(caplog: pytest.LogCaptureFixture) -> None:
@@ -83,8 +83,10 @@ def test_damage_of_each_topic_is_logged(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_a_reason_is_short_however_long_the_names_in_it_are() -> None:
-    said = answering(Problem(403, f"role 'me' has no permission in {'://x' * 8000}: ask")).get("/read").json()["reason"]
-    assert (len(said), said[:9], said[-5:]) == (1000, "role 'me'", ": ask")
+    answer = (
+        answering(Problem(403, f"role 'me' has no permission in {'://x' * 8000}: ask")).get("/read").json()["reason"]
+    )
+    assert (len(answer), answer[:9], answer[-5:]) == (1000, "role 'me'", ": ask")
 
 
 def test_errors_in_documents_hold_no_secret() -> None:
@@ -97,8 +99,8 @@ def test_what_is_kept_of_an_error_is_shown_in_full_to_operators_only() -> None:
     assert (
         shown_error(kept) == f"cannot read object x of bucket acme, {ENDPOINT.replace('pass-word', '***')}: try again"
     )
-    said = shown_error(kept, in_full=False) or ""
-    assert said.endswith("does not answer now: try again; see the log of the service")
+    answer = shown_error(kept, in_full=False) or ""
+    assert answer.endswith("does not answer now: try again; see the log of the service")
     kept = recorded(ZeroDivisionError("in /srv/x"))
     assert shown_error(kept, in_full=False) == "unexpected ZeroDivisionError: see the log of the service"
     assert recorded(KeyboardInterrupt()) == "interrupted"

@@ -16,19 +16,19 @@ def test_who_asks_meanwhile_shares_what_is_made_next() -> None:
     async def scenario() -> list[int]:
         shared: SingleFlight[int] = SingleFlight(Pool(WaitsFor.DATABASE, 4, 30_000, ManualClock()))
         begun, leave = threading.Event(), threading.Event()
-        made: list[int] = []
+        created: list[int] = []
 
         def make() -> int:
-            made.append(len(made))
+            created.append(len(created))
             begun.set()
             leave.wait(30)
-            return made[-1]
+            return created[-1]
 
         first = asyncio.create_task(shared.answer(make))
         await asyncio.to_thread(begun.wait, 30)
         later = [asyncio.create_task(shared.answer(make)) for _ in range(50)]
         await asyncio.sleep(0)
-        assert made == [0], "one at a time"
+        assert created == [0], "one at a time"
         leave.set()
         answers = [await first, *await asyncio.gather(*later)]
         return [*answers, await shared.answer(make)]

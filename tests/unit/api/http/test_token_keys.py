@@ -120,10 +120,10 @@ def test_a_file_that_hangs_holds_one_look_and_no_thread_that_requests_wait_for(
     key = written(tmp_path / "secret.key", OLD)
     client = client_of(Settings(auth_token_secret_key=key.as_uri(), auth_superuser_roles=("ops",)), clock)
     headers = {"Authorization": f"Bearer {create(OLD, 'ops', {})}"}
-    looked: list[threading.Thread] = []
+    check: list[threading.Thread] = []
 
     def hangs(_: object) -> None:
-        looked.append(threading.current_thread())
+        check.append(threading.current_thread())
         begun.release()
         let_go.wait(60)
 
@@ -134,8 +134,8 @@ def test_a_file_that_hangs_holds_one_look_and_no_thread_that_requests_wait_for(
         assert client.get("/who", headers=headers).status_code == 200
     assert begun.acquire(timeout=30)
     let_go.set()
-    assert [thread.name for thread in looked] == ["token-keys"]
-    looked[0].join(30)
+    assert [thread.name for thread in check] == ["token-keys"]
+    check[0].join(30)
 
 
 def test_the_interval_begins_when_a_look_ends(tmp_path: Path) -> None:

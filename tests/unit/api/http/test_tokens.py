@@ -211,8 +211,8 @@ def test_public_keys_that_cannot_be_used() -> None:
 
 def jwk(key: bytes, **others: object) -> dict[str, object]:
     loaded = serialization.load_der_public_key(key)
-    made = jwt.algorithms.RSAAlgorithm if isinstance(loaded, rsa.RSAPublicKey) else jwt.algorithms.ECAlgorithm
-    return {**made.to_jwk(loaded, as_dict=True), **others}  # type: ignore[arg-type]
+    created = jwt.algorithms.RSAAlgorithm if isinstance(loaded, rsa.RSAPublicKey) else jwt.algorithms.ECAlgorithm
+    return {**created.to_jwk(loaded, as_dict=True), **others}  # type: ignore[arg-type]
 
 
 def test_keys_of_a_jwks_file_are_chosen_by_their_id(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ def entry(payload: bytes = b"v") -> bytes:
 
 @pytest.fixture
 def producers(bench: Workbench) -> Iterator[Producers]:
-    made = Producers(bench.clock, most=2, idle_ms=5_000)
-    yield made
-    made.drain()
+    created = Producers(bench.clock, most=2, idle_ms=5_000)
+    yield created
+    created.drain()
 
 
 def test_many_threads_share_one_log(bench: Workbench, producers: Producers) -> None:

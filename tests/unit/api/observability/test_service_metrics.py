@@ -101,13 +101,13 @@ def test_labels_are_a_brokers() -> None:
 
 def test_each_run_is_counted_once_and_one_under_way_when_it_has_ended() -> None:
     history = History([run(1, 1), run(2, 1, RunState.RUNNING)], topics("a"))
-    made, clock = metrics(history)
-    assert values(made)["compactor_runs_running"] == 1
+    created, clock = metrics(history)
+    assert values(created)["compactor_runs_running"] == 1
     clock.advance(REFRESH_MS)
-    assert values(made)["pulsar_compaction_succeed_count persistent://t/n/a"] == 1
+    assert values(created)["pulsar_compaction_succeed_count persistent://t/n/a"] == 1
     history.rows = [run(1, 1), run(2, 1), run(3, 1)]
     clock.advance(REFRESH_MS)
-    found = values(made)
+    found = values(created)
     assert found["pulsar_compaction_succeed_count persistent://t/n/a"] == 3
     assert found["compactor_runs_running"] == 0
 
@@ -115,23 +115,23 @@ def test_each_run_is_counted_once_and_one_under_way_when_it_has_ended() -> None:
 def test_a_run_that_is_committed_after_a_later_one_is_counted() -> None:
     """PostgreSQL gives ids before it commits; ids that nobody ever has are not asked for forever."""
     history = History([run(1, 1), run(4, 1)], topics("a"))
-    made, clock = metrics(history)
+    created, clock = metrics(history)
     count = "pulsar_compaction_succeed_count persistent://t/n/a"
-    assert values(made)[count] == 2
+    assert values(created)[count] == 2
     history.rows = [run(1, 1), run(2, 1, RunState.RUNNING), run(4, 1)]
     clock.advance(REFRESH_MS)
-    assert values(made)["compactor_runs_running"] == 1
+    assert values(created)["compactor_runs_running"] == 1
     history.rows = [run(1, 1), run(2, 1), run(4, 1)]
     for _ in range(LATE_LOOKS + 1):
         clock.advance(REFRESH_MS)
-        assert values(made)[count] == 3
+        assert values(created)[count] == 3
     assert history.asked == []
 
 
 def test_a_run_whose_worker_died_is_not_running() -> None:
-    made, clock = metrics(History([run(1, 1, RunState.RUNNING)], topics("a")))
+    created, clock = metrics(History([run(1, 1, RunState.RUNNING)], topics("a")))
     clock.advance(30_000)
-    assert values(made)["compactor_runs_running"] == 0
+    assert values(created)["compactor_runs_running"] == 0
 
 
 def test_topics_with_series_are_bounded_to_those_that_ran_last_and_sums_are_of_all() -> None:
@@ -144,41 +144,41 @@ def test_topics_with_series_are_bounded_to_those_that_ran_last_and_sums_are_of_a
 
 def test_a_deleted_topic_is_forgotten() -> None:
     history = History([run(1, 1), run(2, 2)], topics("a", "b"))
-    made, clock = metrics(history)
-    assert values(made)["compactor_runs SUCCESS"] == 2
+    created, clock = metrics(history)
+    assert values(created)["compactor_runs SUCCESS"] == 2
     del history.names[1]
     clock.advance(REFRESH_MS)
-    found = values(made)
+    found = values(created)
     assert found["compactor_runs SUCCESS"] == 1
     assert "pulsar_compaction_succeed_count persistent://t/n/a" not in found
 
 
 def test_the_database_is_asked_at_most_so_often() -> None:
     history = History()
-    made, clock = metrics(history)
+    created, clock = metrics(history)
     for _ in range(3):
-        values(made)
+        values(created)
     assert history.looks == 1
     clock.advance(REFRESH_MS - 1)
-    values(made)
+    values(created)
     assert history.looks == 1
     clock.advance(1)
-    values(made)
+    values(created)
     assert history.looks == 2
 
 
 def test_a_database_that_is_away_is_told_and_nothing_is_made_up() -> None:
     history = History([run(1, 1)], topics("a"))
-    made, clock = metrics(history, sources=Sources(appended=lambda: Appended(7, 8, 9)))
-    assert values(made)["compactor_up"] == 1
+    created, clock = metrics(history, sources=Sources(appended=lambda: Appended(7, 8, 9)))
+    assert values(created)["compactor_up"] == 1
     history.away = True
     clock.advance(REFRESH_MS)
-    found = values(made)
+    found = values(created)
     assert found["compactor_up"] == 0
     assert "compactor_topics" not in found
     assert (found["compactor_log_appended_entries_total"], found["compactor_log_open_topics"]) == (7, 9)
     history.away = False
-    assert values(made)["compactor_up"] == 1, "the next scrape tries again"
+    assert values(created)["compactor_up"] == 1, "the next scrape tries again"
 
 
 def test_what_waits_is_paused_or_fails() -> None:

@@ -107,7 +107,7 @@ def test_the_zip_is_all_that_a_task_needs_of_ours(tmp_path: Path) -> None:
     import numpy
 
     packages = str(Path(numpy.__path__[0]).parent)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-S", "-c", script, str(target), packages],
         cwd=tmp_path,
         env={},
@@ -115,4 +115,4 @@ def test_the_zip_is_all_that_a_task_needs_of_ours(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert (result.returncode, result.stdout) == (0, "True\n"), result.stderr

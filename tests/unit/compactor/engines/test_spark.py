@@ -285,13 +285,13 @@ def test_port_and_secret_of_the_gateway_are_never_in_the_environment(monkeypatch
 
 
 def test_a_command_asks_its_driver_from_one_thread_which_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made: list[Asker] = []
+    created: list[Asker] = []
     stopped: list[str] = []
 
     class Counted(Asker):
         def __init__(self) -> None:
             super().__init__()
-            made.append(self)
+            created.append(self)
 
     session = SimpleNamespace(stop=lambda: stopped.append(threading.current_thread().name))
     monkeypatch.setattr("compactor.engines.driver.Asker", Counted)
@@ -299,6 +299,6 @@ def test_a_command_asks_its_driver_from_one_thread_which_ends(monkeypatch: pytes
     with spark_engine_of(Settings(data=str(tmp_path), spark_master="local[1]")):
         pass
     assert stopped == ["spark-driver"]
-    (asker,) = made
+    (asker,) = created
     with pytest.raises(ConnectionAbortedError):
         asker.ask(str, 1)

@@ -61,10 +61,10 @@ def test_engines_share_a_session_and_none_comes_after_the_end(
     monkeypatch.setattr("compactor.engines.spark.open_session", open_it)
     engines = SparkEngines(SparkSettings(tmp_path / "spark.log"))
     with ThreadPoolExecutor(3) as pool:
-        made = list(pool.map(lambda _: engines.open(), range(3)))
+        created = list(pool.map(lambda _: engines.open(), range(3)))
     assert len(opened) == 1
-    assert len({id(engine) for engine in made}) == 3
-    assert made[0].run(2, lambda number: number, print) == [0, 1]
+    assert len({id(engine) for engine in created}) == 3
+    assert created[0].run(2, lambda number: number, print) == [0, 1]
     monkeypatch.setattr(engines, "_session", None)  # which others use
     engines.close()
     with pytest.raises(Unavailable, match="Spark was stopped"):
@@ -133,8 +133,8 @@ engines.close()
 """
     command = [sys.executable, "-c", script, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    said, status, answers = ended.stdout.splitlines()[-3:]
-    assert said.startswith("Spark's driver has not answered for 5 s: the next run gets a new Spark session"), said
+    answer, status, answers = ended.stdout.splitlines()[-3:]
+    assert answer.startswith("Spark's driver has not answered for 5 s: the next run gets a new Spark session"), answer
     assert (status, answers) == ("-9", "[0, 2, 4]"), ended.stderr
 
 

@@ -141,9 +141,9 @@ def test_a_backlog_over_its_quota_keeps_messages_out(limited: Limited, action: s
     limited.policy(backlog_quota_bytes=1000, backlog_quota_bytes_action=action)
     assert limited.apply() is None
     limited.produce(8, size=100)
-    told = limited.apply() or ""
-    assert "subscription fast has a backlog of" in told
-    assert "backlog.quota.bytes is 1000" in told
+    answer = limited.apply() or ""
+    assert "subscription fast has a backlog of" in answer
+    assert "backlog.quota.bytes is 1000" in answer
     assert limited.marks() == {COMPACTION_CURSOR: None, "fast": None, "slow": None}
     with pytest.raises(kind):
         limited.limits.check(limited.topic.record)

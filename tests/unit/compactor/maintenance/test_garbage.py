@@ -93,19 +93,19 @@ def referenced(bench: Workbench, topic: Topic) -> set[str]:
 def leave(bench: Workbench, topic: Topic, holder: str = "somebody") -> tuple[str, set[str]]:
     """An attempt that wrote an object of each kind, and was not heard of again; its id, and their names."""
     attempt = bench.metadata.attempts.begin(topic.record.id, AttemptKind.RUN, holder)
-    uid, made = topic.record.uid, attempt.attempt_id
-    left = {
-        names.ledger_rows(uid, 999, made),
-        names.ledger_index(uid, 999, made),
-        names.part(uid, made, 0),
-        names.compacted_index(uid, made, 0),
-        names.row_sets(uid, made, 0),
-        names.bitmaps(uid, made, 0),
-        names.manifest(uid, 999, made),
+    uid, created = topic.record.uid, attempt.attempt_id
+    remaining = {
+        names.ledger_rows(uid, 999, created),
+        names.ledger_index(uid, 999, created),
+        names.part(uid, created, 0),
+        names.compacted_index(uid, created, 0),
+        names.row_sets(uid, created, 0),
+        names.bitmaps(uid, created, 0),
+        names.manifest(uid, 999, created),
     }
-    for name in left:
+    for name in remaining:
         bench.store.put(name, b"left behind")
-    return made, left
+    return created, remaining
 
 
 def test_a_topic_that_has_only_what_it_needs_loses_nothing(bench: Workbench, topic: Topic) -> None:
@@ -187,51 +187,51 @@ def test_a_dry_run_says_the_same_and_changes_nothing(bench: Workbench, topic: To
     bench.advance(GRACE_MS)
     leave(bench, topic, "alive")
     before, known = listed(bench, topic), bench.metadata.pins.referenced(topic.record.id)
-    told: list[list[str]] = [[], []]
-    dry = collector(bench, told[0]).collect(topic.record, dry_run=True)
+    answer: list[list[str]] = [[], []]
+    dry = collector(bench, answer[0]).collect(topic.record, dry_run=True)
     assert listed(bench, topic) == before
     assert bench.metadata.pins.referenced(topic.record.id) == known
-    wet = collector(bench, told[1]).collect(topic.record)
+    wet = collector(bench, answer[1]).collect(topic.record)
     assert (dry.deleted, wet.deleted) == (False, True)
     assert replace(dry, deleted=True) == wet
     assert wet.attempts_given_up == wet.compacted_ledgers == 1
-    assert told[0] == told[1] == sorted(told[1])
-    assert set(told[1]) == before - listed(bench, topic)
-    assert wet.total.count == len(told[1])
+    assert answer[0] == answer[1] == sorted(answer[1])
+    assert set(answer[1]) == before - listed(bench, topic)
+    assert wet.total.count == len(answer[1])
 
 
 def test_a_dead_attempt_is_given_up_first_and_loses_its_objects_a_grace_time_later(
     bench: Workbench, topic: Topic
 ) -> None:
-    made, left = leave(bench, topic)
+    created, remaining = leave(bench, topic)
     bench.advance(GRACE_MS - 1)
     assert collect(bench, topic).attempts_given_up == 0
     bench.advance(1)
     assert collect(bench, topic).attempts_given_up == 1
-    attempt = bench.metadata.attempts.find(made)
+    attempt = bench.metadata.attempts.find(created)
     assert attempt is not None
     assert attempt.finished_at == bench.clock.now_ms()
-    assert left <= listed(bench, topic), "it may still write, or think that it can commit"
+    assert remaining <= listed(bench, topic), "it may still write, or think that it can commit"
     bench.advance(GRACE_MS - 1)
     collect(bench, topic)
-    assert left <= listed(bench, topic)
+    assert remaining <= listed(bench, topic)
     bench.advance(1)
     assert collect(bench, topic).total.count >= 7
-    assert not left & listed(bench, topic)
+    assert not remaining & listed(bench, topic)
     bench.advance(1)
     collect(bench, topic)
-    assert bench.metadata.attempts.find(made) is None, "what is gone is forgotten"
+    assert bench.metadata.attempts.find(created) is None, "what is gone is forgotten"
 
 
 def test_an_attempt_that_beats_keeps_its_objects_for_ever(bench: Workbench, topic: Topic) -> None:
-    made, left = leave(bench, topic)
-    attempt = bench.metadata.attempts.find(made)
+    created, remaining = leave(bench, topic)
+    attempt = bench.metadata.attempts.find(created)
     assert attempt is not None
     for _ in range(9):
         bench.advance(GRACE_MS - 1)
         bench.metadata.attempts.heartbeat(attempt)
         collect(bench, topic)
-        assert left <= listed(bench, topic)
+        assert remaining <= listed(bench, topic)
 
 
 def test_objects_of_an_attempt_that_nobody_knows_go_by_their_age(bench: Workbench, topic: Topic) -> None:
@@ -340,12 +340,12 @@ def test_topics_that_the_database_does_not_know_go_only_when_asked(bench: Workbe
     bench.store.put_at(young, b"five!", now + 1)
     bench.advance(GRACE_MS + SKEW_MS + 1)
     for asked, dry_run in ((False, False), (True, True)):
-        told: list[str] = []
+        answer: list[str] = []
         (report,) = (
-            item for item in collector(bench, told).collect_all(dry_run, unknown_topics=asked) if item.topic is None
+            item for item in collector(bench, answer).collect_all(dry_run, unknown_topics=asked) if item.topic is None
         )
         assert (report.topic_uid, report.deleted, report.total) == (uid, False, Totals(1, 4))
-        assert (old in told) is asked
+        assert (old in answer) is asked
         assert {old, young} <= {info.name for info in bench.store.list()}
     (report,) = (item for item in collector(bench).collect_all(unknown_topics=True) if item.topic is None)
     assert (report.deleted, report.total) == (True, Totals(1, 4))
@@ -371,20 +371,20 @@ def test_a_topic_that_is_made_during_the_listing_is_known(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its objects are seen, and its row was not there when the topics were read: rows are looked at again."""
-    real, made = bench.metadata.topics.all, []
+    real, created = bench.metadata.topics.all, []
 
     def topics_as_of_before() -> object:
         found = real()
-        if not made:
-            made.append(bench.topic("made meanwhile"))
-            bench.append(made[0], [content((b"k", b"v"))])
+        if not created:
+            created.append(bench.topic("made meanwhile"))
+            bench.append(created[0], [content((b"k", b"v"))])
             bench.advance(9 * GRACE_MS)
         return found
 
     monkeypatch.setattr(bench.metadata.topics, "all", topics_as_of_before)
     reports = {report.topic for report in collector(bench).collect_all(unknown_topics=True)}
-    assert reports == {topic.name, made[0].name}
-    assert view(raw(made[0])) == {b"k": b"v"}
+    assert reports == {topic.name, created[0].name}
+    assert view(raw(created[0])) == {b"k": b"v"}
 
 
 def test_an_unknown_topic_is_an_error(bench: Workbench, topic: Topic) -> None:

@@ -299,12 +299,12 @@ def test_a_cursor_that_is_made_meanwhile_is_seen(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledgers(bench, topic, 3, 3)
-    looked: list[list[CursorRecord]] = [[]]
+    check: list[list[CursorRecord]] = [[]]
     real = bench.metadata.cursors.of_topic
     bench.metadata.cursors.ensure(topic.record.id, "new")
 
     def cursors(topic_id: int) -> list[CursorRecord]:
-        return looked.pop() if looked else real(topic_id)
+        return check.pop() if check else real(topic_id)
 
     monkeypatch.setattr(bench.metadata.cursors, "of_topic", cursors)
     trimmed = retention(bench).trim(topic.record, 6)

@@ -155,8 +155,8 @@ def test_backlogs_are_limited_by_who_has_the_tail(bench: Bench, caplog: pytest.L
     bench.maintenance.hasten(Task.BACKLOG)
     bench.maintenance.run_due()
     assert set(bench.maintenance.over_quota) == {sealed.record.id, here.record.id}
-    told = [record for record in caplog.records if "takes no messages" in record.getMessage()]
-    assert [record.levelname for record in told] == ["WARNING", "WARNING"], "each topic is told of once"
+    answer = [record for record in caplog.records if "takes no messages" in record.getMessage()]
+    assert [record.levelname for record in answer] == ["WARNING", "WARNING"], "each topic is told of once"
     metadata.cursors.delete(here.record.id, "s")
     bench.maintenance.hasten(Task.BACKLOG)
     bench.maintenance.run_due()

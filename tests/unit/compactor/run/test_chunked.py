@@ -120,8 +120,8 @@ def test_a_chunk_that_goes_by_a_limit_keeps_no_other(bench: Workbench) -> None:
     """The newest chunk is below the topic's start: the one that is left is judged by itself, in one run (C2, P11)."""
     topic = bench.topic()
     now = bench.clock.now_ms()
-    newest, left = chunk("u", 0, 3, b"k", b"A"), chunk("u", 1, 3, b"k", b"B", publish_time=now - DAY)
-    append(bench, topic, [newest, message(b"l", b"v"), left, message(b"m", b"v")])
+    newest, remaining = chunk("u", 0, 3, b"k", b"A"), chunk("u", 1, 3, b"k", b"B", publish_time=now - DAY)
+    append(bench, topic, [newest, message(b"l", b"v"), remaining, message(b"m", b"v")])
     policies = RunPolicies(start_offset=1)
     assert compact(bench, topic, policies)
     assert offsets(topic) == [1, 3]

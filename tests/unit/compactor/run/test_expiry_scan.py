@@ -322,9 +322,9 @@ def test_any_part_gives_what_a_look_at_every_row_gives(
         elif values_to is not None and row.published <= values_to:
             goes.add(number)
     assert due(object_store, result) == sorted(goes)
-    left = [row for number, row in live.items() if number not in goes]
-    values = [row.published for row in left if row.retained is None]
-    kept = [row.retained for row in left if row.retained is not None]
+    remaining = [row for number, row in live.items() if number not in goes]
+    values = [row.published for row in remaining if row.retained is None]
+    kept = [row.retained for row in remaining if row.retained is not None]
     first = [BASE + n for n, row in live.items() if n not in goes and row.retained is not None]
     assert not first or (result.first_tombstone is not None and result.first_tombstone <= min(first))
     # never younger than what is there, and exact where rows were looked at: so that what is due is found again

@@ -65,8 +65,8 @@ def laid_out(
 ) -> tuple[Layout, dict[int, SourceTotals]]:
     """The layout if of old parts so many rows go and of ledgers so many survive."""
     plan, found = plan_of(sources, old_parts), going(*counts)
-    left = expected_totals(plan, found)
-    return lay_out(plan, found, left, sizing), left
+    remaining = expected_totals(plan, found)
+    return lay_out(plan, found, remaining, sizing), remaining
 
 
 def written(layout_: Layout) -> list[list[int]]:
@@ -187,9 +187,9 @@ def test_garbage_of_just_the_ratio_stays_and_more_is_written_anew(before: int, g
 @pytest.mark.parametrize("before", [0, 60])
 def test_a_part_of_which_nothing_is_left_is_left_out(before: int) -> None:
     sources = [source(0, 100, 1000), source(100, 100, 1000, dead=before), source(200, 100, 1000)]
-    found, left = laid_out(sources, 3, [0, 100 - before, 0], BIG)
+    found, remaining = laid_out(sources, 3, [0, 100 - before, 0], BIG)
     assert (found.kept, found.parts, found.bitmaps) == ((0, 2), (), ())
-    assert left[1].count == 0
+    assert remaining[1].count == 0
 
 
 def test_a_stretch_goes_over_a_dead_part_and_keeps_its_order() -> None:
@@ -291,12 +291,12 @@ def test_every_live_source_is_kept_or_written_once_and_in_order(
         sources.append(source(100 * number, count, stored, dead))
         counts.append((count - dead) * percent // 100)
     sizing = Sizing(2, part_bytes=part_bytes, small_part_bytes=1, max_garbage_ratio=ratio)
-    found, left = laid_out(sources, old_parts, counts, sizing)
+    found, remaining = laid_out(sources, old_parts, counts, sizing)
 
     in_parts = [item.source for part in found.parts for item in part.slices]
     assert in_parts == sorted(in_parts)
     assert found.kept == tuple(sorted(found.kept))
-    assert sorted({*in_parts, *found.kept}) == sorted(number for number, totals in left.items() if totals.count)
+    assert sorted({*in_parts, *found.kept}) == sorted(number for number, totals in remaining.items() if totals.count)
     assert not {*in_parts} & {*found.kept}
     assert all(number < old_parts for number in found.kept)
     spans = [(part.slices[0].first_offset, part.slices[-1].last_offset) for part in found.parts]
@@ -325,17 +325,17 @@ class Trickle:
         """Of every part the share `superseded` of its live rows goes."""
         sources = [*self.parts, source(self.end, size, size)]
         counts = [int(superseded * part.messages) for part in self.parts]
-        found, left = laid_out(sources, len(self.parts), [*counts, size], self.sizing)
+        found, remaining = laid_out(sources, len(self.parts), [*counts, size], self.sizing)
         after = []
         for number in found.kept:
-            dead = sources[number].rows.stored.size - left[number].count
+            dead = sources[number].rows.stored.size - remaining[number].count
             deleted = DeletedRows("bitmaps", 0, 1, dead, 0) if dead else None
-            after.append(replace(sources[number], messages=left[number].count, deleted=deleted))
+            after.append(replace(sources[number], messages=remaining[number].count, deleted=deleted))
         for part in found.parts:
             share = 0.0
             for item in part.slices:
                 whole = sources[item.source].last_offset - sources[item.source].first_offset + 1
-                share += left[item.source].count * (item.last_offset - item.first_offset + 1) / whole
+                share += remaining[item.source].count * (item.last_offset - item.first_offset + 1) / whole
             count = round(share)
             rows_object = RowsObject(StoredObject("rows", count, 0), 1)
             after.append(Source(rows_object, part.slices[0].first_offset, part.slices[-1].last_offset, count))

@@ -37,10 +37,10 @@ def test_every_policy_of_a_run_comes_from_one_of_the_topic_or_from_its_limits() 
         "compaction_event_time_max_lateness_ms": 4,
         "compaction_chunk_expiry_ms": 5,
     }
-    told = asdict(run_policies(TopicPolicies(**others)))
+    answer = asdict(run_policies(TopicPolicies(**others)))
     for name, stored in POLICY_OF.items():
-        assert told[name] == others.get(policy(stored).attribute, getattr(RunPolicies(), name))
-    assert all(told[name] != getattr(RunPolicies(), name) for name in POLICY_OF)
+        assert answer[name] == others.get(policy(stored).attribute, getattr(RunPolicies(), name))
+    assert all(answer[name] != getattr(RunPolicies(), name) for name in POLICY_OF)
 
 
 @pytest.mark.parametrize("cleanup", [frozenset(), {"delete"}, {"compact"}], ids=sorted)
@@ -121,8 +121,8 @@ def test_rows_of_every_kind_go_by_time_at_the_same_moment(
     run(bench, topic)
     assert len(payloads(bench, topic)) == 4
     bench.advance(HOUR + later)
-    made = run(bench, topic)
-    assert (made is None) == (later < 1), "P11 knows whether something is due"
+    created = run(bench, topic)
+    assert (created is None) == (later < 1), "P11 knows whether something is due"
     assert len(payloads(bench, topic)) == left + 1
     assert run(bench, topic) is None
 
@@ -146,9 +146,9 @@ def test_rows_below_the_start_go(bench: Workbench, topic: Topic) -> None:
     assert payloads(bench, topic) == [b"0", None, b"2", b"3"]
     retention = Retention(bench.metadata, bench.store, bench.clock, bench.log)
     retention.trim(topic.record, 2)
-    made = run(bench, topic)
-    assert made is not None
-    assert made.policies["start_offset"] == 2
+    created = run(bench, topic)
+    assert created is not None
+    assert created.policies["start_offset"] == 2
     assert payloads(bench, topic) == [b"2", b"3"]
     assert run(bench, topic) is None
     retention.trim(topic.record, 3)
@@ -179,9 +179,9 @@ def test_parts_with_dead_rows_are_not_due_for_ever(bench: Workbench, topic: Topi
     bench.advance(5)
     assert run(roomy, topic) is None
     Retention(bench.metadata, bench.store, bench.clock, bench.log).trim(topic.record, 3)
-    made = run(roomy, topic)
-    assert made is not None
-    assert made.statistics["parts_kept"] == 1
+    created = run(roomy, topic)
+    assert created is not None
+    assert created.statistics["parts_kept"] == 1
     assert payloads(bench, topic) == [b"%d" % n for n in range(2, 9)]
     bench.advance(5)
     assert run(roomy, topic) is None

@@ -88,8 +88,8 @@ def test_a_threshold_fires_when_it_is_exceeded_not_when_it_is_reached(
     assert found.messages == len(messages) > 0
     assert found.bytes > sum(len(message.payload or b"") for message in messages) - 1
     for name, amount in ((BYTES, found.bytes), (MESSAGES, found.messages)):
-        told = name.removeprefix("compaction.")
-        for limit, expected in ((amount + 1, None), (amount, None), (amount - 1, told)):
+        answer = name.removeprefix("compaction.")
+        for limit, expected in ((amount + 1, None), (amount, None), (amount - 1, answer)):
             set_at(bench, topic, name, limit)
             assert cause(bench, topic) == expected, (name, limit)
         set_at(bench, topic, name, 0)

@@ -64,12 +64,12 @@ def test_a_request_that_is_gone_before_its_claim_is_no_failure(
     roll_and_seal = TwoPhaseCompactor._settle
 
     def settled(compactor: TwoPhaseCompactor, record: TopicRecord) -> object:
-        left = roll_and_seal(compactor, record)
+        remaining = roll_and_seal(compactor, record)
         if taken == "aborted":
             stage.control.abort(record.id)
         else:
             stage.metadata.runs.finish(stage.metadata.runs.claim(record.id, "hand", {}, RUN_DEAD_MS), {})
-        return left
+        return remaining
 
     monkeypatch.setattr(TwoPhaseCompactor, "_settle", settled)
     stage.poll(loop, topic)

@@ -22,8 +22,8 @@ def topic(number: int) -> TopicRecord:
 
 
 def backlog(number: int = 1, size: int = 100, clean: int = 0, oldest: int = NOW, **triggers: object) -> Backlog:
-    made = Triggers(**triggers)  # type: ignore[arg-type]
-    return Backlog(topic(number), made, size, max(1, size // 10), size, clean, oldest, soonest=oldest + 5)
+    created = Triggers(**triggers)  # type: ignore[arg-type]
+    return Backlog(topic(number), created, size, max(1, size // 10), size, clean, oldest, soonest=oldest + 5)
 
 
 @pytest.mark.parametrize(

@@ -140,8 +140,8 @@ def test_a_tail_that_a_run_had_to_leave_is_tried_again(stage: Stage, monkeypatch
         stage.finish(loop, topic)
     assert stage.runs(topic) == [RunState.SUCCESS]
     assert view(compacted_only(topic)) == {b"key 0": b"value"}
-    status, told = stage.status(topic)
-    assert (status, "was asked to roll" in told) == ("ERROR", True)
+    status, answer = stage.status(topic)
+    assert (status, "was asked to roll" in answer) == ("ERROR", True)
     stage.finish(loop, after_ms=SETTINGS.worker.retry_first_ms)
     assert stage.status(topic) == ("SUCCESS", "")
     assert view(compacted_only(topic)) == {b"key 0": b"value", b"tail": b"v"}
@@ -160,8 +160,8 @@ def test_a_failure_that_cannot_be_recorded_is_told(
 
     monkeypatch.setattr(stage.control, "run_failed", away)
     stage.poll(loop, bad)
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [("does not exist" in item, "no database" in item) for item in told] == [(True, True)], told
+    answer = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [("does not exist" in item, "no database" in item) for item in answer] == [(True, True)], answer
 
 
 def damage(stage: Stage, topic: Topic) -> None:

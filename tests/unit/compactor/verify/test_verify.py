@@ -83,7 +83,7 @@ def test_what_is_not_sealed_yet_is_not_missing(bench: Workbench, compacted: bool
     produce(topic, [one(b"a", b"4")])
     report = verify(bench, topic)
     assert (report.total, report.differences) == (0, ())
-    assert any(said.startswith("offsets from 1 on: not all is sealed") for said in report.unchecked)
+    assert any(answer.startswith("offsets from 1 on: not all is sealed") for answer in report.unchecked)
 
 
 def test_what_was_trimmed_behind_the_horizon_by_force_is_not_missing(bench: Workbench) -> None:

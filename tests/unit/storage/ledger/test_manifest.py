@@ -88,8 +88,8 @@ def test_deleted_rows_and_index_levels_have_their_place() -> None:
         (IndexLocation("new", 0, 5, b"n"),),
         (IndexLocation("old", 5, 6, b"o"), IndexLocation("old", 11, 6, b"p")),
     )
-    made = replace(manifest(part(1, 3, messages=3, deleted=deleted), part(4, 4)), index=levels)
-    document = json.loads(made.encode())
+    created = replace(manifest(part(1, 3, messages=3, deleted=deleted), part(4, 4)), index=levels)
+    document = json.loads(created.encode())
     assert document["parts"][0]["deleted"] == {
         "name": "bitmaps",
         "offset": 10,
@@ -99,21 +99,21 @@ def test_deleted_rows_and_index_levels_have_their_place() -> None:
     }
     assert document["parts"][1]["deleted"] is None
     assert [[item["name"] for item in level] for level in document["index"]["levels"]] == [["new"], ["old", "old"]]
-    assert Manifest.decode(made.encode(), "m") == made
+    assert Manifest.decode(created.encode(), "m") == created
 
 
 def test_the_totals_are_those_of_the_parts_without_their_deleted_rows() -> None:
-    made = manifest(part(1, 9, messages=8, deleted=DeletedRows("d", 0, 25, 3, 0)), part(10, 10))
-    assert [(item.live, item.dead) for item in made.parts] == [(5, 3), (1, 0)]
-    assert (made.messages, made.logical_bytes, made.stored_bytes) == (6, 20, 900 + 25 + 900 + 9)
+    created = manifest(part(1, 9, messages=8, deleted=DeletedRows("d", 0, 25, 3, 0)), part(10, 10))
+    assert [(item.live, item.dead) for item in created.parts] == [(5, 3), (1, 0)]
+    assert (created.messages, created.logical_bytes, created.stored_bytes) == (6, 20, 900 + 25 + 900 + 9)
 
 
 def test_the_objects_of_a_manifest_are_all_that_it_refers_to() -> None:
     """What garbage collection must leave: shared objects once."""
     deleted = [DeletedRows("bitmaps", start, 20, 1, 0) for start in (0, 20)]
-    made = manifest(part(1, 9, messages=8, deleted=deleted[0]), part(10, 19, messages=4, deleted=deleted[1]))
+    created = manifest(part(1, 9, messages=8, deleted=deleted[0]), part(10, 19, messages=4, deleted=deleted[1]))
     levels = ((IndexLocation("new", 0, 5, b""),), (IndexLocation("old", 0, 5, b""), IndexLocation("older", 0, 5, b"")))
-    assert replace(made, index=levels).objects == {"part-1", "part-10", "bitmaps", "new", "old", "older"}
+    assert replace(created, index=levels).objects == {"part-1", "part-10", "bitmaps", "new", "old", "older"}
     assert replace(manifest(), index=()).objects == set()
 
 
@@ -195,10 +195,10 @@ def test_another_format_version_is_refused(version: bytes) -> None:
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_of_an_older_format_only_tombstones_are_known_so_anything_may_have_been_dropped(version: int) -> None:
-    made = manifest(part(1, 2))
-    document = json.loads(made.encode()) | {"format_version": version, "tombstones_dropped_to": 1}
+    created = manifest(part(1, 2))
+    document = json.loads(created.encode()) | {"format_version": version, "tombstones_dropped_to": 1}
     del document["dropped_to"]
-    assert Manifest.decode(json.dumps(document).encode(), "m") == replace(made, dropped_to=1000)
+    assert Manifest.decode(json.dumps(document).encode(), "m") == replace(created, dropped_to=1000)
 
 
 @given(st.data())

@@ -37,11 +37,11 @@ def small_rows(count: int, **columns: object) -> pa.Table:
     values = {"ledger_id": 1, "batch_index": -1, "batch_size": 0, "key": b"k", "key_base64": False, "payload": b"v"}
     values |= {"publish_time": 5, "codec": 0, "slot": 0, **columns}
     numbered = {"offset": pa.array(range(count), pa.int64()), "entry_id": pa.array(range(count), pa.int64())}
-    made = [
+    created = [
         numbered[name] if name in numbered else rows.constant(values.get(name), name, count)
         for name in rows.SCHEMA.names
     ]
-    return pa.table(made, schema=rows.SCHEMA)
+    return pa.table(created, schema=rows.SCHEMA)
 
 
 @given(rows_tables(), st.integers(1, 7), st.integers(1, 90), st.sampled_from([0, 4_000, 1 << 20]))

@@ -50,12 +50,12 @@ def test_no_messages_make_no_ledgers() -> None:
 @given(contents(max_size=8), contents(min_size=0, max_size=8), st.integers(0, 2**62))
 def test_rows_get_ids_and_defaults_and_keep_what_was_given(first: pa.Table, second: pa.Table, offset: int) -> None:
     content = pa.concat_tables([first, second])
-    made = to_rows(content, 42, offset, 1_234)
-    assert made.schema == rows.SCHEMA
-    assert len(made) == len(content)
+    created = to_rows(content, 42, offset, 1_234)
+    assert created.schema == rows.SCHEMA
+    assert len(created) == len(content)
     absent = ["producer", "sequence_id", "chunk_uuid", "chunk_index", "chunk_count", "metadata", "retained_at"]
     nothing = dict.fromkeys(absent)
-    for number, (given_, row) in enumerate(zip(content.to_pylist(), made.to_pylist(), strict=True)):
+    for number, (given_, row) in enumerate(zip(content.to_pylist(), created.to_pylist(), strict=True)):
         publish_time = 1_234 if given_["publish_time"] is None else given_["publish_time"]
         assert row == {
             **nothing,

@@ -225,9 +225,11 @@ def test_a_damaged_segment_holds_up_nothing_behind_it_and_says_what_to_do(bench:
     flip(bench.files(topic, 1).log, 100)
     sealing = topic.log_manager().seal(topic.record)
     assert [next(sealing).first_offset, next(sealing).first_offset] == [2, 3]
-    with pytest.raises(ObjectDamaged, match=r"00000000000000000001.log is damaged at byte 64 .* --accept-loss") as told:
+    with pytest.raises(
+        ObjectDamaged, match=r"00000000000000000001.log is damaged at byte 64 .* --accept-loss"
+    ) as answer:
         next(sealing)
-    assert f"compactor log seal {topic.name} --accept-loss" in told.value.remedy
+    assert f"compactor log seal {topic.name} --accept-loss" in answer.value.remedy
     run = bench.compact(topic).run
     assert run is not None
     assert "--accept-loss" in str(run.statistics["tail_left"])

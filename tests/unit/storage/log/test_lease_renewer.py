@@ -25,8 +25,8 @@ from tests.workbench import Workbench, raw
 @pytest.fixture
 def watch(bench: Workbench) -> Iterator[LeaseRenewer]:
     """Looks and renews when it is told to."""
-    with LeaseRenewer(bench.metadata, poll_seconds=3600.0, renew_seconds=3600.0) as made:
-        yield made
+    with LeaseRenewer(bench.metadata, poll_seconds=3600.0, renew_seconds=3600.0) as created:
+        yield created
 
 
 Logs = list[tuple[Topic, TopicLog]]
@@ -36,19 +36,19 @@ Logs = list[tuple[Topic, TopicLog]]
 def opened(bench: Workbench, watch: LeaseRenewer, count: int) -> Iterator[Logs]:
     """Open logs, each with a message."""
     with ExitStack() as stack:
-        made = []
+        created = []
         for number in range(count):
             topic = bench.topic(f"t{number}")
             log = stack.enter_context(topic.append_log(0, renewer=watch))
             log.append(one(b"a", b"1"))
-            made.append((topic, log))
-        yield made
+            created.append((topic, log))
+        yield created
 
 
 @pytest.fixture
 def logs(bench: Workbench, watch: LeaseRenewer) -> Iterator[Logs]:
-    with opened(bench, watch, 8) as made:
-        yield made
+    with opened(bench, watch, 8) as created:
+        yield created
 
 
 def statements(bench: Workbench) -> list[str]:
@@ -124,10 +124,10 @@ def test_a_lease_that_is_lost_fences_its_own_log(bench: Workbench, watch: LeaseR
 
 
 def test_a_topic_that_was_deleted_is_told_to_its_log(bench: Workbench, watch: LeaseRenewer, logs: Logs) -> None:
-    for number, told, parts in ((3, watch.poll, 1), (4, watch.renew, 2)):  # the lease of the first one, too
+    for number, answer, parts in ((3, watch.poll, 1), (4, watch.renew, 2)):  # the lease of the first one, too
         topic, log = logs[number]
         bench.metadata.tenancy.delete_topic(topic.record.id)
-        wait(begun := told())
+        wait(begun := answer())
         assert len(begun) == parts
         with pytest.raises(TopicNotFound):
             log.append(one(b"b", b"2"))

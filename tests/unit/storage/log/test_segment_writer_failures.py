@@ -216,9 +216,9 @@ def test_an_interrupt_after_the_flush_leaves_nobody_without_an_answer(
         ticket.done = done
     with pytest.raises(KeyboardInterrupt):
         tickets[3].result()
-    told = [type(ticket.answer) for ticket in tickets]
-    assert told == ([AppendResult] * 4 if where == "told" else [AppendResult] + [Unavailable] * 3)
-    assert [type(answer) for answer in answers] == told[:3]
+    reported = [type(ticket.answer) for ticket in tickets]
+    assert reported == ([AppendResult] * 4 if where == "told" else [AppendResult] + [Unavailable] * 3)
+    assert [type(answer) for answer in answers] == reported[:3]
     with pytest.raises(Unavailable, match="was cut off by KeyboardInterrupt"):
         writer.append(message(9))
     assert writer.pending_bytes == 0

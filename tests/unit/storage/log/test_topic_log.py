@@ -281,7 +281,7 @@ def test_a_failing_disk_fails_the_append_and_the_next_one_recovers(
 def test_what_must_not_come_behind_a_failure_is_not_appended(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first entry fails when the second one is on its way already, and nobody has heard of it."""
     answers: list[Answer] = []
-    flushing, told = threading.Event(), threading.Event()
+    flushing, reported = threading.Event(), threading.Event()
 
     def failing(descriptor: int) -> None:
         flushing.wait()
@@ -289,7 +289,7 @@ def test_what_must_not_come_behind_a_failure_is_not_appended(topic: Topic, monke
 
     def answered(answer: Answer) -> None:
         answers.append(answer)
-        told.set()
+        reported.set()
 
     def check() -> None:
         for answer in answers:
@@ -301,7 +301,7 @@ def test_what_must_not_come_behind_a_failure_is_not_appended(topic: Topic, monke
     def late(log: TopicLog, entry: bytes) -> SegmentWriter:
         assert answers == []
         flushing.set()
-        told.wait()
+        reported.wait()
         broken.undo()
         return current(log, entry)
 

@@ -44,9 +44,9 @@ def test_a_full_disk_frees_what_is_kept(
     assert kept is not None
     metadata.keep_reserve()
     assert kept.path.stat().st_blocks * 512 >= LEAST_BYTES, "it takes the space"
-    made = kept.path.stat().st_mtime_ns
+    created = kept.path.stat().st_mtime_ns
     metadata.keep_reserve()
-    assert kept.path.stat().st_mtime_ns == made
+    assert kept.path.stat().st_mtime_ns == created
     topic = bench.topic()
 
     def grow() -> None:
@@ -55,9 +55,9 @@ def test_a_full_disk_frees_what_is_kept(
             connection.execute(text(f"INSERT INTO large VALUES (zeroblob({1 << 20}))"))
 
     with full(metadata):
-        with pytest.raises(StorageFull, match="full") as told:
+        with pytest.raises(StorageFull, match="full") as answer:
             grow()
-        assert "kept" not in str(told.value), "there is space on the disk; it is the database that may not grow"
+        assert "kept" not in str(answer.value), "there is space on the disk; it is the database that may not grow"
         assert kept.path.exists()
         monkeypatch.setattr(reserve, "free_bytes", lambda _: 0)
         with pytest.raises(StorageFull, match=f"the disk is full, and {LEAST_BYTES} bytes that were kept .* try again"):

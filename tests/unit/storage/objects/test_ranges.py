@@ -62,9 +62,9 @@ def test_neighbours_share_a_request_up_to_a_gap(
 ) -> None:
     name = f"ranges/{new_id()}"
     object_store.put(name, CONTENT)
-    blocks, made = read(object_store, [Range(name, *item) for item in asked], preferred)
+    blocks, created = read(object_store, [Range(name, *item) for item in asked], preferred)
     assert blocks == [CONTENT[start : start + length] for start, length in asked]
-    assert made == [Range(name, *request) for request in requests]
+    assert created == [Range(name, *request) for request in requests]
 
 
 def test_a_missing_or_short_object_is_an_error(object_store: ObjectStore) -> None:

@@ -74,11 +74,11 @@ def test_values(name: str, given: object, value: object) -> None:
     ],
 )
 def test_an_error_names_the_policy_and_what_is_allowed(name: str, given: object, allowed: str) -> None:
-    with pytest.raises(InvalidInput) as told:
+    with pytest.raises(InvalidInput) as answer:
         policies.parse(name, given)
-    assert name in told.value.message
-    assert repr(given) in told.value.message
-    assert allowed in told.value.remedy
+    assert name in answer.value.message
+    assert repr(given) in answer.value.message
+    assert allowed in answer.value.remedy
 
 
 def test_defaults_are_allowed_values() -> None:
@@ -107,12 +107,12 @@ def test_a_name_means_one_policy() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(InvalidInput, match=r"no policy 'retension\.ms'") as told:
+    with pytest.raises(InvalidInput, match=r"no policy 'retension\.ms'") as answer:
         policies.policy("retension.ms")
-    assert told.value.remedy.startswith("did you mean retention.ms? there are cleanup.policy, ")
-    with pytest.raises(InvalidInput) as told:
+    assert answer.value.remedy.startswith("did you mean retention.ms? there are cleanup.policy, ")
+    with pytest.raises(InvalidInput) as answer:
         policies.policy("xyz")
-    assert told.value.remedy.startswith("there are cleanup.policy, ")
+    assert answer.value.remedy.startswith("there are cleanup.policy, ")
 
 
 def test_defaults_of_compaction_are_the_compactors() -> None:

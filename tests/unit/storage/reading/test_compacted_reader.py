@@ -186,11 +186,11 @@ def test_a_read_that_has_given_nothing_begins_with_what_serves(bench: Workbench,
     reading = topic.messages(read_compacted=True)
 
     def first(step: Failpoint) -> None:
-        if step is Failpoint.PIN_TAKEN and not done:
-            done.append(step)
+        if step is Failpoint.PIN_TAKEN and not result:
+            result.append(step)
             replaced(bench, topic, *EVERY_KEY[1:], (KEYS[0], None))
 
-    done: list[Failpoint] = []
+    result: list[Failpoint] = []
     with observed(first):
         got = list(reading)
     assert view(got) == view(raw(topic))

@@ -127,10 +127,10 @@ def append_chunked(topic: Topic, *given: tuple[bytes, int | None, int | None]) -
     """Messages to the log: key, and number and count of a chunk."""
     with topic.append_log() as log:
         for key, index, count in given:
-            said = {"publish_time": PUBLISHED, "partition_key": key}
+            answer = {"publish_time": PUBLISHED, "partition_key": key}
             if index is not None:
-                said |= {"uuid": key.hex(), "num_chunks_from_msg": count, "chunk_id": index}
-            log.append(entry(metadata(**said), b"x" if index is None else b"%d of %d" % (index, count)))
+                answer |= {"uuid": key.hex(), "num_chunks_from_msg": count, "chunk_id": index}
+            log.append(entry(metadata(**answer), b"x" if index is None else b"%d of %d" % (index, count)))
 
 
 @pytest.mark.parametrize("compacts", [False, True])

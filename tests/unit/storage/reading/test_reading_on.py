@@ -177,8 +177,8 @@ def test_what_was_sealed_and_swept_between_look_and_read_is_looked_for_again(ben
 def behind(bench: Workbench, topic: Topic) -> tuple[PageReader, list[int]]:
     """A compacted reader that is raw and behind, while `compact` takes the raw messages that it has not read."""
     retention = cleanup(bench, topic, "compact")
-    said = {0: b"J", 3: b"L", 4: b"K", 5: b"M", 7: b"J", 8: b"K", 12: b"L"}
-    entries = [one(said.get(offset), b"%d" % offset) for offset in range(13)]
+    answer = {0: b"J", 3: b"L", 4: b"K", 5: b"M", 7: b"J", 8: b"K", 12: b"L"}
+    entries = [one(answer.get(offset), b"%d" % offset) for offset in range(13)]
     produce(topic, entries[:4])
     bench.compact(topic)
     reader = topic.reader(read_compacted=True)

@@ -41,12 +41,12 @@ def test_a_failure_between_two_writes_changes_nothing(
     quota = QuotaType.SIZE.policy
     metadata.policies.change(scopes, {TTL: 1, quota: 1000, f"{quota}.action": OverQuotaAction.HOLD.value})
     before = list(map(metadata.policies.of_scope, scopes))
-    plain, left = getattr(policy_store, writes), [written]
+    plain, remaining = getattr(policy_store, writes), [written]
 
     def write(*arguments: Any) -> Any:
-        if not left[0]:
+        if not remaining[0]:
             raise Unavailable("the database is away", "try again")
-        left[0] -= 1
+        remaining[0] -= 1
         return plain(*arguments)
 
     monkeypatch.setattr(policy_store, writes, write)

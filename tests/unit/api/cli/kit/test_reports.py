@@ -60,8 +60,8 @@ def test_a_trim_and_what_holds_the_rest() -> None:
         "The cursor __compaction, at nothing, holds the messages up to offset 29 back: "
         "compact the topic first, or give --force"
     )
-    left = "What is not sealed yet was left: the log is elsewhere"
-    assert trim_lines(TRIM | {"tail_left": "the log is elsewhere"})[1] == left
+    remaining = "What is not sealed yet was left: the log is elsewhere"
+    assert trim_lines(TRIM | {"tail_left": "the log is elsewhere"})[1] == remaining
 
 
 def test_a_verification_with_differences_of_keys_that_are_no_text() -> None:
@@ -89,7 +89,7 @@ def test_a_verification_with_differences_of_keys_that_are_no_text() -> None:
 
 def test_a_run_in_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     show_runs([RUN, RUN | {"state": "SUCCESS", "tasks_total": None, "statistics": {"tasks": 9}}], OutputName.TABLE)
-    header, running, done = (line for line in capsys.readouterr().out.splitlines() if line.startswith(("┃", "│")))
+    header, running, result = (line for line in capsys.readouterr().out.splitlines() if line.startswith(("┃", "│")))
     assert [cell.strip() for cell in header.split("┃")[1:7]] == [
         "run",
         "topic",
@@ -100,7 +100,7 @@ def test_a_run_in_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert "3/8" in running
     assert "2030-03-17T17:46:40Z, expired" in running
-    assert "│ 9 " in done
+    assert "│ 9 " in result
 
 
 def test_json_where_the_terminal_is_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
