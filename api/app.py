@@ -79,15 +79,15 @@ def make_app(service: Service) -> FastAPI:
     app.state.service = service
     app.state.pools = service.pools
     app.state.routers = ROUTERS
-    components = service.components
+    environment = service.environment
     app.state.access = service.access
     problems.install(app)
     partition_fan_out.install(app)
     openapi.install(app)
     # The last one is the outermost: the request's path is put right, its caller found, what it changes written down.
-    app.add_middleware(Limits, settings=service.settings, clock=components.clock)
+    app.add_middleware(Limits, settings=service.settings, clock=environment.clock)
     app.add_middleware(HttpMetrics, metrics=service.metrics)
-    app.add_middleware(Audit, clock=components.clock)
+    app.add_middleware(Audit, clock=environment.clock)
     app.add_middleware(Authentication, access=app.state.access)
     app.add_middleware(EncodedSlashes)
     for router in ROUTERS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from api.settings.settings import Settings
@@ -12,6 +12,7 @@ from storage.errors import ObjectMissing, Unavailable
 
 if TYPE_CHECKING:
     from storage.clock import Clock
+    from storage.environment import Environment
     from storage.log.directory import LogDirectory
     from storage.metadata.store import MetadataStore
     from storage.model import TopicName
@@ -19,30 +20,8 @@ if TYPE_CHECKING:
     from storage.topic import Topic
 
 
-@dataclass(frozen=True)
-class Components:
-    """An open database and store, the directory of the unsealed segments, and the clock."""
-
-    metadata: MetadataStore
-    store: ObjectStore
-    clock: Clock
-    log: LogDirectory
-
-    def topic(self, name: TopicName) -> Topic:
-        """The topic of that name. Raises TopicNotFound."""
-        from storage.topic import Topic
-
-        return Topic.open(self.metadata, self.store, self.clock, name, self.log)
-
-    def create_topic(self, name: TopicName) -> Topic:
-        """The topic of that name, made if it does not exist."""
-        from storage.topic import Topic
-
-        return Topic.create(self.metadata, self.store, self.clock, name, self.log)
-
-
 @contextmanager
-def open_components(settings: Settings) -> Iterator[Components]:
+def open_environment(settings: Settings) -> Iterator[Environment]:
     """Open what `settings` name; closed at the end of the context.
 
     The embedded database is upgraded to the newest schema automatically; any other must have been, by
@@ -59,10 +38,11 @@ def open_components(settings: Settings) -> Iterator[Components]:
         store = open_object_store(settings)
         try:
             from storage.clock import SystemClock
+            from storage.environment import Environment
 
             clock = SystemClock()
             try:
-                yield Components(metadata, store, clock, _log_directory(settings, metadata, clock))
+                yield Environment(metadata, store, clock, _log_directory(settings, metadata, clock))
             except ObjectMissing:
                 from storage.store_identity import StoreIdentity
 
@@ -75,17 +55,17 @@ def open_components(settings: Settings) -> Iterator[Components]:
 
 
 @contextmanager
-def open_for_writing(settings: Settings) -> Iterator[Components]:
-    """As `open_components`, for writers. Raises Misconfigured unless the store is the database's.
+def open_for_writing(settings: Settings) -> Iterator[Environment]:
+    """As `open_environment`, for writers. Raises Misconfigured unless the store is the database's.
 
     One small GET. A store that is away now is asked again before something is written to it: appends need no store.
     """
-    with open_components(settings) as components:
+    with open_environment(settings) as environment:
         from storage.store_identity import StoreIdentity
 
         with suppress(Unavailable):
-            StoreIdentity(components.metadata, components.store).require()
-        yield components
+            StoreIdentity(environment.metadata, environment.store).require()
+        yield environment
 
 
 def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) -> LogDirectory:
@@ -106,6 +86,20 @@ def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) ->
         min_free_bytes=settings.limits_log_free_bytes,
     )
     return replace(bare, room=room)
+
+
+def open_topic(environment: Environment, name: TopicName) -> Topic:
+    """The topic of that name. Raises TopicNotFound."""
+    from storage.topic import Topic
+
+    return Topic(environment, environment.metadata.topics.get(name))
+
+
+def ensure_topic(environment: Environment, name: TopicName) -> Topic:
+    """The topic of that name, created if it does not exist."""
+    from storage.topic import Topic
+
+    return Topic(environment, environment.metadata.tenancy.ensure_topic(name))
 
 
 def open_metadata(settings: Settings) -> MetadataStore:

@@ -16,7 +16,7 @@ from fastapi import Depends, Request
 
 from api.background.maintenance_loop import MaintenanceLoop
 from api.background.scheduling import control_loop
-from api.components import Components, open_for_writing
+from api.components import open_for_writing
 from api.http.access import Access
 from api.http.long_polls import LongPolls
 from api.http.owner_proxy import OwnerProxy
@@ -27,10 +27,10 @@ from api.messaging.producers import Producers
 from api.observability.metrics import Appended, Metrics, Sources
 from api.settings.settings import Settings
 from compactor.scheduling.control_loop import ControlLoop
+from storage.environment import Environment
 from storage.errors import Unavailable
 from storage.log.lease_renewer import LeaseRenewer
 from storage.log.lost_ids import keep_lost_ids
-from storage.objects.interface import ObjectStore
 
 if TYPE_CHECKING:
     from api.admin.brokers.health import Check
@@ -44,9 +44,9 @@ class Service:
     """The parts of one service process."""
 
     settings: Settings
-    components: Components
+    environment: Environment
     """For requests: the store gives up before the request does."""
-    patient_store: ObjectStore
+    patient: Environment
     """For long work."""
     producers: Producers
     forwarding: OwnerProxy
@@ -70,33 +70,35 @@ class Service:
 def running(settings: Settings) -> Iterator[Service]:
     """A service with all its parts, started; stopped in the opposite order, after the work under way has finished."""
     with ExitStack() as parts:
-        components = parts.enter_context(open_for_writing(settings))
-        components = replace(components, log=replace(components.log, wake_sealer=lambda: maintenance.wake()))
+        environment = parts.enter_context(open_for_writing(settings))
+        environment = replace(environment, log=replace(environment.log, wake_sealer=lambda: maintenance.wake()))
         with suppress(Unavailable):  # then it is done before this process gives out an id
-            keep_lost_ids(components.metadata, components.log)
-        access = Access.of(settings, components.metadata.tenancy, components.clock)  # before it leads: a key may be bad
-        control = control_loop(settings, components)
-        maintenance = parts.enter_context(MaintenanceLoop(settings, components, lambda: control.leads))
-        watch = parts.enter_context(LeaseRenewer(components.metadata))
+            keep_lost_ids(environment.metadata, environment.log)
+        access = Access.of(
+            settings, environment.metadata.tenancy, environment.clock
+        )  # before it leads: a key may be bad
+        control = control_loop(settings, environment)
+        maintenance = parts.enter_context(MaintenanceLoop(settings, environment, lambda: control.leads))
+        watch = parts.enter_context(LeaseRenewer(environment.metadata))
         producers = Producers(
-            components.clock, settings.producers_max, settings.producers_idle_ms, maintenance.wake, watch
+            environment.clock, settings.producers_max, settings.producers_idle_ms, maintenance.wake, watch
         )
         parts.callback(producers.drain)
         producers.start()
         forwarding = OwnerProxy(
-            components.metadata,
-            components.clock,
-            components.log,
+            environment.metadata,
+            environment.clock,
+            environment.log,
             settings.forwarding_timeout_ms,
             ca_file=settings.tls_ca,
             most=settings.limits_requests_at_once,
         )
-        quick = components.store.within(settings.limits_request_timeout_ms * _OF_A_REQUEST / 1000)
-        if quick is not components.store:
+        quick = environment.store.within(settings.limits_request_timeout_ms * _OF_A_REQUEST / 1000)
+        if quick is not environment.store:
             parts.callback(quick.close)
-        pools = Pools.of(settings, components.clock)
+        pools = Pools.of(settings, environment.clock)
         parts.callback(pools.close)
-        runs = RunSingleFlight(components.metadata, components.clock, pools[WaitsFor.DATABASE])
+        runs = RunSingleFlight(environment.metadata, environment.clock, pools[WaitsFor.DATABASE])
         sources = Sources(
             leads=lambda: control.leads,
             last_check=lambda: control.last_check,
@@ -104,15 +106,15 @@ def running(settings: Settings) -> Iterator[Service]:
             appended=lambda: Appended(producers.appended_entries, producers.appended_bytes, len(producers.topics)),
         )
         polls = LongPolls(
-            components.metadata,
-            components.log,
-            components.clock,
+            environment.metadata,
+            environment.log,
+            environment.clock,
             pools,
             settings.limits_waiting_polls,
         )
         metrics = Metrics(
-            components.metadata.metrics,
-            components.clock,
+            environment.metadata.metrics,
+            environment.clock,
             settings.metrics_max_topics,
             sources,
             settings.cluster_name,
@@ -121,8 +123,8 @@ def running(settings: Settings) -> Iterator[Service]:
         parts.callback(control.drain, settings.shutdown_grace_ms / 1000)
         yield Service(
             settings,
-            replace(components, store=quick),
-            components.store,
+            replace(environment, store=quick),
+            environment,
             producers,
             forwarding,
             runs,

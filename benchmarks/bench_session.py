@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.components import Components, open_components
+from api.components import open_environment
 from api.settings.settings import Settings
 from benchmarks import machine
 from benchmarks.contenders import THREADS
 from benchmarks.data import Shape, write_parquet
 from compactor.engines.spark import SparkEngine, SparkSettings, open_session
 from compactor.two_phase import TwoPhaseCompactor
+from storage.environment import Environment
 from storage.topic import Topic
 
 
@@ -28,12 +29,12 @@ class Session:
     """A warm engine and an embedded database and store."""
 
     folder: Path
-    components: Components
+    environment: Environment
     engine: SparkEngine
 
     @property
     def compactor(self) -> TwoPhaseCompactor:
-        return TwoPhaseCompactor(self.components.metadata, self.components.store, self.components.clock, self.engine)
+        return TwoPhaseCompactor(self.environment, self.engine)
 
     def append(self, topic: Topic, shape: Shape, ledger_bytes: int = 128 << 20) -> None:
         """Append data through the product's own import."""
@@ -67,12 +68,12 @@ def session(folder: str | None, keep: bool = False) -> Iterator[Session]:
     where = Path(tempfile.mkdtemp(prefix="compaction-benchmark-", dir=folder))
     say(machine.summary(machine.describe(where)))
     try:
-        with open_components(Settings(data=str(where / "data"))) as components:
+        with open_environment(Settings(data=str(where / "data"))) as environment:
             spark = open_session(SparkSettings(where / "spark.log", f"local[{THREADS}]"))
             try:
                 engine = SparkEngine(spark)
                 engine.warm_up()
-                yield Session(where, components, engine)
+                yield Session(where, environment, engine)
             finally:
                 spark.stop()
     finally:

@@ -139,45 +139,42 @@ def _session(folder: Path) -> Iterator[Any]:
 
 def _measure(shape: Shape, folder: Path, options: argparse.Namespace, engine: Any) -> Result:
     """Make the data, import it, time every contender, clean up."""
-    from api.components import open_components
+    from api.components import open_environment
     from api.settings.settings import Settings
     from benchmarks.this_job import ThisJob, source_files
 
     folder.mkdir()
     result = Result(shape)
-    with open_components(Settings(data=str(folder / "data"))) as components:
-        topic = _import(result, folder, options, components)
-        store: LocalStore = components.store  # type: ignore[assignment]
-        job = ThisJob(components.metadata, store, components.clock, engine, topic)
+    with open_environment(Settings(data=str(folder / "data"))) as environment:
+        topic = _import(result, folder, options, environment)
+        store: LocalStore = environment.store  # type: ignore[assignment]
+        job = ThisJob(environment, store, engine, topic)
         _compare(result, job, source_files(topic, store), folder / "output", options)
     if not options.keep:
         shutil.rmtree(folder)
     return result
 
 
-def _import(result: Result, folder: Path, options: argparse.Namespace, components: Any) -> Topic:
+def _import(result: Result, folder: Path, options: argparse.Namespace, environment: Any) -> Topic:
     """Import the data once a round, at most three times; the last topic stays."""
     from api.cli.kit.quantities import parse_bytes
     from benchmarks.importing import delete_objects, import_parquet
 
     ledger_bytes = parse_bytes("--ledger-size", options.ledger_size, least=1)
-    store = components.store, components.clock
     file, warm_up = folder / "input.parquet", folder / "warm-up.parquet"
     _say(f"making {result.shape}")
     write_parquet(result.shape, file)
     write_parquet(Shape(1000, 10, 100), warm_up)
-    delete_objects(
-        components.store, import_parquet(components.metadata, *store, "warm-up", warm_up, ledger_bytes).topic
-    )
+    delete_objects(environment.store, import_parquet(environment, "warm-up", warm_up, ledger_bytes).topic)
     row = result.row("import of Parquet, sealed and indexed", "import")
     rounds = min(options.rounds, 3)
     for number in range(rounds):
         os.sync()
-        imported = import_parquet(components.metadata, *store, f"import-{number}", file, ledger_bytes)
+        imported = import_parquet(environment, f"import-{number}", file, ledger_bytes)
         row.seconds.append(imported.seconds)
         _say(f"import: {imported.messages / imported.seconds:,.0f} messages/s, {imported.ledgers} ledgers")
         if number < rounds - 1:
-            delete_objects(components.store, imported.topic)
+            delete_objects(environment.store, imported.topic)
     result.sizes = {
         "input": file.stat().st_size,
         "stored": imported.stored_bytes,

@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import sys
 
+from api.components import ensure_topic
 from benchmarks.bench_session import say, session
 from benchmarks.data import Shape
 from benchmarks.this_job import peak_memory
 from storage.model import TopicName
-from storage.topic import Topic
 
 GOAL = 1.2
 """Times linear, at most (issue 4)."""
@@ -38,11 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     for shape, rounds in ((small, options.rounds), (large, 1)):
         times = []
         with session(options.folder) as bench:
-            components = bench.components
+            environment = bench.environment
             for number in range(rounds):
-                topic = Topic.create(
-                    components.metadata, components.store, components.clock, TopicName.parse(f"growth-{number}")
-                )
+                topic = ensure_topic(environment, TopicName.parse(f"growth-{number}"))
                 say(f"making {shape}")
                 bench.append(topic, shape)
                 run = bench.compact(topic)

@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from api.components import ensure_topic
 from api.formats.encoding import TextEncoding
 from api.formats.parquet import read_parquet
-from storage.clock import Clock
+from storage.environment import Environment
 from storage.ledger import names
-from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.objects.interface import ObjectStore
 from storage.topic import Topic
@@ -29,11 +29,9 @@ class Imported:
     stored_bytes: int
 
 
-def import_parquet(
-    metadata: MetadataStore, store: ObjectStore, clock: Clock, name: str, file: Path, ledger_bytes: int
-) -> Imported:
+def import_parquet(environment: Environment, name: str, file: Path, ledger_bytes: int) -> Imported:
     """Import `file` into a new topic."""
-    topic = Topic.create(metadata, store, clock, TopicName.parse(name))
+    topic = ensure_topic(environment, TopicName.parse(name))
     writer = topic.bulk_append(ledger_bytes=ledger_bytes, workers=WORKERS)
     started = time.perf_counter()
     appended = writer.append(read_parquet(str(file), TextEncoding.UTF8, TextEncoding.UTF8))

@@ -11,10 +11,10 @@ import sys
 from dataclasses import replace
 from statistics import median
 
+from api.components import ensure_topic
 from benchmarks.bench_session import say, session
 from benchmarks.data import Shape
 from storage.model import TopicName
-from storage.topic import Topic
 
 GOALS = {"bytes": 0.05, "time": 0.25}
 """Of the full run's, at 1 % new messages (issue 4)."""
@@ -34,8 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     print("| run | time, s (min – max) | of full | bytes written | of full | index records | levels | parts |")
     print("|---|---|---|---|---|---|---|---|")
     with session(options.folder) as bench:
-        components = bench.components
-        topic = Topic.create(components.metadata, components.store, components.clock, TopicName.parse("incremental"))
+        environment = bench.environment
+        topic = ensure_topic(environment, TopicName.parse("incremental"))
         bench.append(topic, base)
         full = bench.compact(topic)
         print(f"| full | {full['seconds']:.2f} | 1 | {full['bytes_written']:,} | 1 | | 1 | {full['parts']} |")

@@ -27,11 +27,12 @@ import httpx
 import pyarrow as pa
 from sqlalchemy import Connection, insert, select
 
-from api.components import Components, open_components
+from api.components import ensure_topic, open_environment
 from api.settings.settings import Settings
 from benchmarks.bench_session import say
 from compactor.engines.engine import InProcess
 from compactor.two_phase import TwoPhaseCompactor
+from storage.environment import Environment
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata import tables
 from storage.model import TopicName
@@ -112,20 +113,20 @@ def fill(place: dict[str, str], topics: int) -> None:
     settings = Settings.load(place)
     if settings.database:
         MetadataStore(settings.database_url, SystemClock()).upgrade()
-    with open_components(settings) as components:
-        first = compacted_topic(components)
+    with open_environment(settings) as environment:
+        first = compacted_topic(environment)
         for number in range(1, topics):
-            components.metadata.tenancy.ensure_topic(name_of(number))
-        with components.metadata.database.write() as connection:
+            environment.metadata.tenancy.ensure_topic(name_of(number))
+        with environment.metadata.database.write() as connection:
             copy_rows(connection, first)
 
 
-def compacted_topic(components: Components) -> int:
-    topic = components.create_topic(name_of(0))
+def compacted_topic(environment: Environment) -> int:
+    topic = ensure_topic(environment, name_of(0))
     table = pa.Table.from_pylist(
         [{"key": b"key-%d" % (n % 100), "payload": b"%0100d" % n} for n in range(1000)], schema=INPUT_SCHEMA
     )
-    compactor = TwoPhaseCompactor(components.metadata, components.store, components.clock, InProcess())
+    compactor = TwoPhaseCompactor(environment, InProcess())
     for number in range(LEDGERS):
         topic.bulk_append(workers=1).append([table])
         if number in (3, 6):

@@ -21,11 +21,10 @@ from compactor import phase_one, phase_two, two_phase
 from compactor.engines.engine import Failed
 from compactor.engines.spark import SparkEngine
 from compactor.run import result
-from storage.clock import Clock
+from storage.environment import Environment
 from storage.ledger import key_index, names, rows_file
 from storage.ledger.manifest import read_manifest
 from storage.metadata.records import COMPACTION_CURSOR, RunRecord
-from storage.metadata.store import MetadataStore
 from storage.objects.local import LocalStore
 from storage.topic import Topic
 
@@ -143,9 +142,8 @@ class Compacted:
 class ThisJob:
     """Compacts one topic from nothing, as often as asked."""
 
-    metadata: MetadataStore
+    environment: Environment
     store: LocalStore
-    clock: Clock
     engine: SparkEngine
     topic: Topic
 
@@ -154,7 +152,7 @@ class ThisJob:
         self.engine.warm_up()  # Spark ends workers that were idle for a minute; a contender may have taken longer
         plain = without == Without()
         compactor = two_phase.TwoPhaseCompactor(
-            self.metadata, self.store, self.clock, self.engine if plain else _StrippingEngine(self.engine, without)
+            self.environment, self.engine if plain else _StrippingEngine(self.engine, without)
         )
         with patched(without):
             started = time.perf_counter()
@@ -168,7 +166,7 @@ class ThisJob:
 
     def forget(self) -> None:
         """Delete the compacted ledger, its cursor and its objects; raw stays."""
-        self.metadata.cursors.delete(self.topic.record.id, COMPACTION_CURSOR)
+        self.environment.metadata.cursors.delete(self.topic.record.id, COMPACTION_CURSOR)
         for stored in list(self.store.list(names.topic_prefix(self.topic.record.uid))):
             parsed = names.parse(stored.name)
             if parsed is None or parsed.kind not in (names.ObjectKind.LEDGER_ROWS, names.ObjectKind.LEDGER_INDEX):

@@ -6,10 +6,10 @@ import argparse
 import sys
 import time
 
+from api.components import ensure_topic, open_topic
 from benchmarks.bench_session import say, session
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import TopicName
-from storage.topic import Topic
 
 ROUND_GOAL = 60.0
 ONE_GOAL = 1.0
@@ -30,12 +30,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     print("| what | time, s | a topic |\n|---|---|---|")
     with session(options.folder) as bench:
-        components = bench.components
-        places = components.metadata, components.store, components.clock
+        environment = bench.environment
         names = [TopicName.parse(f"topic-{number}") for number in range(options.topics)]
         for number in range(options.rounds):
             for name in names:
-                Topic.create(*places, name).bulk_append(workers=1).append([table])
+                ensure_topic(environment, name).bulk_append(workers=1).append([table])
             bench.engine.warm_up()
             started = time.perf_counter()
             outcomes = list(bench.compactor.compact_all(names))
@@ -45,8 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"| {options.topics} topics, round {number + 1} | {seconds:.1f} | {each:.0f} ms |", flush=True)
             say(f"goal {ROUND_GOAL:.0f} s: {'reached' if seconds <= ROUND_GOAL else 'MISSED'}")
         for number in range(options.rounds + 3):
-            Topic.create(*places, names[0]).bulk_append(workers=1).append([table])
-            seconds = bench.compact(Topic.open(*places, names[0]))["seconds"]
+            ensure_topic(environment, names[0]).bulk_append(workers=1).append([table])
+            seconds = bench.compact(open_topic(environment, names[0]))["seconds"]
             print(f"| 1 topic of {options.messages} messages, run {number + 1} | {seconds:.2f} | |", flush=True)
         say(f"goal {ONE_GOAL} s: {'reached' if seconds <= ONE_GOAL else 'MISSED'}")
     return 0

@@ -38,13 +38,13 @@ from compactor.run.layout import lay_out
 from compactor.run.plan import BitmapResult, PartResult, RangeResult, RunPolicies, Sizing, expected_totals, located
 from compactor.run.result import PlannedRun, RunOutput, check_objects
 from storage.clock import Clock
+from storage.environment import Environment
 from storage.errors import CompactorError, Conflict, DataLoss, Fenced, recorded
 from storage.failpoints import Failpoint, failpoint
 from storage.heartbeat import Heartbeat
 from storage.ledger import names
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest, read_manifest, write_manifest
-from storage.log.directory import LogDirectory
 from storage.log.lease import afterwards
 from storage.log.log_manager import LogManager
 from storage.log.lost_ids import keep_lost_ids
@@ -73,9 +73,8 @@ HEARTBEAT_MS = 30_000
 
 @dataclass(frozen=True)
 class TwoPhaseCompactor:
-    """Compacts topics; holds the components, no state of a run. `sizing` None: by the engine's parallelism.
+    """Compacts topics; holds no state of a run. `sizing` None: by the engine's parallelism.
 
-    `log`: where the unsealed segments of topics are; None: what is not sealed yet belongs to a later run.
     `leader`: the token of the leadership that these runs are begun for: only topics are compacted whose request is
     there, and not by a leader that was overtaken. It may raise an error: then no run begins.
     `claims_at_once`: topics whose tails are sealed at once, each in a thread. `on_failed`: as in Batch.
@@ -83,14 +82,11 @@ class TwoPhaseCompactor:
     `stalled_ms`: a run none of whose tasks ends within that time fails; None: there is no limit.
     """
 
-    metadata: MetadataStore
-    store: ObjectStore
-    clock: Clock
+    environment: Environment
     engine: Engine
     progress: Progress = field(default_factory=Quiet)
     sizing: Sizing | None = None
     rates: Rates = field(default_factory=Rates)
-    log: LogDirectory | None = None
     hasher: Callable[[int], KeyHasher] = Xxh3KeyHasher
     heartbeat_ms: int = HEARTBEAT_MS
     leader: Callable[[], int] | None = None
@@ -118,9 +114,15 @@ class TwoPhaseCompactor:
 
         Raises only what stops all of them, such as Ctrl-C; then every run under way is recorded as failed.
         """
-        still = None if self.stalled_ms is None else Stillness(self.clock, self.stalled_ms)
+        still = None if self.stalled_ms is None else Stillness(self.environment.clock, self.stalled_ms)
         batch = Batch(
-            self.metadata, self.engine, self.progress, self.heartbeat_ms, self.claims_at_once, self.on_failed, still
+            self.environment.metadata,
+            self.engine,
+            self.progress,
+            self.heartbeat_ms,
+            self.claims_at_once,
+            self.on_failed,
+            still,
         )
         return batch.run(topics, lambda name: self._claim(name, policies), self._sizing.topics_per_job)
 
@@ -130,29 +132,29 @@ class TwoPhaseCompactor:
         Phase one runs, and what it wrote is deleted again. It claims nothing, so it may run beside a compaction; an
         attempt of its own keeps its objects meanwhile.
         """
-        StoreIdentity(self.metadata, self.store).require()
-        topic = self.metadata.topics.get(name)
+        StoreIdentity(self.environment.metadata, self.environment.store).require()
+        topic = self.environment.metadata.topics.get(name)
         holder = owner_name()
-        attempt = self.metadata.attempts.begin(topic.id, AttemptKind.RUN, holder)
+        attempt = self.environment.metadata.attempts.begin(topic.id, AttemptKind.RUN, holder)
         with afterwards(lambda: self._forget(topic.uid, attempt)):
-            snapshot, pin = self.metadata.pins.take(topic.id, holder, HEARTBEAT_MS)
+            snapshot, pin = self.environment.metadata.pins.take(topic.id, holder, HEARTBEAT_MS)
             with (
-                afterwards(lambda: None if pin is None else self.metadata.pins.release(pin)),
+                afterwards(lambda: None if pin is None else self.environment.metadata.pins.release(pin)),
                 Heartbeat(lambda: self._stay(attempt, pin), HEARTBEAT_MS / 5000, self.engine.cancel),
             ):
                 return self._estimate(snapshot, attempt, _policies_of(snapshot.topic, policies))
 
     def _stay(self, attempt: Attempt, pin: Pin | None) -> None:
         """A dry run's heartbeat: neither what it writes nor what it reads is collected meanwhile."""
-        self.metadata.attempts.heartbeat(attempt)
+        self.environment.metadata.attempts.heartbeat(attempt)
         if pin is not None:
-            self.metadata.pins.renew(pin, HEARTBEAT_MS)
+            self.environment.metadata.pins.renew(pin, HEARTBEAT_MS)
 
     def _estimate(self, snapshot: TopicSnapshot, attempt: Attempt, policies: RunPolicies) -> dict[str, object]:
-        now = self.clock.now_ms()
+        now = self.environment.clock.now_ms()
         if run_input.end_position(snapshot, policies, now) is None:
             return {"messages_in": 0, "messages_before": 0, "messages_out": 0, "messages_dropped": 0}
-        steps = self._decide(snapshot, attempt.attempt_id, policies, now, _PhaseTimer(self.clock))
+        steps = self._decide(snapshot, attempt.attempt_id, policies, now, _PhaseTimer(self.environment.clock))
         try:
             with self._not_lost(snapshot):
                 work = next(steps)
@@ -168,23 +170,25 @@ class TwoPhaseCompactor:
 
     def _forget(self, topic_uid: str, attempt: Attempt) -> None:
         """Delete what a dry run wrote; what is left by a failure, garbage collection finds."""
-        for stored in list(self.store.list(names.run_prefix(topic_uid, attempt.attempt_id))):
-            self.store.delete(stored.name)
-        self.metadata.attempts.finish(attempt.attempt_id)
+        for stored in list(self.environment.store.list(names.run_prefix(topic_uid, attempt.attempt_id))):
+            self.environment.store.delete(stored.name)
+        self.environment.metadata.attempts.finish(attempt.attempt_id)
 
     def _claim(self, name: TopicName, wanted: RunPolicies | PoliciesOf) -> Job | None:
         """A run that is ready to be driven, or None if nothing is new (P11)."""
         if self.leader is not None:
             self.leader()  # before the tail is rolled for nothing
-        StoreIdentity(self.metadata, self.store).require()
-        topic = self.metadata.topics.get(name)
+        StoreIdentity(self.environment.metadata, self.environment.store).require()
+        topic = self.environment.metadata.topics.get(name)
         tail_left = self._settle(topic)
-        snapshot = self.metadata.snapshot(topic.id)
+        snapshot = self.environment.metadata.snapshot(topic.id)
         policies = _policies_of(snapshot.topic, wanted)
-        if nothing_new(self.metadata, self.store, self.clock, snapshot, policies):
+        if nothing_new(self.environment.metadata, self.environment.store, self.environment.clock, snapshot, policies):
             return None
         token = None if self.leader is None else self.leader()
-        run = self.metadata.runs.claim(topic.id, owner_name(), asdict(policies), self.heartbeat_ms, leader=token)
+        run = self.environment.metadata.runs.claim(
+            topic.id, owner_name(), asdict(policies), self.heartbeat_ms, leader=token
+        )
         failpoint(Failpoint.RUN_CLAIMED)
         self.on_claimed(run)
         return Job(name, run, self._run(run, policies, tail_left))
@@ -194,28 +198,26 @@ class TwoPhaseCompactor:
 
         Raises what keeps the tail from being sealed if there is nothing to compact besides.
         """
-        if self.log is None:
-            return None
-        keep_lost_ids(self.metadata, self.log)
-        log_manager = LogManager(self.metadata, self.store, self.clock, self.log, owner_name())
+        keep_lost_ids(self.environment.metadata, self.environment.log)
+        log_manager = LogManager(self.environment)
         left = log_manager.try_roll_and_seal(topic)
         if left is not None:
-            snapshot = self.metadata.snapshot(topic.id)
-            if not run_input.dirty_ledgers(snapshot, RunPolicies(), self.clock.now_ms()):
+            snapshot = self.environment.metadata.snapshot(topic.id)
+            if not run_input.dirty_ledgers(snapshot, RunPolicies(), self.environment.clock.now_ms()):
                 raise left
         return left
 
     def _run(self, run: RunRecord, policies: RunPolicies, tail_left: CompactorError | None) -> Steps:
         said: dict[str, object] = {} if tail_left is None else {"tail_left": recorded(tail_left)}
-        timer = _PhaseTimer(self.clock, said)
-        snapshot = self.metadata.snapshot(run.topic_id)
+        timer = _PhaseTimer(self.environment.clock, said)
+        snapshot = self.environment.metadata.snapshot(run.topic_id)
         if snapshot.topic.epoch != run.epoch:
             raise Fenced(f"run {run.run_id} of {snapshot.topic.name} was overtaken", "look at the newer run")
         horizon = run_input.end_position(snapshot, policies, run.started_at)
         failpoint(Failpoint.RUN_SNAPSHOT_TAKEN)
         if horizon is None:
-            return self.metadata.runs.finish(run, {"messages_in": 0, "messages_out": 0})
-        run = self.metadata.runs.update(run, phase="phase one", horizon=horizon, statistics=said)
+            return self.environment.metadata.runs.finish(run, {"messages_in": 0, "messages_out": 0})
+        run = self.environment.metadata.runs.update(run, phase="phase one", horizon=horizon, statistics=said)
         with self._not_lost(snapshot, run):
             planned = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
             made = yield from self._carry_out(planned)
@@ -223,13 +225,13 @@ class TwoPhaseCompactor:
         made.check()
         manifest = made.manifest(
             snapshot.topic.name,
-            self.metadata.ledgers.allocate_ids(1),
+            self.environment.metadata.ledgers.allocate_ids(1),
             snapshot.topic.generation + 1,
             run.run_id,
-            self.clock.now_ms(),
+            self.environment.clock.now_ms(),
             horizon,
         )
-        check_objects(self.store, manifest)
+        check_objects(self.environment.store, manifest)
         failpoint(Failpoint.RUN_VERIFIED)
         timer.lap("verify")
 
@@ -244,9 +246,9 @@ class TwoPhaseCompactor:
             yield
         except DataLoss as error:
             if run is not None:
-                self.metadata.runs.update(run)
-            listed = {ledger.ledger_id for ledger in self.metadata.ledgers.of_topic(before.topic.id)}
-            for ledger in run_input.dirty_ledgers(before, RunPolicies(), self.clock.now_ms()):
+                self.environment.metadata.runs.update(run)
+            listed = {ledger.ledger_id for ledger in self.environment.metadata.ledgers.of_topic(before.topic.id)}
+            for ledger in run_input.dirty_ledgers(before, RunPolicies(), self.environment.clock.now_ms()):
                 if ledger.ledger_id not in listed:
                     raise Conflict(
                         f"ledger {ledger.ledger_id} of {before.topic.name} was trimmed while a compaction read it",
@@ -266,9 +268,13 @@ class TwoPhaseCompactor:
         """Scan, phase one and layout: row sets and an index level are made, which nothing refers to."""
         previous = self._previous(snapshot)
         topic = snapshot.topic
-        floor = self.metadata.cursors.compacted_floor(topic.id) if policies.tombstones_wait_for_cursors else None
+        floor = (
+            self.environment.metadata.cursors.compacted_floor(topic.id)
+            if policies.tombstones_wait_for_cursors
+            else None
+        )
         plan = run_input.first_plan(
-            self.store.location,
+            self.environment.store.location,
             snapshot,
             previous,
             policies,
@@ -327,7 +333,7 @@ class TwoPhaseCompactor:
         if snapshot.compacted is None:
             return None
         try:
-            return read_manifest(self.store, snapshot.compacted.manifest)
+            return read_manifest(self.environment.store, snapshot.compacted.manifest)
         except DataLoss as error:
             told = f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read"
             raise type(error)(
@@ -348,7 +354,7 @@ class TwoPhaseCompactor:
         before = snapshot.compacted
         name = names.manifest(manifest.topic_uid, manifest.ledger_id, run.attempt_id)
         failpoint(Failpoint.MANIFEST_BEFORE_PUT)
-        stored = write_manifest(self.store, name, manifest)
+        stored = write_manifest(self.environment.store, name, manifest)
         failpoint(Failpoint.MANIFEST_PUT)
         compacted = CompactedLedgerRecord(
             ledger_id=manifest.ledger_id,
@@ -363,14 +369,16 @@ class TwoPhaseCompactor:
             created_at=manifest.created_at,
         )
         statistics = made.statistics(manifest) | timer.lap("publish")
-        return self.metadata.publishing.publish(run, snapshot.topic.generation, compacted, statistics, retry)
+        return self.environment.metadata.publishing.publish(
+            run, snapshot.topic.generation, compacted, statistics, retry
+        )
 
     def _clean_up(self, ranges: Sequence[RangeResult]) -> None:
         """Row sets are between the two phases of this run alone; no other process knows them."""
         for result in ranges:
             if result.row_sets:
                 try:
-                    self.store.delete(result.name)
+                    self.environment.store.delete(result.name)
                 except CompactorError:
                     return  # published is published: garbage collection finds what is left
         failpoint(Failpoint.RUN_ROW_SETS_CLEANED)

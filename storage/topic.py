@@ -16,22 +16,19 @@ from itertools import islice
 
 import pyarrow as pa
 
-from storage.clock import Clock
-from storage.errors import Misconfigured, ObjectMissing
+from storage.environment import Environment
+from storage.errors import ObjectMissing
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.seek import AtOffset, Reset, StartPosition
 from storage.log.bulk_append import DEFAULT_LEDGER_BYTES, DEFAULT_WAIT_MS, BulkAppend
-from storage.log.directory import LogDirectory
 from storage.log.lease import OnHeld
 from storage.log.lease_renewer import LeaseRenewer
 from storage.log.log_manager import LogManager
 from storage.log.segment_tables import UnsealedSegments
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord, TopicSnapshot
-from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, Message, MessageId, Position, TopicName
-from storage.objects.interface import ObjectStore
 from storage.owner import owner_name
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.key_lookup import point_read
@@ -47,47 +44,11 @@ from storage.reading.snapshot_reader import SnapshotReader, messages
 class Topic:
     """One topic. Cheap to make; holds no connection of its own."""
 
-    def __init__(
-        self,
-        metadata: MetadataStore,
-        store: ObjectStore,
-        clock: Clock,
-        record: TopicRecord,
-        hasher: KeyHasher | None = None,
-        log: LogDirectory | None = None,
-    ) -> None:
-        """`log`: where the unsealed segments are; None: the topic cannot be appended to, but by import."""
-        self._metadata = metadata
-        self._store = store
-        self._clock = clock
+    def __init__(self, environment: Environment, record: TopicRecord, hasher: KeyHasher | None = None) -> None:
+        self._environment = environment
         self.record = record
         self._hasher = hasher or Xxh3KeyHasher(record.hash_seed)
-        self._log = log
-        self._unsealed = UnsealedSegments(log) if log is not None else None
-
-    @classmethod
-    def open(
-        cls,
-        metadata: MetadataStore,
-        store: ObjectStore,
-        clock: Clock,
-        name: TopicName,
-        log: LogDirectory | None = None,
-    ) -> Topic:
-        """The topic of that name. Raises TopicNotFound."""
-        return cls(metadata, store, clock, metadata.topics.get(name), log=log)
-
-    @classmethod
-    def create(
-        cls,
-        metadata: MetadataStore,
-        store: ObjectStore,
-        clock: Clock,
-        name: TopicName,
-        log: LogDirectory | None = None,
-    ) -> Topic:
-        """The topic of that name; created if it does not exist."""
-        return cls(metadata, store, clock, metadata.tenancy.ensure_topic(name), log=log)
+        self._unsealed = UnsealedSegments(environment.log)
 
     @property
     def name(self) -> TopicName:
@@ -106,17 +67,7 @@ class Topic:
         `on_held`: called with the owner that is waited for.
         """
         return BulkAppend(
-            self._metadata,
-            self._store,
-            self._clock,
-            self.record,
-            self._hasher,
-            owner_name(),
-            ledger_bytes,
-            workers,
-            wait_ms,
-            self._log,
-            on_held,
+            self._environment, self.record, self._hasher, owner_name(), ledger_bytes, workers, wait_ms, on_held
         )
 
     def append_log(
@@ -131,22 +82,26 @@ class Topic:
         `on_rolled` is called when a segment waits to be sealed. `renewer`: of a process that has many open at once;
         `on_held`: called with the owner that is waited for.
         """
-        log, owner = self._log_directory, owner_name()
-        return TopicLog(self._metadata, self._clock, log, self.record, owner, wait_ms, on_rolled, renewer, on_held)
+        log, owner = self._environment.log, owner_name()
+        return TopicLog(
+            self._environment.metadata,
+            self._environment.clock,
+            log,
+            self.record,
+            owner,
+            wait_ms,
+            on_rolled,
+            renewer,
+            on_held,
+        )
 
     def log_manager(self) -> LogManager:
         """What rolls and seals this topic's segments."""
-        return LogManager(self._metadata, self._store, self._clock, self._log_directory, owner_name())
-
-    @property
-    def _log_directory(self) -> LogDirectory:
-        if self._log is None:
-            raise Misconfigured(f"{self.name} was opened without a log directory", "set COMPACTOR_LOG")
-        return self._log
+        return LogManager(self._environment)
 
     def snapshot(self) -> TopicSnapshot:
         """The topic as it is now, in one transaction."""
-        return self._metadata.snapshot(self.record.id)
+        return self._environment.metadata.snapshot(self.record.id)
 
     def read(
         self,
@@ -175,34 +130,26 @@ class Topic:
         """A reader that goes on as messages come, page by page, from a start or from where another page ended."""
         state = start if isinstance(start, ReaderState) else ReaderState(start)
         source = self._compacted_source(state, reset) if read_compacted else self._raw_source(state.start, reset)
-        return PageReader(self._clock, source, state, self.name.partition)
+        return PageReader(self._environment.clock, source, state, self.name.partition)
 
     def _raw_source(self, start: StartPosition, reset: Reset) -> RawReader:
-        return RawReader(self._store, self._unsealed, self.snapshot, start, reset)
+        return RawReader(self._environment.store, self._unsealed, self.snapshot, start, reset)
 
     def _compacted_source(self, state: ReaderState, reset: Reset) -> CompactedReader:
         return CompactedReader(
-            self._metadata,
-            self._store,
-            self._clock,
-            self.record.id,
-            owner_name(),
-            state,
-            self._unsealed,
-            reset,
-            self._retention_filter,
+            self._environment, self.record.id, owner_name(), state, self._unsealed, reset, self._retention_filter
         )
 
     def _retention_filter(self, snapshot: TopicSnapshot) -> RetentionFilter | None:
         """What of the compacted ledger may be seen now; policies are asked only if there is one."""
         if snapshot.compacted is None:
             return None
-        return retention_filter(self._metadata, snapshot.topic, self._clock.now_ms())
+        return retention_filter(self._environment.metadata, snapshot.topic, self._environment.clock.now_ms())
 
     def snapshot_reader(self) -> SnapshotReader:
         """A reader of the topic as it is now."""
         snapshot = self.snapshot()
-        return SnapshotReader(self._store, snapshot, self._unsealed, self._retention_filter(snapshot))
+        return SnapshotReader(self._environment.store, snapshot, self._unsealed, self._retention_filter(snapshot))
 
     def newest(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
         """The newest message of one key, compacted part and tail together, which may be a tombstone (T4).
@@ -212,8 +159,8 @@ class Topic:
         (R8), SegmentNotLocal.
         """
         take_snapshot = self._sealed if sealed_only else self.snapshot
-        now, retention = self._clock.now_ms(), self._retention_filter
-        return point_read(self._store, take_snapshot, self._hasher, key, now, self._unsealed, retention)
+        now, retention = self._environment.clock.now_ms(), self._retention_filter
+        return point_read(self._environment.store, take_snapshot, self._hasher, key, now, self._unsealed, retention)
 
     def _sealed(self) -> TopicSnapshot:
         return replace(self.snapshot(), segments=())
@@ -242,7 +189,7 @@ class Topic:
         while True:
             reader = self.snapshot_reader()
             try:
-                return LastMessage(self._store, reader, self._hasher).message_id(read_compacted)
+                return LastMessage(self._environment.store, reader, self._hasher).message_id(read_compacted)
             except ObjectMissing:  # it was sealed, or trimmed, between the check and the read
                 if self.snapshot().extents == reader.extents:
                     raise

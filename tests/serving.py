@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from api.app import make_app
+from api.components import open_topic
 from api.service import Service, running
 from api.settings.settings import Settings
 from compactor.engines.engine import Engine, InProcess
 from compactor.run.options import stored_policies
 from compactor.two_phase import TwoPhaseCompactor
+from storage.environment import Environment
 from storage.errors import CompactorError
 from storage.model import TopicName
 from storage.objects.interface import ObjectStore
@@ -56,13 +58,15 @@ class Served:
 
     def topic(self, name: str) -> Topic:
         """The topic of that name, which exists."""
-        return self.service.components.topic(TopicName.parse(name))
+        return open_topic(self.service.environment, TopicName.parse(name))
 
     def compact_requested(self) -> None:
         """What the service that leads does with requests: each is one run, and its error is the run's."""
-        components = self.service.components
-        metadata = components.metadata
-        compactor = TwoPhaseCompactor(metadata, components.store, components.clock, self.engine, log=components.log)
+        environment = self.service.environment
+        metadata = environment.metadata
+        compactor = TwoPhaseCompactor(
+            Environment(metadata, environment.store, environment.clock, environment.log), self.engine
+        )
         for topic, _ in metadata.compaction_state.requests():
             try:
                 compactor.compact(topic.name, lambda record: stored_policies(metadata, record))
@@ -78,7 +82,7 @@ def serving(folder: Path, engine: Engine | None = None, **others: Any) -> Iterat
     settings = Settings(data=str(folder / "data"), spark_master="in-process", compaction_automatic=False, **others)
     with running(settings) as service:
         service.control.drain(0)
-        watched = cast(ObjectStore, WatchedStore(service.components.store))
-        service.components, service.patient_store = replace(service.components, store=watched), watched
+        watched = cast(ObjectStore, WatchedStore(service.environment.store))
+        service.environment = service.patient = replace(service.environment, store=watched)
         with TestClient(make_app(service), raise_server_exceptions=False) as client:
             yield Served(service, client, engine or InProcess())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -15,6 +15,7 @@ from compactor.batch import Outcome
 from compactor.engines.engine import Engine, InProcess
 from compactor.run.plan import RunPolicies, Sizing
 from compactor.two_phase import TwoPhaseCompactor
+from storage.environment import Environment
 from storage.ledger.hashing import KeyHasher
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.directory import LogDirectory
@@ -22,7 +23,6 @@ from storage.log.segment import SegmentFiles
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import policies
 from storage.model import EARLIEST, Message, MessageId, TopicName
-from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
 from storage.store_identity import StoreIdentity
 from storage.topic import Topic
@@ -47,15 +47,12 @@ def content(*messages: tuple[bytes | None, bytes | None]) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class Workbench:
-    """One database and one store; `engine` and `sizing` decide how compactions run."""
+class Workbench(Environment):
+    """An environment with an engine; `engine` and `sizing` decide how compactions run."""
 
-    metadata: MetadataStore
-    store: ObjectStore
     clock: ManualClock
-    engine: Engine
+    engine: Engine = field(default_factory=InProcess)
     sizing: Sizing | None = None
-    log: LogDirectory | None = None
 
     @classmethod
     def embedded(cls, folder: Path, engine: Engine | None = None, sizing: Sizing | None = TINY) -> Workbench:
@@ -65,12 +62,12 @@ class Workbench:
         metadata.upgrade()
         store = open_store((folder / "objects").as_uri())
         StoreIdentity(metadata, store).require()
-        return cls(metadata, store, clock, engine or InProcess(), sizing, LogDirectory(folder / "log"))
+        return cls(metadata, store, clock, LogDirectory(folder / "log"), engine or InProcess(), sizing)
 
-    def topic(self, name: str = "t", hasher: KeyHasher | None = None) -> Topic:
+    def topic(self, name: TopicName | str = "t", hasher: KeyHasher | None = None) -> Topic:
         """A topic, made if need be. `hashing_alike` says how its keys are hashed the same in each run."""
-        record = self.metadata.tenancy.ensure_topic(TopicName.parse(name))
-        return Topic(self.metadata, self.store, self.clock, record, hasher, self.log)
+        record = self.metadata.tenancy.ensure_topic(TopicName.parse(str(name)))
+        return Topic(self, record, hasher)
 
     def advance(self, milliseconds: int) -> None:
         """Let time pass, under a clock that stands still by itself."""
@@ -83,7 +80,6 @@ class Workbench:
 
     def folder(self, topic: Topic) -> Path:
         """The folder of the topic's segments."""
-        assert self.log is not None
         return self.log.of_topic(topic.record.uid)
 
     def append(self, topic: Topic, tables: Iterable[pa.Table], ledger_bytes: int = 1 << 20) -> list[Message]:
@@ -93,7 +89,7 @@ class Workbench:
         return [message for message in topic.messages() if message.offset >= first] if appended.ledgers else []
 
     def compactor(self, hasher: KeyHasher | None = None) -> TwoPhaseCompactor:
-        plain = TwoPhaseCompactor(self.metadata, self.store, self.clock, self.engine, sizing=self.sizing, log=self.log)
+        plain = TwoPhaseCompactor(self, self.engine, sizing=self.sizing)
         return plain if hasher is None else replace(plain, hasher=lambda _: hasher)
 
     def compact(self, topic: Topic, retain_null_key: bool = False) -> Outcome:

@@ -20,14 +20,14 @@ NO_PARTITION_POLICY = "Not allowed to set/get topic policy for a partition"
 def topic(parts: Service, name: TopicName) -> TopicRecord:
     """The topic, or partition, of that name. 404 for a missing one, also for a partitioned topic itself."""
     try:
-        return parts.components.metadata.topics.get(name)
+        return parts.environment.metadata.topics.get(name)
     except TopicNotFound as error:
         raise not_found(parts, name) from error
 
 
 def topics(parts: Service, name: TopicName) -> list[TopicRecord]:
     """The topic alone, or the partitions of the partitioned topic of that name, in order. 404."""
-    whole = parts.components.metadata.partitions.find(name)
+    whole = parts.environment.metadata.partitions.find(name)
     if whole is None:
         return [topic(parts, name)]
     found = partitions(parts, whole)
@@ -54,7 +54,7 @@ def local_topics(parts: Service, name: TopicName) -> list[TopicRecord]:
 
 def refuse_partitioned(parts: Service, name: TopicName, reason: str) -> None:
     """Raises Problem (405) for a partitioned topic."""
-    if parts.components.metadata.partitions.find(name) is not None:
+    if parts.environment.metadata.partitions.find(name) is not None:
         raise Problem(405, reason)
 
 
@@ -63,7 +63,7 @@ def partitions(parts: Service, whole: PartitionedTopic) -> list[TopicRecord]:
     found = []
     for name in partition_names(whole):
         try:
-            found.append(parts.components.metadata.topics.get(name))
+            found.append(parts.environment.metadata.topics.get(name))
         except TopicNotFound:
             continue
     return found
@@ -82,7 +82,7 @@ def share_policies(parts: Service, whole: PartitionedTopic) -> None:
 
     So a partition that was created again has them, and one whose creation was cut off gets them the next time.
     """
-    store = parts.components.metadata.policies
+    store = parts.environment.metadata.policies
     found = [(scope, store.of_scope(scope)) for scope in map(topic_scope, partitions(parts, whole))]
     shared = next((settings for _, settings in found if settings), {})
     store.change(
@@ -101,7 +101,7 @@ def with_policies(parts: Service, name: TopicName) -> list[TopicRecord]:
 def namespace(parts: Service, name: str, reason: str = "Namespace does not exist") -> None:
     """404 with this reason unless the namespace exists."""
     with not_found_as(reason):
-        parts.components.metadata.tenancy.namespace(name)
+        parts.environment.metadata.tenancy.namespace(name)
 
 
 def namespace_of(name: TopicName) -> str:
@@ -114,6 +114,6 @@ def not_found(parts: Service, name: TopicName) -> Problem:
     whole = name.whole
     if whole is None:
         return Problem(404, f"Topic {name} not found")
-    if parts.components.metadata.partitions.find(whole) is None:
+    if parts.environment.metadata.partitions.find(whole) is None:
         return Problem(404, f"Partitioned Topic not found: {name} has zero partitions")
     return Problem(404, "Topic partitions were not yet created")

@@ -18,13 +18,12 @@ from collections.abc import Callable
 from typing import Self
 
 from api.background.sealer_process import BackgroundSealer
-from api.components import Components
 from api.settings.settings import Settings
 from compactor.maintenance.tasks import Maintenance, Task, TaskStatus
+from storage.environment import Environment
 from storage.errors import CompactorError, LeaseHeld
 from storage.log.log_manager import LogManager
 from storage.metadata.records import SegmentState
-from storage.owner import owner_name
 
 POLL_SECONDS = 1.0
 QUOTA_CHECK_MS = 60_000
@@ -35,9 +34,9 @@ _log = logging.getLogger(__name__)
 class MaintenanceLoop:
     """A context manager for as long as the service runs. `wake`: something was rolled; called from any thread."""
 
-    def __init__(self, settings: Settings, components: Components, leads: Callable[[], bool]) -> None:
+    def __init__(self, settings: Settings, environment: Environment, leads: Callable[[], bool]) -> None:
         """`leads`: whether this process does the leader's part of the maintenance."""
-        self._components = components
+        self._components = environment
         self._sealer = BackgroundSealer(settings, None)
         self._seal_ms = settings.maintenance_seal_interval_ms
         self._stop = threading.Event()
@@ -47,10 +46,7 @@ class MaintenanceLoop:
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         interval = settings.maintenance_interval_ms
         self.maintenance = Maintenance(
-            components.metadata,
-            components.store,
-            components.clock,
-            components.log,
+            environment,
             {
                 Task.SWEEP: interval,
                 Task.BACKLOG: min(interval, QUOTA_CHECK_MS),
@@ -115,7 +111,7 @@ class MaintenanceLoop:
         parts = self._components
         for topic in parts.metadata.segments.topics_to_roll(here):
             try:
-                LogManager(parts.metadata, parts.store, parts.clock, parts.log, owner_name()).roll(topic, 0)
+                LogManager(parts).roll(topic, 0)
             except LeaseHeld:
                 continue
             except CompactorError as error:  # tried again each time, logged once

@@ -5,28 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 
-from api.components import Components
 from api.settings.settings import Settings
 from compactor.engines.engine import IN_PROCESS, Engine, Engines, InProcessEngines
 from compactor.scheduling.control_loop import ControlLoop, LoopSettings
 from compactor.scheduling.worker import WorkerSettings
+from storage.environment import Environment
 from storage.errors import Unavailable
 from storage.objects.throttled import Rates
 
 LOG = logging.getLogger(__name__)
 
 
-def control_loop(settings: Settings, components: Components) -> ControlLoop:
+def control_loop(settings: Settings, environment: Environment) -> ControlLoop:
     """The loop, not started. Spark is imported when it is needed first."""
-    return ControlLoop(
-        components.metadata,
-        components.store,
-        components.clock,
-        components.log,
-        _engines(settings),
-        loop_settings(settings),
-        url=settings.url,
-    )
+    return ControlLoop(environment, _engines(settings), loop_settings(settings), url=settings.url)
 
 
 def loop_settings(settings: Settings) -> LoopSettings:

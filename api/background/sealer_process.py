@@ -19,13 +19,13 @@ from types import TracebackType
 
 from api.cli.kit.failures import describe
 from api.cli.kit.stderr import say
-from api.components import Components, open_for_writing
+from api.components import open_for_writing, open_topic
 from api.settings.settings import Settings
+from storage.environment import Environment
 from storage.errors import TopicNotFound
 from storage.log.log_manager import LogManager
 from storage.metadata.records import SegmentState, TopicRecord
 from storage.model import TopicName
-from storage.owner import owner_name
 
 POLL_SECONDS = 1.0
 """How often it looks whether something was rolled, or a file's time is over."""
@@ -91,12 +91,12 @@ def seal_until(settings: Settings, name: str | None, stop: Connection) -> None:
     writer = multiprocessing.parent_process()
     report = _LogOnce("sealing" if name is None else f"sealing {name}")
     try:
-        with open_for_writing(settings) as components:
-            sealing = _Sealing(components, lambda: writer is None or writer.is_alive())
+        with open_for_writing(settings) as environment:
+            sealing = _Sealing(environment, lambda: writer is None or writer.is_alive())
             if name is None:
                 sealing.until(stop, sealing.seal_all, report)
             else:
-                topic = components.topic(TopicName.parse(name)).record
+                topic = open_topic(environment, TopicName.parse(name)).record
                 sealing.until(stop, lambda _: sealing.seal_and_sweep(topic), report)
     except Exception as error:  # the writer goes on, and starts another one when it rolls again
         report(error)
@@ -105,8 +105,8 @@ def seal_until(settings: Settings, name: str | None, stop: Connection) -> None:
 class _Sealing:
     """What the process does. Of many topics, one that failed is left alone for a while; the others have their turn."""
 
-    def __init__(self, components: Components, writer_lives: Callable[[], bool]) -> None:
-        self._components = components
+    def __init__(self, environment: Environment, writer_lives: Callable[[], bool]) -> None:
+        self._components = environment
         self._writer_lives = writer_lives
         self._again_at: dict[int, int] = {}
         self._reports: dict[int, _LogOnce] = {}
@@ -155,7 +155,7 @@ class _Sealing:
 
     def _log_manager(self) -> LogManager:
         one = self._components
-        return LogManager(one.metadata, one.store, one.clock, one.log, owner_name())
+        return LogManager(one)
 
 
 class _LogOnce:

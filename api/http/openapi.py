@@ -50,10 +50,10 @@ def install(app: FastAPI) -> None:
 def describe(app: FastAPI) -> dict[str, Any]:
     """The document of an application."""
     document = get_openapi(title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes)
-    components = document.setdefault("components", {})
-    components.setdefault("schemas", {}).setdefault("Reason", _REASON)
+    environment = document.setdefault("components", {})
+    environment.setdefault("schemas", {}).setdefault("Reason", _REASON)
     for name in ("HTTPValidationError", "ValidationError"):
-        components["schemas"].pop(name, None)
+        environment["schemas"].pop(name, None)
     for path, operations in document["paths"].items():
         for method in _METHODS & set(operations):
             _complete(path, operations[method])

@@ -55,7 +55,7 @@ async def answered(request: Request, other: NotTheOwner) -> Response:
     # Compared decoded: clients differ in what they encode, and what is asked of one partition is not for all.
     if whole is None or not request.url.path.startswith(_PREFIX) or unquote(path[_TOPIC_AT]) == name.topic:
         return await forwarding.forward(request, other.service)
-    metadata = request.app.state.service.components.metadata
+    metadata = request.app.state.service.environment.metadata
     database = pools_of(request)[WaitsFor.DATABASE]
     partitioned: PartitionedTopic | None = await database.run(metadata.tenancy.partitioned, whole)
     if partitioned is None:

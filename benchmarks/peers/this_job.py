@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from api.components import open_topic
 from benchmarks.data import Shape
 from benchmarks.peers.contender import Compaction, Messages, PeerFailed
 from benchmarks.peers.records import Survivors, survivors_of_parts
@@ -51,13 +52,12 @@ class ThisJob:
         if messages.name in self._imported:
             self._imported[topic] = self._imported[messages.name]
             return
-        from api.components import open_components
+        from api.components import open_environment
         from api.settings.settings import Settings
         from benchmarks.importing import import_parquet
 
-        with open_components(Settings(data=str(self.folder / "data"))) as components:
-            store, clock = components.store, components.clock
-            import_parquet(components.metadata, store, clock, topic, messages.parquet, _LEDGER_BYTES)
+        with open_environment(Settings(data=str(self.folder / "data"))) as environment:
+            import_parquet(environment, topic, messages.parquet, _LEDGER_BYTES)
         self._imported[messages.name] = self._imported[topic] = topic
 
     def compact(self, topic: str) -> Compaction:
@@ -104,7 +104,7 @@ class ThisJob:
 
 def _serve(connection: Connection, folder: Path, threads: int) -> None:
     """In the child: answer each topic's name with a run on it, None with having forgotten that run."""
-    from api.components import open_components
+    from api.components import open_environment
     from api.settings.settings import Settings
     from benchmarks.this_job import ThisJob as Runs, Without
     from compactor.engines.spark import SparkEngine, SparkSettings, open_session
@@ -113,10 +113,10 @@ def _serve(connection: Connection, folder: Path, threads: int) -> None:
 
     try:
         session = open_session(SparkSettings(folder / "spark.log", f"local[{threads}]"))
-        with open_components(Settings(data=str(folder / "data"))) as components:
+        with open_environment(Settings(data=str(folder / "data"))) as environment:
             engine = SparkEngine(session)
             engine.warm_up()
-            assert isinstance(components.store, LocalStore)
+            assert isinstance(environment.store, LocalStore)
             connection.send((0.0, [], ""))
             runs: Runs | None = None
             while True:
@@ -129,8 +129,8 @@ def _serve(connection: Connection, folder: Path, threads: int) -> None:
                     runs.forget()
                     connection.send((0.0, [], ""))
                     continue
-                topic = components.topic(TopicName.parse(asked))
-                runs = Runs(components.metadata, components.store, components.clock, engine, topic)
+                topic = open_topic(environment, TopicName.parse(asked))
+                runs = Runs(environment, environment.store, engine, topic)
                 result = runs.compact(Without())
                 phases = ", ".join(
                     f"{name.removesuffix('_ms').replace('_', ' ')} {value} ms"

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from storage.clock import Clock
 from storage.cursor import Cursor
+from storage.environment import Environment
 from storage.errors import (
     CompactorError,
     Conflict,
@@ -37,9 +37,7 @@ from storage.ledger.seek import AtOffset
 from storage.log.directory import LogDirectory
 from storage.log.unsealed_messages import unsealed_end
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentRecord, TopicRecord, TopicSnapshot
-from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord, Position, TopicName
-from storage.objects.interface import ObjectStore
 from storage.options.policies import EVICT, HOLD, TopicPolicies
 from storage.reading.snapshot_reader import SnapshotReader, last_of
 from storage.topic import Topic
@@ -90,7 +88,7 @@ def has_limits(policies: TopicPolicies) -> bool:
     return bool(policies.message_ttl_seconds) or max(quotas) >= 0
 
 
-def extents(snapshot: TopicSnapshot, log: LogDirectory | None) -> list[BacklogExtent]:
+def extents(snapshot: TopicSnapshot, log: LogDirectory) -> list[BacklogExtent]:
     """The topic's ledgers and segments in order, as far as they hold something; an open one if it is in `log`."""
     found = []
     for piece in snapshot.extents:
@@ -98,11 +96,7 @@ def extents(snapshot: TopicSnapshot, log: LogDirectory | None) -> list[BacklogEx
             found.append(BacklogExtent(piece.first_offset, piece.last_offset, piece.logical_bytes))
         elif piece.content is not None:
             found.append(BacklogExtent(piece.first_offset, piece.content.last_offset, piece.content.logical_bytes))
-        elif (
-            log is not None
-            and (end := unsealed_end(log, snapshot.topic, piece))
-            and end.next_offset > piece.first_offset
-        ):
+        elif (end := unsealed_end(log, snapshot.topic, piece)) and end.next_offset > piece.first_offset:
             found.append(BacklogExtent(piece.first_offset, end.next_offset - 1, end.size))
     return found
 
@@ -129,15 +123,12 @@ def first_of_last(some: Sequence[BacklogExtent], size: int) -> int:
 class BacklogLimits:
     """Applies the limits of topics."""
 
-    metadata: MetadataStore
-    store: ObjectStore
-    clock: Clock
-    log: LogDirectory | None = None
+    environment: Environment
 
     def apply(self, topic: TopicRecord, policies: TopicPolicies) -> OverQuota | None:
         """Move the topic's subscriptions as its policies say; why it is to take no messages, if it is not."""
         if policies.message_ttl_seconds:
-            self._acknowledge_older(topic, self.clock.now_ms() - policies.message_ttl_seconds * 1000)
+            self._acknowledge_older(topic, self.environment.clock.now_ms() - policies.message_ttl_seconds * 1000)
         over = self.over_quota(topic, policies)
         for item in over:
             if item.action == EVICT:
@@ -146,7 +137,7 @@ class BacklogLimits:
 
     def check(self, topic: TopicRecord) -> None:
         """Raises Unavailable or Conflict if the topic is to take no messages now."""
-        policies = self.metadata.policies.effective(topic)
+        policies = self.environment.metadata.policies.effective(topic)
         for item in self.over_quota(topic, policies) if has_limits(policies) else ():
             if item.action != EVICT:
                 raise item.error
@@ -164,7 +155,9 @@ class BacklogLimits:
             if limit < 0:
                 continue
             if unit == "bytes":
-                backlog = bytes_behind(extents(self.metadata.snapshot(topic.id), self.log), _next_offset(slowest))
+                backlog = bytes_behind(
+                    extents(self.environment.metadata.snapshot(topic.id), self.environment.log), _next_offset(slowest)
+                )
             else:
                 backlog = self._age_seconds(topic, _next_offset(slowest), limit)
             if backlog > limit:
@@ -175,10 +168,10 @@ class BacklogLimits:
         """Let the subscriptions that are too far behind miss the oldest messages."""
         remaining = int(over.limit * LEFT_AFTER_EVICTION)
         if over.unit == "bytes":
-            some = extents(self.metadata.snapshot(topic.id), self.log)
+            some = extents(self.environment.metadata.snapshot(topic.id), self.environment.log)
             self._acknowledge_below(self._opened(topic), self._cursors(topic), first_of_last(some, remaining))
         else:
-            self._acknowledge_older(topic, self.clock.now_ms() - remaining * 1000)
+            self._acknowledge_older(topic, self.environment.clock.now_ms() - remaining * 1000)
 
     def _acknowledge_older(self, topic: TopicRecord, publish_time: int) -> None:
         """Let every subscription go on at the first message that was published then or later."""
@@ -227,8 +220,8 @@ class BacklogLimits:
         for record in moving:
             with suppress(Fenced, NotFound):  # another owner moved or deleted it: the next task checks again
                 cursor = Cursor(
-                    self.metadata,
-                    self.clock,
+                    self.environment.metadata,
+                    self.environment.clock,
                     opened.record,
                     record.name,
                     locate,
@@ -242,7 +235,7 @@ class BacklogLimits:
 
         A message in another log directory counts as the newest of its segment.
         """
-        opened, now = self._opened(topic), self.clock.now_ms()
+        opened, now = self._opened(topic), self.environment.clock.now_ms()
         reader = opened.snapshot_reader()
         piece = next(_behind(reader, offset, reader.end), None)
         if piece is None:
@@ -254,14 +247,14 @@ class BacklogLimits:
 
     def _is_remote(self, piece: LedgerRecord | SegmentRecord) -> bool:
         """Whether a piece's messages are in another log directory."""
-        return isinstance(piece, SegmentRecord) and (self.log is None or piece.log_uid != self.log.known_uid)
+        return isinstance(piece, SegmentRecord) and piece.log_uid != self.environment.log.known_uid
 
     def _opened(self, topic: TopicRecord) -> Topic:
-        return Topic(self.metadata, self.store, self.clock, topic, log=self.log)
+        return Topic(self.environment, topic)
 
     def _cursors(self, topic: TopicRecord) -> list[CursorRecord]:
         """The subscriptions that limits are for."""
-        return [item for item in self.metadata.cursors.of_topic(topic.id) if item.name != COMPACTION_CURSOR]
+        return [item for item in self.environment.metadata.cursors.of_topic(topic.id) if item.name != COMPACTION_CURSOR]
 
 
 def _next_offset(cursor: CursorRecord) -> int:

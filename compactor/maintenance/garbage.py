@@ -35,7 +35,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from compactor.maintenance.grace import GRACE_MS
-from storage.clock import Clock
+from storage.environment import Environment
 from storage.errors import DataLoss, NotFound
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import names
@@ -44,9 +44,8 @@ from storage.ledger.names import ObjectKind, ParsedName
 from storage.metadata.liveness import beating
 from storage.metadata.policy_store import namespace_scope
 from storage.metadata.records import CompactedLedgerRecord, DeletedTopic, GcSnapshot, TopicRecord
-from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord, TopicName
-from storage.objects.interface import ObjectInfo, ObjectStore
+from storage.objects.interface import ObjectInfo
 from storage.store_identity import StoreIdentity
 
 SKEW_MS = 300_000
@@ -93,9 +92,7 @@ class Collected:
 class GarbageCollector:
     """Collects topic by topic. `on_object` is called with each object that was deleted, or would be."""
 
-    metadata: MetadataStore
-    store: ObjectStore
-    clock: Clock
+    environment: Environment
     grace_ms: int = GRACE_MS
     skew_ms: int = SKEW_MS
     on_object: Callable[[ObjectInfo], object] = lambda _: None
@@ -104,7 +101,7 @@ class GarbageCollector:
         """Collect one topic. Raises DataLoss (nothing was deleted then), TopicNotFound; Misconfigured for a store that
         is another database's."""
         self._refuse_other_store(dry_run)
-        return self._collect(topic, list(self.store.list(names.topic_prefix(topic.uid))), dry_run)
+        return self._collect(topic, list(self.environment.store.list(names.topic_prefix(topic.uid))), dry_run)
 
     def collect_all(self, dry_run: bool = False, unknown_topics: bool = False) -> Iterator[Collected]:
         """Collect every topic, in one listing; a topic that fails does so alone, and has the reason in `error`.
@@ -113,15 +110,15 @@ class GarbageCollector:
         counted: they may be another database's. Raises Misconfigured for a store that is.
         """
         self._refuse_other_store(dry_run)
-        known = {topic.uid: topic for topic in self.metadata.topics.all()}
+        known = {topic.uid: topic for topic in self.environment.metadata.topics.all()}
         seen = set()
         for uid, listed in self._by_topic():
             if uid not in known:  # a new topic, or one whose row is gone: rows come before objects, and go before
-                known = {topic.uid: topic for topic in self.metadata.topics.all()}
+                known = {topic.uid: topic for topic in self.environment.metadata.topics.all()}
             seen.add(uid)
             if uid in known:
                 yield self._alone(known[uid], listed, dry_run)
-            elif deleted := self.metadata.tenancy.deleted_topic(uid):
+            elif deleted := self.environment.metadata.tenancy.deleted_topic(uid):
                 yield self._collect_deleted(deleted, listed, dry_run)
             else:
                 yield self._unknown(uid, listed, dry_run, unknown_topics)
@@ -130,12 +127,12 @@ class GarbageCollector:
                 yield self._alone(topic, [], dry_run)
 
     def _refuse_other_store(self, dry_run: bool) -> None:
-        identity = StoreIdentity(self.metadata, self.store)
+        identity = StoreIdentity(self.environment.metadata, self.environment.store)
         identity.check() if dry_run else identity.require()
 
     def _by_topic(self) -> Iterator[tuple[str, list[ObjectInfo]]]:
         """The objects of each topic, by its uid: a whole listing of it, in memory one at a time."""
-        for uid, listed in groupby(self.store.list(names.TOPICS), lambda info: info.name.split("/")[1]):
+        for uid, listed in groupby(self.environment.store.list(names.TOPICS), lambda info: info.name.split("/")[1]):
             yield uid, list(listed)
 
     def _alone(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> Collected:
@@ -146,16 +143,18 @@ class GarbageCollector:
 
     def _collect(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> Collected:
         failpoint(Failpoint.GC_LISTED)
-        now = self.clock.now_ms()
-        if self._is_clean(self.metadata.pins.referenced(topic.id), listed, now):
+        now = self.environment.clock.now_ms()
+        if self._is_clean(self.environment.metadata.pins.referenced(topic.id), listed, now):
             return Collected(topic.name, topic.uid, not dry_run, foreign=_foreign(listed))
-        given_up = 0 if dry_run else len(self.metadata.runs.expire_attempts(topic.id, self.grace_ms))
+        given_up = 0 if dry_run else len(self.environment.metadata.runs.expire_attempts(topic.id, self.grace_ms))
         failpoint(Failpoint.GC_ATTEMPTS_FENCED)
         retired = 0 if dry_run else self._collect_retired(topic)
-        marked_before = now - self.metadata.policies.effective(topic).file_delete_delay_ms
-        going = [item for item in self.metadata.trimming.trimmed(topic.id) if _was_marked(item, marked_before)]
+        marked_before = now - self.environment.metadata.policies.effective(topic).file_delete_delay_ms
+        going = [
+            item for item in self.environment.metadata.trimming.trimmed(topic.id) if _was_marked(item, marked_before)
+        ]
         trimmed = len(going) if dry_run else self._purge_trimmed(topic, marked_before)
-        snapshot = self.metadata.pins.referenced(topic.id)
+        snapshot = self.environment.metadata.pins.referenced(topic.id)
         kept = list(snapshot.compacted)
         if dry_run:
             given_up = sum(
@@ -170,7 +169,7 @@ class GarbageCollector:
         objects = self._delete(garbage, dry_run, self.on_object)
         if not dry_run:
             remaining = _attempts_of({info.name for info in listed} - {info.name for info, _ in garbage})
-            self.metadata.attempts.purge(topic.id, now - self.grace_ms, keep=remaining)
+            self.environment.metadata.attempts.purge(topic.id, now - self.grace_ms, keep=remaining)
         failpoint(Failpoint.GC_DONE)
         foreign = _foreign(listed)
         return Collected(topic.name, topic.uid, not dry_run, objects, given_up, retired, foreign, trimmed)
@@ -190,15 +189,15 @@ class GarbageCollector:
     def _collect_retired(self, topic: TopicRecord) -> int:
         """The rows go first, each in one transaction that checks the pins; then no reader can pin them any more."""
         collected = 0
-        for compacted in self.metadata.pins.retired(topic.id):
-            if self.metadata.pins.collect(topic.id, compacted.ledger_id, self.grace_ms):
+        for compacted in self.environment.metadata.pins.retired(topic.id):
+            if self.environment.metadata.pins.collect(topic.id, compacted.ledger_id, self.grace_ms):
                 collected += 1
                 failpoint(Failpoint.GC_COMPACTED_COLLECTED)
         return collected
 
     def _purge_trimmed(self, topic: TopicRecord, marked_before: int) -> int:
         """Readers that began before these ledgers were marked had the delay to finish."""
-        forgotten = self.metadata.trimming.purge(topic.id, marked_before)
+        forgotten = self.environment.metadata.trimming.purge(topic.id, marked_before)
         if forgotten:
             failpoint(Failpoint.TRIM_FORGOTTEN)
         return forgotten
@@ -215,7 +214,7 @@ class GarbageCollector:
         for compacted in kept:
             referenced.add(compacted.manifest.name)
             try:
-                referenced |= read_manifest(self.store, compacted.manifest).objects
+                referenced |= read_manifest(self.environment.store, compacted.manifest).objects
             except DataLoss as error:
                 raise type(error)(
                     f"nothing of {snapshot.topic.name} was collected, because what its compacted ledger "
@@ -253,8 +252,8 @@ class GarbageCollector:
         """What a deleted topic left; nothing while its delay is not over."""
         failpoint(Failpoint.GC_LISTED)
         scope = namespace_scope(f"{deleted.name.tenant}/{deleted.name.namespace}")
-        policies = self.metadata.policies.resolved_around(scope).policies
-        due = deleted.deleted_at <= self.clock.now_ms() - policies.file_delete_delay_ms
+        policies = self.environment.metadata.policies.resolved_around(scope).policies
+        due = deleted.deleted_at <= self.environment.clock.now_ms() - policies.file_delete_delay_ms
         parsed = ((info, names.parse(info.name)) for info in listed if due)
         garbage = [(info, one) for info, one in parsed if one is not None]
         objects = self._delete(garbage, dry_run, self.on_object)
@@ -263,7 +262,7 @@ class GarbageCollector:
     def _unknown(self, uid: str, listed: list[ObjectInfo], dry_run: bool, wanted: bool) -> Collected:
         """A topic without a row: it cannot be written or read any more, if the row was ever in this database."""
         failpoint(Failpoint.GC_LISTED)
-        now = self.clock.now_ms()
+        now = self.environment.clock.now_ms()
         parsed = ((info, names.parse(info.name)) for info in listed)
         garbage = ((info, one) for info, one in parsed if one is not None and self._old(info, now))
         deleted = wanted and not dry_run
@@ -277,7 +276,7 @@ class GarbageCollector:
         for info, parsed in garbage:
             if not dry_run:
                 failpoint(Failpoint.GC_BEFORE_DELETE)
-                self.store.delete(info.name)
+                self.environment.store.delete(info.name)
                 failpoint(Failpoint.GC_DELETED_ONE)
             objects[parsed.kind] = objects.get(parsed.kind, Totals()) + Totals(1, info.size)
             tell(info)

@@ -23,20 +23,16 @@ from compactor.maintenance.retention_plan import (
     plan_policies,
     sealed_part,
 )
-from storage.clock import Clock
+from storage.environment import Environment
 from storage.errors import Conflict, DataLoss, recorded
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger.seek import NOWHERE, AtTime
-from storage.log.directory import LogDirectory
 from storage.log.log_manager import LogManager
 from storage.log.segment_tables import UnsealedSegments
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentRecord, TopicRecord, TopicSnapshot
-from storage.metadata.store import MetadataStore
 from storage.model import MessageId
-from storage.objects.interface import ObjectStore
 from storage.options.policies import TopicPolicies
 from storage.options.resolution import Resolved
-from storage.owner import owner_name
 from storage.reading.snapshot_reader import SnapshotReader
 from storage.topic import Topic
 
@@ -67,12 +63,9 @@ class _Tail:
 
 @dataclass(frozen=True)
 class Retention:
-    """Trims topics. `log`: where the unsealed segments are; None: what is not sealed yet stays."""
+    """Trims topics."""
 
-    metadata: MetadataStore
-    store: ObjectStore
-    clock: Clock
-    log: LogDirectory | None = None
+    environment: Environment
 
     def apply(self, topic: TopicRecord, *, dry_run: bool = False, force: bool = False) -> Trimmed:
         """Let go what the topic's cleanup policies say. Raises TopicNotFound, Conflict, what sealing raises."""
@@ -105,9 +98,9 @@ class Retention:
     ) -> Trimmed:
         tail_left, sealed = "", False
         for tries_left in reversed(range(_TRIES)):
-            policies = self.metadata.policies.resolved(topic)
-            snapshot = self.metadata.snapshot(topic.id)
-            now = self.clock.now_ms()
+            policies = self.environment.metadata.policies.resolved(topic)
+            snapshot = self.environment.metadata.snapshot(topic.id)
+            now = self.environment.clock.now_ms()
             tail = self._tail(snapshot, policies.policies, now)
             plan = planned(snapshot, policies, tail, now)
             if tail.damage is not None:
@@ -130,11 +123,11 @@ class Retention:
     def _cursors(self, topic: TopicRecord, policies: Resolved, dry_run: bool) -> list[CursorRecord]:
         """The topic's cursors. One for which compaction is enabled has `__compaction`, which is made here if it is
         enabled around the topic (S9)."""
-        cursors = self.metadata.cursors.of_topic(topic.id)
+        cursors = self.environment.metadata.cursors.of_topic(topic.id)
         if not policies.compaction_enabled or any(cursor.name == COMPACTION_CURSOR for cursor in cursors):
             return cursors
         missing = CursorRecord(COMPACTION_CURSOR, None, {})
-        return [*cursors, missing if dry_run else self.metadata.cursors.ensure(topic.id, COMPACTION_CURSOR)]
+        return [*cursors, missing if dry_run else self.environment.metadata.cursors.ensure(topic.id, COMPACTION_CURSOR)]
 
     def _mark(self, topic: TopicRecord, plan: TrimPlan, force: bool) -> None:
         """Two transactions at most; between them the topic is as it would be had only the first been asked for."""
@@ -142,23 +135,21 @@ class Retention:
         below = [extent.ledger_id for extent in going if extent.last_offset < plan.start_offset]
         compacted = [extent.ledger_id for extent in going if extent.last_offset >= plan.start_offset]
         if below or plan.start_offset > topic.start_offset:
-            self.metadata.trimming.trim(topic.id, plan.start_offset, below, force=force)
+            self.environment.metadata.trimming.trim(topic.id, plan.start_offset, below, force=force)
             failpoint(Failpoint.TRIM_MARKED)
         if compacted:
             end = max(extent.last_offset + 1 for extent in going)
-            self.metadata.trimming.trim(topic.id, end, compacted, force=force, keep_start=True)
+            self.environment.metadata.trimming.trim(topic.id, end, compacted, force=force, keep_start=True)
             failpoint(Failpoint.TRIM_MARKED)
 
     def _roll_and_seal(self, topic: TopicRecord) -> str:
         """Roll and seal the tail; why it could not be done: a writer or sealer has it, or it is damaged."""
-        assert self.log is not None, "without a log directory no unsealed extent is looked at"
-        manager = LogManager(self.metadata, self.store, self.clock, self.log, owner_name())
-        error = manager.try_roll_and_seal(topic)
+        error = LogManager(self.environment).try_roll_and_seal(topic)
         return "" if error is None else recorded(error)
 
     def _tail(self, snapshot: TopicSnapshot, policies: TopicPolicies, now: int) -> _Tail:
         """The segments in our log directory, as far as they hold something that can be seen."""
-        here = self.log.known_uid if self.log is not None else None
+        here = self.environment.log.known_uid
         extents: list[Extent] = []
         damage: DataLoss | None = None
         for segment in snapshot.segments:
@@ -197,11 +188,10 @@ class Retention:
 
     def _reader_of(self, snapshot: TopicSnapshot, segment: SegmentRecord) -> SnapshotReader:
         """A reader of one segment and nothing else."""
-        assert self.log is not None
         alone = replace(
             snapshot, ledgers=(), segments=(segment,), topic=replace(snapshot.topic, start_offset=0), compacted=None
         )
-        return SnapshotReader(self.store, alone, UnsealedSegments(self.log))
+        return SnapshotReader(self.environment.store, alone, UnsealedSegments(self.environment.log))
 
     def _newest_if_expired(self, reader: SnapshotReader, policies: TopicPolicies, now: int) -> int | None:
         """A time that is older than the retention if all messages of the segment are, else None."""
@@ -216,7 +206,7 @@ class Retention:
         gone = not extents or message_id.ledger_id < extents[0].ledger_id
         if gone and snapshot.compacted is None:
             return snapshot.topic.start_offset
-        topic = Topic(self.metadata, self.store, self.clock, snapshot.topic, log=self.log)
+        topic = Topic(self.environment, snapshot.topic)
         for batch in topic.read(message_id, read_compacted=gone, max_messages=1):
             return int(batch.column("offset")[0].as_py())
         return max([snapshot.topic.next_offset, *(extent.last_offset + 1 for extent in extents)])

@@ -29,15 +29,11 @@ from compactor.maintenance.backlog_limits import BacklogLimits, OverQuota, has_l
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.retention import Retention
 from compactor.scheduling.throttle import TOPICS_AT_ONCE, Rest, paced
-from storage.clock import Clock
+from storage.environment import Environment
 from storage.errors import CompactorError, TopicNotFound, full_part
-from storage.log.directory import LogDirectory
 from storage.log.log_manager import LogManager
 from storage.metadata.records import SegmentState, TopicRecord
-from storage.metadata.store import MetadataStore
-from storage.objects.interface import ObjectStore
 from storage.options.policies import TopicPolicies
-from storage.owner import owner_name
 
 _log = logging.getLogger(__name__)
 
@@ -92,10 +88,7 @@ class Maintenance:
 
     def __init__(
         self,
-        metadata: MetadataStore,
-        store: ObjectStore,
-        clock: Clock,
-        log: LogDirectory,
+        environment: Environment,
         intervals: Intervals,
         grace_ms: int,
         leads: Callable[[], bool],
@@ -107,10 +100,7 @@ class Maintenance:
         `rest` waits between topics, so that thousands of them take little from whatever else the process does
         (throttle.py).
         """
-        self._metadata = metadata
-        self._store = store
-        self._clock = clock
-        self._log = log
+        self._environment = environment
         self._intervals = intervals
         self._grace_ms = grace_ms
         self._leads = leads
@@ -141,7 +131,7 @@ class Maintenance:
         """Do what is due now; what that was. Raises nothing: what goes wrong is logged and in the status."""
         with self._running:
             try:
-                tasks = due(self.status(), self._intervals, self._leads(), self._clock.now_ms())
+                tasks = due(self.status(), self._intervals, self._leads(), self._environment.clock.now_ms())
             except CompactorError as error:  # whether we lead is not known: the database is away
                 _log.warning("maintenance: %s", error)
                 return []
@@ -151,7 +141,7 @@ class Maintenance:
             return tasks
 
     def _run(self, task: Task) -> None:
-        self._change(task, began_at=self._clock.now_ms())
+        self._change(task, began_at=self._environment.clock.now_ms())
         failing: Failing = {}
         error = ""
         try:
@@ -162,26 +152,30 @@ class Maintenance:
         if failing and not error:
             name, why = next(iter(failing.items()))
             error = f"{name}: {why}" + (f" (and {len(failing) - 1} more topics)" if len(failing) > 1 else "")
-        self._change(task, ended_at=self._clock.now_ms(), last_error=error, failing=MappingProxyType(failing))
+        self._change(
+            task, ended_at=self._environment.clock.now_ms(), last_error=error, failing=MappingProxyType(failing)
+        )
 
     def _topics(self) -> Iterator[tuple[TopicRecord, TopicPolicies]]:
         """All topics with their policies, a page at a time, until the process stops."""
-        resolver = self._metadata.policies.resolver()
-        for page in paced(self._metadata.topics.in_pages(TOPICS_AT_ONCE), self._clock, self._rest):
+        resolver = self._environment.metadata.policies.resolver()
+        for page in paced(
+            self._environment.metadata.topics.in_pages(TOPICS_AT_ONCE), self._environment.clock, self._rest
+        ):
             for topic in page:
                 if self._stopping():
                     return
                 yield topic, resolver.resolved(topic).policies
 
     def _sweep(self, failing: Failing) -> None:
-        manager = LogManager(self._metadata, self._store, self._clock, self._log, owner_name())
+        manager = LogManager(self._environment)
         manager.roll_old(failing)
         self._count(Task.SWEEP, manager.sweep(failing=failing), 0)
         for name, why in failing.items():
             _log.warning("%s: %s: %s", Task.SWEEP, name, why)
 
     def _limit_backlogs(self, failing: Failing) -> None:
-        limits = BacklogLimits(self._metadata, self._store, self._clock, self._log)
+        limits = BacklogLimits(self._environment)
         leads = self._leads()
         before, found = self.over_quota, dict[int, OverQuota]()
         for topic, policies in self._topics():
@@ -203,13 +197,13 @@ class Maintenance:
         """
         unsealed = [
             segment
-            for segment in self._metadata.segments.of_topic(topic.id)
+            for segment in self._environment.metadata.segments.of_topic(topic.id)
             if segment.state is not SegmentState.SEALED
         ]
-        return unsealed[-1].log_uid == self._log.known_uid if unsealed else leads
+        return unsealed[-1].log_uid == self._environment.log.known_uid if unsealed else leads
 
     def _retain(self, failing: Failing) -> None:
-        retention = Retention(self._metadata, self._store, self._clock, self._log)
+        retention = Retention(self._environment)
         for topic, policies in self._topics():
             if policies.cleanup_policy or topic.start_offset:
                 with _alone(Task.RETENTION, topic, failing):
@@ -224,8 +218,8 @@ class Maintenance:
             _log.warning("%s: %s: %s", Task.RETENTION, topic.name, full_part(trimmed.tail_left))
 
     def _collect(self, failing: Failing) -> None:
-        collector = GarbageCollector(self._metadata, self._store, self._clock, self._grace_ms)
-        for collected in paced(collector.collect_all(), self._clock, self._rest):
+        collector = GarbageCollector(self._environment, self._grace_ms)
+        for collected in paced(collector.collect_all(), self._environment.clock, self._rest):
             if collected.deleted:
                 self._count(Task.GARBAGE, collected.total.count, collected.total.bytes)
             if collected.error is not None and not isinstance(collected.error, TopicNotFound):

@@ -14,13 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from storage.clock import Clock
-from storage.log.directory import LogDirectory
+from storage.environment import Environment
 from storage.log.log_manager import ROLL_WAIT_MS, LogManager
 from storage.metadata.records import TopicRecord, TopicSnapshot
-from storage.metadata.store import MetadataStore
-from storage.objects.interface import ObjectStore
-from storage.owner import owner_name
 
 
 @dataclass(frozen=True)
@@ -40,23 +36,20 @@ class Truncated:
 class Truncation:
     """Truncates topics whose tails are in `log`."""
 
-    metadata: MetadataStore
-    store: ObjectStore
-    clock: Clock
-    log: LogDirectory
+    environment: Environment
 
     def truncate(self, topic: TopicRecord, *, dry_run: bool = False, wait_ms: int = ROLL_WAIT_MS) -> Truncated:
         """`wait_ms`: how long a writer may take to roll when it is asked to."""
         if dry_run:
-            return _of(self.metadata.snapshot(topic.id), truncated=False)
+            return _of(self.environment.metadata.snapshot(topic.id), truncated=False)
         return self.truncate_all([topic], wait_ms)[0]
 
     def truncate_all(self, topics: Sequence[TopicRecord], wait_ms: int = ROLL_WAIT_MS) -> list[Truncated]:
         """Each of these topics or none, such as the partitions of one: their open segments are rolled one by one."""
         for topic in topics:
-            LogManager(self.metadata, self.store, self.clock, self.log, owner_name()).roll(topic, wait_ms)
-        before = [_of(self.metadata.snapshot(topic.id), truncated=True) for topic in topics]
-        after = self.metadata.trimming.truncate_all([topic.id for topic in topics])
+            LogManager(self.environment).roll(topic, wait_ms)
+        before = [_of(self.environment.metadata.snapshot(topic.id), truncated=True) for topic in topics]
+        after = self.environment.metadata.trimming.truncate_all([topic.id for topic in topics])
         return [replace(one, topic=topic) for one, topic in zip(before, after, strict=True)]
 
 

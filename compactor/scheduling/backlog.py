@@ -61,15 +61,15 @@ class Unsealed:
     bytes: int = 0
 
 
-def unsealed(log: LogDirectory | None, snapshot: TopicSnapshot) -> Unsealed:
+def unsealed(log: LogDirectory, snapshot: TopicSnapshot) -> Unsealed:
     """What a topic has in segments, as far as it can be seen from here: not an open one in another log directory."""
-    count = OpenSegments(log).count if log is not None else None
+    opened = OpenSegments(log)
     messages = size = 0
     for segment in snapshot.segments:
         if segment.content is not None:
             messages, size = messages + segment.content.messages, size + segment.content.logical_bytes
-        elif count is not None:
-            counted = count(snapshot.topic, segment)
+        else:
+            counted = opened.count(snapshot.topic, segment)
             messages, size = messages + counted.messages, size + counted.logical_bytes
     return Unsealed(messages, size)
 
@@ -77,9 +77,9 @@ def unsealed(log: LogDirectory | None, snapshot: TopicSnapshot) -> Unsealed:
 class Backlogs:
     """Measures backlogs. Remembers what it has read of open segments; safe to share between threads."""
 
-    def __init__(self, metadata: MetadataStore, log: LogDirectory | None) -> None:
+    def __init__(self, metadata: MetadataStore, log: LogDirectory) -> None:
         self._metadata = metadata
-        self._open = OpenSegments(log) if log is not None else None
+        self._open = OpenSegments(log)
 
     def of(self, topic_ids: Collection[int]) -> list[Backlog]:
         """Of these topics; those that are gone are left out."""
@@ -94,8 +94,7 @@ class Backlogs:
         for page in paced(self._metadata.backlogs.in_pages(TOPICS_AT_ONCE), clock, rest):
             opened |= {record.open_segment.ledger_id for record in page if record.open_segment is not None}
             measured += self._measured(page, resolver, all_open=False)
-        if self._open is not None:
-            self._open.keep_only(opened)
+        self._open.keep_only(opened)
         return measured
 
     def _measured(self, records: list[BacklogRecord], resolver: PolicyResolver, *, all_open: bool) -> Iterator[Backlog]:
@@ -107,7 +106,7 @@ class Backlogs:
     def _with_open(self, record: BacklogRecord, triggers: Triggers) -> Backlog:
         size, messages = record.closed_bytes, record.closed_messages
         oldest, soonest = record.oldest, record.soonest
-        if record.open_segment is not None and self._open is not None:
+        if record.open_segment is not None:
             counted = self._open.count(record.topic, record.open_segment)
             size, messages = size + counted.logical_bytes, messages + counted.messages
             oldest = _earlier(oldest, counted.oldest)

@@ -24,12 +24,9 @@ from compactor.scheduling.backlog import Backlogs
 from compactor.scheduling.due import Check, Due, WorkerSlots, due, jobs, without
 from compactor.scheduling.leadership import RENEWALS, Leadership
 from compactor.scheduling.worker import Worker, WorkerSettings
-from storage.clock import Clock
+from storage.environment import Environment
 from storage.errors import CompactionPaused, CompactionRunning, CompactorError
-from storage.log.directory import LogDirectory
 from storage.metadata.records import SERVICE_DEAD_MS, CompactionState, ServiceRecord, TopicRecord
-from storage.metadata.store import MetadataStore
-from storage.objects.interface import ObjectStore
 from storage.options.policies import Unreadable
 from storage.owner import owner_name
 
@@ -56,10 +53,7 @@ class ControlLoop:
 
     def __init__(
         self,
-        metadata: MetadataStore,
-        store: ObjectStore,
-        clock: Clock,
-        log: LogDirectory | None,
+        environment: Environment,
         engines: Engines,
         settings: LoopSettings = LoopSettings(),
         *,
@@ -69,27 +63,18 @@ class ControlLoop:
     ) -> None:
         """`url`: how others reach this service; `serve_at` may set it later."""
         self.name = name or owner_name()
-        self._metadata = metadata
-        self._clock = clock
-        self._log = log
+        self._environment = environment
         self._engines = engines
         self._settings = settings
         self._url = url
-        self._started_at = clock.now_ms()
+        self._started_at = environment.clock.now_ms()
         self._slots = WorkerSlots(settings.worker.slots, settings.small_bytes, settings.batch)
-        self._leadership = Leadership(metadata.services, clock, self.name, settings.lease_term_ms)
-        self._backlogs = Backlogs(metadata, log)
-        self._worker = Worker(
-            metadata,
-            store,
-            clock,
-            log,
-            engines,
-            self._leadership,
-            settings.worker,
-            random or Random(),  # noqa: S311  jitter, no secret
-            self.wake,
+        self._leadership = Leadership(
+            environment.metadata.services, environment.clock, self.name, settings.lease_term_ms
         )
+        self._backlogs = Backlogs(environment.metadata, environment.log)
+        jitter = random or Random()  # noqa: S311  no secret
+        self._worker = Worker(environment, engines, self._leadership, settings.worker, jitter, self.wake)
         self._due: list[Due] = []
         self._led: int | None = None
         """The token of the leadership of the last check."""
@@ -107,17 +92,17 @@ class ControlLoop:
     def trigger(self, topic: TopicRecord, cause: str = "manual", by: str = "") -> CompactionState:
         """Ask for a compaction; whichever service leads executes it. Raises CompactionRunning, CompactionPaused."""
         dead_ms = self._settings.worker.run_dead_ms
-        state = self._metadata.compaction_state.request(topic.id, cause, by or self.name, dead_ms)
+        state = self._environment.metadata.compaction_state.request(topic.id, cause, by or self.name, dead_ms)
         self.wake()
         return state
 
     def pause(self, topic: TopicRecord, wait_seconds: float = 0.0) -> CompactionState:
         """Pause the topic's compaction (S5), and wait up to `wait_seconds` for a running one to end."""
-        state = self._metadata.compaction_state.pause(topic.id, self._settings.worker.run_dead_ms)
-        deadline = self._clock.now_ms() + wait_seconds * 1000
-        while state.aborting and self._clock.now_ms() < deadline:
-            self._clock.wait(_PAUSE_POLL_SECONDS)
-            state = self._metadata.compaction_state.get(topic.id)
+        state = self._environment.metadata.compaction_state.pause(topic.id, self._settings.worker.run_dead_ms)
+        deadline = self._environment.clock.now_ms() + wait_seconds * 1000
+        while state.aborting and self._environment.clock.now_ms() < deadline:
+            self._environment.clock.wait(_PAUSE_POLL_SECONDS)
+            state = self._environment.metadata.compaction_state.get(topic.id)
         return state
 
     def wake(self) -> None:
@@ -165,7 +150,7 @@ class ControlLoop:
         self._worker.drain(grace_seconds)
         for thread in self._threads:
             thread.join()
-        self._guarded(lambda: self._metadata.services.leave(self.name, self._settings.service_dead_ms))
+        self._guarded(lambda: self._environment.metadata.services.leave(self.name, self._settings.service_dead_ms))
         self._engines.close()
 
     def _rest(self, seconds: float) -> None:
@@ -210,26 +195,26 @@ class ControlLoop:
         if token is None:
             self._due, self._led = [], None
             return
-        control = self._metadata.compaction_state
+        control = self._environment.metadata.compaction_state
         control.request_interrupted(self.name, self._settings.worker.run_dead_ms)
         for topic in control.retries(self._settings.worker.retry_most_ms):
             self._request(topic, "retry")
-        now = self._clock.now_ms()
+        now = self._environment.clock.now_ms()
         # A clock that was set back waits for nothing.
         waits = self._checked_at <= now < self._checked_at + self._settings.monitor_interval_ms
         if token != self._led or not waits:
             self._led, self._checked_at = token, now
-            self._guarded(lambda: self._metadata.services.purge_dead(self._settings.service_dead_ms))
+            self._guarded(lambda: self._environment.metadata.services.purge_dead(self._settings.service_dead_ms))
             unreadable = self._unreadable_policies()
             if self._settings.automatic:
-                backlogs, controls = self._backlogs.of_all(self._clock, self._rest), control.all()
+                backlogs, controls = self._backlogs.of_all(self._environment.clock, self._rest), control.all()
                 self._due = due(backlogs, controls, now)
                 self.last_check = Check.of(backlogs, controls, len(self._due), now, unreadable)
         self._begin()
 
     def _unreadable_policies(self) -> int:
         """How many stored policies this version cannot read; each is logged once, and when it is another value."""
-        found = self._metadata.policies.unreadable()
+        found = self._environment.metadata.policies.unreadable()
         for item in found:
             if (item.scope, item.name, item.stored) not in self._logged_policies:
                 _log.warning(
@@ -248,7 +233,11 @@ class ControlLoop:
         if large + small >= self._slots.count:
             return
         unavailable = self._worker.unavailable()
-        requested = [topic.id for topic, _ in self._metadata.compaction_state.requests() if topic.id not in unavailable]
+        requested = [
+            topic.id
+            for topic, _ in self._environment.metadata.compaction_state.requests()
+            if topic.id not in unavailable
+        ]
         self._due = without(self._due, unavailable.union(requested))
         if not requested and not self._due:
             return
@@ -266,7 +255,9 @@ class ControlLoop:
     def _request(self, topic: TopicRecord, cause: str) -> bool:
         """Request a compaction that is due; whether it is requested now."""
         try:
-            self._metadata.compaction_state.request(topic.id, cause, self.name, self._settings.worker.run_dead_ms)
+            self._environment.metadata.compaction_state.request(
+                topic.id, cause, self.name, self._settings.worker.run_dead_ms
+            )
         except (CompactionRunning, CompactionPaused):
             return False
         except CompactorError as error:
@@ -275,9 +266,9 @@ class ControlLoop:
         return True
 
     def _send_heartbeat(self) -> None:
-        uid = self._log.known_uid if self._log is not None else None
-        now = self._clock.now_ms()
-        self._metadata.services.heartbeat(ServiceRecord(self.name, self._url, uid, self._started_at, now))
+        uid = self._environment.log.known_uid
+        now = self._environment.clock.now_ms()
+        self._environment.metadata.services.heartbeat(ServiceRecord(self.name, self._url, uid, self._started_at, now))
 
     def _warm_up(self) -> None:
         """Start the engines' machinery, beside everything else, so that the first run need not wait for it."""

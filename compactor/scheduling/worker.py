@@ -34,7 +34,7 @@ from compactor.run.plan import Sizing
 from compactor.scheduling.due import retry_delay_ms
 from compactor.scheduling.leadership import Leadership
 from compactor.two_phase import TwoPhaseCompactor
-from storage.clock import Clock
+from storage.environment import Environment
 from storage.errors import (
     CompactionPaused,
     CompactionRunning,
@@ -45,10 +45,7 @@ from storage.errors import (
     full_part,
     recorded,
 )
-from storage.log.directory import LogDirectory
 from storage.metadata.records import RUN_DEAD_MS, RunRecord, TopicRecord
-from storage.metadata.store import MetadataStore
-from storage.objects.interface import ObjectStore
 from storage.objects.throttled import Rates
 
 ENDS_WITHIN_SECONDS = 10.0
@@ -92,10 +89,7 @@ class Worker:
 
     def __init__(
         self,
-        metadata: MetadataStore,
-        store: ObjectStore,
-        clock: Clock,
-        log: LogDirectory | None,
+        environment: Environment,
         engines: Engines,
         leadership: Leadership,
         settings: WorkerSettings,
@@ -103,10 +97,7 @@ class Worker:
         on_ended: Callable[[], object] = lambda: None,
     ) -> None:
         """`on_ended`: called when a worker slot is free again."""
-        self._metadata = metadata
-        self._store = store
-        self._clock = clock
-        self._log = log
+        self._environment = environment
         self._engines = engines
         self._leadership = leadership
         self._settings = settings
@@ -154,7 +145,7 @@ class Worker:
 
     def unavailable(self) -> set[int]:
         """Ids of topics that cannot begin now: they run, or another owner holds them for the moment."""
-        now = self._clock.now_ms()
+        now = self._environment.clock.now_ms()
         with self._lock:
             # Not for longer than it was meant if the clock was set back.
             held = self._held_until.items()
@@ -179,7 +170,7 @@ class Worker:
     def _hand_over(self, job: TopicGroup) -> None:
         for run in list(job.runs):
             try:
-                if self._metadata.compaction_state.hand_over(run, ENDING, run.owner):
+                if self._environment.metadata.compaction_state.hand_over(run, ENDING, run.owner):
                     _log.warning("run %d is handed over to the next leader: it did not end in time", run.run_id)
             except CompactorError as error:  # its heartbeat stops: it counts as dead, and is requested again
                 _log.warning("run %d could not be handed over: %s", run.run_id, error.message)
@@ -206,11 +197,12 @@ class Worker:
             return
         try:
             requested = {
-                topic.id: control.requested_at for topic, control in self._metadata.compaction_state.requests()
+                topic.id: control.requested_at
+                for topic, control in self._environment.metadata.compaction_state.requests()
             }
             job.requested_at = {topic.id: at for topic in job.topics if (at := requested.get(topic.id)) is not None}
             compactor = self._compactor(job, job.engine)
-            for outcome in compactor.compact_all(by_name, partial(stored_policies, self._metadata)):
+            for outcome in compactor.compact_all(by_name, partial(stored_policies, self._environment.metadata)):
                 self._record(job, by_name[outcome.topic], outcome)
         except CompactorError as error:
             # Nor is this, as a database that is away.
@@ -222,13 +214,10 @@ class Worker:
         sizing = settings.sizing or Sizing(engine.parallelism)
         by_id = {topic.id: topic for topic in job.topics}
         return TwoPhaseCompactor(
-            self._metadata,
-            self._store,
-            self._clock,
+            self._environment,
             engine,
             sizing=replace(sizing, topics_per_job=max(1, len(job.topics))),
             rates=settings.rates,
-            log=self._log,
             heartbeat_ms=settings.run_dead_ms,
             leader=self._token,
             on_claimed=partial(_begun, job),
@@ -258,8 +247,10 @@ class Worker:
             if error is None and outcome.run is None:
                 if requested_at is not None:
                     leader = self._leadership.required_token()
-                    self._metadata.compaction_state.withdraw(topic.id, leader=leader, requested_at=requested_at)
-                self._metadata.compaction_state.record_success(topic.id)
+                    self._environment.metadata.compaction_state.withdraw(
+                        topic.id, leader=leader, requested_at=requested_at
+                    )
+                self._environment.metadata.compaction_state.record_success(topic.id)
             elif isinstance(error, CompactionRunning):
                 self._hold([topic])
             elif error is not None and outcome.run is None and not isinstance(error, _NO_FAILURES):
@@ -275,11 +266,11 @@ class Worker:
 
     def _fail(self, topic: TopicRecord, requested_at: int | None, error: Exception) -> None:
         """Record a failure that came before a run was claimed; the request is still there."""
-        failures = self._metadata.compaction_state.get(topic.id).failures + 1
+        failures = self._environment.metadata.compaction_state.get(topic.id).failures + 1
         leader = self._leadership.required_token() if requested_at is not None else None
         text = recorded(error)
         retry_at = self._retry_at(failures)
-        self._metadata.compaction_state.record_failure(
+        self._environment.metadata.compaction_state.record_failure(
             topic.id, text, retry_at, leader=leader, requested_at=requested_at
         )
         _log_failure(topic, None, failures, error)
@@ -298,7 +289,7 @@ class Worker:
 
     def _end_failed(self, topic: TopicRecord, run: RunRecord, error: BaseException, text: str) -> None:
         if not isinstance(error, _NO_FAILURES):
-            failures = self._metadata.compaction_state.fail_run(run, text, self._retry_at)
+            failures = self._environment.metadata.compaction_state.fail_run(run, text, self._retry_at)
             if failures is not None:
                 _log_failure(topic, run, failures, error)
             return
@@ -306,15 +297,17 @@ class Worker:
             ending = self._ending
         if ending and isinstance(error, Fenced):
             # Its engine was stopped, for all runs of the job; this one may not have been handed over.
-            self._metadata.compaction_state.hand_over(run, ENDING, run.owner)
-        self._metadata.runs.fail(run, text)
+            self._environment.metadata.compaction_state.hand_over(run, ENDING, run.owner)
+        self._environment.metadata.runs.fail(run, text)
 
     def _retry_at(self, failures: int) -> int:
         settings, chance = self._settings, self._random.random()
-        return self._clock.now_ms() + retry_delay_ms(failures, settings.retry_first_ms, settings.retry_most_ms, chance)
+        return self._environment.clock.now_ms() + retry_delay_ms(
+            failures, settings.retry_first_ms, settings.retry_most_ms, chance
+        )
 
     def _hold(self, topics: Collection[TopicRecord]) -> None:
-        until = self._clock.now_ms() + NOT_BEFORE_MS
+        until = self._environment.clock.now_ms() + NOT_BEFORE_MS
         with self._lock:
             self._held_until |= {topic.id: until for topic in topics}
 

@@ -36,7 +36,7 @@ from compactor.verify.metadata_check import check_metadata
 from compactor.verify.parts import check_part
 from compactor.verify.plan import VerifyPlan
 from compactor.verify.report import DETAILED_RANGES, Report, ReportBuilder
-from storage.clock import Clock
+from storage.environment import Environment
 from storage.errors import Fenced, ObjectDamaged
 from storage.heartbeat import Heartbeat
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
@@ -45,7 +45,6 @@ from storage.ledger.manifest import Manifest, read_manifest
 from storage.log.lease import afterwards
 from storage.metadata.liveness import PIN_TTL_MS
 from storage.metadata.records import TopicSnapshot
-from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
@@ -61,11 +60,9 @@ LIMIT = 20
 
 @dataclass(frozen=True)
 class Verifier:
-    """Verifies topics; holds the components, no state. `sizing` None: by the engine's parallelism."""
+    """Verifies topics; holds no state. `sizing` None: by the engine's parallelism."""
 
-    metadata: MetadataStore
-    store: ObjectStore
-    clock: Clock
+    environment: Environment
     engine: Engine
     progress: Progress = field(default_factory=Quiet)
     sizing: Sizing | None = None
@@ -74,14 +71,14 @@ class Verifier:
 
     def verify(self, name: TopicName) -> Report:
         """Check all of a topic. Raises TopicNotFound, Fenced (the pin was lost), Unavailable; damage is reported."""
-        topic = self.metadata.topics.get(name)
-        snapshot, pin = self.metadata.pins.take(topic.id, owner_name(), PIN_MS)
+        topic = self.environment.metadata.topics.get(name)
+        snapshot, pin = self.environment.metadata.pins.take(topic.id, owner_name(), PIN_MS)
         if pin is None:
             return self._verify(snapshot)
         lost: list[bool] = []
-        renew = partial(self.metadata.pins.renew, pin, PIN_MS)
+        renew = partial(self.environment.metadata.pins.renew, pin, PIN_MS)
         with (
-            afterwards(lambda: self.metadata.pins.release(pin)),
+            afterwards(lambda: self.environment.metadata.pins.release(pin)),
             Heartbeat(renew, PIN_MS / 4000, lambda: lost.append(True)),
         ):
             report = self._verify(snapshot)
@@ -94,10 +91,10 @@ class Verifier:
     def _verify(self, snapshot: TopicSnapshot) -> Report:
         findings = Findings(self.limit)
         manifest = self._manifest(snapshot, findings)
-        runs = self.metadata.runs.of_topic(snapshot.topic.id, RUNS) if snapshot.compacted else []
+        runs = self.environment.metadata.runs.of_topic(snapshot.topic.id, RUNS) if snapshot.compacted else []
         check_metadata(snapshot, manifest, runs, findings)
         plan = VerifyPlan(
-            self.store.location,
+            self.environment.store.location,
             self.hasher(snapshot.topic.hash_seed),
             snapshot.ledgers,
             manifest,
@@ -116,7 +113,7 @@ class Verifier:
         finally:
             self.progress.end()
         self._forgive_trimmed(snapshot, builder)
-        return builder.report(with_keys(self.store, plan, findings.named))
+        return builder.report(with_keys(self.environment.store, plan, findings.named))
 
     def _check(self, plan: VerifyPlan, builder: ReportBuilder) -> None:
         """The stages. Costs are bytes that a task reads."""
@@ -151,14 +148,14 @@ class Verifier:
         if snapshot.compacted is None:
             return None
         with findings.reading(snapshot.compacted.manifest.name):
-            return read_manifest(self.store, snapshot.compacted.manifest)
+            return read_manifest(self.environment.store, snapshot.compacted.manifest)
         return None
 
     def _forgive_trimmed(self, snapshot: TopicSnapshot, builder: ReportBuilder) -> None:
         """A raw ledger that was trimmed during the verification is not damage."""
         if not builder.findings.counts.get(DifferenceKind.DAMAGED):
             return
-        there = {ledger.ledger_id for ledger in self.metadata.ledgers.of_topic(snapshot.topic.id)}
+        there = {ledger.ledger_id for ledger in self.environment.metadata.ledgers.of_topic(snapshot.topic.id)}
         for ledger in snapshot.ledgers:
             if ledger.ledger_id not in there:
                 builder.findings.forgive({ledger.rows.name, ledger.index.name})

@@ -20,23 +20,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.clock import Clock
-from storage.errors import InvalidRecord, Misconfigured
+from storage.environment import Environment
+from storage.errors import InvalidRecord
 from storage.failpoints import Failpoint, failpoint
 from storage.heartbeat import Heartbeat
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.sealing import Sealer
-from storage.log.directory import LogDirectory
 from storage.log.lease import OnHeld, afterwards, writer_lease
 from storage.log.lost_ids import keep_lost_ids
 from storage.log.open_segment import roll_open_segment
 from storage.log.segment import ahead_of_time
 from storage.log.unnamed import behind
 from storage.metadata.records import AttemptKind, Lease, TopicRecord
-from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord
-from storage.objects.interface import ObjectStore
 from storage.store_identity import StoreIdentity
 
 DEFAULT_LEDGER_BYTES = 128 << 20
@@ -78,16 +75,13 @@ class BulkAppendResult:
 class BulkAppend:
     """Appends to one topic; each call of `append` is one transaction. `on_held`: who is waited for (lease.py)."""
 
-    metadata: MetadataStore
-    store: ObjectStore
-    clock: Clock
+    environment: Environment
     topic: TopicRecord
     hasher: KeyHasher
     owner: str
     ledger_bytes: int = DEFAULT_LEDGER_BYTES
     workers: int = 2
     wait_ms: int = DEFAULT_WAIT_MS
-    log: LogDirectory | None = None
     on_held: OnHeld = lambda _: None
 
     def append(self, tables: Iterable[pa.Table]) -> BulkAppendResult:
@@ -96,23 +90,30 @@ class BulkAppend:
         Raises LeaseHeld, Fenced, any store error, Misconfigured for a store that is another database's, and whatever
         `tables` raises; then nothing was appended.
         """
-        StoreIdentity(self.metadata, self.store).require()
+        StoreIdentity(self.environment.metadata, self.environment.store).require()
         with writer_lease(
-            self.metadata, self.clock, self.topic.id, self.owner, self.wait_ms, on_held=self.on_held
+            self.environment.metadata,
+            self.environment.clock,
+            self.topic.id,
+            self.owner,
+            self.wait_ms,
+            on_held=self.on_held,
         ) as lease:
             failpoint(Failpoint.IMPORT_LEASE_TAKEN)
             self._roll(lease)
-            attempt = self.metadata.attempts.begin(self.topic.id, AttemptKind.IMPORT, self.owner)
+            attempt = self.environment.metadata.attempts.begin(self.topic.id, AttemptKind.IMPORT, self.owner)
             failpoint(Failpoint.IMPORT_ATTEMPT_BEGUN)
-            with afterwards(lambda: self.metadata.attempts.finish(attempt.attempt_id)):
-                sealer = Sealer(self.store, self.topic.uid, self.topic.name.partition, self.hasher, attempt.attempt_id)
-                with Heartbeat(lambda: self.metadata.attempts.heartbeat(attempt), HEARTBEAT_SECONDS):
+            with afterwards(lambda: self.environment.metadata.attempts.finish(attempt.attempt_id)):
+                sealer = Sealer(
+                    self.environment.store, self.topic.uid, self.topic.name.partition, self.hasher, attempt.attempt_id
+                )
+                with Heartbeat(lambda: self.environment.metadata.attempts.heartbeat(attempt), HEARTBEAT_SECONDS):
                     # No other process moves it while we hold the lease: read after taking it, not before.
-                    next_offset = self.metadata.topics.get(self.topic.name).next_offset
+                    next_offset = self.environment.metadata.topics.get(self.topic.name).next_offset
                     ledgers = tuple(self._seal_all(sealer, next_offset, tables))
                 if ledgers:
                     failpoint(Failpoint.IMPORT_BEFORE_COMMIT)
-                    self.metadata.ledgers.append(lease, ledgers)
+                    self.environment.metadata.ledgers.append(lease, ledgers)
                     failpoint(Failpoint.IMPORT_AFTER_COMMIT)
             failpoint(Failpoint.IMPORT_ATTEMPT_FINISHED)
         failpoint(Failpoint.IMPORT_LEASE_RELEASED)
@@ -121,23 +122,14 @@ class BulkAppend:
     def _roll(self, lease: Lease) -> None:
         """Close the segment that is open, if there is one: what is imported comes behind it, and behind what the
         database has lost."""
-        if self.log is not None:
-            keep_lost_ids(self.metadata, self.log)
-        segment = self.metadata.segments.find_open(self.topic.id)
-        if segment is None and (self.log is None or not behind(self.log.of_topic(self.topic.uid), 0)):
-            return
-        if self.log is None:
-            assert segment is not None
-            raise Misconfigured(
-                f"{self.topic.name} has an open segment from offset {segment.first_offset} on, and this import knows "
-                "no log directory",
-                "import with the log directory (COMPACTOR_LOG) with which the topic is written",
-            )
-        roll_open_segment(self.metadata, self.clock, self.log, self.topic, lease)
+        metadata, log = self.environment.metadata, self.environment.log
+        keep_lost_ids(metadata, log)
+        if metadata.segments.find_open(self.topic.id) is not None or behind(log.of_topic(self.topic.uid), 0):
+            roll_open_segment(metadata, self.environment.clock, log, self.topic, lease)
 
     def _seal_all(self, sealer: Sealer, next_offset: int, tables: Iterable[pa.Table]) -> Iterator[LedgerRecord]:
-        now = self.clock.now_ms()
-        max_ahead_ms = self.metadata.policies.effective(self.topic).message_timestamp_after_max_ms
+        now = self.environment.clock.now_ms()
+        max_ahead_ms = self.environment.metadata.policies.effective(self.topic).message_timestamp_after_max_ms
         running: deque[Future[LedgerRecord]] = deque()
         with ThreadPoolExecutor(self.workers, thread_name_prefix="sealer") as pool:
             try:
@@ -145,7 +137,7 @@ class BulkAppend:
                     _check_times(content, now, max_ahead_ms)
                     if len(running) >= self.workers:
                         yield running.popleft().result()
-                    ledger_id = self.metadata.ledgers.allocate_ids(1)
+                    ledger_id = self.environment.metadata.ledgers.allocate_ids(1)
                     table = to_rows(content, ledger_id, next_offset, now)
                     next_offset += len(table)
                     running.append(pool.submit(sealer.seal, table, ledger_id, now))

@@ -25,18 +25,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from storage.clock import Clock
+from storage.environment import Environment
 from storage.errors import CompactorError, DataLoss, LeaseHeld, Misconfigured, TopicNotFound, Unavailable
 from storage.failpoints import Failpoint, failpoint
 from storage.heartbeat import Heartbeat
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import Sealer
 from storage.log.damaged import readable_rows
-from storage.log.directory import LogDirectory
 from storage.log.lease import afterwards, writer_lease
 from storage.log.open_segment import roll_open_segment
 from storage.log.segment import LocalSegment
@@ -45,10 +44,8 @@ from storage.log.sweep import LogSweep
 from storage.log.unnamed import behind
 from storage.metadata.liveness import is_alive
 from storage.metadata.records import Attempt, SegmentRecord, SegmentState, TopicRecord
-from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord
-from storage.objects.interface import ObjectStore
-from storage.owner import is_alive_here
+from storage.owner import is_alive_here, owner_name
 from storage.store_identity import StoreIdentity
 
 ROLL_WAIT_MS = 10_000
@@ -74,13 +71,10 @@ class RecoveredLedger:
 
 @dataclass(frozen=True)
 class LogManager:
-    """Manages the logs of topics whose segments are in `log`. `owner` must be unique to one piece of work."""
+    """Manages the logs of topics whose segments are in `log`. `owner`: unique to one piece of work."""
 
-    metadata: MetadataStore
-    store: ObjectStore
-    clock: Clock
-    log: LogDirectory
-    owner: str
+    environment: Environment
+    owner: str = field(default_factory=owner_name)
 
     def roll_and_seal(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS) -> tuple[LedgerRecord, ...]:
         """Roll the active segment and seal all that is rolled, so that what is there now is in ledgers.
@@ -91,16 +85,16 @@ class LogManager:
         self.roll(topic, wait_ms)
         end = self._rolled_end(topic)
         sealed = list(self._seal_below(topic, end))
-        if self.log.wake_sealer is not None and self.rolled(topic, end):
-            self.log.wake_sealer()
+        if self.environment.log.wake_sealer is not None and self.rolled(topic, end):
+            self.environment.log.wake_sealer()
             wait_ms = max(wait_ms, SEALER_WAIT_MS)
-        deadline = self.clock.now_ms() + wait_ms
+        deadline = self.environment.clock.now_ms() + wait_ms
         while unsealed := self.rolled(topic, end):
             if not self._is_kept_elsewhere(unsealed[0]):
-                self.log.check(topic.name, unsealed[0])
-            if self.clock.now_ms() >= deadline:
+                self.environment.log.check(topic.name, unsealed[0])
+            if self.environment.clock.now_ms() >= deadline:
                 raise self._unsealed(topic, unsealed[0], wait_ms)
-            self.clock.wait(_POLL_SECONDS)
+            self.environment.clock.wait(_POLL_SECONDS)
             sealed += self._seal_below(topic, end)
         return tuple(sealed)
 
@@ -116,7 +110,7 @@ class LogManager:
         """Why a segment is not sealed yet though its sealer was waited for."""
         claims = {
             attempt.attempt_id: attempt
-            for attempt in self.metadata.attempts.of_topic(topic.id)
+            for attempt in self.environment.metadata.attempts.of_topic(topic.id)
             if attempt.finished_at is None
         }
         claim = claims.get(segment.sealing_attempt_id or "")
@@ -125,7 +119,7 @@ class LogManager:
                 f"the segment {segment.ledger_id} of {topic.name} is not sealed: its sealer released it",
                 "try again",
             )
-        silent = max(0, self.clock.now_ms() - claim.heartbeat_at)
+        silent = max(0, self.environment.clock.now_ms() - claim.heartbeat_at)
         return LeaseHeld(
             f"the segment {segment.ledger_id} of {topic.name} is being sealed by {claim.owner}, which has not "
             f"finished within {wait_ms} ms and was last heard of {silent} ms ago",
@@ -141,9 +135,9 @@ class LogManager:
 
         What the database has lost of the log is taken up again, and rolled (unnamed.py); Misconfigured if it cannot be.
         """
-        deadline = self.clock.now_ms() + wait_ms
+        deadline = self.environment.clock.now_ms() + wait_ms
         asked: int | None = None
-        while (segment := self.metadata.segments.find_open(topic.id)) is not None:
+        while (segment := self.environment.metadata.segments.find_open(topic.id)) is not None:
             if asked is not None and segment.ledger_id != asked:
                 return  # it was rolled, and the writer has gone on
             try:
@@ -153,35 +147,51 @@ class LogManager:
                         "service has",
                         "try again",
                     )
-                with writer_lease(self.metadata, self.clock, topic.id, self.owner, 0) as lease:
-                    roll_open_segment(self.metadata, self.clock, self.log, topic, lease, accept_loss=accept_loss)
+                with writer_lease(self.environment.metadata, self.environment.clock, topic.id, self.owner, 0) as lease:
+                    roll_open_segment(
+                        self.environment.metadata,
+                        self.environment.clock,
+                        self.environment.log,
+                        topic,
+                        lease,
+                        accept_loss=accept_loss,
+                    )
                 return
             except LeaseHeld as error:
-                if asked is not None and self.clock.now_ms() >= deadline:
+                if asked is not None and self.environment.clock.now_ms() >= deadline:
                     raise LeaseHeld(
                         f"{error.message}; it was asked to roll the segment {segment.ledger_id} and has not done so "
                         f"for {wait_ms} ms",
                         "try again when it has ended or answers",
                     ) from error
             if asked is None:
-                self.metadata.segments.request_roll(topic.id)
+                self.environment.metadata.segments.request_roll(topic.id)
                 asked = segment.ledger_id
-            self.clock.wait(_POLL_SECONDS)
+            self.environment.clock.wait(_POLL_SECONDS)
         if self._is_behind_its_log(topic):
-            with writer_lease(self.metadata, self.clock, topic.id, self.owner, 0) as lease:
-                roll_open_segment(self.metadata, self.clock, self.log, topic, lease, accept_loss=accept_loss)
+            with writer_lease(self.environment.metadata, self.environment.clock, topic.id, self.owner, 0) as lease:
+                roll_open_segment(
+                    self.environment.metadata,
+                    self.environment.clock,
+                    self.environment.log,
+                    topic,
+                    lease,
+                    accept_loss=accept_loss,
+                )
 
     def roll_old(self, failing: dict[str, str]) -> int:
         """Close the open segments here that are older than `segment.ms` and that no writer has open; how many.
 
         A writer looks at the age by itself. `failing`: why one cannot be rolled, by topic.
         """
-        uid = self.log.known_uid
+        uid = self.environment.log.known_uid
         if uid is None:
             return 0
-        now = self.clock.now_ms()
-        idle = self.metadata.segments.open_without_writer(uid, now - self.metadata.policies.least("segment.ms"))
-        resolver = self.metadata.policies.resolver() if idle else None
+        now = self.environment.clock.now_ms()
+        idle = self.environment.metadata.segments.open_without_writer(
+            uid, now - self.environment.metadata.policies.least("segment.ms")
+        )
+        resolver = self.environment.metadata.policies.resolver() if idle else None
         rolled = 0
         for topic, segment in idle:
             assert resolver is not None
@@ -198,22 +208,22 @@ class LogManager:
 
     def _is_behind_its_log(self, topic: TopicRecord) -> bool:
         """Whether files here hold messages from the topic's end on that no row names: the database was restored."""
-        files = behind(self.log.of_topic(topic.uid), 0)
+        files = behind(self.environment.log.of_topic(topic.uid), 0)
         if not files:
             return False
         try:
-            now = self.metadata.topics.get(topic.name)
+            now = self.environment.metadata.topics.get(topic.name)
         except TopicNotFound:
             return False
-        named = {segment.first_offset for segment in self.metadata.segments.of_topic(topic.id)}
+        named = {segment.first_offset for segment in self.environment.metadata.segments.of_topic(topic.id)}
         return now.uid == topic.uid and any(first >= now.next_offset and first not in named for first in files)
 
     def _is_kept_elsewhere(self, segment: SegmentRecord) -> bool:
         """Whether a service that lives has the segment's log directory, and this is another one: it rolls and seals
         what it is asked to, whether it has the topic's log open or not (api/background/maintenance_loop.py)."""
-        if segment.log_uid == self.log.known_uid:
+        if segment.log_uid == self.environment.log.known_uid:
             return False
-        return any(service.log_uid == segment.log_uid for service in self.metadata.services.live())
+        return any(service.log_uid == segment.log_uid for service in self.environment.metadata.services.live())
 
     def seal(self, topic: TopicRecord, *, again: bool = False) -> Iterator[LedgerRecord]:
         """Seal what of a topic is rolled now, the oldest first; segments that another sealer has are left to it.
@@ -254,7 +264,7 @@ class LogManager:
 
     def _sealable(self, topic: TopicRecord, end: int) -> list[SegmentRecord]:
         """What waits to be sealed and is here."""
-        uid = self.log.known_uid
+        uid = self.environment.log.known_uid
         return [segment for segment in self.rolled(topic, end) if segment.log_uid == uid]
 
     def _claim(
@@ -269,15 +279,17 @@ class LogManager:
         """The oldest segment that may be sealed here; nothing is written where there is none."""
         others = {
             *damaged,
-            *(segment.ledger_id for segment in waiting if self.log.wake_sealer and not _is_small(segment)),
+            *(segment.ledger_id for segment in waiting if self.environment.log.wake_sealer and not _is_small(segment)),
         }
         given_up = () if again else self._given_up(topic, waiting)
         if all(segment.ledger_id in others or segment in given_up for segment in waiting):
             return None
-        uid = self.log.known_uid
+        uid = self.environment.log.known_uid
         assert uid is not None, "a segment is in it"
-        StoreIdentity(self.metadata, self.store).require()
-        claimed = self.metadata.sealing.claim(topic.id, self.owner, uid, SEALER_DEAD_MS, end, others, again=again)
+        StoreIdentity(self.environment.metadata, self.environment.store).require()
+        claimed = self.environment.metadata.sealing.claim(
+            topic.id, self.owner, uid, SEALER_DEAD_MS, end, others, again=again
+        )
         if claimed is not None:
             failpoint(Failpoint.SEAL_CLAIMED)
         return claimed
@@ -299,10 +311,10 @@ class LogManager:
         too_often = [segment for segment in waiting if segment.tried_too_often]
         if not too_often:
             return []
-        now = self.clock.now_ms()
+        now = self.environment.clock.now_ms()
         living = {
             attempt.attempt_id
-            for attempt in self.metadata.attempts.of_topic(topic.id)
+            for attempt in self.environment.metadata.attempts.of_topic(topic.id)
             if attempt.finished_at is None
             and (is_alive_here(attempt.owner) or is_alive(attempt.owner, attempt.heartbeat_at, SEALER_DEAD_MS, now))
         }
@@ -313,13 +325,13 @@ class LogManager:
     ) -> RecoveredLedger:
         with (
             self._trying(attempt),
-            Heartbeat(lambda: self.metadata.attempts.heartbeat(attempt), _HEARTBEAT_SECONDS),
+            Heartbeat(lambda: self.environment.metadata.attempts.heartbeat(attempt), _HEARTBEAT_SECONDS),
         ):
             hasher = Xxh3KeyHasher(topic.hash_seed)
-            sealer = Sealer(self.store, topic.uid, topic.name.partition, hasher, attempt.attempt_id)
+            sealer = Sealer(self.environment.store, topic.uid, topic.name.partition, hasher, attempt.attempt_id)
             table, lost = self._rows(topic, segment, accept_loss)
-            ledger = sealer.seal(table, segment.ledger_id, self.clock.now_ms())
-            self.metadata.sealing.seal(attempt, ledger)
+            ledger = sealer.seal(table, segment.ledger_id, self.environment.clock.now_ms())
+            self.environment.metadata.sealing.seal(attempt, ledger)
         failpoint(Failpoint.SEGMENT_SEALED)
         return RecoveredLedger(ledger, lost)
 
@@ -333,9 +345,9 @@ class LogManager:
 
         def finish() -> None:
             if ran_out:
-                self.metadata.attempts.finish(attempt.attempt_id)
+                self.environment.metadata.attempts.finish(attempt.attempt_id)
             else:
-                self.metadata.sealing.release(attempt)
+                self.environment.metadata.sealing.release(attempt)
 
         with afterwards(finish):
             try:
@@ -347,11 +359,11 @@ class LogManager:
     def _rows(self, topic: TopicRecord, segment: SegmentRecord, accept_loss: bool) -> tuple[pa.Table, int]:
         """All rows of a segment, and how many of its messages are not among them."""
         try:
-            return UnsealedSegments(self.log).table(topic, segment), 0
+            return UnsealedSegments(self.environment.log).table(topic, segment), 0
         except DataLoss:
             if not accept_loss or segment.content is None:
                 raise
-        found = readable_rows(LocalSegment.of(self.log, topic, segment), segment.content)
+        found = readable_rows(LocalSegment.of(self.environment.log, topic, segment), segment.content)
         return found.table, found.lost
 
     def sweep(self, topic: TopicRecord | None = None, failing: dict[str, str] | None = None) -> int:
@@ -362,7 +374,9 @@ class LogManager:
         there is none, Unavailable is raised when all others had their turn.
         """
         failed: dict[str, str] = {} if failing is None else failing
-        removed = LogSweep(self.metadata, self.clock, self.log, self._take_up).sweep(topic, failed)
+        removed = LogSweep(
+            self.environment.metadata, self.environment.clock, self.environment.log, self._take_up
+        ).sweep(topic, failed)
         if failing is None and failed:
             owner, why = next(iter(failed.items()))
             raise Unavailable(f"files of {owner} are not swept: {why}", "see to the log directory, then try again")
@@ -377,7 +391,7 @@ class LogManager:
         """The segments that wait to be sealed; with `end`, of those that begin below this offset."""
         return tuple(
             segment
-            for segment in self.metadata.segments.of_topic(topic.id)
+            for segment in self.environment.metadata.segments.of_topic(topic.id)
             if segment.state is SegmentState.ROLLED and (end is None or segment.first_offset < end)
         )
 

@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from storage.clock import Clock
+from storage.environment import Environment
 from storage.errors import CompactorError, DataLoss, Fenced, ObjectMissing, StateMayBeStale, Unavailable
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger.manifest import Manifest
@@ -40,7 +41,6 @@ from storage.log.segment_tables import UnsealedSegments
 from storage.metadata.records import CompactedLedgerRecord, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import LATEST
-from storage.objects.interface import ObjectStore
 from storage.reading.raw_reader import RawReader, last_offset
 from storage.reading.reader_state import CompactedState, ReaderState
 from storage.reading.retention_filter import RetentionFilter
@@ -56,9 +56,7 @@ class CompactedReader:
 
     def __init__(
         self,
-        metadata: MetadataStore,
-        store: ObjectStore,
-        clock: Clock,
+        environment: Environment,
         topic_id: int,
         owner: str,
         state: ReaderState,
@@ -70,9 +68,7 @@ class CompactedReader:
 
         `retention`: what of a compacted ledger may be seen (C2).
         """
-        self._metadata = metadata
-        self._store = store
-        self._clock = clock
+        self._environment = environment
         self._topic_id = topic_id
         self._owner = owner
         self._start = state.start
@@ -86,7 +82,7 @@ class CompactedReader:
         """Whether the compacted ledger that it was in last is in event-time order; None: it was in none."""
         self._ledger_id: int | None = None
         """The compacted ledger that it was in last: a read that comes back to it has missed nothing."""
-        self._raw = RawReader(store, unsealed, self._take_snapshot, state.start, reset, or_compacted=True)
+        self._raw = RawReader(environment.store, unsealed, self._take_snapshot, state.start, reset, or_compacted=True)
         self._is_raw = False
         if state.compacted is not None and isinstance(state.start, AtOffset):
             self._resume(state.compacted, state.start.offset)
@@ -119,7 +115,7 @@ class CompactedReader:
             if not self._is_raw or self._raw.is_gone:
                 snapshot = yield from self._compacted(None if self._is_raw else self._ledger_id)
                 if self._next in (None, NOWHERE, FromId(LATEST)):  # it has not come yet
-                    self._next = FromOffset(SnapshotReader(self._store, snapshot, self._unsealed).end)
+                    self._next = FromOffset(SnapshotReader(self._environment.store, snapshot, self._unsealed).end)
                 assert self._next is not None
                 self._is_raw = True
                 self._raw.begin(self._next, -1 if self._known_to is None else _offset_of(self._next) - 1)
@@ -131,7 +127,7 @@ class CompactedReader:
                 return
 
     def _take_snapshot(self) -> TopicSnapshot:
-        return self._metadata.snapshot(self._topic_id)
+        return self._environment.metadata.snapshot(self._topic_id)
 
     def _compacted(self, ledger_id: int | None) -> Generator[pa.Table, None, TopicSnapshot]:
         """What is at or below the horizon; returns the snapshot in which to go on raw behind it.
@@ -236,12 +232,12 @@ class CompactedReader:
         assert self._next is not None
         if self._known_to is None:
             return True
-        return SnapshotReader(self._store, snapshot, self._unsealed).first_offset <= _offset_of(self._next)
+        return SnapshotReader(self._environment.store, snapshot, self._unsealed).first_offset <= _offset_of(self._next)
 
     def _gap(self, snapshot: TopicSnapshot) -> StateMayBeStale:
         """What comes next is trimmed, and no compacted ledger stands for it."""
         assert self._next is not None
-        first = SnapshotReader(self._store, snapshot, self._unsealed).first_offset
+        first = SnapshotReader(self._environment.store, snapshot, self._unsealed).first_offset
         return StateMayBeStale(
             f"offsets {_offset_of(self._next)} to {first - 1} of {snapshot.topic.name} are gone before a reader has "
             "read them, and no compacted ledger stands for them",
@@ -249,24 +245,26 @@ class CompactedReader:
         )
 
     def _reader(self, snapshot: TopicSnapshot) -> SnapshotReader:
-        return SnapshotReader(self._store, snapshot, self._unsealed, self._retention(snapshot))
+        return SnapshotReader(self._environment.store, snapshot, self._unsealed, self._retention(snapshot))
 
     @contextmanager
     def _pinned(self, ledger_id: int | None) -> Iterator[_Pinned]:
-        snapshot, pin = self._metadata.pins.take(self._topic_id, self._owner, PIN_TTL_MS, ledger_id)
+        snapshot, pin = self._environment.metadata.pins.take(self._topic_id, self._owner, PIN_TTL_MS, ledger_id)
         if pin is None:
-            yield _Pinned(self._metadata, self._clock, snapshot)
+            yield _Pinned(self._environment.metadata, self._environment.clock, snapshot)
             return
         failpoint(Failpoint.PIN_TAKEN)
-        with afterwards(lambda: self._metadata.pins.release(pin)):
-            yield _Pinned(self._metadata, self._clock, snapshot, pin, self._record_of(pin, snapshot))
+        with afterwards(lambda: self._environment.metadata.pins.release(pin)):
+            yield _Pinned(
+                self._environment.metadata, self._environment.clock, snapshot, pin, self._record_of(pin, snapshot)
+            )
         failpoint(Failpoint.PIN_RELEASED)
 
     def _record_of(self, pin: Pin, snapshot: TopicSnapshot) -> CompactedLedgerRecord | None:
         """The compacted ledger that is pinned; None: the pin expired meanwhile, and it was collected."""
         if snapshot.compacted is not None and snapshot.compacted.ledger_id == pin.ledger_id:
             return snapshot.compacted
-        retired = self._metadata.pins.retired(self._topic_id)
+        retired = self._environment.metadata.pins.retired(self._topic_id)
         found = next((record for record in retired if record.ledger_id == pin.ledger_id), None)
         if found is None:
             self._take_snapshot()  # raises TopicNotFound: the row of what is pinned goes with its topic

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.components import open_for_writing
+from api.components import open_for_writing, open_topic
 from api.settings.settings import Settings
 from compactor.engines.engine import Failed
 from compactor.engines.spark import SparkEngine, SparkSettings, open_session
@@ -116,13 +116,13 @@ def main() -> None:
     parser.add_argument("topics", nargs="+", type=TopicName.parse)
     asked = parser.parse_args()
     settings = Settings.load()
-    with open_for_writing(settings) as components:
+    with open_for_writing(settings) as environment:
         store = Counting(StoreLocation(settings.store_url, settings.s3_endpoint))
         session = open_session(SparkSettings(asked.folder / "spark.log", settings.spark_master, "512m"))
         try:
             engine = ObservedEngine(session, asked.folder, asked.stall)
-            bench = Workbench(components.metadata, store, components.clock, engine, SIZING)
-            outcomes = [bench.compact(components.topic(name)) for name in asked.topics]
+            bench = Workbench(environment.metadata, store, environment.clock, environment.log, engine, SIZING)
+            outcomes = [bench.compact(open_topic(environment, name)) for name in asked.topics]
         finally:
             session.stop()
     print(json.dumps({"ledgers": [outcome.compacted_ledger_id for outcome in outcomes], "reads": store.reads}))

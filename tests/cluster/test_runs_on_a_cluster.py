@@ -25,6 +25,7 @@ from compactor.engines.engine import InProcess
 from storage.clock import SystemClock
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
+from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.objects.registry import open_store
@@ -154,7 +155,14 @@ def deployment(
     clock = SystemClock()
     metadata = MetadataStore(database, clock)
     metadata.upgrade()
-    bench = Workbench(metadata, open_store(url, s3_endpoint=versitygw.endpoint), clock, InProcess(), SIZING)
+    bench = Workbench(
+        metadata,
+        open_store(url, s3_endpoint=versitygw.endpoint),
+        clock,
+        LogDirectory(tmp_path / "log"),
+        InProcess(),
+        SIZING,
+    )
     (tmp_path / "conf").mkdir()
     environment = {
         "PATH": os.environ["PATH"],

@@ -19,6 +19,7 @@ from api.formats.encoding import TextEncoding
 from api.formats.jsonl import read_jsonl
 from compactor.engines.engine import Engine
 from storage.clock import SystemClock
+from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
 from storage.model import Message
 from storage.objects.interface import ObjectStore
@@ -79,7 +80,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, spark_engine: Engine) 
     clock = SystemClock()
     metadata = MetadataStore(url, clock)
     metadata.upgrade()
-    yield Workbench(metadata, store, clock, spark_engine)
+    yield Workbench(metadata, store, clock, LogDirectory(tmp_path / "log"), spark_engine)
     metadata.close()
     store.close()
 

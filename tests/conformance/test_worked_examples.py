@@ -35,6 +35,7 @@ from storage.errors import ObjectDamaged
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.rows_file import RowsObject
 from storage.ledger.seek import AtOffset
+from storage.log.directory import LogDirectory
 from storage.log.segment import SegmentFiles
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message, StoredObject
@@ -112,12 +113,12 @@ def test_worked_example_1_with_the_map(bench: Workbench, topic: Topic, runs: lis
 # --- 2
 
 
-def test_worked_example_2_cleaner_point_head_and_tail(bench: Workbench, topic: Topic) -> None:
-    """A run that has no log directory takes what is sealed: as Kafka's, it ends where the open segment begins."""
+def test_worked_example_2_cleaner_point_head_and_tail(bench: Workbench, topic: Topic, tmp_path: Path) -> None:
+    """A run on another machine than the open segment's takes what is sealed: as Kafka's, it ends where that begins."""
     a, b, c, d, e = b"a", b"b", b"c", b"d", b"e"
     answer = valued({0: a, 1: b, 2: a, 3: c, 4: b, 5: b, 6: d, 7: e, 9: c, 10: d, 11: e, 13: d, 14: d, 15: e, 17: e})
     answer |= valued({20: b"f", 22: a, 25: b"f", 27: e})
-    cleaner = replace(bench.compactor(), log=None)
+    cleaner = replace(bench, log=LogDirectory(tmp_path / "another machine's")).compactor()
 
     def run_with_open_segment_at(begin: int) -> None:
         say(topic, answer, begin)
@@ -155,7 +156,7 @@ def behind_and_in_step(bench: Workbench, topic: Topic) -> dict[int, Said]:
 
 def compact_and_trim(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
-    Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
+    Retention(bench).apply(topic.record)
     assert topic.snapshot().ledgers == (), "raw is gone"
 
 

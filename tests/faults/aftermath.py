@@ -209,7 +209,7 @@ def check_garbage_collection(bench: Workbench, *, trimmed: bool = False) -> None
     """
     assert isinstance(bench.clock, ManualClock)
     topic = bench.topic(TOPIC)
-    collector = GarbageCollector(bench.metadata, bench.store, bench.clock)
+    collector = GarbageCollector(bench)
     there = listed(bench)
     young = collector.collect(topic.record)
     assert (young.total.count > 0) == (young.trimmed_ledgers > 0)
@@ -245,7 +245,7 @@ def check_emptied(bench: Workbench, before: Seen) -> None:
     check_reads(look(bench))
     for _ in range(3):  # the dead one's attempts are given up, then their objects go
         bench.clock.advance(GRACE_MS + 1)
-        reports = list(GarbageCollector(bench.metadata, bench.store, bench.clock).collect_all())
+        reports = list(GarbageCollector(bench).collect_all())
         assert [(report.error, report.foreign) for report in reports if report.error or report.foreign] == []
     assert listed(bench) == referenced(bench)
     check_files(bench)

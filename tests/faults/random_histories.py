@@ -174,7 +174,7 @@ def run(
         for service in found.services:
             service.end(signal.SIGTERM)
         time.sleep(DELETE_DELAY_MS / 1000)
-        objects = check_garbage(found.database_url, found.store_url, found.endpoint)
+        objects = check_garbage(found.database_url, found.store_url, found.endpoint, folder / "audit-log")
         errors = Counter(
             str(line.get("event"))[:100]
             for service in found.services

@@ -96,14 +96,14 @@ def sweep(bench: Workbench) -> None:
 def trim(bench: Workbench) -> None:
     """The topic begins behind its first imports."""
     assert bench.log is not None
-    retention = Retention(bench.metadata, bench.store, bench.clock, bench.log)
+    retention = Retention(bench)
     assert retention.trim(the_topic(bench).record, TRIMMED).plan.going
 
 
 def truncate(bench: Workbench) -> None:
     """The topic is empty, raw and compacted."""
     assert bench.log is not None
-    truncation = Truncation(bench.metadata, bench.store, bench.clock, bench.log)
+    truncation = Truncation(bench)
     assert truncation.truncate(the_topic(bench).record).messages
 
 
@@ -117,10 +117,8 @@ def collect_deleted(bench: Workbench) -> None:
     assert isinstance(bench.clock, ManualClock)
     assert bench.log is not None
     bench.clock.advance(GRACE_MS + 1)
-    assert LogManager(bench.metadata, bench.store, bench.clock, bench.log, "keeper").sweep() == 3
-    assert (
-        sum(item.total.count for item in GarbageCollector(bench.metadata, bench.store, bench.clock).collect_all()) > 2
-    )
+    assert LogManager(bench, "keeper").sweep() == 3
+    assert sum(item.total.count for item in GarbageCollector(bench).collect_all()) > 2
 
 
 def read(bench: Workbench) -> None:
@@ -134,7 +132,7 @@ def collect_garbage(bench: Workbench) -> None:
     """A collection so late that everything has outlived the grace time."""
     assert isinstance(bench.clock, ManualClock)
     bench.clock.advance(GRACE_MS + 1)
-    GarbageCollector(bench.metadata, bench.store, bench.clock).collect(the_topic(bench).record)
+    GarbageCollector(bench).collect(the_topic(bench).record)
 
 
 def written(bench: Workbench) -> None:

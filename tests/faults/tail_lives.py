@@ -406,7 +406,7 @@ def opened(folder: Path, clock: SharedClock) -> Iterator[Workbench]:
     metadata = MetadataStore(f"sqlite:///{folder / 'metadata.db'}", clock)
     try:
         store = open_store((folder / "objects").as_uri())
-        yield Workbench(metadata, store, clock, InProcess(), TINY, LogDirectory(folder / "log"))
+        yield Workbench(metadata, store, clock, LogDirectory(folder / "log"), InProcess(), TINY)
     finally:
         metadata.close()
 

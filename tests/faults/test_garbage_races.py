@@ -49,7 +49,7 @@ def topic(bench: Workbench) -> Topic:
 
 
 def collect(bench: Workbench, topic: Topic, skew_ms: int = SKEW_MS) -> Collected:
-    return GarbageCollector(bench.metadata, bench.store, bench.clock, skew_ms=skew_ms).collect(topic.record)
+    return GarbageCollector(bench, skew_ms=skew_ms).collect(topic.record)
 
 
 def beat(bench: Workbench, topic: Topic) -> None:
@@ -117,7 +117,7 @@ class CollectsMeanwhile(InProcess):
 def run_beside_collections(bench: Workbench, topic: Topic, alive: bool) -> None:
     bench.append(topic, [content(*((key, b"second") for key in KEYS[::2]), (b"new", b"1"))])
     engine = CollectsMeanwhile(lambda: collect_for_hours(bench, topic, alive))
-    compactor = TwoPhaseCompactor(bench.metadata, bench.store, bench.clock, engine, sizing=TINY)
+    compactor = TwoPhaseCompactor(bench, engine, sizing=TINY)
     compactor.compact(topic.name, RunPolicies())
 
 
@@ -246,7 +246,7 @@ def test_a_reader_whose_pin_expired_hears_of_lost_deletions(bench: Workbench, to
     bench.compact(topic)
     bench.advance(GRACE_MS)
     bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
-    Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
+    Retention(bench).apply(topic.record)
     collect(bench, topic)
     with pytest.raises(StateMayBeStale):
         list(reading)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -87,7 +88,7 @@ def test_a_topic_outlives_a_power_loss_after_each_commit(tmp_path: Path) -> None
         def look(step: Failpoint) -> None:
             if step in (Failpoint.IMPORT_AFTER_COMMIT, Failpoint.PUBLISH_AFTER_COMMIT):
                 image = power.image(tmp_path / f"image-{next(images)}")
-                after = Workbench(bench.metadata, open_store(StoreLocation(image.as_uri())), bench.clock, bench.engine)
+                after = replace(bench, store=open_store(StoreLocation(image.as_uri())))
                 assert raw(after.topic()) == raw(topic)
                 assert compacted_only(after.topic()) == compacted_only(topic)
 

@@ -27,7 +27,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from api.components import ensure_topic
 from storage.clock import SystemClock
+from storage.environment import Environment
 from storage.errors import CompactorError
 from storage.log.directory import LogDirectory
 from storage.metadata.policy_store import namespace_scope
@@ -196,7 +198,8 @@ def world_and_services(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
     log = LogDirectory(tmp_path / "data" / "log")
     names = [TopicName("soak", "limited", f"t{number}") for number in range(BY_THRESHOLD)]
     names += [TopicName("soak", "asked", f"t{number}") for number in range(BY_HAND)]
-    topics = [Topic.create(metadata, store, clock, name, log) for name in names]
+    wired = Environment(metadata, store, clock, log)
+    topics = [ensure_topic(wired, name) for name in names]
     metadata.policies.set(namespace_scope("soak/limited"), "compaction.threshold.messages", 60)
     metadata.policies.set(namespace_scope("soak/limited"), "compaction.threshold.bytes", 6000)
     world = World(metadata, topics, {topic.name: {} for topic in topics})

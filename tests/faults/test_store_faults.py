@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -49,7 +49,7 @@ def bench_of(worlds: Worlds, stage: str, clock: ManualClock) -> Iterator[Bench]:
         faulty(patch, script)
         store = registry.open_store(with_prefix(world.store))
         StoreIdentity(sound.metadata, store).check()  # a process looks once, before any of its work
-        yield Bench(Workbench(sound.metadata, store, clock, sound.engine, sound.sizing), sound, script)
+        yield Bench(replace(sound, store=store, clock=clock), sound, script)
 
 
 def meet(bench: Bench, fault: Fault, run: Callable[[Workbench], None]) -> CompactorError | None:

@@ -30,7 +30,7 @@ POLICIES = RunPolicies(retain_null_key=True, tombstone_retention_ms=1000)
 
 
 def verify(bench: Workbench, forger: Forger) -> Report:
-    return Verifier(bench.metadata, bench.store, bench.clock, bench.engine, sizing=SIZING).verify(forger.topic.name)
+    return Verifier(bench, bench.engine, sizing=SIZING).verify(forger.topic.name)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def test_without_raw_only_what_the_compacted_ledger_says_of_itself_is_found(benc
 def test_many_differences_are_counted_and_some_are_named(bench: Workbench, forger: Forger) -> None:
     number, offset = place(forger, b"key39")
     forger.part(number, lambda table: table.filter(pc.equal(table.column("offset"), offset)))
-    found = Verifier(bench.metadata, bench.store, bench.clock, bench.engine, sizing=SIZING, limit=2)
+    found = Verifier(bench, bench.engine, sizing=SIZING, limit=2)
     report = found.verify(forger.topic.name)
     assert sum(difference.kind is DifferenceKind.MISSING for difference in report.differences) == 2
     assert report.counts[DifferenceKind.MISSING] > 10

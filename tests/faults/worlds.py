@@ -63,7 +63,7 @@ class World:
             metadata = MetadataStore(self.database, clock)
             try:
                 log = LogDirectory(Path(self.log))
-                yield Workbench(metadata, registry.open_store(self.store), clock, InProcess(), TINY, log)
+                yield Workbench(metadata, registry.open_store(self.store), clock, log, InProcess(), TINY)
             finally:
                 metadata.close()
 

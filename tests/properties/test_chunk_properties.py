@@ -143,7 +143,7 @@ def _replay(
         assert list(topic.messages(read_compacted=True)) == reference.whole_messages(state.messages)[0]
         assert list(row_messages(topic.read(), -1)) == everything
         assert bench.compactor(hasher).compact(topic.name, used).run is None  # property 3, P11
-        verifier = Verifier(bench.metadata, bench.store, clock, bench.engine, sizing=step["sizing"])
+        verifier = Verifier(replace(bench, clock=clock), bench.engine, sizing=step["sizing"])
         report = (verifier if hasher is None else replace(verifier, hasher=lambda _: hasher)).verify(topic.name)
         assert report.differences == ()
         assert report.total == 0

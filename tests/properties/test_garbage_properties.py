@@ -9,7 +9,7 @@ tens of milliseconds, and the weights are such that readers are overtaken often.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -109,7 +109,7 @@ class Schedule:
         """By the policy `compact`: so readers whose generation is gone must go on in a newer one."""
         scope = topic_scope(self.topic.record)
         self.bench.metadata.policies.set(scope, "cleanup.policy", "compact")
-        Retention(self.bench.metadata, self.bench.store, self.clock, self.bench.log).apply(self.topic.record)
+        Retention(replace(self.bench, clock=self.clock)).apply(self.topic.record)
         self.bench.metadata.policies.set(scope, "cleanup.policy", "")
         for reader in self.readers:
             reader.held = False
@@ -144,7 +144,7 @@ class Schedule:
             self.stale(reader)
 
     def collect(self) -> None:
-        collector = GarbageCollector(self.bench.metadata, self.bench.store, self.clock, GRACE_MS)
+        collector = GarbageCollector(replace(self.bench, clock=self.clock), GRACE_MS)
         before, needed = self.listed(), self.needed()
         answer = collector.collect(self.topic.record, dry_run=True).total
         assert self.listed() == before, "a dry run deletes nothing"

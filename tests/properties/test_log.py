@@ -262,7 +262,7 @@ class LogMachine(RuleBasedStateMachine):
         store.upgrade()
         self.life.callback(store.close)
         objects = open_store((folder / "objects").as_uri())
-        self.bench = Workbench(store, objects, self.clock, InProcess(), TINY, LogDirectory(folder / "log"))
+        self.bench = Workbench(store, objects, self.clock, LogDirectory(folder / "log"), InProcess(), TINY)
         self.topic: Topic = self.bench.topic()
         self.log: TopicLog | None = None
         self.rows: list[Row] = []
@@ -494,7 +494,7 @@ class LogMachine(RuleBasedStateMachine):
     def trim_what_is_compacted(self) -> None:
         """C2, by the policy `compact`."""
         self.set_policy("cleanup.policy", "compact")
-        Retention(self.bench.metadata, self.bench.store, self.clock, self.bench.log).apply(self.topic.record)
+        Retention(self.bench).apply(self.topic.record)
         self.set_policy("cleanup.policy", "")
         snapshot = self.topic.snapshot()
         firsts = [ledger.first_offset for ledger in snapshot.ledgers]
@@ -522,7 +522,7 @@ class LogMachine(RuleBasedStateMachine):
     def collect_garbage(self, grace: int) -> None:
         """What is retired goes: at once, but for pins, or after its grace."""
         self.go_on(grace)
-        GarbageCollector(self.bench.metadata, self.bench.store, self.clock, grace_ms=grace).collect(self.topic.record)
+        GarbageCollector(self.bench, grace_ms=grace).collect(self.topic.record)
         self.trimmed()
 
     def trimmed(self) -> None:

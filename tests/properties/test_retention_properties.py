@@ -8,6 +8,7 @@ compacted read; and each run gives what the reference gives over the same schedu
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def _replay(bench: Workbench, topic: Topic, schedule: list[dict[str, Any]], used
             begins = max(begins, int(step["begins"] * len(everything)))
         if step["trims"] is not None:  # anywhere: within a ledger too
             before = max(topic.snapshot().topic.start_offset, int(step["trims"] * len(everything)))
-            Retention(bench.metadata, bench.store, clock, bench.log).trim(topic.record, before, force=True)
+            Retention(replace(bench, clock=clock)).trim(topic.record, before, force=True)
         base = step["policies"] or used
         used = RunPolicies(**{**vars(base), "start_offset": begins})
 
@@ -189,7 +190,7 @@ def _step(bench: Workbench, topic: Topic, what: str, value: Any) -> None:
 
 def _trimmed(bench: Workbench, topic: Topic, share: float | None, *, force: bool) -> None:
     """Trim, and look at what must hold, told by readers and rows and by no plan."""
-    retention = Retention(bench.metadata, bench.store, bench.clock, bench.log)
+    retention = Retention(bench)
     before, cleanup = topic.snapshot(), bench.metadata.policies.effective(topic.record).cleanup_policy
     raw_before = [message.offset for message in topic.messages()]
     view_before = list(topic.messages(read_compacted=True))

@@ -60,7 +60,7 @@ def _replay(
             trimmed = trim_one(bench, topic)
         elif deed == "delete the cursor" and not trimmed and topic.snapshot().compacted is not None:
             bench.metadata.cursors.delete(topic.record.id, "__compaction", force=True)
-        verifier = Verifier(bench.metadata, bench.store, clock, bench.engine, sizing=step["sizing"])
+        verifier = Verifier(replace(bench, clock=clock), bench.engine, sizing=step["sizing"])
         report = (verifier if hasher is None else replace(verifier, hasher=lambda _: hasher)).verify(topic.name)
         assert report.differences == ()
         assert report.total == 0

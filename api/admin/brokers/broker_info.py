@@ -54,7 +54,7 @@ def get_version() -> Response:
 @router.get("/health", Action.ANYONE, refuses=(503,), response_class=Response, responses=_TEXT)
 def health_check(parts: Parts) -> Response:
     """`ok` if the database answers; 503 if it does not."""
-    parts.components.metadata.tenancy.tenants()
+    parts.environment.metadata.tenancy.tenants()
     return Response("ok", media_type="application/json")
 
 
@@ -67,7 +67,7 @@ def is_ready() -> Response:
 @router.get("/leaderBroker", Action.SUPERUSER, refuses=(404,))
 def get_leader_broker(parts: Parts) -> BrokerInfo:
     """The service that schedules compactions."""
-    services = parts.components.metadata.services
+    services = parts.environment.metadata.services
     name = services.leader()
     found = next((item for item in services.live() if item.name == name), None)
     if found is None:
@@ -90,7 +90,7 @@ def get_dynamic_configurations() -> dict[str, str]:
 @router.get("/configuration/runtime", Action.SUPERUSER)
 def get_runtime_configurations(parts: Parts) -> dict[str, str]:
     """The settings of compaction by Pulsar's names. `compactor config show` has all."""
-    policies = parts.components.metadata.policies
+    policies = parts.environment.metadata.policies
     broker = {**policies.broker_defaults, **policies.of_scope(BROKER)}
     values = {
         "brokerServiceCompactionMonitorIntervalInSeconds": parts.settings.compaction_monitor_interval_ms // 1000,
@@ -127,5 +127,5 @@ def list_cluster_brokers(parts: Parts, request: Request, cluster: str) -> list[s
 
 
 def _brokers(parts: Service, request: Request) -> list[str]:
-    live = [urlsplit(item.url).netloc for item in parts.components.metadata.services.live()]
+    live = [urlsplit(item.url).netloc for item in parts.environment.metadata.services.live()]
     return sorted(set(live)) or [urlsplit(service_urls(parts, request)[0]).netloc]

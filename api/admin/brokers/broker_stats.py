@@ -44,7 +44,7 @@ def _written(parts: Service, seldom: Seldom) -> Generator[str, None, None]:
     between = ""
     for namespace in _namespaces(parts):
         by_bundle: dict[str, list[TopicName]] = {}
-        for record in parts.components.metadata.topics.in_namespace(namespace):
+        for record in parts.environment.metadata.topics.in_namespace(namespace):
             by_bundle.setdefault(bundle_of(record.name), []).append(record.name)
         if not by_bundle:
             continue
@@ -73,7 +73,7 @@ def _bundles(parts: Service, seldom: Seldom, by_bundle: dict[str, list[TopicName
 
 
 def _namespaces(parts: Service) -> Iterator[str]:
-    tenancy = parts.components.metadata.tenancy
+    tenancy = parts.environment.metadata.tenancy
     for tenant in tenancy.tenants():
         try:
             yield from tenancy.namespaces(tenant)

@@ -72,11 +72,11 @@ async def metrics(request: Request, parts: Parts) -> Response:
 
 
 def _checked(parts: Service) -> Mapping[str, Check]:
-    components = parts.components
+    environment = parts.environment
     found = {
-        "database": _checked_by(components.metadata.metrics.ping),
-        "schema": _checked_by(components.metadata.check_schema),
-        "store": _checked_by(lambda: _probe(components.store.size)),
+        "database": _checked_by(environment.metadata.metrics.ping),
+        "schema": _checked_by(environment.metadata.check_schema),
+        "store": _checked_by(lambda: _probe(environment.store.size)),
     }
     for name, check in found.items():
         if check.full != parts.not_ready.get(name, _OK):

@@ -66,14 +66,14 @@ def collect_garbage(parts: Parts, wanted: Annotated[CollectGarbage, Body()] = Co
     """Delete what nothing refers to. A dry run by default."""
     if wanted.topics is not None and wanted.unknown_topics:
         raise Problem(400, "topics and unknownTopics do not go together: leave one of them out")
-    components, settings = parts.components, parts.settings
+    environment, settings = parts.environment, parts.settings
     grace = settings.gc_grace_ms if wanted.grace_ms is None else wanted.grace_ms
-    collector = GarbageCollector(components.metadata, parts.patient_store, components.clock, grace)
+    collector = GarbageCollector(parts.patient, grace)
     if wanted.topics is None:
         found = list(collector.collect_all(wanted.dry_run, wanted.unknown_topics))
     else:
         names = [TopicName.parse(fromkey) for fromkey in dict.fromkeys(wanted.topics)]
-        records = [components.metadata.topics.get(name) for name in names]
+        records = [environment.metadata.topics.get(name) for name in names]
         found = [collector.collect(record, wanted.dry_run) for record in records]
     counted = [item for item in found if item.topic is not None or item.deleted]
     return {

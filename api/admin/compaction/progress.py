@@ -47,7 +47,7 @@ async def watch_compaction(parts: Parts, run: RunId) -> Response:
 
 
 async def _events(parts: Service, run: int, run_report: dict[str, Any]) -> AsyncIterator[str]:
-    clock = parts.components.clock
+    clock = parts.environment.clock
     sent: dict[str, Any] | None = None
     number, sent_at = 0, clock.now_ms()
     while run_report["state"] == RunState.RUNNING:

@@ -28,7 +28,7 @@ State = Annotated[RunState | None, Query(description="Only in this state.")]
 
 def topic_of_run(request: Request) -> TopicName | None:
     """The topic of the run that the path names; None: there is no such run."""
-    number, metadata = request.path_params["run"], request.app.state.service.components.metadata
+    number, metadata = request.path_params["run"], request.app.state.service.environment.metadata
     if not re.fullmatch(r"[0-9]{1,18}", number, re.ASCII):
         return None
     try:
@@ -105,7 +105,7 @@ def get_topic_compactions(parts: Parts, topic: Topic, in_full: InFull, state: St
     records = resolve.topics(parts, topic)
     found: list[tuple[TopicName, RunRecord]] = []
     for record in records:
-        found += parts.components.metadata.runs.newest(limit, topic_id=record.id, state=state)
+        found += parts.environment.metadata.runs.newest(limit, topic_id=record.id, state=state)
     found.sort(key=lambda item: -item[1].run_id)
     return _shown(parts, found[:limit], in_full)
 
@@ -113,13 +113,13 @@ def get_topic_compactions(parts: Parts, topic: Topic, in_full: InFull, state: St
 @router.get("/compactions", Action.SUPERUSER, response_model=list[Run])
 def get_compactions(parts: Parts, state: State = None, limit: Limit = 50) -> Any:
     """The runs of all topics, the newest first."""
-    return _shown(parts, parts.components.metadata.runs.newest(limit, state=state), True)
+    return _shown(parts, parts.environment.metadata.runs.newest(limit, state=state), True)
 
 
 @router.get("/compactions/scheduler", Action.SUPERUSER)
 def get_scheduler(parts: Parts) -> Scheduler:
     """The leader, the services, the queue, and the topics that fail, with their back-off, or are paused."""
-    metadata = parts.components.metadata
+    metadata = parts.environment.metadata
     leader = metadata.services.leader()
     names = {record.id: record for record in metadata.topics.all()}
     controls = [(names[one], control) for one, control in metadata.compaction_state.all().items() if one in names]
@@ -146,8 +146,8 @@ def get_scheduler(parts: Parts) -> Scheduler:
 @router.get("/compactions/{run}", allowed_on(topic_of_run, Action.COMPACT), refuses=(404,), response_model=Run)
 def get_compaction(parts: Parts, run: RunId, in_full: InFull) -> Any:
     """One run: how far it is, its policies, its numbers, and why it failed if it did."""
-    record = parts.components.metadata.runs.get(run)
-    return _shown(parts, [(parts.components.metadata.snapshot(record.topic_id).topic.name, record)], in_full)[0]
+    record = parts.environment.metadata.runs.get(run)
+    return _shown(parts, [(parts.environment.metadata.snapshot(record.topic_id).topic.name, record)], in_full)[0]
 
 
 @router.delete("/compactions/{run}", allowed_on(topic_of_run, Action.COMPACT), refuses=(404, 409))
@@ -160,7 +160,7 @@ def cancel_compaction(
 
     A topic that is still due, because it is over a threshold, is compacted again soon: pause it to keep it from that.
     """
-    parts.components.metadata.runs.cancel(run, reason)
+    parts.environment.metadata.runs.cancel(run, reason)
 
 
 @router.get(TOPIC_PATH + "/compaction/control", Action.COMPACT, Action.ADMIN)
@@ -176,7 +176,7 @@ def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Contro
     Of a partitioned topic all partitions are paused, or none.
     """
     records = resolve.topics(parts, topic)
-    created = parts.components.metadata.compaction_state.pause_all([record.id for record in records])
+    created = parts.environment.metadata.compaction_state.pause_all([record.id for record in records])
     return [_control(record, one, in_full) for record, one in zip(records, created, strict=True)]
 
 
@@ -184,7 +184,7 @@ def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Contro
 def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """Take back one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
     records = resolve.topics(parts, topic)
-    created = parts.components.metadata.compaction_state.resume_all([record.id for record in records])
+    created = parts.environment.metadata.compaction_state.resume_all([record.id for record in records])
     return [_control(record, one, in_full) for record, one in zip(records, created, strict=True)]
 
 
@@ -192,17 +192,17 @@ def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Contr
 def abort_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """Stop a run that is under way, and drop the request for one; later ones are made as before."""
     records = resolve.topics(parts, topic)
-    created = parts.components.metadata.compaction_state.abort_all([record.id for record in records])
+    created = parts.environment.metadata.compaction_state.abort_all([record.id for record in records])
     return [_control(record, one, in_full) for record, one in zip(records, created, strict=True)]
 
 
 def _shown(parts: Service, runs: list[tuple[TopicName, RunRecord]], in_full: bool) -> list[dict[str, Any]]:
-    now = parts.components.clock.now_ms()
+    now = parts.environment.clock.now_ms()
     return [run_document(name, record, now, in_full=in_full) for name, record in runs]
 
 
 def _now(parts: Service, topic: TopicRecord, in_full: bool) -> Control:
-    found = parts.components.metadata.compaction_state.activity(topic.id)
+    found = parts.environment.metadata.compaction_state.activity(topic.id)
     return _control(topic, found.control, in_full, found.running)
 
 

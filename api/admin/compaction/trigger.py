@@ -39,7 +39,7 @@ def compact(parts: Parts, caller: CallerName, topic: Topic) -> None:
     resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
     records = resolve.topics(parts, topic)
     if len(records) > 1:
-        now = {item.id: parts.components.metadata.compaction_state.activity(item.id) for item in records}
+        now = {item.id: parts.environment.metadata.compaction_state.activity(item.id) for item in records}
         if any(item.running for item in now.values()):
             raise Problem(409, RUNNING)
         # What refuses does it before anything is triggered.
@@ -58,7 +58,7 @@ def compaction_status(parts: Parts, topic: Topic, in_full: InFull) -> LongRunnin
     """How compaction stands; of a partitioned topic: RUNNING if any partition is, then ERROR, then NOT_RUN."""
     found = {}
     for record in resolve.topics(parts, topic):
-        one = status.compaction_status(parts.components.metadata, record.id)
+        one = status.compaction_status(parts.environment.metadata, record.id)
         found[record.name] = StatusAndError(one.status, shown_error(one.last_error, in_full=in_full) or "")
     whole = summed(found)
     return LongRunningProcessStatus(status=whole.status, last_error=whole.last_error)

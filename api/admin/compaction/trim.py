@@ -90,13 +90,12 @@ def trim_topic(
         raise Problem(400, "a body needs dryRun in the query: dryRun=true reports, dryRun=false trims")
     wanted = wanted or Trim()
     place = None if wanted.before is None else parse_trim_place(str(wanted.before))
-    components = parts.components
     if place is not None:
         resolve.refuse_partitioned(
             parts, topic, "Trim before a message is not allowed for a partitioned topic: trim its partitions"
         )
     records = resolve.local_topics(parts, topic)
-    retention = Retention(components.metadata, parts.patient_store, components.clock, components.log)
+    retention = Retention(parts.patient)
     found = []
     for record in records:
         if place is None:

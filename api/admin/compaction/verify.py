@@ -59,11 +59,10 @@ class VerifyReport(BaseModel):
 def verify_topic(parts: Parts, topic: Topic, in_full: InFull) -> Any:
     """A report of the topic, or one of each partition. 409 while another one is under way here."""
     records = resolve.topics(parts, topic)
-    components = parts.components
     if not parts.verifying.acquire(blocking=False):
         raise Problem(409, "another topic is being verified by this service: try again when it has finished")
     try:
-        verifier = Verifier(components.metadata, parts.patient_store, components.clock, InProcess())
+        verifier = Verifier(parts.patient, InProcess())
         return [verify_document(verifier.verify(record.name), in_full=in_full) for record in records]
     finally:
         parts.verifying.release()

@@ -112,7 +112,7 @@ def _records(parts: Service, name: TopicName) -> list[TopicRecord | None]:
     Raises NotTheOwner for a topic that another service writes, before the body is read: it goes there as it comes. A
     key's partition is found by the number of all, or its messages would be in two.
     """
-    whole = parts.components.metadata.partitions.find(name)
+    whole = parts.environment.metadata.partitions.find(name)
     if whole is None:
         return _alone(parts, name)
     there = {partition.name: partition for partition in resolve.partitions(parts, whole)}
@@ -176,7 +176,7 @@ def _check_here(parts: Service, record: TopicRecord) -> None:
     """Raises NotTheOwner, Problem or StorageFull, unless this service writes the topic or may try to."""
     if not parts.producers.is_open(record):
         parts.forwarding.for_writing(record)
-    parts.components.log.check_room()
+    parts.environment.log.check_room()
 
 
 def _check_quota(parts: Service, record: TopicRecord) -> None:
@@ -190,7 +190,7 @@ def _check_quota(parts: Service, record: TopicRecord) -> None:
 def _appended(parts: Service, record: TopicRecord, messages: Sequence[NewMessage]) -> list[ProducerAck]:
     _check_here(parts, record)
     _check_quota(parts, record)
-    now = parts.components.clock.now_ms()
+    now = parts.environment.clock.now_ms()
     entries: list[bytes] = []
     refused: dict[int, CompactorError] = {}
     for number, one in enumerate(messages):
@@ -213,8 +213,7 @@ def _appended(parts: Service, record: TopicRecord, messages: Sequence[NewMessage
 
 def _opened(parts: Service, record: TopicRecord) -> OpenTopic:
     """The topic, without reading its row again."""
-    one = parts.components
-    return OpenTopic(one.metadata, one.store, one.clock, record, log=one.log)
+    return OpenTopic(parts.environment, record)
 
 
 async def _sent(

@@ -21,6 +21,7 @@ from fastapi import Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from api.admin import resolve
+from api.components import open_topic
 from api.formats.encoding import TextEncoding
 from api.formats.jsonl import JsonLines
 from api.http.access import Action, caller_of
@@ -113,13 +114,13 @@ async def read_messages(
         min(max_bytes or settings.read_max_bytes, settings.read_max_bytes),
     )
     reader = source.reader(state, read_compacted, reset)
-    deadline = parts.components.clock.now_ms() + wait_ms
+    deadline = parts.environment.clock.now_ms() + wait_ms
     if FORWARDED in request.headers:  # or the service that asks would take the silence for a dead one
         deadline -= max(wait_ms - settings.forwarding_timeout_ms // 2, 0)
     page, is_empty = await waiting.run(_page, reader, kind, limits)
     if is_empty:  # what was found was there
         await waiting.run(check_begins, source, state.start)
-    if is_empty and deadline > parts.components.clock.now_ms():
+    if is_empty and deadline > parts.environment.clock.now_ms():
         changes = parts.polls.changes(source.record.id, deadline, request.is_disconnected)
         with parts.polls.turn(caller_of(request).name):
             async with aclosing(changes):
@@ -136,10 +137,10 @@ async def read_messages(
 
 def _opened(parts: Service, name: TopicName, state: ReaderState) -> OpenTopic:
     """The topic, if this service can read it from there. Raises Problem, NotTheOwner, OffsetOutOfRange."""
-    if parts.components.metadata.partitions.find(name) is not None:
+    if parts.environment.metadata.partitions.find(name) is not None:
         raise Problem(405, f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on")
     parts.forwarding.for_reading(resolve.topic(parts, name), state.start)
-    source = parts.components.topic(name)
+    source = open_topic(parts.environment, name)
     if state.compacted is not None:
         _check_ledger(parts, source, state)
     return source
@@ -148,7 +149,7 @@ def _opened(parts: Service, name: TopicName, state: ReaderState) -> OpenTopic:
 def _check_ledger(parts: Service, source: OpenTopic, state: ReaderState) -> None:
     """Raises OffsetOutOfRange for a state in a compacted ledger that the topic never had."""
     ledger_id = None if state.compacted is None else state.compacted.ledger_id
-    if ledger_id is not None and not parts.components.metadata.runs.has_published(source.record.id, ledger_id):
+    if ledger_id is not None and not parts.environment.metadata.runs.has_published(source.record.id, ledger_id):
         raise OffsetOutOfRange(
             f"the start {state.to_token()} names the compacted ledger {ledger_id}, which {source.name} has never had",
             "read again from earliest, into an empty state",

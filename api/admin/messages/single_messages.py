@@ -18,6 +18,7 @@ from starlette.responses import Response
 from api.admin import resolve
 from api.admin.messages.entries import MOST_ENTRIES, NOT_FOUND, RESPONSE, entries, entry_of, entry_response, refuse_far
 from api.admin.models import Answer
+from api.components import open_topic
 from api.formats.encoding import TextEncoding, to_bytes
 from api.formats.jsonl import JsonLines
 from api.http.access import Action
@@ -214,8 +215,7 @@ def truncate_topic(parts: Parts, topic: Topic) -> None:
     What cursors and compaction have not read is lost to them.
     """
     records = resolve.local_topics(parts, topic)
-    components = parts.components
-    truncation = Truncation(components.metadata, parts.patient_store, components.clock, components.log)
+    truncation = Truncation(parts.patient)
     truncation.truncate_all(records)
 
 
@@ -253,7 +253,7 @@ def _newest(
 ) -> Iterator[tuple[TopicRecord, Message]]:
     """The newest message of a key in each partition that has one, tombstones too."""
     for record in records:
-        message = parts.components.topic(record.name).newest(key, sealed_only=sealed_only)
+        message = open_topic(parts.environment, record.name).newest(key, sealed_only=sealed_only)
         if message is not None:
             yield record, message
 
@@ -264,10 +264,10 @@ def _age(parts: Service, record: TopicRecord, message: Message) -> tuple[int, in
     Where event time decides in each partition (P9), it decides between them; then the publish time; then whether the
     partition is the one that the key goes to now. Partitions number their messages each for itself.
     """
-    by_event = parts.components.metadata.policies.effective(record).compaction_event_time_order
+    by_event = parts.environment.metadata.policies.effective(record).compaction_event_time_order
     event_time = message.event_time if by_event and message.event_time is not None else -(2**63)
     whole = record.name.whole
-    partitioned = parts.components.metadata.partitions.find(whole) if whole is not None else None
+    partitioned = parts.environment.metadata.partitions.find(whole) if whole is not None else None
     is_there = partitioned is not None and (
         partition_of(message.key, partitioned.partitions, 0) == record.name.partition
     )
@@ -275,7 +275,7 @@ def _age(parts: Service, record: TopicRecord, message: Message) -> tuple[int, in
 
 
 def _opened(parts: Service, name: TopicName) -> OpenTopic:
-    return parts.components.topic(resolve.local_topic(parts, name).name)
+    return open_topic(parts.environment, resolve.local_topic(parts, name).name)
 
 
 def _answer(found: MessageId, topic: TopicName, batch_index: int = -1, batch_size: int = 0) -> MessageIdAnswer:

@@ -87,7 +87,7 @@ def _offer(scope_kind: ScopeKind, label: str) -> None:
     path, reads = scope_kind.path, ANY_USE if scope_kind is TOPIC else (Action.ADMIN,)
 
     def set_in(parts: Parts, scope: PolicyScope) -> Quotas:
-        return quotas_of(parts.components.metadata.policies.of_scope(scope.keys(parts)[0]))
+        return quotas_of(parts.environment.metadata.policies.of_scope(scope.keys(parts)[0]))
 
     def get_set(parts: Parts, scope: PolicyScope = scope_kind.of) -> Quotas:
         """The quotas that the scope sets, by type."""
@@ -106,7 +106,7 @@ def _offer(scope_kind: ScopeKind, label: str) -> None:
     ) -> None:
         """Set one for the scope; of a partitioned topic, for each of its partitions."""
         keys = scope.keys(parts)
-        parts.components.metadata.policies.change(keys, quota_values(kind, quota))
+        parts.environment.metadata.policies.change(keys, quota_values(kind, quota))
 
     @router.delete(path + "/backlogQuota", Action.ADMIN, operation_id=f"remove{label}BacklogQuota")
     def remove_quota(parts: Parts, scope: PolicyScope = scope_kind.of, kind: Kind = QuotaType.SIZE) -> None:

@@ -154,7 +154,7 @@ def _offer(call: Call) -> None:
     reads = call.reads or (ANY_USE if call.scope is TOPIC else (Action.ADMIN,))
 
     def set_in(parts: Parts, scope: PolicyScope) -> Any:
-        value = kind.set_in(parts.components.metadata.policies.of_scope(scope.keys(parts)[0]))
+        value = kind.set_in(parts.environment.metadata.policies.of_scope(scope.keys(parts)[0]))
         return unset() if value is None else value
 
     def get_set(parts: Parts, scope: PolicyScope = of) -> Any:
@@ -168,7 +168,7 @@ def _offer(call: Call) -> None:
     def set_value(parts: Parts, scope: PolicyScope = of, value: Any = call.body.read) -> None:
         """Set it for the scope; of a partitioned topic, for each of its partitions."""
         keys, values = scope.keys(parts), call.values(value)
-        parts.components.metadata.policies.change(keys, values, set(kind.names) - values.keys())
+        parts.environment.metadata.policies.change(keys, values, set(kind.names) - values.keys())
 
     def remove(parts: Parts, scope: PolicyScope = of) -> None:
         """Remove it: the next wider scope counts again. It is no error if the scope does not set it."""

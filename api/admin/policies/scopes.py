@@ -36,11 +36,11 @@ class PolicyScope(ABC):
 
     def settings(self, service: Service) -> dict[str, object]:
         """What the scope itself sets, by name; also Unreadable. Raises Problem: 404, 412."""
-        return service.components.metadata.policies.settings(self.keys(service)[0])
+        return service.environment.metadata.policies.settings(self.keys(service)[0])
 
     def change(self, service: Service, values: Mapping[str, object], removed: Collection[str] | None = ()) -> None:
         """As PolicyStore.change, under all its keys. Raises Problem: 404, 412."""
-        service.components.metadata.policies.change(self.keys(service), values, removed)
+        service.environment.metadata.policies.change(self.keys(service), values, removed)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TopicScope(PolicyScope):
         return list(map(topic_scope, resolve.with_policies(service, self.topic)))
 
     def resolved(self, service: Service) -> Resolved:
-        return service.components.metadata.policies.resolved(resolve.with_policies(service, self.topic)[0])
+        return service.environment.metadata.policies.resolved(resolve.with_policies(service, self.topic)[0])
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class NamespaceScope(PolicyScope):
         return [namespace_scope(self.namespace)]
 
     def resolved(self, service: Service) -> Resolved:
-        return service.components.metadata.policies.resolved_around(self.keys(service)[0])
+        return service.environment.metadata.policies.resolved_around(self.keys(service)[0])
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class BrokerScope(PolicyScope):
         return [BROKER]
 
     def resolved(self, service: Service) -> Resolved:
-        return service.components.metadata.policies.resolved_around(BROKER)
+        return service.environment.metadata.policies.resolved_around(BROKER)
 
 
 @dataclass(frozen=True)

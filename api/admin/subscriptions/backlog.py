@@ -61,8 +61,8 @@ def get_backlog_size_by_message_id(parts: Parts, topic: Topic, place: Annotated[
     """About how many bytes are at a message or behind it; -1:-1: how many there are."""
     resolve.refuse_partitioned(parts, topic, "calculate backlog size is not allowed for partitioned-topic")
     record = resolve.local_topic(parts, topic)
-    components = parts.components
-    some = extents(components.metadata.snapshot(record.id), components.log)
+    environment = parts.environment
+    some = extents(environment.metadata.snapshot(record.id), environment.log)
     if place.message_id == EARLIEST:
         return bytes_behind(some, 0)
     first = first_at(opened(parts, record), place.message_id)
@@ -83,13 +83,13 @@ def analyze_subscription_backlog(
     )
     name, record = decoded(subscription), resolve.local_topic(parts, topic)
     with subscription_of(record, name):
-        mark = parts.components.metadata.cursors.get(record.id, name).mark_delete
+        mark = parts.environment.metadata.cursors.get(record.id, name).mark_delete
     source = opened(parts, record)
     start: AtOffset | MessageId = AtOffset(mark.offset + 1 if mark else 0) if place is None else place.message_id
     cursor = None
     if name != COMPACTION_CURSOR:
         end = source.snapshot_reader().end
-        cursor = Cursor(parts.components.metadata, parts.components.clock, record, name, source.locate, lambda: end)
+        cursor = Cursor(parts.environment.metadata, parts.environment.clock, record, name, source.locate, lambda: end)
     found = AnalyzedBacklog()
     for rows in islice(entries(source, start), MOST_ENTRIES + 1):
         remaining = [row for row in rows if cursor is None or not cursor.is_acknowledged(row["offset"])]
@@ -187,18 +187,18 @@ async def _unsubscribe(parts: Service, namespace: str, bundle: str | None, subsc
 def _delete(parts: Service, record: TopicRecord, name: str) -> None:
     """What is not there is deleted."""
     with suppress(NotFound):
-        parts.components.metadata.cursors.delete(record.id, name, False)
+        parts.environment.metadata.cursors.delete(record.id, name, False)
 
 
 def _topics(parts: Service, namespace: str, bundle: str | None) -> list[TopicRecord]:
     resolve.namespace(parts, namespace)
     wanted = None if bundle is None else check_bundle(bundle)
-    found = parts.components.metadata.topics.in_namespace(namespace)
+    found = parts.environment.metadata.topics.in_namespace(namespace)
     return [item for item in found if wanted is None or bundle_of(item.name) == wanted]
 
 
 def _subscriptions(parts: Service, record: TopicRecord, wanted: str | None) -> list[str]:
-    names = (item.name for item in parts.components.metadata.cursors.of_topic(record.id))
+    names = (item.name for item in parts.environment.metadata.cursors.of_topic(record.id))
     return [name for name in names if name != COMPACTION_CURSOR and wanted in (None, name)]
 
 

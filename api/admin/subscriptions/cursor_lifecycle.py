@@ -51,7 +51,7 @@ EXISTS = "Subscription already exists for topic"
 def get_subscriptions(parts: Parts, topic: Topic) -> list[str]:
     """Their names; of a partitioned topic those of all partitions."""
     records = resolve.topics(parts, topic)
-    return sorted({item.name for record in records for item in parts.components.metadata.cursors.of_topic(record.id)})
+    return sorted({item.name for record in records for item in parts.environment.metadata.cursors.of_topic(record.id)})
 
 
 @router.put(ONE, Action.CONSUME, Depends(changes_it), AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
@@ -79,7 +79,7 @@ def delete_subscription(
     ] = False,
 ) -> None:
     """Delete one. With `__compaction` go the compacted ledger and a run that is under way."""
-    metadata = parts.components.metadata
+    metadata = parts.environment.metadata
     each(parts, topic, subscription, lambda record, name: metadata.cursors.delete(record.id, name, force), False)
 
 
@@ -90,7 +90,7 @@ def get_subscription_properties(parts: Parts, topic: Topic, subscription: Subscr
     name = decoded(subscription)
     for record in resolve.topics(parts, topic):
         with subscription_of(record, name):
-            found |= parts.components.metadata.cursors.get(record.id, name).properties
+            found |= parts.environment.metadata.cursors.get(record.id, name).properties
     return found
 
 
@@ -99,7 +99,7 @@ def update_subscription_properties(
     parts: Parts, topic: Topic, subscription: Subscription, properties: Annotated[TextByName, Body()]
 ) -> None:
     """Set them, instead of those that there were."""
-    cursors = parts.components.metadata.cursors
+    cursors = parts.environment.metadata.cursors
     each(
         parts, topic, subscription, lambda record, name: cursors.replace_properties(record.id, name, properties), False
     )
@@ -128,9 +128,9 @@ def peek_nth_message(
     name = decoded(subscription)
     record = resolve.local_topic(parts, topic)
     with subscription_of(record, name):
-        parts.components.metadata.cursors.get(record.id, name)
+        parts.environment.metadata.cursors.get(record.id, name)
     if name == COMPACTION_CURSOR:
-        mark = parts.components.metadata.cursors.get(record.id, name).mark_delete
+        mark = parts.environment.metadata.cursors.get(record.id, name).mark_delete
         rows = entries(opened(parts, record), AtOffset(mark.offset + 1 if mark else 0))
     else:
         with Owned(parts, record, name) as owned:
@@ -146,7 +146,7 @@ def peek_nth_message(
 
 def _created(parts: Service, record: TopicRecord, name: str, place: ResetCursorData | MessageId) -> bool:
     """Whether it was made: it may exist."""
-    metadata = parts.components.metadata
+    metadata = parts.environment.metadata
     properties = (place.properties or {}) if isinstance(place, ResetCursorData) else {}
     if name == COMPACTION_CURSOR:
         if any(item.name == name for item in metadata.cursors.of_topic(record.id)):

@@ -45,7 +45,7 @@ def reset_cursor_to_time(
     def reset(record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
         topic_read = opened(parts, record)
-        parts.components.metadata.cursors.reset(record.id, name, before_time(topic_read, timestamp))
+        parts.environment.metadata.cursors.reset(record.id, name, before_time(topic_read, timestamp))
 
     each(parts, topic, subscription, reset)
 
@@ -58,7 +58,7 @@ def reset_cursor(parts: Parts, topic: Topic, subscription: Subscription, place: 
     def reset(record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
         position = position_of(opened(parts, record), place_of(place))
-        parts.components.metadata.cursors.reset(record.id, name, position)
+        parts.environment.metadata.cursors.reset(record.id, name, position)
 
     each(parts, topic, subscription, reset)
 
@@ -113,7 +113,7 @@ def expire_messages_to_position(
 def expire_messages_for_all_subscriptions(parts: Parts, topic: Topic, seconds: Seconds) -> None:
     """Acknowledge older messages for all subscriptions but `__compaction`."""
     for record in resolve.local_topics(parts, topic):
-        for cursor in parts.components.metadata.cursors.of_topic(record.id):
+        for cursor in parts.environment.metadata.cursors.of_topic(record.id):
             if cursor.name != COMPACTION_CURSOR:
                 _expire(parts, record, cursor.name, seconds)
 
@@ -126,5 +126,5 @@ def clear_backlog(parts: Service, record: TopicRecord, name: str) -> None:
 
 def _expire(parts: Service, record: TopicRecord, name: str, seconds: int) -> None:
     with Owned(parts, record, name) as owned:
-        before = parts.components.clock.now_ms() - seconds * 1000
+        before = parts.environment.clock.now_ms() - seconds * 1000
         owned.acknowledge_to(before_time(owned.topic, max(before, 0)))

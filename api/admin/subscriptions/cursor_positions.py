@@ -15,6 +15,7 @@ from pydantic import Field
 
 from api.admin import resolve
 from api.admin.models import Strict, TextByName
+from api.components import open_topic
 from api.http.access import Action, require_here
 from api.http.paths import decoded
 from api.http.problems import Problem, not_found_as
@@ -77,10 +78,10 @@ class Owned:
         reader = self.topic.snapshot_reader()
         # where raw is trimmed, a compacted ledger may still hold what this cursor's reader gets
         self.begin = reader.snapshot.topic.start_offset if reader.snapshot.compacted else reader.first_offset
-        components = parts.components
+        environment = parts.environment
         self.cursor = Cursor(
-            components.metadata,
-            components.clock,
+            environment.metadata,
+            environment.clock,
             record,
             name,
             self.topic.locate,
@@ -130,7 +131,7 @@ def each(
 
 
 def opened(parts: Service, record: TopicRecord) -> OpenTopic:
-    return parts.components.topic(record.name)
+    return open_topic(parts.environment, record.name)
 
 
 def before_time(topic: OpenTopic, timestamp: int) -> Position | None:

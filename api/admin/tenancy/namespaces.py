@@ -48,13 +48,13 @@ class _Kept(Strict):
 def list_namespaces(parts: Parts, tenant: Tenant) -> list[str]:
     """The namespaces of a tenant, by name."""
     with not_found_as("Tenant not found"):
-        return parts.components.metadata.tenancy.namespaces(tenant)
+        return parts.environment.metadata.tenancy.namespaces(tenant)
 
 
 @router.get(NAMESPACE_PATH, Action.ADMIN)
 def get_policies(parts: Parts, namespace: Namespace) -> dict[str, Any]:
     """All policies that Pulsar has for a namespace; those that this service has not are at their defaults."""
-    metadata = parts.components.metadata
+    metadata = parts.environment.metadata
     with not_found_as(NO_NAMESPACE):
         found = metadata.tenancy.namespace(namespace)
     settings = metadata.policies.of_scope(namespace_scope(namespace))
@@ -88,7 +88,7 @@ def create_namespace(
     if set(kept.replication_clusters) - {cluster}:
         raise Problem(412, f"Invalid cluster id: there is one cluster, {cluster}")
     try:
-        parts.components.metadata.tenancy.create_namespace(namespace, _values(kept))
+        parts.environment.metadata.tenancy.create_namespace(namespace, _values(kept))
     except NotFound as error:
         raise Problem(404, "Tenant does not exist") from error
     except Conflict as error:
@@ -101,7 +101,7 @@ def delete_namespace(parts: Parts, namespace: Namespace, force: bool = False) ->
     if force:
         raise Problem(405, "Broker doesn't allow forced deletion of namespaces")
     try:
-        parts.components.metadata.tenancy.delete_namespace(namespace)
+        parts.environment.metadata.tenancy.delete_namespace(namespace)
     except NotFound as error:
         raise Problem(404, NO_NAMESPACE) from error
     except Conflict as error:
@@ -114,7 +114,7 @@ def list_namespace_topics(parts: Parts, namespace: Namespace, mode: str = "PERSI
     resolve.namespace(parts, namespace)
     if mode == "NON_PERSISTENT":
         return []
-    return [str(item.name) for item in parts.components.metadata.topics.in_namespace(namespace)]
+    return [str(item.name) for item in parts.environment.metadata.topics.in_namespace(namespace)]
 
 
 @router.get(NAMESPACE_PATH + "/bundles", Action.ADMIN)

@@ -34,7 +34,7 @@ Actions = Annotated[list[str], Body(description="All that the role may do there,
 def get_namespace_permissions(parts: Parts, namespace: Namespace, all: bool = False) -> dict[str, list[str]]:
     """What was granted in the namespace, by role. `all`: with what Pulsar's clients do not know."""
     with not_found_as("Namespace does not exist"):
-        found = parts.components.metadata.tenancy.namespace(namespace).permissions
+        found = parts.environment.metadata.tenancy.namespace(namespace).permissions
     return {role: list(actions) for role, actions in found.items()} if all else for_pulsar(found)
 
 
@@ -43,21 +43,21 @@ def grant_namespace_permission(parts: Parts, namespace: Namespace, role: Role, a
     """Let a role do exactly this in the namespace."""
     check_actions(actions)
     with not_found_as("Namespace does not exist"):
-        parts.components.metadata.tenancy.permit(namespace, check_role(role), sorted(set(actions)))
+        parts.environment.metadata.tenancy.permit(namespace, check_role(role), sorted(set(actions)))
 
 
 @router.delete(NAMESPACE_PATH + "/permissions/{role}", Action.ADMIN)
 def revoke_namespace_permission(parts: Parts, namespace: Namespace, role: Role) -> None:
     """Take what was granted to a role in the namespace; nothing is no error."""
     with not_found_as("Namespace does not exist"):
-        parts.components.metadata.tenancy.revoke(namespace, check_role(role))
+        parts.environment.metadata.tenancy.revoke(namespace, check_role(role))
 
 
 @router.get(TOPIC_PATH + "/permissions", Action.ADMIN)
 def get_topic_permissions(parts: Parts, topic: Topic, all: bool = False) -> dict[str, list[str]]:
     """What its namespace and the topic itself grant, by role. `all`: with what Pulsar's clients do not know."""
     resolve.topics(parts, topic)
-    tenancy = parts.components.metadata.tenancy
+    tenancy = parts.environment.metadata.tenancy
     found: dict[str, list[str]] = {}
     for granted in (tenancy.namespace(resolve.namespace_of(topic)).permissions, *topic_grants(tenancy, topic)):
         for role, actions in granted.items():
@@ -70,14 +70,14 @@ def grant_topic_permission(parts: Parts, topic: Topic, role: Role, actions: Acti
     """Let a role do exactly this with the topic, besides what its namespace grants."""
     check_actions(actions)
     with not_found_as(f"Topic {topic} not found"):
-        parts.components.metadata.tenancy.permit(str(topic), check_role(role), sorted(set(actions)))
+        parts.environment.metadata.tenancy.permit(str(topic), check_role(role), sorted(set(actions)))
 
 
 @router.delete(TOPIC_PATH + "/permissions/{role}", Action.ADMIN)
 def revoke_topic_permission(parts: Parts, topic: Topic, role: Role) -> None:
     """Take what was granted to a role for the topic; 412 if that was nothing."""
     with not_found_as(f"Topic {topic} not found"):
-        if not parts.components.metadata.tenancy.revoke(str(topic), check_role(role)):
+        if not parts.environment.metadata.tenancy.revoke(str(topic), check_role(role)):
             raise Problem(412, NOT_SET)
 
 
@@ -85,7 +85,7 @@ def revoke_topic_permission(parts: Parts, topic: Topic, role: Role) -> None:
 def get_tenant_permissions(parts: Parts, tenant: Tenant) -> dict[str, list[str]]:
     """What was granted in the tenant, for all its namespaces, by role. Pulsar has no such call."""
     with not_found_as(NO_TENANT):
-        found = parts.components.metadata.tenancy.tenant(tenant).permissions
+        found = parts.environment.metadata.tenancy.tenant(tenant).permissions
     return {role: list(actions) for role, actions in found.items()}
 
 
@@ -94,14 +94,14 @@ def grant_tenant_permission(parts: Parts, tenant: Tenant, role: Role, actions: A
     """Let a role do exactly this in all namespaces of the tenant. Pulsar has no such call."""
     check_actions(actions)
     with not_found_as(NO_TENANT):
-        parts.components.metadata.tenancy.permit(tenant, check_role(role), sorted(set(actions)))
+        parts.environment.metadata.tenancy.permit(tenant, check_role(role), sorted(set(actions)))
 
 
 @router.delete("/tenants/{tenant}/permissions/{role}", Action.ADMIN, refuses=(404,))
 def revoke_tenant_permission(parts: Parts, tenant: Tenant, role: Role) -> None:
     """Take what was granted to a role in the tenant. Pulsar has no such call."""
     with not_found_as(NO_TENANT):
-        parts.components.metadata.tenancy.revoke(tenant, check_role(role))
+        parts.environment.metadata.tenancy.revoke(tenant, check_role(role))
 
 
 def check_role(role: str) -> str:

@@ -71,14 +71,14 @@ def get_cluster(parts: Parts, request: Request, cluster: str) -> ClusterInfo:
 @router.get("/tenants", Action.SUPERUSER)
 def list_tenants(parts: Parts) -> list[str]:
     """All tenants, by name."""
-    return parts.components.metadata.tenancy.tenants()
+    return parts.environment.metadata.tenancy.tenants()
 
 
 @router.get("/tenants/{tenant}", Action.ADMIN, refuses=(404,))
 def get_tenant(parts: Parts, tenant: Tenant) -> TenantInfo:
     """The tenant's administrators and clusters."""
     with not_found_as(NO_TENANT):
-        found = parts.components.metadata.tenancy.tenant(tenant)
+        found = parts.environment.metadata.tenancy.tenant(tenant)
     return TenantInfo.model_validate(
         {"adminRoles": sorted(found.admin_roles), "allowedClusters": sorted(found.allowed_clusters)}
     )
@@ -89,7 +89,7 @@ def create_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo | Non
     """Make a tenant."""
     roles, clusters = _checked(parts, info)
     try:
-        parts.components.metadata.tenancy.create_tenant(tenant, roles, clusters)
+        parts.environment.metadata.tenancy.create_tenant(tenant, roles, clusters)
     except Conflict as error:
         raise Problem(409, "Tenant already exist") from error
 
@@ -99,7 +99,7 @@ def update_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo, Body
     """Set a tenant's administrators and clusters, in place of what it has."""
     roles, clusters = _checked(parts, info)
     with not_found_as(NO_TENANT):
-        parts.components.metadata.tenancy.update_tenant(tenant, roles, clusters)
+        parts.environment.metadata.tenancy.update_tenant(tenant, roles, clusters)
 
 
 @router.delete("/tenants/{tenant}", Action.SUPERUSER, refuses=(404, 405, 409))
@@ -108,7 +108,7 @@ def delete_tenant(parts: Parts, tenant: Tenant, force: bool = False) -> None:
     if force:
         raise Problem(405, "Broker doesn't allow forced deletion of tenants")
     try:
-        parts.components.metadata.tenancy.delete_tenant(tenant)
+        parts.environment.metadata.tenancy.delete_tenant(tenant)
     except NotFound as error:
         raise Problem(404, NO_TENANT) from error
     except Conflict as error:

@@ -50,7 +50,7 @@ def get_partitioned_internal_stats(parts: Parts, topic: Topic) -> PartitionedTop
 @router.get(TOPIC_PATH + "/internal-info", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
 def get_internal_info(parts: Parts, topic: Topic) -> TopicInternalInfo:
     """What metadata holds of a topic, or of each partition of a partitioned one."""
-    whole = parts.components.metadata.partitions.find(topic)
+    whole = parts.environment.metadata.partitions.find(topic)
     if whole is None:
         return internal_info(of_topic(parts, topic, lines=True))
     return TopicInternalInfo(

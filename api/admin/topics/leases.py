@@ -41,7 +41,7 @@ def release_lease(parts: Parts, topic: Topic, wanted: Annotated[ReleaseLease, Bo
     """Release the writer's lease of a topic, or of each partition. A dry run by default."""
     found = []
     for record in resolve.topics(parts, topic):
-        lease = parts.components.metadata.leases.end(record.id, force=wanted.force, dry_run=wanted.dry_run)
+        lease = parts.environment.metadata.leases.end(record.id, force=wanted.force, dry_run=wanted.dry_run)
         owner, until = (None, None) if lease is None else (lease.owner, lease.expires_at)
         found.append(LeaseReport(topic=str(record.name), dry_run=wanted.dry_run, owner=owner, expires_at=until))
     return found

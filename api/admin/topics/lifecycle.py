@@ -40,7 +40,7 @@ def list_topics(
     """The topics of a namespace, partitions one by one."""
     resolve.namespace(parts, namespace)
     wanted = None if bundle is None else check_bundle(bundle)
-    names = (item.name for item in parts.components.metadata.topics.in_namespace(namespace))
+    names = (item.name for item in parts.environment.metadata.topics.in_namespace(namespace))
     return [str(name) for name in names if wanted is None or bundle_of(name) == wanted]
 
 
@@ -48,7 +48,7 @@ def list_topics(
 def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> None:
     """Create a topic without partitions."""
     check_no_shadow(properties or {})
-    metadata = parts.components.metadata
+    metadata = parts.environment.metadata
     whole = _whole_of_partition(parts, topic)
     if metadata.partitions.find(topic) is not None:
         raise Problem(409, EXISTS)
@@ -68,7 +68,7 @@ def delete_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
 
     Refused while a process writes it that is no service, an import for example, unless `force` is given.
     """
-    metadata = parts.components.metadata
+    metadata = parts.environment.metadata
     if metadata.partitions.find(topic) is not None:
         advice = "instead of calling delete topic, please call delete-partitioned-topic."
         raise Problem(409, f"{topic} is a partitioned topic, {advice}")
@@ -85,7 +85,7 @@ def delete_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
 @router.get(TOPIC_PATH + "/properties", *ANY_USE)
 def get_topic_properties(parts: Parts, topic: Topic) -> dict[str, str]:
     """The properties of a topic, or of a partitioned topic."""
-    metadata = parts.components.metadata
+    metadata = parts.environment.metadata
     whole = metadata.partitions.find(topic)
     if whole is not None:
         return dict(whole.properties)
@@ -99,7 +99,7 @@ def update_topic_properties(
     properties: Annotated[TextByName, Body(description="Those to add or replace.")],
 ) -> None:
     """Add or replace properties; those that are not named stay."""
-    metadata = parts.components.metadata
+    metadata = parts.environment.metadata
     if metadata.partitions.find(topic) is not None:
         metadata.partitions.set_properties(topic, properties)
     else:
@@ -113,7 +113,7 @@ def remove_topic_property(
     key: Annotated[str, Query(description="The property to remove; none of that name is no error.")],
 ) -> None:
     """Remove one property."""
-    metadata = parts.components.metadata
+    metadata = parts.environment.metadata
     if metadata.partitions.find(topic) is not None:
         metadata.partitions.set_properties(topic, {}, [key])
     else:
@@ -128,7 +128,7 @@ def unload_topic(parts: Parts, topic: Topic) -> None:
 
 def written_by_a_service(parts: Service, topic_id: int) -> bool:
     """Whether a live service holds the topic's lease: its producers open the topic again, so it may be deleted."""
-    metadata = parts.components.metadata
+    metadata = parts.environment.metadata
     lease = metadata.leases.current(topic_id)
     if lease is None:
         return False
@@ -148,7 +148,7 @@ def _whole_of_partition(parts: Service, topic: TopicName) -> PartitionedTopic | 
     whole = topic.whole
     if whole is None:
         return None
-    found = parts.components.metadata.partitions.find(whole)
+    found = parts.environment.metadata.partitions.find(whole)
     if found is None:
         reason = (
             f"Can't create topic {topic} with \"-partition-\" followed by numeric value if there isn't a partitioned "

@@ -66,7 +66,7 @@ def service_urls(parts: Service, request: Request, topic: TopicName | None = Non
 
 def _holder(parts: Service, topic: TopicName) -> str | None:
     """The URL of the service whose process holds the topic's lease, if one does."""
-    metadata = parts.components.metadata
+    metadata = parts.environment.metadata
     try:
         lease = metadata.leases.current(metadata.topics.get(topic).id)
     except TopicNotFound:

@@ -94,7 +94,7 @@ Wanted = Annotated[_Wanted, Depends(_wanted_body)]
 def list_partitioned_topics(parts: Parts, namespace: Namespace) -> list[str]:
     """The partitioned topics of a namespace, without their partitions."""
     resolve.namespace(parts, namespace)
-    return [str(item.name) for item in parts.components.metadata.partitions.in_namespace(namespace)]
+    return [str(item.name) for item in parts.environment.metadata.partitions.in_namespace(namespace)]
 
 
 @router.put(TOPIC_PATH + "/partitions", Action.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE)
@@ -104,7 +104,7 @@ def create_partitioned_topic(parts: Parts, topic: Topic, wanted: Wanted) -> None
     if topic.partition >= 0:
         raise Problem(412, "Partitioned Topic Name should not contain '-partition-'")
     try:
-        parts.components.metadata.partitions.create(topic, wanted.partitions, wanted.properties or {})
+        parts.environment.metadata.partitions.create(topic, wanted.partitions, wanted.properties or {})
     except NotFound as error:
         raise Problem(404, NO_NAMESPACE) from error
     except Conflict as error:
@@ -125,7 +125,7 @@ def update_partitioned_topic(
         current = f"can't be less than the current partitions {before.partitions}."
         raise Problem(409, f"Desired partitions {wanted.partitions} {current}")
     try:
-        after = parts.components.metadata.partitions.update(topic, wanted.partitions)
+        after = parts.environment.metadata.partitions.update(topic, wanted.partitions)
     except Conflict as error:
         raise Problem(409, " ".join(str(error).split())) from error
     resolve.share_policies(parts, after)
@@ -135,13 +135,13 @@ def update_partitioned_topic(
 def create_missed_partitions(parts: Parts, topic: Topic) -> None:
     """Bring back partitions that were deleted by themselves, empty, with the policies of the others."""
     whole = _whole(parts, topic, f"Topic {topic} is not the partitioned topic.", 409)
-    resolve.share_policies(parts, parts.components.metadata.partitions.update(topic, whole.partitions))
+    resolve.share_policies(parts, parts.environment.metadata.partitions.update(topic, whole.partitions))
 
 
 @router.get(TOPIC_PATH + "/partitions", *ANY_USE, response_model_exclude_none=True)
 def get_partitioned_metadata(parts: Parts, topic: Topic) -> PartitionedTopicMetadata:
     """How many partitions the topic has; 0 for one without. A request for a topic does not create it."""
-    whole = parts.components.metadata.partitions.find(topic)
+    whole = parts.environment.metadata.partitions.find(topic)
     if whole is not None:
         return PartitionedTopicMetadata(partitions=whole.partitions, properties=dict(whole.properties) or None)
     resolve.topic(parts, topic)
@@ -151,7 +151,7 @@ def get_partitioned_metadata(parts: Parts, topic: Topic) -> PartitionedTopicMeta
 @router.delete(TOPIC_PATH + "/partitions", Action.ADMIN, refuses=(409,), waits_for=WaitsFor.LOG)
 def delete_partitioned_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
     """Delete it with its partitions, all or nothing; as `deleteTopic`."""
-    metadata = parts.components.metadata
+    metadata = parts.environment.metadata
     whole = metadata.partitions.find(topic)
     if whole is None:
         raise _not_partitioned(parts, topic)
@@ -173,7 +173,7 @@ def delete_partitioned_topic(parts: Parts, topic: Topic, force: bool = False) ->
 def _not_partitioned(parts: Service, topic: TopicName) -> Problem:
     """Why it cannot be deleted as a partitioned topic."""
     try:
-        parts.components.metadata.topics.get(topic)
+        parts.environment.metadata.topics.get(topic)
     except TopicNotFound:
         return Problem(404, f"Topic {topic} not found.")
     way = "Instead of calling delete-partitioned-topic please call delete."
@@ -189,7 +189,7 @@ def _check_number(partitions: int) -> None:
 
 
 def _whole(parts: Service, topic: TopicName, reason: str, status: int) -> PartitionedTopic:
-    whole = parts.components.metadata.partitions.find(topic)
+    whole = parts.environment.metadata.partitions.find(topic)
     if whole is None:
         resolve.topic(parts, topic)
         raise Problem(status, reason)

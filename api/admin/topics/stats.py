@@ -53,7 +53,7 @@ def get_stats(
 ) -> TopicStats:
     """A topic's stats."""
     found = of_topic(parts, topic, precise=precise)
-    policies = parts.components.metadata.policies.effective(found.standing.topic)
+    policies = parts.environment.metadata.policies.effective(found.standing.topic)
     return topic_stats(found, policies, _owner(parts, request), sizes=sizes, earliest=earliest)
 
 
@@ -76,7 +76,7 @@ def get_partitioned_stats(
         found = topic_counts(parts, name, precise=precise)
         if found is not None:
             # What is set is set for the whole, so the first partition's are those of all.
-            policies = policies or parts.components.metadata.policies.effective(found.standing.topic)
+            policies = policies or parts.environment.metadata.policies.effective(found.standing.topic)
             each[str(name)] = topic_stats(found, policies, owner, sizes=sizes, earliest=earliest)
     summed = PartitionedTopicStats.model_validate(summed_fields(list(each.values())))
     summed.metadata = PartitionedMetadata(partitions=whole.partitions)
@@ -103,7 +103,7 @@ def get_backlog(parts: Parts, request: Request, topic: Topic) -> OfflineTopicSta
         cursor_details={
             name: {"cursorBacklog": backlog, "cursorLedgerId": -1} for name, backlog in backlogs.items() if backlog
         },
-        stat_generated_at=parts.components.clock.now_ms(),
+        stat_generated_at=parts.environment.clock.now_ms(),
     )
 
 
@@ -112,7 +112,7 @@ def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, precise: 
     found = topic_counts(parts, topic, lines=lines, precise=precise)
     if found is None:
         problem = resolve.not_found(parts, topic)
-        if parts.components.metadata.partitions.find(topic) is not None:
+        if parts.environment.metadata.partitions.find(topic) is not None:
             whole = "it is a partitioned topic, ask for partitioned-stats or partitioned-internalStats"
             raise Problem(404, f"{problem.detail}: {whole}")
         raise problem
@@ -121,7 +121,7 @@ def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, precise: 
 
 def partitioned(parts: Service, topic: TopicName) -> PartitionedTopic:
     """404 for one that is none."""
-    whole = parts.components.metadata.partitions.find(topic)
+    whole = parts.environment.metadata.partitions.find(topic)
     if whole is None:
         raise Problem(404, f"Partitioned Topic not found: {topic} has zero partitions")
     return whole

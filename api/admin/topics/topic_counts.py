@@ -126,13 +126,13 @@ class TopicCounts:
 
 def topic_counts(parts: Service, name: TopicName, *, lines: bool = False, precise: bool = False) -> TopicCounts | None:
     """None: there is no such topic."""
-    components = parts.components
+    environment = parts.environment
     try:
-        standing = components.metadata.stats.of(name, lines=lines, precise=precise)
+        standing = environment.metadata.stats.of(name, lines=lines, precise=precise)
     except TopicNotFound:
         return None
     unrolled = next((segment for segment in standing.segments if segment.content is None), None)
-    active = unsealed_end(components.log, standing.topic, unrolled) if unrolled is not None else None
+    active = unsealed_end(environment.log, standing.topic, unrolled) if unrolled is not None else None
     return TopicCounts(standing, active)
 
 

@@ -21,7 +21,8 @@ from api.cli.kit.quantities import parse_bytes, parse_duration
 from api.cli.kit.stderr import say
 from api.cli.local.progress import progress_for
 from api.cli.local.spark_engine import spark_engine
-from api.components import Components, open_for_writing
+from api.components import open_for_writing, open_topic
+from storage.environment import Environment
 from storage.errors import CompactorError, InvalidInput, Misconfigured, Unavailable
 from storage.model import TopicName
 
@@ -125,24 +126,24 @@ def compact_topic(
     read_rate = None if max_read_rate is None else parse_bytes("--max-read-rate", max_read_rate, least=1)
     write_rate = None if max_write_rate is None else parse_bytes("--max-write-rate", max_write_rate, least=1)
 
-    with open_for_writing(context.obj) as components:
+    with open_for_writing(context.obj) as environment:
         from api.cli.local.compact_report import report, report_estimates
         from storage.objects.throttled import Rates
 
-        work = _Work(components, context.obj, given, Rates(read_rate, write_rate), max_garbage_ratio)
-        names = named or _listed(components, namespace)
+        work = _Work(environment, context.obj, given, Rates(read_rate, write_rate), max_garbage_ratio)
+        names = named or _listed(environment, namespace)
         as_json = output is ReportName.JSON
         if dry_run:
             first = report_estimates(work.estimates(names), as_json)
         else:
-            first = report(components.metadata, len(names), work.compact(names), as_json)
+            first = report(environment.metadata, len(names), work.compact(names), as_json)
     if first is not None:
         raise typer.Exit(exit_codes.of(first))
 
 
-def _listed(components: Components, namespace: str | None) -> list[TopicName]:
+def _listed(environment: Environment, namespace: str | None) -> list[TopicName]:
     """The topics of a namespace, or all (None)."""
-    metadata = components.metadata
+    metadata = environment.metadata
     topics = metadata.topics.all() if namespace is None else metadata.topics.in_namespace(namespace)
     names = [topic.name for topic in topics]
     if not names:
@@ -179,7 +180,7 @@ _AT_LEAST_ONE = frozenset({"key_ttl_ms", "incomplete_chunk_max_age_ms"})
 class _Work:
     """The work on every topic. `given`: policies that count before those of each topic."""
 
-    components: Components
+    environment: Environment
     settings: Settings
     given: Mapping[str, Any]
     rates: Rates
@@ -217,7 +218,7 @@ class _Work:
         from compactor.scheduling.backlog import unsealed
 
         try:
-            tail = unsealed(self.components.log, self.components.topic(name).snapshot())
+            tail = unsealed(self.environment.log, open_topic(self.environment, name).snapshot())
         except CompactorError as error:
             return error
         if not tail.messages:
@@ -235,16 +236,16 @@ class _Work:
         from compactor.two_phase import nothing_new
         from storage.metadata.compaction_state import check_not_paused
 
-        components = self.components
+        environment = self.environment
         outcomes, dirty = {}, []
         for name in names:
             try:
-                topic = components.topic(name)
+                topic = open_topic(environment, name)
                 snapshot = topic.snapshot()
                 if for_a_run:
-                    check_not_paused(snapshot.topic, components.metadata.compaction_state.get(snapshot.topic.id))
+                    check_not_paused(snapshot.topic, environment.metadata.compaction_state.get(snapshot.topic.id))
                 policies = self._policies(snapshot.topic)
-                new = not nothing_new(components.metadata, components.store, components.clock, snapshot, policies)
+                new = not nothing_new(environment.metadata, environment.store, environment.clock, snapshot, policies)
                 new = new or (for_a_run and _has_tail(topic))
             except (Unavailable, Misconfigured):
                 raise  # not this topic's fault: the next would fail, too
@@ -262,7 +263,7 @@ class _Work:
         """The topic's own, except those in `given`."""
         from compactor.run.options import stored_policies
 
-        return replace(stored_policies(self.components.metadata, topic, self.given), **self.given)
+        return replace(stored_policies(self.environment.metadata, topic, self.given), **self.given)
 
     def _report_policies(self, snapshot: TopicSnapshot, policies: RunPolicies) -> None:
         """Report options that count before a stored policy in this run alone, and policies that differ from those of
@@ -270,7 +271,7 @@ class _Work:
         from compactor.run.options import POLICY_OF, overridden
         from storage.metadata.records import RunState
 
-        for name in overridden(self.components.metadata, snapshot.topic, self.given):
+        for name in overridden(self.environment.metadata, snapshot.topic, self.given):
             say(f"{snapshot.topic.name}: {_OPTIONS[name]} counts before the policy {POLICY_OF[name]} in this run")
         before = snapshot.last_run
         if before is None or before.state is not RunState.SUCCESS or snapshot.compacted is None:
@@ -291,13 +292,10 @@ class _Work:
 
         with spark_engine(self.settings) as engine:
             yield TwoPhaseCompactor(
-                self.components.metadata,
-                self.components.store,
-                self.components.clock,
+                self.environment,
                 engine,
                 progress_for(sys.stderr),
                 Sizing(engine.parallelism, max_garbage_ratio=self.max_garbage_ratio),
                 self.rates,
-                self.components.log,
                 stalled_ms=self.settings.compaction_stalled_after_ms,
             )

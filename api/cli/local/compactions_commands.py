@@ -13,7 +13,7 @@ import typer
 from api.cli.kit.names import OnlyTopic, Output, OutputName, StateName
 from api.cli.kit.reports import show_run, show_runs
 from api.cli.kit.terminal import put
-from api.components import open_components, open_for_writing
+from api.components import open_environment, open_for_writing
 from api.reports import run_document
 from storage.model import TopicName
 
@@ -31,16 +31,16 @@ def list_compactions(
 ) -> None:
     """List compaction runs, the newest first."""
     name = None if topic is None else TopicName.parse(topic)
-    with open_components(context.obj) as components:
+    with open_environment(context.obj) as environment:
         from storage.metadata.records import RunState
 
-        metadata = components.metadata
+        metadata = environment.metadata
         found = metadata.runs.newest(
             limit,
             topic_id=None if name is None else metadata.topics.get(name).id,
             state=None if state is None else RunState(state.value),
         )
-        now = components.clock.now_ms()
+        now = environment.clock.now_ms()
     show_runs([run_document(owner, run, now) for owner, run in found], output)
 
 
@@ -49,10 +49,10 @@ def show_compaction(context: typer.Context, run: Run, output: Output = OutputNam
 
     How far it is, its policies, its numbers and the time of each phase, and why it failed if it did.
     """
-    with open_components(context.obj) as components:
-        record = components.metadata.runs.get(run)
-        name = components.metadata.snapshot(record.topic_id).topic.name
-        document = run_document(name, record, components.clock.now_ms())
+    with open_environment(context.obj) as environment:
+        record = environment.metadata.runs.get(run)
+        name = environment.metadata.snapshot(record.topic_id).topic.name
+        document = run_document(name, record, environment.clock.now_ms())
     show_run(document, output)
 
 
@@ -66,7 +66,7 @@ def cancel_compaction(
     From now on it can publish nothing; its worker stops its Spark job within seconds and ends. A service
     compacts a topic again that is still due: `compactor-admin compactions pause` keeps it from that.
     """
-    with open_for_writing(context.obj) as components:
-        record = components.metadata.runs.cancel(run, reason)
-        name = components.metadata.snapshot(record.topic_id).topic.name
+    with open_for_writing(context.obj) as environment:
+        record = environment.metadata.runs.cancel(run, reason)
+        name = environment.metadata.snapshot(record.topic_id).topic.name
     put(f"Compaction run {run} of topic {name} cancelled")

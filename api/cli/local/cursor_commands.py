@@ -13,7 +13,7 @@ import typer
 from api.cli.kit.names import Output, OutputName, Topic
 from api.cli.kit.output import show
 from api.cli.kit.terminal import put
-from api.components import open_components, open_for_writing
+from api.components import open_environment, open_for_writing, open_topic
 from storage.model import TopicName
 from storage.reading.positions import PLACES, described, mark_delete_before, parse_place
 
@@ -39,19 +39,19 @@ def create_cursor(
     name = TopicName.parse(topic)
     first = parse_place(at)
     properties = {READ_COMPACTED_PROPERTY: "true"} if read_compacted else {}
-    with open_for_writing(context.obj) as components:
-        opened = components.topic(name)
+    with open_for_writing(context.obj) as environment:
+        opened = open_topic(environment, name)
         position = mark_delete_before(opened, first)
-        created = components.metadata.cursors.create(opened.record.id, cursor, position, properties)
+        created = environment.metadata.cursors.create(opened.record.id, cursor, position, properties)
     put(f"Cursor {cursor} of topic {name} created, {_mark(created)}")
 
 
 def list_cursors(context: typer.Context, topic: Topic, output: Output = OutputName.TABLE) -> None:
     """List the cursors of a topic: their positions, and how far they are behind."""
     name = TopicName.parse(topic)
-    with open_components(context.obj) as components:
-        opened = components.topic(name)
-        found = components.metadata.cursors.summaries(opened.record.id)
+    with open_environment(context.obj) as environment:
+        opened = open_topic(environment, name)
+        found = environment.metadata.cursors.summaries(opened.record.id)
         reader = opened.snapshot_reader()
         documents = [described(reader, record, summary) for record, summary in found]
     show(documents if output is OutputName.JSON else list(map(_for_people, documents)), output, _COLUMNS)
@@ -60,9 +60,9 @@ def list_cursors(context: typer.Context, topic: Topic, output: Output = OutputNa
 def show_cursor(context: typer.Context, topic: Topic, cursor: Cursor, output: Output = OutputName.TABLE) -> None:
     """Show one cursor."""
     name = TopicName.parse(topic)
-    with open_components(context.obj) as components:
-        opened = components.topic(name)
-        found = components.metadata.cursors.summary(opened.record.id, cursor)
+    with open_environment(context.obj) as environment:
+        opened = open_topic(environment, name)
+        found = environment.metadata.cursors.summary(opened.record.id, cursor)
         document = described(opened.snapshot_reader(), *found)
     show(document if output is OutputName.JSON else _for_people(document), output)
 
@@ -79,10 +79,10 @@ def reset_cursor(
     """
     name = TopicName.parse(topic)
     first = parse_place(to)
-    with open_for_writing(context.obj) as components:
-        opened = components.topic(name)
+    with open_for_writing(context.obj) as environment:
+        opened = open_topic(environment, name)
         position = mark_delete_before(opened, first)
-        moved = components.metadata.cursors.reset(opened.record.id, cursor, position)
+        moved = environment.metadata.cursors.reset(opened.record.id, cursor, position)
     put(f"Cursor {cursor} of topic {name} reset, {_mark(moved)}")
 
 
@@ -100,8 +100,8 @@ def delete_cursor(
     that is under way can no longer publish.
     """
     name = TopicName.parse(topic)
-    with open_for_writing(context.obj) as components:
-        components.metadata.cursors.delete(components.metadata.topics.get(name).id, cursor, force)
+    with open_for_writing(context.obj) as environment:
+        environment.metadata.cursors.delete(environment.metadata.topics.get(name).id, cursor, force)
     put(f"Cursor {cursor} of topic {name} deleted")
 
 

@@ -9,7 +9,7 @@ import typer
 from api.cli.kit.quantities import parse_duration
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
-from api.components import open_components, open_for_writing
+from api.components import open_environment, open_for_writing
 from compactor.maintenance.grace import LEAST_GRACE_MS
 from storage.errors import InvalidInput
 from storage.model import TopicName
@@ -17,8 +17,8 @@ from storage.model import TopicName
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from api.components import Components
     from compactor.maintenance.garbage import Collected, GarbageCollector
+    from storage.environment import Environment
     from storage.objects.interface import ObjectInfo
 
 
@@ -53,39 +53,36 @@ def collect_garbage(
         raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
     unconfirmed = unknown_topics and not yes and not dry_run
     dry_run = dry_run or unconfirmed
-    with (open_components if dry_run else open_for_writing)(context.obj) as components:
+    with (open_environment if dry_run else open_for_writing)(context.obj) as environment:
         from compactor.maintenance.garbage import GarbageCollector
 
-        collector = GarbageCollector(
-            components.metadata, components.store, components.clock, grace_ms, on_object=_print_name
-        )
+        collector = GarbageCollector(environment, grace_ms, on_object=_print_name)
         reports = (
-            _of_topics(components, collector, wanted, dry_run)
+            _of_topics(environment, collector, wanted, dry_run)
             if wanted
             else collector.collect_all(dry_run, unknown_topics)
         )
         if not wanted and not dry_run:
-            _sweep(components)
+            _sweep(environment)
         _report(reports, dry_run)
     if unconfirmed:
         say("Nothing was deleted: give --yes if no other database has these topics")
 
 
-def _sweep(components: Components) -> None:
+def _sweep(environment: Environment) -> None:
     """Remove the local files of segments that ledgers have taken the place of long enough ago."""
     from storage.log.log_manager import LogManager
-    from storage.owner import owner_name
 
-    manager = LogManager(components.metadata, components.store, components.clock, components.log, owner_name())
+    manager = LogManager(environment)
     removed = manager.sweep()
     if removed:
         say(f"Removed the files of {counted(removed, 'sealed segment')}")
 
 
 def _of_topics(
-    components: Components, collector: GarbageCollector, wanted: list[TopicName], dry_run: bool
+    environment: Environment, collector: GarbageCollector, wanted: list[TopicName], dry_run: bool
 ) -> Iterator[Collected]:
-    for record in [components.metadata.topics.get(name) for name in wanted]:
+    for record in [environment.metadata.topics.get(name) for name in wanted]:
         yield collector.collect(record, dry_run)
 
 

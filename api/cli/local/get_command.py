@@ -11,7 +11,7 @@ from api.cli.kit import exit_codes
 from api.cli.kit.names import EncodingName, Topic
 from api.cli.kit.stderr import say
 from api.cli.kit.terminal import data_stream
-from api.components import open_components
+from api.components import open_environment, open_topic
 from storage.errors import InvalidInput
 from storage.model import TopicName
 
@@ -48,8 +48,8 @@ def get_value(
 
     encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)
     wanted = _key_bytes(key, encodings[0])
-    with open_components(context.obj) as components:
-        message = components.topic(name).get(wanted, sealed_only=sealed_only)
+    with open_environment(context.obj) as environment:
+        message = open_topic(environment, name).get(wanted, sealed_only=sealed_only)
     if message is None:
         say(f"compactor: the key {key!r} of {name} has no value")
         raise typer.Exit(exit_codes.NO_VALUE)

@@ -11,14 +11,14 @@ import typer
 from api.cli.kit.names import EncodingName, Topic
 from api.cli.kit.quantities import parse_bytes
 from api.cli.kit.stderr import counted, say, size
-from api.components import open_for_writing
+from api.components import ensure_topic, open_for_writing
 from storage.errors import InvalidRecord
 from storage.model import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from api.components import Components
+    from storage.environment import Environment
     from storage.errors import LeaseHeld
     from storage.metadata.records import TopicRecord
 
@@ -40,11 +40,11 @@ def name_file(message: str, file: str) -> str:
     return message if shown in message else f"{shown}: {message}"
 
 
-def check_quota(components: Components, topic: TopicRecord) -> None:
+def check_quota(environment: Environment, topic: TopicRecord) -> None:
     """Raises Unavailable or Conflict for a topic whose backlog is over a quota that keeps producers from it."""
     from compactor.maintenance.backlog_limits import BacklogLimits
 
-    BacklogLimits(components.metadata, components.store, components.clock, components.log).check(topic)
+    BacklogLimits(environment).check(topic)
 
 
 def report_wait(seconds: int) -> Callable[[LeaseHeld], object]:
@@ -78,10 +78,10 @@ def import_files(
 
     given = InputFormat(input_format.value) if input_format else None
     encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)
-    with open_for_writing(context.obj) as components:
+    with open_for_writing(context.obj) as environment:
         sources = [(file, read_messages(file, given, *encodings)) for file in files]
-        opened = components.create_topic(name)
-        check_quota(components, opened.record)
+        opened = ensure_topic(environment, name)
+        check_quota(environment, opened.record)
         writer = opened.bulk_append(
             ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=report_wait(WAIT_SECONDS)
         )

@@ -13,7 +13,7 @@ from api.cli.kit.failures import report
 from api.cli.kit.names import TOPIC_HELP, EncodingName, Topic
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import data_stream, put
-from api.components import open_components, open_for_writing
+from api.components import open_environment, open_for_writing, open_topic
 from storage.errors import CompactorError, DataLoss, InvalidInput, Misconfigured, NotFound
 from storage.model import TopicName
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from api.components import Components
     from api.formats.encoding import TextEncoding
+    from storage.environment import Environment
     from storage.log.segment_dump import ScannedFrame
     from storage.metadata.records import SegmentRecord, TopicRecord
     from storage.model import LedgerRecord, Message
@@ -49,9 +49,9 @@ def dump_log(
     if not (what.isascii() and what.isdigit() and len(what) < 20):
         good = show.lines(_segment_lines(Path(what), -1))
     else:
-        with open_components(context.obj) as components:
-            topic, found = _find(components, int(what))
-            good = show.lines(_lines_of(components, topic, found))
+        with open_environment(context.obj) as environment:
+            topic, found = _find(environment, int(what))
+            good = show.lines(_lines_of(environment, topic, found))
     if not good:
         raise typer.Exit(exit_codes.DATA_LOSS)
 
@@ -73,20 +73,19 @@ def seal_segments(
     names = [TopicName.parse(topic) for topic in topics or []]
     if accept_loss and not names:
         raise InvalidInput("a loss is accepted of no topic in particular", "name the TOPIC with the damaged segment")
-    with open_for_writing(context.obj) as components:
+    with open_for_writing(context.obj) as environment:
         from storage.log.log_manager import LogManager
         from storage.metadata.records import SegmentState
-        from storage.owner import owner_name
 
         failing: dict[str, str] = {}
         if not names:
-            parts = components
-            LogManager(parts.metadata, parts.store, parts.clock, parts.log, owner_name()).roll_old(failing)
+            parts = environment
+            LogManager(parts).roll_old(failing)
         for topic_name, reason in failing.items():
             say(f"{topic_name} cannot be rolled: {reason}")
-        wanted = [components.topic(name) for name in names] or [
-            components.topic(record.name)
-            for record in components.metadata.segments.topics_with([SegmentState.ROLLED, SegmentState.SEALED])
+        wanted = [open_topic(environment, name) for name in names] or [
+            open_topic(environment, record.name)
+            for record in environment.metadata.segments.topics_with([SegmentState.ROLLED, SegmentState.SEALED])
         ]
         remaining: list[CompactorError] = []
         for topic in wanted:
@@ -103,7 +102,7 @@ def seal_segments(
             raise remaining[0]
         for topic in wanted if names else []:
             for unsealed in topic.log_manager().rolled(topic.record)[:1]:
-                components.log.check(topic.name, unsealed)
+                environment.log.check(topic.name, unsealed)
 
 
 def _seal(topic: OpenTopic, accept_loss: bool, *, again: bool = False) -> None:
@@ -135,8 +134,8 @@ def roll_topic(
     ] = False,
 ) -> None:
     """Close the topic's open segment; a writer that is at work continues in a new one."""
-    with open_for_writing(context.obj) as components:
-        opened = components.topic(TopicName.parse(topic))
+    with open_for_writing(context.obj) as environment:
+        opened = open_topic(environment, TopicName.parse(topic))
         log_manager = opened.log_manager()
         log_manager.roll(opened.record, accept_loss=accept_loss)
         before = len(log_manager.rolled(opened.record))
@@ -147,28 +146,28 @@ def roll_topic(
     put(f"Topic {opened.name} rolled{result}, {counted(waiting, 'segment')} to be sealed")
 
 
-def _find(components: Components, ledger_id: int) -> tuple[TopicRecord, LedgerRecord | SegmentRecord]:
+def _find(environment: Environment, ledger_id: int) -> tuple[TopicRecord, LedgerRecord | SegmentRecord]:
     """The raw ledger, or the segment, of that id. Raises NotFound."""
     from storage.metadata.records import SegmentState
 
-    for topic in components.metadata.topics.all():
-        segments = components.metadata.segments.of_topic(topic.id)
+    for topic in environment.metadata.topics.all():
+        segments = environment.metadata.segments.of_topic(topic.id)
         unsealed = [segment for segment in segments if segment.state is not SegmentState.SEALED]
-        pieces: list[LedgerRecord | SegmentRecord] = [*components.metadata.ledgers.of_topic(topic.id), *unsealed]
+        pieces: list[LedgerRecord | SegmentRecord] = [*environment.metadata.ledgers.of_topic(topic.id), *unsealed]
         for found in pieces:
             if found.ledger_id == ledger_id:
                 return topic, found
     raise NotFound(f"there is no raw ledger {ledger_id}", "see `compactor topics stats`, or give a segment's file")
 
 
-def _lines_of(components: Components, topic: TopicRecord, found: LedgerRecord | SegmentRecord) -> Iterator[Line]:
+def _lines_of(environment: Environment, topic: TopicRecord, found: LedgerRecord | SegmentRecord) -> Iterator[Line]:
     from storage.log.segment import SegmentFiles
     from storage.model import LedgerRecord
 
     if isinstance(found, LedgerRecord):
-        return _ledger_lines(components, topic, found)
-    components.log.check(topic.name, found)
-    file = SegmentFiles(components.log.of_topic(topic.uid), found.first_offset).log
+        return _ledger_lines(environment, topic, found)
+    environment.log.check(topic.name, found)
+    file = SegmentFiles(environment.log.of_topic(topic.uid), found.first_offset).log
     return _segment_lines(file, topic.name.partition)
 
 
@@ -202,11 +201,11 @@ def _frame_lines(frame: ScannedFrame, ledger_id: int, partition: int) -> Iterato
         yield place | {"slot": slot, "message": message}
 
 
-def _ledger_lines(components: Components, topic: TopicRecord, ledger: LedgerRecord) -> Iterator[Line]:
+def _ledger_lines(environment: Environment, topic: TopicRecord, ledger: LedgerRecord) -> Iterator[Line]:
     from storage.ledger.rows_file import RowsObject, RowsReader
 
     try:
-        reader = RowsReader(components.store, RowsObject(ledger.rows, ledger.footer_size))
+        reader = RowsReader(environment.store, RowsObject(ledger.rows, ledger.footer_size))
         groups = reader.groups
     except DataLoss as error:
         yield {"object": ledger.rows.name, "frame": "damaged", "problem": error.message}

@@ -9,7 +9,7 @@ import typer
 from api.cli.kit.names import TOPIC_HELP, Output, OutputName
 from api.cli.kit.output import show
 from api.cli.kit.reports import show_policies
-from api.components import open_components, open_for_writing
+from api.components import open_environment, open_for_writing
 from api.reports import policies_document
 from storage.errors import InvalidInput
 from storage.model import TopicName
@@ -50,8 +50,8 @@ def topic_policies(
     if both := sorted(set(removed) & set(wanted)):
         raise InvalidInput(f"{both[0]} is to be both set and removed", "leave one of them out")
     name = None if topic is None else TopicName.parse(topic)
-    with (open_for_writing if removed or wanted else open_components)(context.obj) as components:
-        metadata = components.metadata
+    with (open_for_writing if removed or wanted else open_environment)(context.obj) as environment:
+        metadata = environment.metadata
         scope, subject = _scope(metadata, name, namespace)
         if removed or wanted:
             metadata.policies.change(

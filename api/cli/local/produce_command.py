@@ -11,7 +11,7 @@ import typer
 from api.cli.kit.names import EncodingName, Topic
 from api.cli.kit.stderr import abandon_output, counted, say
 from api.cli.local.import_command import check_quota, name_file, report_wait
-from api.components import open_for_writing
+from api.components import ensure_topic, open_for_writing
 from storage.errors import CompactorError, Unavailable
 from storage.model import MessageId, TopicName
 
@@ -72,12 +72,12 @@ def produce_messages(
     if file != "-":
         check_file(file)
     started = time.perf_counter()
-    with open_for_writing(context.obj) as components, BackgroundSealer(context.obj, name) as sealer:
-        opened = components.create_topic(name)
-        check_quota(components, opened.record)
+    with open_for_writing(context.obj) as environment, BackgroundSealer(context.obj, name) as sealer:
+        opened = ensure_topic(environment, name)
+        check_quota(environment, opened.record)
         rows = read_rows(file, *encodings, _REMEDY, given_key)
-        limit = components.metadata.policies.effective(opened.record).max_message_bytes
-        entries = Entries(batch, limit, Codec[compression.name], components.clock)
+        limit = environment.metadata.policies.effective(opened.record).max_message_bytes
+        entries = Entries(batch, limit, Codec[compression.name], environment.clock)
         produced = Produced(name.partition, ids)
         try:
             with opened.append_log(wait * 1000, sealer.wake, on_held=report_wait(wait)) as log:

@@ -12,7 +12,7 @@ import typer
 from api.cli.kit.names import EncodingName, ResetName, Topic
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import data_stream
-from api.components import open_components
+from api.components import open_environment, open_topic
 from storage.errors import InvalidInput
 from storage.model import TopicName
 from storage.reading.positions import check_begins, parse_start
@@ -76,8 +76,8 @@ def read_topic(
     encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)
     from storage.ledger.seek import Reset
 
-    with open_components(context.obj) as components:
-        source = components.topic(name)
+    with open_environment(context.obj) as environment:
+        source = open_topic(environment, name)
         check_begins(source, first)
         if follow:
             _follow(source.reader(first, read_compacted, Reset(reset.value)), limit, name.partition, *encodings)

@@ -8,7 +8,7 @@ import typer
 
 from api.cli.kit.stderr import say
 from api.cli.kit.terminal import put
-from api.components import open_components, open_metadata, open_object_store
+from api.components import open_environment, open_metadata, open_object_store
 from storage.errors import InvalidInput
 
 
@@ -45,14 +45,14 @@ def adopt_store(
     """
     if dry_run and yes:
         raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
-    with open_components(context.obj) as components:
+    with open_environment(context.obj) as environment:
         from storage.store_identity import StoreIdentity
 
-        identity = StoreIdentity(components.metadata, components.store)
+        identity = StoreIdentity(environment.metadata, environment.store)
         if yes:
             identity.adopt(force=force)
         found = identity.adoption()
-        database = components.metadata.url
+        database = environment.metadata.url
     put(f"{found.url}: {'no uid' if found.theirs is None else f'uid {found.theirs}'}")
     put(f"{database}: {'no store' if found.ours is None else f'the store with the uid {found.ours}'}")
     if found.some is not None:

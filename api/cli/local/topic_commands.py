@@ -9,7 +9,7 @@ import typer
 from api.cli.kit.names import Topic
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
-from api.components import open_components, open_for_writing
+from api.components import open_environment, open_for_writing
 from storage.errors import InvalidInput
 from storage.model import TopicName
 
@@ -31,12 +31,12 @@ def create_topic(
     """Create a topic, which must not exist; its tenant and namespace are made with it."""
     name = TopicName.parse(topic)
     given = dict(map(_property, properties or ()))
-    with open_for_writing(context.obj) as components:
-        components.metadata.tenancy.ensure_namespace(name)
+    with open_for_writing(context.obj) as environment:
+        environment.metadata.tenancy.ensure_namespace(name)
         if partitions is None:
-            components.metadata.tenancy.create_topic(name, given)
+            environment.metadata.tenancy.create_topic(name, given)
         else:
-            components.metadata.partitions.create(name, partitions, given)
+            environment.metadata.partitions.create(name, partitions, given)
     of = "" if partitions is None else f" of {counted(partitions, 'partition')}"
     put(f"Topic {name}{of} created")
 
@@ -61,20 +61,20 @@ def delete_topic(
     name = TopicName.parse(topic)
     if dry_run and yes:
         raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
-    with (open_for_writing if yes else open_components)(context.obj) as components:
-        partitioned = components.metadata.partitions.find(name)
-        records = _records(components.metadata, name)
+    with (open_for_writing if yes else open_environment)(context.obj) as environment:
+        partitioned = environment.metadata.partitions.find(name)
+        records = _records(environment.metadata, name)
         messages, logical_bytes, cursors = 0, 0, 0
         for record in records:
-            snapshot = components.metadata.snapshot(record.id)
+            snapshot = environment.metadata.snapshot(record.id)
             messages += sum(ledger.messages for ledger in snapshot.ledgers)
             messages += sum(segment.content.messages for segment in snapshot.segments if segment.content)
             logical_bytes += sum(ledger.logical_bytes for ledger in snapshot.ledgers)
-            cursors += len(components.metadata.cursors.of_topic(record.id))
+            cursors += len(environment.metadata.cursors.of_topic(record.id))
         if yes and partitioned is not None:
-            components.metadata.partitions.delete(name, force)
+            environment.metadata.partitions.delete(name, force)
         elif yes:
-            components.metadata.tenancy.delete_topic(records[0].id, force=force)
+            environment.metadata.tenancy.delete_topic(records[0].id, force=force)
     partitions = "" if partitioned is None else f" of {counted(partitioned.partitions, 'partition')}"
     lost = f"{counted(messages, 'message')} ({size(logical_bytes)} in ledgers), {counted(cursors, 'cursor')}"
     put(f"Topic {name}{partitions} {'deleted' if yes else 'would be deleted'}: {lost}")
@@ -97,12 +97,12 @@ def release_lease(
     name = TopicName.parse(topic)
     if dry_run and yes:
         raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
-    with (open_for_writing if yes else open_components)(context.obj) as components:
+    with (open_for_writing if yes else open_environment)(context.obj) as environment:
         from storage.metadata.leases import shown_time
 
         held = False
-        for record in _records(components.metadata, name):
-            lease = components.metadata.leases.end(record.id, force=force, dry_run=not yes)
+        for record in _records(environment.metadata, name):
+            lease = environment.metadata.leases.end(record.id, force=force, dry_run=not yes)
             if lease is None:
                 put(f"Topic {record.name}: no process owns its lease")
                 continue

@@ -10,7 +10,7 @@ import typer
 from api.cli.kit.names import Output, OutputName, Topic
 from api.cli.kit.output import show
 from api.cli.kit.stderr import say
-from api.components import open_components
+from api.components import open_environment, open_topic
 from api.reports import shown_error
 from storage.model import TopicName
 
@@ -28,14 +28,14 @@ def list_topics(context: typer.Context, output: Output = OutputName.TABLE) -> No
 
     Of each: raw ledgers, their messages and logical bytes, messages in the log's segments, and the compacted ledger.
     """
-    with open_components(context.obj) as components:
+    with open_environment(context.obj) as environment:
         from compactor.scheduling.backlog import unsealed
         from storage.metadata.records import SegmentState
 
-        summaries = components.metadata.topics.summaries()
-        written = components.metadata.segments.topics_with([SegmentState.OPEN, SegmentState.ROLLED])
+        summaries = environment.metadata.topics.summaries()
+        written = environment.metadata.segments.topics_with([SegmentState.OPEN, SegmentState.ROLLED])
         tails = {
-            topic.name: unsealed(components.log, components.metadata.snapshot(topic.id)).messages for topic in written
+            topic.name: unsealed(environment.log, environment.metadata.snapshot(topic.id)).messages for topic in written
         }
     documents = [
         {
@@ -63,14 +63,14 @@ def show_stats(
     from compactor.scheduling.backlog import unsealed
 
     name = TopicName.parse(topic)
-    with open_components(context.obj) as components:
-        opened = components.topic(name)
+    with open_environment(context.obj) as environment:
+        opened = open_topic(environment, name)
         reader = opened.snapshot_reader()
         snapshot, end = reader.snapshot, _if_local(lambda: reader.end)
         last = _if_local(lambda: str(opened.last_message_id(read_compacted=False)))
         last_compacted = _if_local(lambda: str(opened.last_message_id(read_compacted=True)))
-        tail = unsealed(components.log, snapshot)
-        elsewhere = {segment.log_uid for segment in snapshot.segments} - {components.log.known_uid}
+        tail = unsealed(environment.log, snapshot)
+        elsewhere = {segment.log_uid for segment in snapshot.segments} - {environment.log.known_uid}
     document = stats(snapshot, reader.first_offset, end, tail) | {
         "last_message_id": last,
         "last_compacted_message_id": last_compacted,

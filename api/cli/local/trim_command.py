@@ -11,7 +11,7 @@ from api.cli.kit.names import Output, OutputName, Topic
 from api.cli.kit.output import show
 from api.cli.kit.reports import TRIM_COLUMNS, trim_lines
 from api.cli.kit.stderr import say
-from api.components import open_components, open_for_writing
+from api.components import open_environment, open_for_writing
 from api.reports import trim_document
 from storage.model import TopicName
 from storage.reading.positions import parse_trim_place
@@ -41,14 +41,14 @@ def trim_topic(
     """
     name = TopicName.parse(topic)
     position = None if before is None else parse_trim_place(before)
-    with (open_components if dry_run else open_for_writing)(context.obj) as components:
+    with (open_environment if dry_run else open_for_writing)(context.obj) as environment:
         from compactor.maintenance.retention import Retention
 
-        record = components.metadata.topics.get(name)
-        retention = Retention(components.metadata, components.store, components.clock, components.log)
+        record = environment.metadata.topics.get(name)
+        retention = Retention(environment)
         if position is None:
             trimmed = retention.apply(record, dry_run=dry_run, force=force)
-            resolved = components.metadata.policies.resolved(record)
+            resolved = environment.metadata.policies.resolved(record)
             if (unreadable := resolved.unreadable.get("cleanup.policy")) is not None:
                 say(f"Nothing of {name} goes: its cleanup.policy cannot be read ({unreadable.stored.reason})")
             elif not resolved.policies.cleanup_policy:

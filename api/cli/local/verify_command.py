@@ -15,7 +15,7 @@ from api.cli.kit.reports import put_lines, verify_lines
 from api.cli.kit.stderr import counted, say
 from api.cli.local.progress import progress_for
 from api.cli.local.spark_engine import spark_engine
-from api.components import open_components
+from api.components import open_environment
 from api.reports import verify_document
 from storage.model import TopicName
 
@@ -38,16 +38,12 @@ def verify_topic(
     nothing; safe beside imports and compactions. Ends with exit code 7 if anything differs.
     """
     name = TopicName.parse(topic)
-    with open_components(context.obj) as components:
-        components.metadata.topics.get(name)  # an unknown topic is an error before Spark starts
+    with open_environment(context.obj) as environment:
+        environment.metadata.topics.get(name)  # an unknown topic is an error before Spark starts
         from compactor.verify.verify import Verifier
 
         with spark_engine(context.obj) as engine:
-            report = verify_document(
-                Verifier(
-                    components.metadata, components.store, components.clock, engine, progress_for(sys.stderr)
-                ).verify(name)
-            )
+            report = verify_document(Verifier(environment, engine, progress_for(sys.stderr)).verify(name))
     if output is ReportName.JSON:
         show(report, OutputName.JSON)
     else:

@@ -123,7 +123,7 @@ def test_a_compaction_that_is_waited_for_ends_as_its_run_does(
 def test_a_request_that_ends_without_a_run_says_why(
     admin: Admin, served: Served, compacted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metadata = served.service.components.metadata
+    metadata = served.service.environment.metadata
     record = served.topic(f"persistent://public/default/{compacted}").record
     admin("topics", "produce", compacted, stdin=LINES).done()
     monkeypatch.setattr("api.cli.admin.following.sleep", lambda _: metadata.compaction_state.pause(record.id))
@@ -131,7 +131,7 @@ def test_a_request_that_ends_without_a_run_says_why(
     assert (paused.exit_code, paused.stdout) == (4, "")
     assert "was paused before a run began" in paused.stderr
     metadata.compaction_state.resume(record.id)
-    now = served.service.components.clock.now_ms()
+    now = served.service.environment.clock.now_ms()
 
     def fail(_: float) -> None:
         metadata.compaction_state.record_failure(record.id, "there is no Java", now + 1000)

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from api.background.sealer_process import POLL_SECONDS, RETRY_SECONDS, BackgroundSealer, _Sealing, seal_until
-from api.components import Components, open_components
+from api.components import ensure_topic, open_environment, open_topic
 from api.settings.settings import Settings
+from storage.environment import Environment
 from storage.errors import Unavailable
 from storage.log.log_manager import LogManager
 from storage.metadata.records import TopicRecord
@@ -34,17 +35,17 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def components(settings: Settings) -> Iterator[Components]:
+def environment(settings: Settings) -> Iterator[Environment]:
     """With a segment of the topic that waits to be sealed."""
-    with open_components(settings) as components:
-        with components.create_topic(NAME).append_log() as log:
+    with open_environment(settings) as environment:
+        with ensure_topic(environment, NAME).append_log() as log:
             log.append(one(b"a", b"1"))
             log.roll()
-        yield components
+        yield environment
 
 
-def waiting(components: Components) -> int:
-    topic = components.topic(NAME)
+def waiting(environment: Environment) -> int:
+    topic = open_topic(environment, NAME)
     return len(topic.log_manager().rolled(topic.record))
 
 
@@ -80,7 +81,7 @@ if __name__ == "__main__":
 """
 
 
-def test_it_ends_when_its_writer_is_killed(components: Components, settings: Settings, tmp_path: Path) -> None:
+def test_it_ends_when_its_writer_is_killed(environment: Environment, settings: Settings, tmp_path: Path) -> None:
     """It holds the writer's standard output open, so that ends only when both are gone."""
     script = tmp_path / "writer.py"
     script.write_text(WRITER)
@@ -95,14 +96,14 @@ def test_it_ends_when_its_writer_is_killed(components: Components, settings: Set
     assert output == b""
 
 
-def test_what_is_rolled_when_the_writer_ends_is_sealed(components: Components, settings: Settings) -> None:
+def test_what_is_rolled_when_the_writer_ends_is_sealed(environment: Environment, settings: Settings) -> None:
     with BackgroundSealer(settings, NAME) as sealer:
         sealer.wake()
-    assert waiting(components) == 0
+    assert waiting(environment) == 0
 
 
 def test_one_that_could_not_be_started_is_started_later(
-    components: Components, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    environment: Environment, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too many processes, at that moment."""
 
@@ -116,10 +117,10 @@ def test_one_that_could_not_be_started_is_started_later(
                 with pytest.raises(BlockingIOError):
                     sealer.wake()
         sealer.wake()
-    assert waiting(components) == 0
+    assert waiting(environment) == 0
 
 
-def test_one_that_died_is_started_again(components: Components, settings: Settings) -> None:
+def test_one_that_died_is_started_again(environment: Environment, settings: Settings) -> None:
     with BackgroundSealer(settings, NAME) as sealer:
         sealer.wake()
         (first,) = multiprocessing.active_children()
@@ -130,15 +131,15 @@ def test_one_that_died_is_started_again(components: Components, settings: Settin
         sealer.wake()
         (second,) = multiprocessing.active_children()
         assert second.pid != first.pid
-    assert waiting(components) == 0
+    assert waiting(environment) == 0
     assert multiprocessing.active_children() == []
 
 
 def test_a_topic_that_failed_waits_no_longer_if_the_clock_is_set_back(
-    components: Components, monkeypatch: pytest.MonkeyPatch
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock()
-    sealing = _Sealing(replace(components, clock=clock), lambda: True)
+    sealing = _Sealing(replace(environment, clock=clock), lambda: True)
     tries: list[TopicRecord] = []
 
     def away(_: LogManager, topic: TopicRecord) -> Iterator[object]:
@@ -154,7 +155,7 @@ def test_a_topic_that_failed_waits_no_longer_if_the_clock_is_set_back(
 
 @pytest.mark.parametrize("error", [Unavailable("the store is away", "try again"), ValueError("a defect")])
 def test_whatever_goes_wrong_is_said_once_and_tried_again(
-    components: Components,
+    environment: Environment,
     settings: Settings,
     looking: None,
     capsys: pytest.CaptureFixture[str],
@@ -178,7 +179,7 @@ def test_whatever_goes_wrong_is_said_once_and_tried_again(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("compactor: sealing t: ")
     assert str(error) in line
-    assert waiting(components) == 0
+    assert waiting(environment) == 0
 
 
 def test_a_sealer_that_cannot_begin_says_why(
@@ -190,7 +191,7 @@ def test_a_sealer_that_cannot_begin_says_why(
 
 
 def test_an_orphan_seals_nothing_more(
-    components: Components, settings: Settings, looking: None, monkeypatch: pytest.MonkeyPatch
+    environment: Environment, settings: Settings, looking: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Dead:
         def is_alive(self) -> bool:
@@ -199,4 +200,4 @@ def test_an_orphan_seals_nothing_more(
     monkeypatch.setattr(multiprocessing, "parent_process", Dead)
     stop: Any = Stop(0)
     seal_until(settings, "t", stop)
-    assert waiting(components) == 1
+    assert waiting(environment) == 1

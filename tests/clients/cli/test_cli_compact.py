@@ -12,7 +12,7 @@ import pytest
 
 import compactor.engines.spark
 from api.cli.local.progress import PhaseLine
-from api.components import open_components
+from api.components import open_environment, open_topic
 from api.settings.settings import Settings
 from compactor.engines.engine import Failed
 from storage.metadata.records import RunRecord, RunState
@@ -68,8 +68,8 @@ def topics(compactor_command: Compactor, folder: Path) -> tuple[str, ...]:
 
 
 def runs(topic: str) -> list[RunRecord]:
-    with open_components(Settings.load()) as components:
-        return components.metadata.runs.of_topic(components.metadata.topics.get(TopicName.parse(topic)).id, 100)
+    with open_environment(Settings.load()) as environment:
+        return environment.metadata.runs.of_topic(environment.metadata.topics.get(TopicName.parse(topic)).id, 100)
 
 
 def compacted(*topics: str) -> list[bool]:
@@ -143,9 +143,9 @@ def test_nothing_new_anywhere_is_known_without_spark(
 def test_a_bad_topic_fails_alone_and_the_first_one_gives_the_exit_code(
     compactor_command: Compactor, topics: tuple[str, ...], engine: Recording
 ) -> None:
-    with open_components(Settings.load()) as components:
-        record = components.metadata.topics.get(TopicName.parse("b"))
-        components.metadata.runs.claim(record.id, "otherhost:4711:cafe", {}, 600_000)
+    with open_environment(Settings.load()) as environment:
+        record = environment.metadata.topics.get(TopicName.parse("b"))
+        environment.metadata.runs.claim(record.id, "otherhost:4711:cafe", {}, 600_000)
     for path in files_of_ledgers(topics[2]):
         path.unlink()
     args = ["--topic", topics[2], "--topic", "b", "--topic", "nope", "--topic", "a"]
@@ -162,8 +162,8 @@ def test_a_bad_topic_fails_alone_and_the_first_one_gives_the_exit_code(
 
 
 def files_of_ledgers(topic: str) -> list[Path]:
-    with open_components(Settings.load()) as components:
-        snapshot = components.topic(TopicName.parse(topic)).snapshot()
+    with open_environment(Settings.load()) as environment:
+        snapshot = open_topic(environment, TopicName.parse(topic)).snapshot()
     objects = Settings.load().data_directory / "objects"
     return [objects / name for ledger in snapshot.ledgers for name in {ledger.rows.name, ledger.index.name}]
 
@@ -172,9 +172,9 @@ def test_a_run_that_is_cancelled_while_it_works(
     compactor_command: Compactor, topics: tuple[str, ...], engine: Recording
 ) -> None:
     def cancel() -> None:
-        with open_components(Settings.load()) as components:
-            for _, running in components.metadata.runs.newest(1, state=RunState.RUNNING):
-                components.metadata.runs.cancel(running.run_id, "too much load")
+        with open_environment(Settings.load()) as environment:
+            for _, running in environment.metadata.runs.newest(1, state=RunState.RUNNING):
+                environment.metadata.runs.cancel(running.run_id, "too much load")
 
     engine.during = cancel
     compactor_command("compact-topic", "--topic", "a").refused(

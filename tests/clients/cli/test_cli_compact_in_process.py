@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import compactor.engines.spark
-from api.components import open_components
+from api.components import open_environment, open_topic
 from api.settings.settings import Settings
 from storage.model import TopicName
 from tests.clients.cli.conftest import Compactor
@@ -22,8 +22,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def paused(times: int) -> None:
     """`t` is paused so often from now on."""
-    with open_components(Settings.load()) as components:
-        control, topic = components.metadata.compaction_state, components.topic(TopicName.parse("t")).record.id
+    with open_environment(Settings.load()) as environment:
+        control, topic = environment.metadata.compaction_state, open_topic(environment, TopicName.parse("t")).record.id
         for _ in range(control.get(topic).paused, times):
             control.pause(topic)
         for _ in range(times, control.get(topic).paused):

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import storage.clock
-from api.components import open_components
+from api.components import open_environment
 from api.settings.settings import Settings
 from compactor.two_phase import HEARTBEAT_MS
 from storage.metadata.records import RunRecord, RunState
@@ -40,8 +40,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 
 def claim(topic: str, **progress: object) -> RunRecord:
     """A run of another process, which has said this of its progress."""
-    with open_components(Settings.load()) as components:
-        metadata = components.metadata
+    with open_environment(Settings.load()) as environment:
+        metadata = environment.metadata
         run = metadata.runs.claim(
             metadata.topics.get(TopicName.parse(topic)).id, "otherhost:4711:cafe", {}, HEARTBEAT_MS
         )
@@ -92,8 +92,8 @@ def test_wrong_usage(compactor_command: Compactor, history: str) -> None:
 def test_show_a_run_that_is_done(compactor_command: Compactor, history: str, in_process_engine: None) -> None:
     compactor_command("compact-topic", "--topic", history, "--key-ttl", "36500d").done()
     shown = json.loads(compactor_command("compactions", "show", "1", "--output", "json").done().stdout)
-    with open_components(Settings.load()) as components:
-        run = components.metadata.runs.get(1)
+    with open_environment(Settings.load()) as environment:
+        run = environment.metadata.runs.get(1)
     assert shown == {
         "run": 1,
         "topic": "persistent://public/default/t",
@@ -190,9 +190,9 @@ def worker(topic: str, read_rate: int) -> Iterator[subprocess.Popen[str]]:
 def run_in_phase(process: subprocess.Popen[str], phase: str) -> RunRecord:
     """The run of the worker as soon as it is in that phase, with what it says of its progress."""
     deadline = time.monotonic() + 200
-    with open_components(Settings.load()) as components:
+    with open_environment(Settings.load()) as environment:
         while time.monotonic() < deadline:
-            for _, run in components.metadata.runs.newest(1, state=RunState.RUNNING):
+            for _, run in environment.metadata.runs.newest(1, state=RunState.RUNNING):
                 if run.phase == phase and "tasks_total" in run.statistics:
                     return run
             with suppress(subprocess.TimeoutExpired):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.components import open_components
+from api.components import open_environment
 from api.settings.settings import Settings
 from storage.metadata.policy_store import BROKER
 from storage.metadata.records import RunRecord
@@ -34,8 +34,8 @@ def shown(result: Ran) -> dict[str, Any]:
 
 
 def runs(topic: str) -> list[RunRecord]:
-    with open_components(Settings.load()) as components:
-        return components.metadata.runs.of_topic(components.metadata.topics.get(TopicName.parse(topic)).id, 100)
+    with open_environment(Settings.load()) as environment:
+        return environment.metadata.runs.of_topic(environment.metadata.topics.get(TopicName.parse(topic)).id, 100)
 
 
 def test_the_nearest_scope_counts(compactor_command: Compactor, topic: str) -> None:
@@ -69,8 +69,8 @@ def test_a_table_for_people(compactor_command: Compactor, topic: str) -> None:
 def test_a_value_that_cannot_be_read_is_shown_beside_what_counts_instead(
     compactor_command: Compactor, topic: str
 ) -> None:
-    with open_components(Settings.load()) as components:
-        store_policy(components.metadata, BROKER, "segment.bytes", 7)
+    with open_environment(Settings.load()) as environment:
+        store_policy(environment.metadata, BROKER, "segment.bytes", 7)
     rows = compactor_command("topics", "policies", topic).done().stdout.splitlines()
     (row,) = [row for row in rows if "segment.bytes" in row]
     assert "134217728" in row

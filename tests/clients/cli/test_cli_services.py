@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import storage.clock
-from api.components import open_components
+from api.components import open_environment
 from api.settings.settings import Settings
 from storage.model import TopicName
 from tests.clients.cli.conftest import Compactor, write_lines
@@ -291,13 +291,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 
 def hold_lease(topic: str, milliseconds: int) -> Callable[[], None]:
     """Another process is importing into the topic; call the answer to end it."""
-    with open_components(Settings.load()) as components:
-        record = components.metadata.topics.get(TopicName.parse(topic))
-        lease = components.metadata.leases.acquire(record.id, "otherhost:4711:cafe", milliseconds)
+    with open_environment(Settings.load()) as environment:
+        record = environment.metadata.topics.get(TopicName.parse(topic))
+        lease = environment.metadata.leases.acquire(record.id, "otherhost:4711:cafe", milliseconds)
 
     def end() -> None:
-        with open_components(Settings.load()) as components:
-            components.metadata.leases.release(lease)
+        with open_environment(Settings.load()) as environment:
+            environment.metadata.leases.release(lease)
 
     return end
 
@@ -351,9 +351,9 @@ def test_the_lease_of_a_dead_process_elsewhere_is_released(
 def test_a_second_compaction_is_refused_and_names_the_first(
     compactor_command: Compactor, history: str, in_process_engine: None
 ) -> None:
-    with open_components(Settings.load()) as components:
-        record = components.metadata.topics.get(TopicName.parse(history))
-        components.metadata.runs.claim(record.id, "otherhost:4711:cafe", {}, 600_000)
+    with open_environment(Settings.load()) as environment:
+        record = environment.metadata.topics.get(TopicName.parse(history))
+        environment.metadata.runs.claim(record.id, "otherhost:4711:cafe", {}, 600_000)
     compactor_command("compact-topic", "--topic", history).refused(4, "otherhost:4711:cafe")
 
 

@@ -24,7 +24,7 @@ from tests.workbench import Workbench, store_policy
 def claimed(topic: RestTopic) -> RunRecord:
     """A run that some worker has begun."""
     record = topic.served.topic(topic.name).record
-    return topic.served.service.components.metadata.runs.claim(record.id, "elsewhere:1:ab", {}, 60_000)
+    return topic.served.service.environment.metadata.runs.claim(record.id, "elsewhere:1:ab", {}, 60_000)
 
 
 def test_history(rest_topic: RestTopic, served: Served) -> None:
@@ -80,7 +80,7 @@ def test_progress_is_told_until_the_run_ends(
     rest_topic: RestTopic, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = claimed(rest_topic)
-    metadata = served.service.components.metadata
+    metadata = served.service.environment.metadata
     monkeypatch.setattr(progress, "MAX_AGE_MS", 0)
     monkeypatch.setattr(progress, "KEEP_ALIVE_MS", 0)
     scripted = Scripted(
@@ -156,7 +156,7 @@ def test_pause_and_resume(rest_topic: RestTopic, served: Served) -> None:
 
 def test_failing_topics_are_shown(rest_topic: RestTopic, served: Served) -> None:
     record = served.topic(rest_topic.name).record
-    served.service.components.metadata.compaction_state.record_failure(record.id, "the workers are away", 17)
+    served.service.environment.metadata.compaction_state.record_failure(record.id, "the workers are away", 17)
     failing = served.ask("GET", "/admin/v2/compactions/scheduler").json()["failing"]
     (found,) = [item for item in failing if item["topic"] == rest_topic.name]
     assert (found["failures"], found["last_error"]) == (1, "the workers are away")
@@ -171,7 +171,7 @@ def test_verify(rest_topic: RestTopic, served: Served) -> None:
     assert report["checked"]["keys"] == 2
     compacted = served.topic(rest_topic.name).snapshot().compacted
     assert compacted is not None
-    served.service.components.store.delete(compacted.manifest.name)
+    served.service.environment.store.delete(compacted.manifest.name)
     (report,) = rest_topic.ask("POST", "/compaction/verify").json()
     assert report["total"] == 1
     assert report["differences"][0]["where"] == compacted.manifest.name
@@ -203,7 +203,7 @@ def test_policies_at_each_scope(rest_topic: RestTopic, served: Served) -> None:
 def test_a_stored_policy_that_cannot_be_read_is_shown_beside_what_counts_instead(
     rest_topic: RestTopic, served: Served
 ) -> None:
-    metadata, topic = served.service.components.metadata, served.topic(rest_topic.name)
+    metadata, topic = served.service.environment.metadata, served.topic(rest_topic.name)
     store_policy(metadata, topic_scope(topic.record), "retention.ms", "1y")
     store_policy(metadata, BROKER, "segment.bytes", 1 << 40)
     found = rest_topic.ask("GET", "/policies").json()
@@ -272,7 +272,7 @@ def test_message_threshold(rest_topic: RestTopic) -> None:
 def test_a_lease_is_released_when_told_to(rest_topic: RestTopic) -> None:
     rest_topic.put(a="1")
     rest_topic.served.service.producers.close_topic(rest_topic.served.topic(rest_topic.name).record.id)
-    metadata = rest_topic.served.service.components.metadata
+    metadata = rest_topic.served.service.environment.metadata
     assert rest_topic.ask("POST", "/release-lease").json()[0]["owner"] is None
     lease = metadata.leases.acquire(rest_topic.served.topic(rest_topic.name).record.id, "elsewhere:7:aa", 60_000)
     for wanted in (None, {}, {"force": True}, {"dryRun": False}):

@@ -54,8 +54,8 @@ class Two:
 
 def known(served: Served, name: str = "first:1:aa", url: str = URL) -> None:
     """Say that a service with the log directory of `served` lives."""
-    components = served.service.components
-    components.metadata.services.heartbeat(ServiceRecord(name, url, components.log.uid, 1, 1))
+    environment = served.service.environment
+    environment.metadata.services.heartbeat(ServiceRecord(name, url, environment.log.uid, 1, 1))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def both(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
     with running(settings) as service:
         service.control.drain(0)
         transport = Recorded(served.client.app)
-        one = service.components
+        one = service.environment
         service.forwarding = OwnerProxy(one.metadata, one.clock, one.log, 5_000, transport)
         one.log.uid  # noqa: B018  it has one, as a directory that was written to
         with TestClient(make_app(service), raise_server_exceptions=False) as client:
@@ -151,7 +151,7 @@ def test_a_log_directory_that_no_service_has(two: Two, rest_topic: RestTopic) ->
     rest_topic.put(a="1")
     rest_topic.compact()
     rest_topic.put(b="2")
-    two.first.service.components.metadata.services.leave("first:1:aa")
+    two.first.service.environment.metadata.services.leave("first:1:aa")
     there = two.there(rest_topic)
     for flag in ("readCompacted=true", "readCompacted=false"):
         page = two.second.client.get(f"{rest_topic.path}/messages?{flag}")
@@ -198,7 +198,7 @@ def test_a_reader_that_waits_goes_on_when_another_service_appends(
 
 def test_a_writer_that_is_no_service_is_named_with_what_to_do(two: Two, rest_topic: RestTopic) -> None:
     """A `compactor produce` that stays open never finishes: that it should be waited for would be no advice."""
-    metadata = two.first.service.components.metadata
+    metadata = two.first.service.environment.metadata
     lease = metadata.leases.acquire(rest_topic.served.topic(rest_topic.name).record.id, "there:4711:cafe", 60_000)
     path = f"/topics{rest_topic.path[9:]}"
     answer = two.first.ask("POST", path, '{"messages": [{"payload": "v"}]}')
@@ -210,7 +210,7 @@ def test_a_writer_that_is_no_service_is_named_with_what_to_do(two: Two, rest_top
 
 
 def test_the_holder_of_the_lease_is_asked_if_it_is_a_service(two: Two, rest_topic: RestTopic) -> None:
-    metadata = two.first.service.components.metadata
+    metadata = two.first.service.environment.metadata
     lease = metadata.leases.acquire(rest_topic.served.topic(rest_topic.name).record.id, f"{ELSEWHERE}:ab", 60_000)
     body = '{"messages": [{"payload": "v"}]}'
     path = f"/topics{rest_topic.path[9:]}"

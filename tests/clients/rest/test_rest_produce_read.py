@@ -53,7 +53,7 @@ def test_what_was_produced_is_read(rest_topic: RestTopic) -> None:
 
 def test_without_room_in_the_log_nothing_is_taken(rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     rest_topic.put(a="1")
-    room = rest_topic.served.service.components.log.room
+    room = rest_topic.served.service.environment.log.room
     assert room is not None
     with monkeypatch.context() as patched:
         patched.setattr(room, "_min_free_bytes", 1 << 62)
@@ -228,7 +228,7 @@ def test_a_damaged_compacted_ledger_is_told_and_raw_goes_on(rest_topic: RestTopi
     rest_topic.compact()
     compacted = rest_topic.served.topic(rest_topic.name).snapshot().compacted
     assert compacted is not None
-    rest_topic.served.service.components.store.delete(compacted.manifest.name)
+    rest_topic.served.service.environment.store.delete(compacted.manifest.name)
     for query in ("", "&stream=true"):
         assert_refused(rest_topic.ask("GET", f"/messages?readCompacted=true{query}"), 507, "cannot be read")
     assert rest_topic.values() == [("a", "1")]

@@ -89,7 +89,7 @@ def test_a_subscriptions_own_properties_are_no_compacted_ledger(rest_topic: Rest
 
 
 def test_a_failed_run_in_the_stats(rest_topic: RestTopic) -> None:
-    metadata = rest_topic.served.service.components.metadata
+    metadata = rest_topic.served.service.environment.metadata
     _append(rest_topic, 2)
     rest_topic.compact()
     record = rest_topic.served.topic(rest_topic.name).record
@@ -106,7 +106,7 @@ def test_backlogs_are_counted_as_they_are_asked_for(rest_topic: RestTopic) -> No
     from pyroaring import BitMap
 
     _append(rest_topic, 10)
-    metadata = rest_topic.served.service.components.metadata
+    metadata = rest_topic.served.service.environment.metadata
     record = rest_topic.served.topic(rest_topic.name).record
     metadata.cursors.create(record.id, "s", None, {"readCompacted": "true"})
     life = metadata.cursors.load(record.id, "s", 1 << 20).incarnation
@@ -132,7 +132,7 @@ def test_a_partitioned_topic_is_the_sum_of_its_partitions(served: Served) -> Non
         partition = RestTopic(served, f"{whole.local}-partition-{number}")
         _append(partition, count)
         for cursor in ("s", "__compaction"):
-            served.service.components.metadata.cursors.ensure(served.topic(partition.name).record.id, cursor)
+            served.service.environment.metadata.cursors.ensure(served.topic(partition.name).record.id, cursor)
     stats = whole.ask("GET", "/partitioned-stats").json()
     assert stats["msgInCounter"] == 7
     assert stats["metadata"] == {"partitions": 3, "deleted": False}
@@ -158,10 +158,10 @@ def test_a_segment_in_another_log_directory_is_not_read(rest_topic: RestTopic) -
     from storage.log.unsealed_messages import unsealed_end
 
     rest_topic.put(a="1", b="2")
-    components = rest_topic.served.service.components
+    environment = rest_topic.served.service.environment
     record = rest_topic.served.topic(rest_topic.name).record
-    (segment,) = components.metadata.segments.of_topic(record.id)
-    found = unsealed_end(components.log, record, segment)
+    (segment,) = environment.metadata.segments.of_topic(record.id)
+    found = unsealed_end(environment.log, record, segment)
     assert found is not None
     assert (found.next_offset, found.entries) == (2, 2)
-    assert unsealed_end(components.log, record, replace(segment, log_uid="0" * 32)) is None
+    assert unsealed_end(environment.log, record, replace(segment, log_uid="0" * 32)) is None

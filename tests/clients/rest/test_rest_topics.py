@@ -81,7 +81,7 @@ def test_a_partition_that_was_deleted_comes_back(whole: RestTopic) -> None:
 
 def test_more_partitions_have_the_policies_of_the_others(whole: RestTopic) -> None:
     assert whole.ask("POST", "/compactionThreshold", 99).status_code == 204
-    policies = whole.served.service.components.metadata.policies
+    policies = whole.served.service.environment.metadata.policies
     record = whole.served.topic(_partition(whole, 0).name).record
     policies.set(f"topic:{record.uid}", "cleanup.policy", "compact,delete")
     assert whole.ask("POST", "/partitions", 5).status_code == 204
@@ -107,7 +107,7 @@ def test_a_partition_that_comes_back_has_the_policies_of_the_others(whole: RestT
     }[again]()
     assert answer.status_code == 204
     assert whole.ask("GET", "/compactionThreshold").json() == 99
-    policies = whole.served.service.components.metadata.policies
+    policies = whole.served.service.environment.metadata.policies
     assert policies.effective(whole.served.topic(gone.name).record).compaction_threshold_bytes == 99
 
 
@@ -148,7 +148,7 @@ def test_numbers_of_partitions_that_are_refused(served: Served, body: str, statu
 
 
 def test_a_topic_that_an_import_writes_is_deleted_only_by_force(rest_topic: RestTopic) -> None:
-    metadata = rest_topic.served.service.components.metadata
+    metadata = rest_topic.served.service.environment.metadata
     record = rest_topic.served.topic(rest_topic.name).record
     lease = metadata.leases.acquire(record.id, "elsewhere:7:import", 60_000)
     assert_refused(rest_topic.ask("DELETE"), 412, "1 producers")
@@ -158,7 +158,7 @@ def test_a_topic_that_an_import_writes_is_deleted_only_by_force(rest_topic: Rest
 
 
 def test_a_partitioned_topic_that_an_import_writes_is_deleted_only_by_force(whole: RestTopic) -> None:
-    metadata = whole.served.service.components.metadata
+    metadata = whole.served.service.environment.metadata
     record = whole.served.topic(_partition(whole, 1).name).record
     metadata.leases.acquire(record.id, "elsewhere:7:import", 60_000)
     assert whole.ask("DELETE", "/partitions").status_code == 412
@@ -168,7 +168,7 @@ def test_a_partitioned_topic_that_an_import_writes_is_deleted_only_by_force(whol
 
 
 def test_a_topic_that_a_service_writes_is_deleted_at_once(rest_topic: RestTopic) -> None:
-    metadata = rest_topic.served.service.components.metadata
+    metadata = rest_topic.served.service.environment.metadata
     record = rest_topic.served.topic(rest_topic.name).record
     metadata.services.heartbeat(ServiceRecord("there:9:aa", "http://there:8080", None, 0, 0))
     try:
@@ -257,7 +257,7 @@ def test_retention_of_a_topic(rest_topic: RestTopic, whole: RestTopic) -> None:
         assert item.ask("GET", "/retention").json() == item.ask("GET", "/retention?applied=true").json() == body
     assert _partition(whole, 0).ask("GET", "/retention").status_code == 412
     record = whole.served.topic(_partition(whole, 2).name).record
-    assert whole.served.service.components.metadata.policies.effective(record).retention_minutes == 9
+    assert whole.served.service.environment.metadata.policies.effective(record).retention_minutes == 9
     for item in (rest_topic, whole):
         assert item.ask("DELETE", "/retention").status_code == 204
         assert item.ask("GET", "/retention").text == ""
@@ -290,7 +290,7 @@ def test_a_partitioned_topic_with_a_paused_partition_is_not_compacted(whole: Res
 
 
 def test_a_topic_that_is_paused_is_not_compacted(rest_topic: RestTopic) -> None:
-    metadata = rest_topic.served.service.components.metadata
+    metadata = rest_topic.served.service.environment.metadata
     metadata.compaction_state.pause(rest_topic.served.topic(rest_topic.name).record.id)
     assert_refused(rest_topic.ask("PUT", "/compaction"), 409, "paused")
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from compactor.maintenance.garbage import GarbageCollector
 from storage.clock import SystemClock
+from storage.environment import Environment
 from storage.ledger.manifest import read_manifest
+from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
 from storage.model import MessageId
 from storage.objects.registry import open_store
@@ -152,13 +155,13 @@ def check_follower(follower: Follower) -> None:
     _check_state(follower.history, state, f"a reader that began at {follower.since}", keeps_gone=True)
 
 
-def check_garbage(database_url: str, store_url: str, endpoint: str) -> int:
+def check_garbage(database_url: str, store_url: str, endpoint: str, log: Path) -> int:
     """With no service running: what is left in the store is what rows and manifests refer to; how many objects."""
     clock = SystemClock()
     metadata = MetadataStore(database_url, clock)
     store = open_store(store_url, s3_endpoint=endpoint)
     try:
-        collector = GarbageCollector(metadata, store, clock, grace_ms=0, skew_ms=-1_000)
+        collector = GarbageCollector(Environment(metadata, store, clock, LogDirectory(log)), grace_ms=0, skew_ms=-1_000)
         for _ in range(3):
             for result in collector.collect_all():
                 assert result.error is None, f"garbage collection of {result.topic}: {result.error}"

@@ -168,14 +168,16 @@ def _raw_jumping(self: CompactedReader) -> Generator[pa.Table, None, None]:
     snapshot = yield from self._compacted(None)
     while True:
         horizon = snapshot.compacted.horizon.offset if snapshot.compacted else -1
-        for table in SnapshotReader(self._store, snapshot, self._unsealed).raw(self._next or FromOffset(0), horizon):
+        for table in SnapshotReader(self._environment.store, snapshot, self._unsealed).raw(
+            self._next or FromOffset(0), horizon
+        ):
             self._next = FromOffset(table.column("offset")[-1].as_py() + 1)
             yield table
             now = self._take_snapshot()
             if now.compacted and snapshot.compacted and now.compacted.generation > snapshot.compacted.generation:
                 snapshot = now
-                manifest = SnapshotReader(self._store, now, self._unsealed).manifest(now.compacted)
-                yield from SnapshotReader(self._store, now, self._unsealed).compacted(self._next, manifest)
+                manifest = SnapshotReader(self._environment.store, now, self._unsealed).manifest(now.compacted)
+                yield from SnapshotReader(self._environment.store, now, self._unsealed).compacted(self._next, manifest)
                 break
         else:
             return

@@ -7,6 +7,7 @@ tells what the real one then does, twice is once, and in the end nothing is left
 from __future__ import annotations
 
 from compactor.maintenance.garbage import Collected, GarbageCollector
+from storage.environment import Environment
 from storage.errors import CompactorError, DataLoss, NotFound, Unavailable
 from storage.ledger.manifest import read_manifest
 from storage.ledger.names import STORE_UID
@@ -48,7 +49,9 @@ class Collecting:
         world = self._world
         faults = process.faults
         world.grace_ms, world.collecting_since = grace, world.clock.now_ms()
-        collector = GarbageCollector(process.metadata, process.store, world.clock, grace, SKEW)
+        collector = GarbageCollector(
+            Environment(process.metadata, process.store, world.clock, world.log_directory), grace, SKEW
+        )
         estimate: Collected | None = None
         try:
             if dry:
@@ -134,7 +137,9 @@ class Collecting:
         world = self._world
         faults = process.faults
         world.grace_ms, world.collecting_since = grace, world.clock.now_ms()
-        collector = GarbageCollector(process.metadata, process.store, world.clock, grace, SKEW)
+        collector = GarbageCollector(
+            Environment(process.metadata, process.store, world.clock, world.log_directory), grace, SKEW
+        )
         try:
             for result in collector.collect_all():
                 message = f"garbage collection of {result.topic} failed: {result.error}"

@@ -16,6 +16,7 @@ from compactor.batch import Batch, Job
 from compactor.engines.engine import InProcess, Quiet
 from compactor.run.plan import RunPolicies, Sizing
 from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
+from storage.environment import Environment
 from storage.errors import (
     CompactionPaused,
     CompactionRunning,
@@ -76,12 +77,9 @@ class Compacting:
     def compactor(self, process: Process) -> TwoPhaseCompactor:
         hasher = self._world.hasher
         return TwoPhaseCompactor(
-            process.metadata,
-            process.store,
-            self._world.clock,
+            Environment(process.metadata, process.store, self._world.clock, self._world.log_directory),
             self._engine,
             hasher=lambda _: hasher,
-            log=self._world.log_directory,
         )
 
     def _start(self, process: Process, model: TopicModel, compactor: TwoPhaseCompactor, used: RunPolicies) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from compactor.maintenance.retention import Retention
 from compactor.maintenance.truncation import Truncation
+from storage.environment import Environment
 from storage.errors import (
     CompactorError,
     Conflict,
@@ -53,7 +54,7 @@ class Operating:
 
     def _trim(self, process: Process, model: TopicModel, before: int | None, forced: bool) -> None:
         world = self._world
-        retention = Retention(process.metadata, process.store, world.clock, world.log_directory)
+        retention = Retention(Environment(process.metadata, process.store, world.clock, world.log_directory))
         start = model.start
         model.forced = forced
         try:
@@ -85,9 +86,9 @@ class Operating:
 
         process.on_step[Failpoint.TRUNCATED] = note
         try:
-            result = Truncation(process.metadata, process.store, world.clock, world.log_directory).truncate(
-                model.record
-            )
+            result = Truncation(
+                Environment(process.metadata, process.store, world.clock, world.log_directory)
+            ).truncate(model.record)
         except Unavailable:
             snapshot = world.observer.snapshot(model.record.id)
             is_cleared = snapshot.topic.start_offset > model.start or (model.serving and snapshot.compacted is None)

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from sqlalchemy import make_url
 
 from compactor.run.plan import RunPolicies
+from storage.environment import Environment
 from storage.errors import CompactorError
 from storage.failpoints import Failpoint
 from storage.ledger import names
@@ -125,7 +126,7 @@ class World:
     def topic(self, model: TopicModel, process: Process | None = None) -> Topic:
         """The topic as a process sees it; None: as the simulation does."""
         metadata, store = (process.metadata, process.store) if process else (self.observer, self.store)
-        return Topic(metadata, store, self.clock, model.record, self.hasher, self.log_directory)
+        return Topic(Environment(metadata, store, self.clock, self.log_directory), model.record, self.hasher)
 
     def noting_writers(self) -> Callable[..., None]:
         """SegmentWriter.__init__, which lets the process that makes one give its file up when it dies."""

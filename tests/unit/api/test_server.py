@@ -116,5 +116,5 @@ def test_a_service_starts_while_the_store_is_away(tmp_path: Path, monkeypatch: p
     """Appends need no store; the sealer asks again then."""
     settings = Settings(data=str(tmp_path / "data"))
     monkeypatch.setattr(LocalStore, "get", lambda *_: (_ for _ in ()).throw(Unavailable("the store is away", "wait")))
-    with open_for_writing(settings) as components, pytest.raises(Unavailable):
-        StoreIdentity(components.metadata, components.store).require()
+    with open_for_writing(settings) as environment, pytest.raises(Unavailable):
+        StoreIdentity(environment.metadata, environment.store).require()

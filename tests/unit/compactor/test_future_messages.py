@@ -84,7 +84,7 @@ def test_they_keep_nothing_from_being_trimmed(bench: Workbench, topic: Topic, st
     assert len(stored) == 3
     bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "delete")
     bench.metadata.policies.set(topic_scope(topic.record), "retention.ms", HOUR)
-    retention = Retention(bench.metadata, bench.store, bench.clock, bench.log)
+    retention = Retention(bench)
     assert retention.apply(topic.record).plan.going == ()
     bench.advance(HOUR + 1)
     retention.apply(topic.record)

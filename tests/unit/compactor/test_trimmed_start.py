@@ -41,12 +41,12 @@ def bench(tmp_path: Path) -> Iterator[Workbench]:
 
 
 def trim(bench: Workbench, topic: Topic, before: int) -> None:
-    Retention(bench.metadata, bench.store, bench.clock, bench.log).trim(topic.record, before, force=True)
+    Retention(bench).trim(topic.record, before, force=True)
     assert topic.snapshot().topic.start_offset == before
 
 
 def verified(bench: Workbench, topic: Topic) -> Report:
-    return Verifier(bench.metadata, bench.store, bench.clock, bench.engine, sizing=TINY).verify(topic.name)
+    return Verifier(bench, bench.engine, sizing=TINY).verify(topic.name)
 
 
 def assert_clean(bench: Workbench, topic: Topic) -> None:
@@ -104,7 +104,7 @@ def the_cursor_is_gone_and_raw_with_it(bench: Workbench, topic: Topic) -> None:
 def trimmed_under_the_policy_compact(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
     bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
-    Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
+    Retention(bench).apply(topic.record)
     assert topic.snapshot().ledgers == ()
     ten(bench, topic)
 
@@ -214,7 +214,7 @@ def test_late_values_revive_nothing_after_compaction_cursor_was_deleted(bench: W
     at(bench, topic, (b"other", None, NOW + 1))
     assert compact() == []
     bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
-    Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
+    Retention(bench).apply(topic.record)
     assert raw(topic) == []
     with pytest.raises(Conflict, match="what it remembers of deleted keys"):
         bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR)

@@ -224,7 +224,7 @@ class LosesItsInput(InProcess):
         self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
     ) -> list[Any]:
         self._take()
-        for _ in GarbageCollector(self._bench.metadata, self._bench.store, self._bench.clock, skew_ms=0).collect_all():
+        for _ in GarbageCollector(self._bench, skew_ms=0).collect_all():
             pass
         return super().run(count, task, on_done, weights)
 
@@ -351,7 +351,7 @@ def test_a_lost_part_that_a_run_would_keep_fails_the_run(bench: Workbench) -> No
 
 
 def test_a_compactor_holds_no_state_between_runs(bench: Workbench) -> None:
-    one = TwoPhaseCompactor(bench.metadata, bench.store, bench.clock, bench.engine)
+    one = TwoPhaseCompactor(bench, bench.engine)
     for name in ("x", "y"):
         topic = bench.topic(name)
         bench.append(topic, [content((b"k", name.encode()))])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from storage.environment import Environment
 from storage.errors import SegmentNotLocal
 from storage.ledger.seek import AtOffset
 from storage.log.directory import LogDirectory
@@ -30,7 +31,7 @@ def here(tmp_path: Path) -> LogDirectory:
 
 def there(bench: Workbench, topic: Topic, log: LogDirectory) -> Topic:
     """The topic as a process on the machine with that log directory sees it."""
-    return Topic(bench.metadata, bench.store, bench.clock, topic.record, log=log)
+    return Topic(Environment(bench.metadata, bench.store, bench.clock, log), topic.record)
 
 
 @pytest.fixture

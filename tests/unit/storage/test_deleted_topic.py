@@ -165,7 +165,7 @@ def test_a_reader_whose_objects_go_is_told(bench: Workbench, topic: Topic, read_
 def test_truncating_leaves_nothing_and_goes_on(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
     assert bench.log is not None
-    truncation = Truncation(bench.metadata, bench.store, bench.clock, bench.log)
+    truncation = Truncation(bench)
     with topic.append_log() as log:
         log.append(one(b"more", b"v"))
         log.roll()
@@ -182,7 +182,7 @@ def test_truncating_leaves_nothing_and_goes_on(bench: Workbench, topic: Topic) -
     bench.compact(topic)
     assert [message.offset for message in topic.messages(read_compacted=True)] == [6]
     bench.clock.advance(10**9)
-    log_manager = LogManager(bench.metadata, bench.store, bench.clock, bench.log, "keeper")
+    log_manager = LogManager(bench, "keeper")
     assert log_manager.sweep() >= 1
     assert [message.offset for message in raw(topic)] == [6]
 
@@ -192,13 +192,13 @@ def test_a_reader_under_way_may_finish_a_truncation(bench: Workbench, topic: Top
     assert bench.log is not None
     reading = topic.messages(read_compacted=True)
     first = next(reading)
-    Truncation(bench.metadata, bench.store, bench.clock, bench.log).truncate(topic.record)
+    Truncation(bench).truncate(topic.record)
     assert [first.offset, *(message.offset for message in reading)] == [0, 1, 2, 3, 4]
 
 
 def test_a_run_under_way_ends_when_its_topic_is_truncated(bench: Workbench, topic: Topic) -> None:
     assert bench.log is not None
-    truncation = Truncation(bench.metadata, bench.store, bench.clock, bench.log)
+    truncation = Truncation(bench)
 
     def at(failpoint: Failpoint) -> None:
         if failpoint is Failpoint.PHASE_TWO_DONE:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from api.components import open_components
+from api.components import ensure_topic, open_environment
 from api.server import check_parts, exposed_folders
 from api.settings.settings import Settings
 from storage.model import TopicName
@@ -25,12 +25,12 @@ def usual_umask() -> Iterator[None]:
 def filled(settings: Settings) -> None:
     """A topic with a message, in the log and in the store."""
     check_parts(settings)
-    with open_components(settings) as components:
-        topic = components.create_topic(TopicName.parse("t"))
+    with open_environment(settings) as environment:
+        topic = ensure_topic(environment, TopicName.parse("t"))
         produce(topic, [one(b"k", b"v")])
         topic.log_manager().roll(topic.record, 0)
         assert list(topic.log_manager().seal(topic.record))
-        components.store.put("a/b", b"x")
+        environment.store.put("a/b", b"x")
         produce(topic, [one(b"k", b"w")])
 
 
@@ -55,8 +55,8 @@ def test_what_is_made_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 def test_the_write_ahead_log_of_the_database_is_private_too(tmp_path: Path) -> None:
-    with open_components(Settings(data=str(tmp_path / "data"))) as components:
-        components.create_topic(TopicName.parse("t"))
+    with open_environment(Settings(data=str(tmp_path / "data"))) as environment:
+        ensure_topic(environment, TopicName.parse("t"))
         found = modes(tmp_path / "data")
     of_database = {name: mode for name, mode in found.items() if name.startswith("metadata.db")}
     assert of_database.keys() >= {"metadata.db", "metadata.db-shm", "metadata.db-wal"}

@@ -55,8 +55,8 @@ def test_nothing_is_written_to_a_mistyped_store(bench: Workbench, wrong: Workben
         lambda: there.bulk_append().append([content((b"b", b"1"))]),
         lambda: wrong.compact(there),
         lambda: wrong.compactor().dry_run(there.name),
-        lambda: GarbageCollector(wrong.metadata, wrong.store, wrong.clock).collect(there.record),
-        lambda: list(GarbageCollector(wrong.metadata, wrong.store, wrong.clock).collect_all(dry_run=True)),
+        lambda: GarbageCollector(wrong).collect(there.record),
+        lambda: list(GarbageCollector(wrong).collect_all(dry_run=True)),
     ):
         with pytest.raises(OtherStore, match=r"objetcs has no uid.*which was at file:.*/objects"):
             write()
@@ -96,7 +96,7 @@ def test_a_fresh_database_writes_to_no_store_of_another_one(bench: Workbench, tm
     bench.append(bench.topic(), [content((b"a", b"1"))])
     before = names(bench.store)
     fresh = replace(bench, metadata=database(tmp_path, "fresh"))
-    collector = GarbageCollector(fresh.metadata, fresh.store, fresh.clock, grace_ms=0, skew_ms=-1)
+    collector = GarbageCollector(fresh, grace_ms=0, skew_ms=-1)
     for write in (lambda: list(collector.collect_all(unknown_topics=True)), lambda: fresh.append(fresh.topic(), [])):
         with pytest.raises(OtherStore, match=r"belongs to another database.*this one .*fresh\.db\) has none yet"):
             write()
@@ -153,7 +153,7 @@ def test_a_fresh_database_is_not_bound_in_silence_to_a_store_in_use(bench: Workb
     forget(bench)
     before = names(bench.store)
     fresh = database(tmp_path, "fresh")
-    collector = GarbageCollector(fresh, bench.store, bench.clock, grace_ms=0, skew_ms=-1)
+    collector = GarbageCollector(replace(bench, metadata=fresh), grace_ms=0, skew_ms=-1)
     with pytest.raises(OtherStore, match=rf"has objects of a topic \({topic.record.uid}\) that .*fresh\.db\) does not"):
         list(collector.collect_all(unknown_topics=True))
     assert names(bench.store) == before

@@ -13,8 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from api.components import open_topic
 from compactor.run.plan import RunPolicies
 from storage.clock import SystemClock
+from storage.environment import Environment
 from storage.errors import (
     Fenced,
     InvalidRecord,
@@ -314,7 +316,7 @@ def test_other_metadata_writes_keep_the_pointer(bench: Workbench, topic: Topic) 
 
 def test_an_unknown_topic(bench: Workbench) -> None:
     with pytest.raises(TopicNotFound, match="nosuch"):
-        Topic.open(bench.metadata, bench.store, bench.clock, TopicName.parse("nosuch"))
+        open_topic(Environment(bench.metadata, bench.store, bench.clock, bench.log), TopicName.parse("nosuch"))
 
 
 def test_an_append_that_fails_half_way_leaves_nothing(bench: Workbench, topic: Topic) -> None:
@@ -405,7 +407,7 @@ def test_two_imports_at_once_keep_ids_in_order(bench: Workbench) -> None:
     """Both are there, each whole, one behind the other, ids and offsets ascending. On the real clock: one waits."""
     clock = SystemClock()
     metadata = MetadataStore(bench.metadata.url, clock)
-    topic = Workbench(metadata, bench.store, clock, bench.engine).topic("racing")
+    topic = replace(bench, metadata=metadata, clock=clock).topic("racing")
     barrier = threading.Barrier(2)
     failures: list[BaseException] = []
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from api.background.maintenance_loop import MaintenanceLoop
-from api.components import open_components
+from api.components import ensure_topic, open_environment, open_topic
 from api.settings.settings import Settings
 from compactor.maintenance.tasks import Maintenance
 from storage.errors import Misconfigured
@@ -44,8 +44,8 @@ def test_what_is_rolled_is_sealed_and_maintenance_runs(tmp_path: Path, monkeypat
         return tasks
 
     monkeypatch.setattr(Maintenance, "run_due", counted)
-    with open_components(settings) as components:
-        topics = [components.create_topic(TopicName.parse(name)) for name in ("a", "b")]
+    with open_environment(settings) as environment:
+        topics = [ensure_topic(environment, TopicName.parse(name)) for name in ("a", "b")]
 
         def append_and_roll() -> None:
             for topic in topics:
@@ -57,7 +57,7 @@ def test_what_is_rolled_is_sealed_and_maintenance_runs(tmp_path: Path, monkeypat
             return all(len(topic.snapshot().ledgers) == count for topic in topics)
 
         append_and_roll()  # left by whoever had the directory before
-        with MaintenanceLoop(settings, components, lambda: True) as upkeep:
+        with MaintenanceLoop(settings, environment, lambda: True) as upkeep:
             eventually(lambda: sealed(1))
             process = upkeep._sealer._process
             assert process is not None
@@ -81,11 +81,11 @@ def test_a_tail_that_nobody_has_open_is_rolled_and_sealed_for_another_service(
     monkeypatch.setattr("api.background.maintenance_loop.POLL_SECONDS", 0.05)
     first = Settings(data=str(tmp_path / "first"))
     second = Settings(data=str(tmp_path / "second"), database=first.database_url, store=first.store_url)
-    with open_components(first) as here, open_components(second) as there:
-        topic = here.create_topic(TopicName.parse("idle"))
+    with open_environment(first) as here, open_environment(second) as there:
+        topic = ensure_topic(here, TopicName.parse("idle"))
         with topic.append_log() as log:
             log.append(one(b"k", b"v"))
-        other = there.topic(topic.name)
+        other = open_topic(there, topic.name)
         with pytest.raises(Misconfigured, match="is in the log directory"):
             other.log_manager().roll_and_seal(other.record, 60_000)
         living = [ServiceRecord("first:1:aa", "http://first", here.log.uid, 1, here.clock.now_ms())]
@@ -108,10 +108,10 @@ def test_its_thread_outlives_whatever_goes_wrong(
         looks.append(None)
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    with open_components(settings) as components:
-        assert components.log.uid
-        monkeypatch.setattr(components.metadata.segments, "topics_with", fail)
-        with MaintenanceLoop(settings, components, lambda: True) as upkeep:
+    with open_environment(settings) as environment:
+        assert environment.log.uid
+        monkeypatch.setattr(environment.metadata.segments, "topics_with", fail)
+        with MaintenanceLoop(settings, environment, lambda: True) as upkeep:
             eventually(lambda: len(looks) > 2)
             monkeypatch.setattr(upkeep._sealer, "wake", fail)
             upkeep.wake()

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from api.http.owner_proxy import NotTheOwner, OwnerProxy
 from api.http.paths import segment
 from api.http.problems import Problem
+from storage.environment import Environment
 from storage.ledger.seek import AtOffset, AtTime, StartPosition
 from storage.log.directory import LogDirectory
 from storage.metadata.records import ServiceRecord, TopicRecord
@@ -81,7 +82,7 @@ def two_logs(bench: Workbench, logs: dict[str, LogDirectory]) -> TopicRecord:
     topic = bench.topic()
     bench.append(topic, [content((b"k", b"0"))])
     for name in "ab":
-        writer = Topic(bench.metadata, bench.store, bench.clock, topic.record, log=logs[name])
+        writer = Topic(Environment(bench.metadata, bench.store, bench.clock, logs[name]), topic.record)
         produce(writer, [one(b"k", name.encode())])
         if name == "a":
             writer.log_manager().roll(topic.record)

@@ -43,7 +43,7 @@ class Limited:
         self.clock = self.workbench.clock
         self.topic: Topic = self.workbench.topic()
         one = self.workbench
-        self.limits = BacklogLimits(one.metadata, one.store, one.clock, one.log)
+        self.limits = BacklogLimits(one)
         for name in ("slow", "fast"):
             one.metadata.cursors.create(self.topic.record.id, name, None, {})
         one.metadata.cursors.ensure(self.topic.record.id, COMPACTION_CURSOR)

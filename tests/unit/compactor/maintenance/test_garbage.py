@@ -70,7 +70,7 @@ def topic(bench: Workbench) -> Topic:
 
 def collector(bench: Workbench, told: list[str] | None = None) -> GarbageCollector:
     heard = [] if told is None else told
-    return GarbageCollector(bench.metadata, bench.store, bench.clock, on_object=lambda info: heard.append(info.name))
+    return GarbageCollector(bench, on_object=lambda info: heard.append(info.name))
 
 
 def collect(bench: Workbench, topic: Topic, dry_run: bool = False) -> Collected:

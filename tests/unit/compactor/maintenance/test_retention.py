@@ -12,6 +12,7 @@ from compactor.maintenance.retention import Retention, Trimmed
 from compactor.maintenance.retention_plan import RetentionHold, TrimPlan, TrimReason
 from compactor.run.plan import RunPolicies
 from storage.entries.encode import encode_message
+from storage.environment import Environment
 from storage.errors import Conflict, LeaseHeld, ObjectMissing
 from storage.ledger.seek import AtOffset, Reset
 from storage.log.bulk_append import INPUT_SCHEMA
@@ -31,7 +32,7 @@ def reasons(plan: TrimPlan) -> list[TrimReason]:
 
 
 def retention(bench: Workbench) -> Retention:
-    return Retention(bench.metadata, bench.store, bench.clock, bench.log)
+    return Retention(bench)
 
 
 def published(*messages: tuple[bytes | None, bytes | None, int]) -> pa.Table:
@@ -147,7 +148,7 @@ def test_looking_makes_no_log_directory(bench: Workbench, topic: Topic, tmp_path
     """Nor does it where the segments are in another one, as on a machine that only looks."""
     produce(bench, topic, NOW)
     allow(bench, topic, **{"cleanup.policy": "delete", "retention.ms": 0})
-    elsewhere = Retention(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "nowhere"))
+    elsewhere = Retention(Environment(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "nowhere")))
     for dry_run in (True, False):
         assert elsewhere.apply(topic.record, dry_run=dry_run).plan.going == ()
     assert not (tmp_path / "nowhere").exists()
@@ -248,14 +249,6 @@ def test_an_open_segment_that_cannot_be_read_holds_up_no_ledger(bench: Workbench
     assert states(bench, topic) == [SegmentState.OPEN]
 
 
-def test_without_a_log_directory_the_tail_stays(bench: Workbench, topic: Topic) -> None:
-    allow(bench, topic, **{"cleanup.policy": "delete", "retention.bytes": 0})
-    ledgers(bench, topic, 2)
-    produce(bench, topic, NOW)
-    assert gone(Retention(bench.metadata, bench.store, bench.clock).apply(topic.record)) == [0]
-    assert offsets(topic) == [2]
-
-
 def test_compact_trims_what_is_compacted_and_compacted_reads_stay_whole(bench: Workbench, topic: Topic) -> None:
     """T3 and R4."""
     allow(bench, topic, **{"cleanup.policy": "compact"})
@@ -332,7 +325,7 @@ def test_a_reader_that_is_under_way_goes_on_until_the_objects_go(bench: Workbenc
     reading = topic.messages()
     assert [next(reading).offset for _ in range(2)] == [0, 1]
     retention(bench).trim(topic.record, 7)
-    collector = GarbageCollector(bench.metadata, bench.store, bench.clock, skew_ms=0)
+    collector = GarbageCollector(bench, skew_ms=0)
     bench.advance(59_999)
     assert collector.collect(topic.record).trimmed_ledgers == 0
     assert [next(reading).offset for _ in range(3)] == [2, 3, 4]
@@ -357,7 +350,7 @@ def test_trimmed_objects_that_are_gone_do_not_hurt_a_compacted_read(bench: Workb
     retention(bench).apply(topic.record)
     rows = bench.metadata.trimming.trimmed(topic.record.id)[0].rows.name
     bench.advance(2 * HOUR)
-    GarbageCollector(bench.metadata, bench.store, bench.clock).collect(topic.record)
+    GarbageCollector(bench).collect(topic.record)
     with pytest.raises(ObjectMissing):
         bench.store.get(rows)
     assert ids(topic.messages(read_compacted=True)) == before

@@ -16,6 +16,7 @@ from compactor.maintenance.retention import Retention
 from compactor.maintenance.tasks import Maintenance, Task, TaskStatus, due
 from compactor.scheduling.throttle import RESTS
 from storage.entries.encode import encode_message
+from storage.environment import Environment
 from storage.errors import TopicNotFound, Unavailable
 from storage.log.log_manager import LogManager
 from storage.metadata.policy_store import BROKER
@@ -68,10 +69,7 @@ class Bench:
         self.leads = True
         self.stopping = False
         self.maintenance = Maintenance(
-            self.workbench.metadata,
-            self.workbench.store,
-            self.clock,
-            self.workbench.log,
+            Environment(self.workbench.metadata, self.workbench.store, self.clock, self.workbench.log),
             dict.fromkeys(Task, MINUTE) | {Task.GARBAGE: 10 * MINUTE},
             GRACE_MS,
             lambda: self.leads,

@@ -34,7 +34,7 @@ def values(topic: Topic) -> list[tuple[bytes | None, bytes | None]]:
 def compact(bench: Workbench, topic: Topic, policies: RunPolicies = RunPolicies()) -> bool:  # noqa: B008
     """Whether there was a run; what it left is verified."""
     ran = bench.compactor().compact(topic.name, policies).run is not None
-    report = Verifier(bench.metadata, bench.store, bench.clock, bench.engine, sizing=bench.sizing).verify(topic.name)
+    report = Verifier(bench, bench.engine, sizing=bench.sizing).verify(topic.name)
     assert report.differences == ()
     return ran
 
@@ -258,7 +258,7 @@ def test_a_damaged_table_fails_the_run_and_leaves_what_serves(bench: Workbench) 
 
 
 def verified(bench: Workbench, topic: Topic) -> Report:
-    return Verifier(bench.metadata, bench.store, bench.clock, bench.engine, sizing=bench.sizing).verify(topic.name)
+    return Verifier(bench, bench.engine, sizing=bench.sizing).verify(topic.name)
 
 
 Forgery = Callable[[chunk_table.Chunks], chunk_table.Chunks]

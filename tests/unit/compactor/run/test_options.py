@@ -103,7 +103,7 @@ def test_worked_example_10_delete_compact_both(
     messages = [(b"k%d" % n, b"%d" % n, 3 * HOUR) for n in range(5)]
     append(bench, topic, *((key, None, age) for key, _, age in messages), (b"k5", b"5", 2 * HOUR))
     run(bench, topic)
-    Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
+    Retention(bench).apply(topic.record)
     run(bench, topic)
     assert [message.payload for message in topic.messages() if message.payload] == raw
     assert payloads(bench, topic) == compacted
@@ -144,7 +144,7 @@ def test_rows_below_the_start_go(bench: Workbench, topic: Topic) -> None:
     append(bench, topic, (b"a", b"0", 0), (b"b", None, 0), (None, b"2", 0), (b"c", b"3", 0))
     run(bench, topic)
     assert payloads(bench, topic) == [b"0", None, b"2", b"3"]
-    retention = Retention(bench.metadata, bench.store, bench.clock, bench.log)
+    retention = Retention(bench)
     retention.trim(topic.record, 2)
     created = run(bench, topic)
     assert created is not None
@@ -160,7 +160,7 @@ def test_a_larger_start_without_anything_below_it_makes_no_run(bench: Workbench,
     allow(bench, topic, **{"cleanup.policy": "compact,delete", "retention.ms": -1})
     append(bench, topic, (b"a", b"0", 0), (b"a", b"1", 0))
     run(bench, topic)
-    Retention(bench.metadata, bench.store, bench.clock, bench.log).trim(topic.record, 1)
+    Retention(bench).trim(topic.record, 1)
     assert run(bench, topic) is None
     append(bench, topic, (b"a", b"2", 0), (b"b", b"3", 0))
     run(bench, topic)
@@ -178,7 +178,7 @@ def test_parts_with_dead_rows_are_not_due_for_ever(bench: Workbench, topic: Topi
     assert run(roomy, topic) is not None
     bench.advance(5)
     assert run(roomy, topic) is None
-    Retention(bench.metadata, bench.store, bench.clock, bench.log).trim(topic.record, 3)
+    Retention(bench).trim(topic.record, 3)
     created = run(roomy, topic)
     assert created is not None
     assert created.statistics["parts_kept"] == 1

@@ -12,6 +12,7 @@ from compactor.engines.engine import Engine, InProcess
 from compactor.scheduling.control_loop import ControlLoop, LoopSettings
 from compactor.scheduling.status import compaction_status
 from compactor.scheduling.worker import WorkerSettings
+from storage.environment import Environment
 from storage.errors import Fenced
 from storage.metadata.records import CompactionState, RunState
 from storage.topic import Topic
@@ -99,10 +100,7 @@ class Stage:
         """A service whose threads are not started: the test calls `heartbeat` and `poll`."""
         number = len(self.loops)
         loop = ControlLoop(
-            self.metadata,
-            self.bench.store,
-            self.clock,
-            self.bench.log,
+            Environment(self.metadata, self.bench.store, self.clock, self.bench.log),
             engines or self.engines,
             settings,
             url=f"http://service{number}",

@@ -158,7 +158,7 @@ def test_a_failure_that_cannot_be_recorded_is_told(
     def away(*_: Any) -> int:
         raise Unavailable("no database", "try again")
 
-    monkeypatch.setattr(stage.control, "run_failed", away)
+    monkeypatch.setattr(stage.control, "fail_run", away)
     stage.poll(loop, bad)
     answer = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [("does not exist" in item, "no database" in item) for item in answer] == [(True, True)], answer

@@ -44,8 +44,8 @@ def bench(tmp_path: Path) -> Iterator[Workbench]:
 
 
 def verify(bench: Workbench, topic: Topic, **given: Any) -> Report:
-    parts = {"metadata": bench.metadata, "store": bench.store, "clock": bench.clock, "engine": bench.engine}
-    return Verifier(**(parts | {"sizing": SIZING} | given)).verify(topic.name)
+    environment = replace(bench, store=given.pop("store", bench.store))
+    return Verifier(environment, **({"engine": bench.engine, "sizing": SIZING} | given)).verify(topic.name)
 
 
 def append(bench: Workbench, topic: Topic, *messages: tuple[bytes, bytes | None, int, int | None]) -> None:

@@ -237,7 +237,7 @@ def test_a_damaged_segment_holds_up_nothing_behind_it_and_says_what_to_do(bench:
     assert horizon is not None
     assert horizon.offset == 0, "nothing behind a segment that is not sealed is compacted"
     bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "delete")
-    retention = Retention(bench.metadata, bench.store, bench.clock, bench.log)
+    retention = Retention(bench)
     trimmed = retention.trim(topic.record, 3, force=True)
     assert (trimmed.topic.start_offset, len(trimmed.plan.going)) == (0, 1)
     assert "--accept-loss" in trimmed.tail_left

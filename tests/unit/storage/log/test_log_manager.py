@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
+from storage.environment import Environment
 from storage.errors import Fenced, LeaseHeld, Misconfigured, ObjectDamaged, SegmentNotLocal, Unavailable
 from storage.failpoints import Failpoint, observed
 from storage.ledger.rows import Codec, Slot
@@ -25,7 +26,7 @@ from tests.workbench import Workbench, content, raw
 
 def log_manager(bench: Workbench, holder: str) -> LogManager:
     assert bench.log is not None
-    return LogManager(bench.metadata, bench.store, bench.clock, bench.log, holder)
+    return LogManager(bench, holder)
 
 
 def states(bench: Workbench, topic: Topic) -> list[str]:
@@ -73,13 +74,15 @@ def _entry(metadata: MessageMetadata, payload: bytes) -> bytes:
     return b"\x0e\x01" + crc32c(covered).to_bytes(4, "big") + covered
 
 
-def test_an_import_behind_an_unsealed_segment_is_not_compacted_before_it(bench: Workbench, topic: Topic) -> None:
+def test_an_import_behind_an_unsealed_segment_is_not_compacted_before_it(
+    bench: Workbench, topic: Topic, tmp_path: Path
+) -> None:
     """A horizon behind the segment would pass over what it holds."""
     produce(topic, [one(b"a", b"old"), one(b"only", b"here")])
     bench.append(topic, [content((b"a", b"new"))])
-    without = bench.compactor()
-    assert without.log is not None
-    assert replace(without, log=None).compact(topic.name).run is not None
+    elsewhere = replace(bench, log=LogDirectory(tmp_path / "another machine's"))
+    with pytest.raises(SegmentNotLocal):
+        elsewhere.compactor().compact(topic.name)
     assert topic.snapshot().horizon is None, "nothing may be compacted yet"
     bench.compact(topic)
     assert {m.key: m.payload for m in topic.messages(read_compacted=True)} == {b"only": b"here", b"a": b"new"}
@@ -399,7 +402,7 @@ def test_a_segment_in_another_directory_is_left_to_those_who_have_it(
     produce(topic, [one(b"a", b"1")])
     topic.log_manager().roll(topic.record)
     nowhere = tmp_path / "nowhere"
-    other = LogManager(bench.metadata, bench.store, bench.clock, LogDirectory(nowhere), "other")
+    other = LogManager(Environment(bench.metadata, bench.store, bench.clock, LogDirectory(nowhere)), "other")
     started = bench.clock.now_ms()
     with pytest.raises(SegmentNotLocal, match="is in the log directory"):
         other.roll_and_seal(topic.record)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from storage.environment import Environment
 from storage.errors import Unavailable
 from storage.failpoints import Failpoint
 from storage.log.directory import LogDirectory
@@ -101,7 +102,7 @@ def test_another_directory_sweeps_nothing_of_ours(bench: Workbench, topic: Topic
     produce(topic, [one(b"a", b"1")])
     topic.log_manager().roll_and_seal(topic.record)
     bench.clock.advance(10**9)
-    other = LogManager(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "other"), "other")
+    other = LogManager(Environment(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "other")), "other")
     assert other.sweep() == 0
     assert states(bench, topic) == ["SEALED"]
 

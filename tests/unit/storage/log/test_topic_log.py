@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from storage.environment import Environment
 from storage.errors import (
     CompactorError,
     Fenced,
@@ -402,12 +403,14 @@ def test_another_log_directory_is_told_and_nothing_is_taken_for_empty(
     bench: Workbench, topic: Topic, tmp_path: Path
 ) -> None:
     produce(topic, [one(b"a", b"1")])
-    elsewhere = Topic(bench.metadata, bench.store, bench.clock, topic.record, log=LogDirectory(tmp_path / "elsewhere"))
+    elsewhere = Topic(
+        Environment(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "elsewhere")), topic.record
+    )
     with pytest.raises(Misconfigured, match="not one that was written to"):
         list(elsewhere.read())
     with pytest.raises(Misconfigured, match="COMPACTOR_LOG"):
         produce(elsewhere, [one(b"b", b"2")])
-    without = Topic(bench.metadata, bench.store, bench.clock, topic.record)
+    without = Topic(bench, topic.record)
     for attempt in (lambda: list(without.read()), lambda: without.append_log(0)):
         with pytest.raises(Misconfigured, match="COMPACTOR_LOG"):
             attempt()

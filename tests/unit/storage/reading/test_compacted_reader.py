@@ -142,7 +142,7 @@ def replaced(
     bench.append(topic, [content(*changes)])
     bench.compactor().compact(topic.name, policies or RunPolicies())
     bench.advance(GRACE_MS + PIN_TTL_MS)
-    assert GarbageCollector(bench.metadata, bench.store, bench.clock).collect(topic.record).compacted_ledgers == 1
+    assert GarbageCollector(bench).collect(topic.record).compacted_ledgers == 1
 
 
 def trim_compacted(bench: Workbench, topic: Topic) -> None:
@@ -326,7 +326,7 @@ def truncate(bench: Workbench, topic: Topic) -> None:
 
 def trim_by_force(bench: Workbench, topic: Topic) -> None:
     end = topic.snapshot().topic.next_offset
-    Retention(bench.metadata, bench.store, bench.clock, bench.log).trim(topic.record, end, force=True)
+    Retention(bench).trim(topic.record, end, force=True)
 
 
 def trim_by_time(bench: Workbench, topic: Topic) -> None:
@@ -335,7 +335,7 @@ def trim_by_time(bench: Workbench, topic: Topic) -> None:
     bench.metadata.policies.set(scope, "cleanup.policy", "delete")
     bench.metadata.policies.set(scope, "retention.ms", 10)
     bench.advance(20)
-    Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
+    Retention(bench).apply(topic.record)
 
 
 def trim_and_delete_the_cursor(bench: Workbench, topic: Topic) -> None:

@@ -71,7 +71,7 @@ def test_a_read_that_begins_behind_a_forced_trim_ends_wherever_pages_do(bench: W
     bench.append(topic, [content(*[(b"%d" % number, b"x") for number in range(40)])])
     bench.compact(topic)
     bench.append(topic, [content(*[(b"later", b"%d" % number) for number in range(6)])])
-    Retention(bench.metadata, bench.store, bench.clock, bench.log).trim(topic.record, 44, force=True)
+    Retention(bench).trim(topic.record, 44, force=True)
     found = all_messages(topic, True, size)
     assert [item.offset for item in found] == [*range(40), 44, 45]
 
@@ -128,7 +128,7 @@ def churn(bench: Workbench, topic: Topic) -> None:
 
 def collect(bench: Workbench, topic: Topic) -> int:
     bench.clock.advance(GRACE_MS)
-    return GarbageCollector(bench.metadata, bench.store, bench.clock).collect(topic.record).compacted_ledgers
+    return GarbageCollector(bench).collect(topic.record).compacted_ledgers
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_pages_go_on_in_a_newer_compacted_ledger_when_raw_is_gone_too(
     bench.compact(topic)
     everything = view(list(topic.messages()))
     bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
-    Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
+    Retention(bench).apply(topic.record)
     assert collect(bench, topic) == 1
     if misses:
         with pytest.raises(StateMayBeStale):

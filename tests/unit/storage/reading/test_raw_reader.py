@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from storage.environment import Environment
 from storage.errors import ObjectMissing, OffsetOutOfRange
 from storage.ledger.seek import AtOffset, AtTime, Reset, StartPosition
 from storage.model import EARLIEST, LATEST, Message, MessageId
@@ -161,7 +162,7 @@ def test_a_reader_waits_for_what_comes(bench: Workbench, topic: Topic) -> None:
         lambda: bench.append(topic, [content((b"n", b"13"))]),
     ]
     clock = CallingClock(lambda: steps.pop(0)() if steps else None)
-    waiting = Topic(bench.metadata, bench.store, clock, topic.record, log=bench.log)
+    waiting = Topic(Environment(bench.metadata, bench.store, clock, bench.log), topic.record)
     reader = waiting.reader(LATEST)
     assert page(reader, wait_ms=60_000) == [12]
     assert page(reader, wait_ms=60_000) == [13]

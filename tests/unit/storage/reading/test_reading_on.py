@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compactor.maintenance.retention import Retention
+from storage.environment import Environment
 from storage.errors import ObjectMissing, OffsetOutOfRange, StateMayBeStale, Unavailable
 from storage.ledger.manifest import read_manifest
 from storage.ledger.seek import AtOffset, AtTime, Reset
@@ -27,7 +28,7 @@ def imported(bench: Workbench, topic: Topic, count: int, first: int = 0) -> None
 def cleanup(bench: Workbench, topic: Topic, policy: str) -> Retention:
     assert bench.log is not None
     bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", policy)
-    return Retention(bench.metadata, bench.store, bench.clock, bench.log)
+    return Retention(bench)
 
 
 def page(reader: PageReader, limits: ReadLimits = ReadLimits()) -> list[int]:  # noqa: B008
@@ -37,7 +38,7 @@ def page(reader: PageReader, limits: ReadLimits = ReadLimits()) -> list[int]:  #
 def failing(bench: Workbench, topic: Topic, nth: int) -> Topic:
     """The topic over a store of which one read fails."""
     store = FaultyStore(bench.store, Script([Fault(Kind.FAIL, "get", nth=nth)]))
-    return Topic(bench.metadata, store, bench.clock, topic.record, log=bench.log)
+    return Topic(Environment(bench.metadata, store, bench.clock, bench.log), topic.record)
 
 
 @pytest.mark.parametrize("flag", [False, True])

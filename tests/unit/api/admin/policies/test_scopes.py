@@ -51,7 +51,7 @@ def test_a_failure_between_two_writes_changes_nothing(
 
     monkeypatch.setattr(policy_store, writes, write)
     try:
-        call(SimpleNamespace(components=SimpleNamespace(metadata=metadata)))
+        call(SimpleNamespace(environment=SimpleNamespace(metadata=metadata)))
     except Unavailable:
         assert list(map(metadata.policies.of_scope, scopes)) == before
     else:
