@@ -70,7 +70,7 @@ def open_for_writing(settings: Settings) -> Iterator[Environment]:
 
 def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) -> LogDirectory:
     from storage.log.directory import LogDirectory
-    from storage.log.room import Room
+    from storage.log.log_space import LogSpace
 
     bare = LogDirectory(settings.log_directory)
 
@@ -78,7 +78,7 @@ def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) ->
         uid = bare.known_uid
         return metadata.segments.rolled_bytes(uid) if uid is not None else 0
 
-    room = Room(
+    room = LogSpace(
         clock,
         bare.path,
         rolled_bytes,

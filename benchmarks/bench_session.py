@@ -38,8 +38,8 @@ class Session:
 
     def append(self, topic: Topic, shape: Shape, ledger_bytes: int = 128 << 20) -> None:
         """Append data through the product's own import."""
-        from api.formats.encoding import TextEncoding
         from api.formats.parquet import read_parquet
+        from api.formats.text_encoding import TextEncoding
 
         file = self.folder / "input.parquet"
         write_parquet(shape, file)

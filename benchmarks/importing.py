@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from api.components import ensure_topic
-from api.formats.encoding import TextEncoding
 from api.formats.parquet import read_parquet
+from api.formats.text_encoding import TextEncoding
 from storage.environment import Environment
 from storage.ledger import names
 from storage.model import TopicName

@@ -32,7 +32,7 @@ from storage.model import EARLIEST, Message, MessageId, Position, TopicName
 from storage.owner import owner_name
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.key_lookup import point_read
-from storage.reading.last_message import LastMessage
+from storage.reading.last_message import LastMessageFinder
 from storage.reading.limits import ReadLimits, limited
 from storage.reading.page_reader import PageReader
 from storage.reading.raw_reader import RawReader
@@ -189,7 +189,7 @@ class Topic:
         while True:
             reader = self.snapshot_reader()
             try:
-                return LastMessage(self._environment.store, reader, self._hasher).message_id(read_compacted)
+                return LastMessageFinder(self._environment.store, reader, self._hasher).message_id(read_compacted)
             except ObjectMissing:  # it was sealed, or trimmed, between the check and the read
                 if self.snapshot().extents == reader.extents:
                     raise

@@ -1,7 +1,7 @@
-"""Bodies that are one number, read as strictly as they are refused: in the words of a broker's JSON parser.
+"""What bodies and answers of the admin API are made from: base models with Pulsar's names, and bodies of one number.
 
-A text is no number, nor is a fraction, a boolean or a number that 64 bits do not hold. The body is read whatever its
-content type. Bodies that are objects are pydantic models beside their routes.
+A body that is one number is read as strictly as a broker's JSON parser reads it, and refused in its words: a text, a
+fraction, a boolean and a number that 64 bits do not hold are not numbers. It is read whatever its content type.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from api.formats.encoding import TextEncoding
 from api.formats.jsonl import read_jsonl
 from api.formats.parquet import read_parquet
+from api.formats.text_encoding import TextEncoding
 from storage.errors import InvalidInput
 
 Reader = Callable[[str, TextEncoding, TextEncoding], Iterator[pa.Table]]

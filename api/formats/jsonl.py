@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from api.formats.encoding import TextEncoding, to_bytes, to_text
+from api.formats.text_encoding import TextEncoding, to_bytes, to_text
 from storage.errors import InvalidInput, InvalidRecord
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import Message
@@ -57,7 +57,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     offset: int | None = None
 
 
-class KeylessLine(msgspec.Struct, forbid_unknown_fields=True):
+class OptionalKeyLine(msgspec.Struct, forbid_unknown_fields=True):
     """One line that may leave its key out, because there is one for all."""
 
     value: str | None
@@ -126,8 +126,8 @@ def _read(
     default_key: bytes | None = None,
 ) -> Iterator[tuple[dict[str, list[Any]], int]]:
     """Columns of INPUT_SCHEMA of up to `most_rows` messages, not empty, and the bytes of their lines."""
-    decode: Callable[[bytes], Line | KeylessLine]
-    decode = msgspec.json.Decoder(Line).decode if default_key is None else msgspec.json.Decoder(KeylessLine).decode
+    decode: Callable[[bytes], Line | OptionalKeyLine]
+    decode = msgspec.json.Decoder(Line).decode if default_key is None else msgspec.json.Decoder(OptionalKeyLine).decode
     columns: dict[str, list[Any]] = {name: [] for name in INPUT_SCHEMA.names}
     number = size = 0
     shown = "standard input" if file == "-" else file

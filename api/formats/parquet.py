@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from api.formats.encoding import TextEncoding
+from api.formats.text_encoding import TextEncoding
 from storage.entries.chunk_assembler import ChunkAssembler, assembled
 from storage.errors import InvalidInput, InvalidRecord, StorageFull
 from storage.ledger import rows

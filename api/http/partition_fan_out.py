@@ -57,7 +57,7 @@ async def answered(request: Request, other: NotTheOwner) -> Response:
         return await forwarding.forward(request, other.service)
     metadata = request.app.state.service.environment.metadata
     database = pools_of(request)[WaitsFor.DATABASE]
-    partitioned: PartitionedTopic | None = await database.run(metadata.tenancy.partitioned, whole)
+    partitioned: PartitionedTopic | None = await database.run(metadata.partitions.find, whole)
     if partitioned is None:
         return await forwarding.forward(request, other.service)
     body = await request.body()
@@ -82,7 +82,7 @@ async def _asked(
     query = request.scope.get("query_string", b"").decode("latin-1")
     target = f"{path}?{query}" if query else path
     database = pools_of(request)[WaitsFor.DATABASE]
-    record: TopicRecord = await database.run(metadata.topic, name)
+    record: TopicRecord = await database.run(metadata.topics.get, name)
     try:
         await database.run(forwarding.for_reading, record)
     except NotTheOwner as other:

@@ -77,7 +77,7 @@ class Unreadable(HTTPException):
         super().__init__(400, reason)
 
 
-class Reason(BaseModel):
+class ErrorData(BaseModel):
     """The body of every answer that reports a problem."""
 
     reason: str
@@ -85,7 +85,7 @@ class Reason(BaseModel):
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """What a route declares of the answers it may give besides success: `responses=refusals(404, 409)`."""
-    return {status: {"model": Reason} for status in statuses}
+    return {status: {"model": ErrorData} for status in statuses}
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from api.observability.run_totals import RunTotals, TopicTotals
+from api.observability.run_totals import RunTotals, TopicRunTotals
 from compactor.scheduling.due import Check
 from storage.clock import Clock
 from storage.errors import CompactorError
@@ -276,7 +276,7 @@ class _Scrape(Collector):
 
 
 _SEGMENTS = ("OPEN", "ROLLED", "SEALED")
-_BY_TOPIC: Mapping[str, Callable[[TopicTotals], float]] = {
+_BY_TOPIC: Mapping[str, Callable[[TopicRunTotals], float]] = {
     "pulsar_compaction_removed_event_count": lambda item: item.removed_messages,
     "pulsar_compaction_succeed_count": lambda item: item.succeeded,
     "pulsar_compaction_failed_count": lambda item: item.failed,

@@ -21,7 +21,7 @@ LATE_IDS, LATE_LOOKS = 200, 10
 
 
 @dataclass
-class TopicTotals:
+class TopicRunTotals:
     """One topic's runs. Durations in milliseconds, rates in bytes a second, both of the last success."""
 
     succeeded: int = 0
@@ -41,7 +41,7 @@ class RunTotals:
     """The totals of all topics, by id."""
 
     store: MetricsStore
-    topics: dict[int, TopicTotals] = field(default_factory=dict)
+    topics: dict[int, TopicRunTotals] = field(default_factory=dict)
     names: dict[int, TopicName] = field(default_factory=dict)
     running: dict[int, RunFigures] = field(default_factory=dict)
     last_finished_at: int | None = None
@@ -79,7 +79,7 @@ class RunTotals:
         if run.finished_at is None:
             self.running[run.run_id] = run
             return
-        totals = self.topics.setdefault(run.topic_id, TopicTotals())
+        totals = self.topics.setdefault(run.topic_id, TopicRunTotals())
         self.last_finished_at = max(self.last_finished_at or 0, run.finished_at)
         if run.state is RunState.ERROR:
             totals.failed += 1
@@ -88,7 +88,7 @@ class RunTotals:
         else:
             self._succeeded(totals, run, run.finished_at)
 
-    def _succeeded(self, totals: TopicTotals, run: RunFigures, finished_at: int) -> None:
+    def _succeeded(self, totals: TopicRunTotals, run: RunFigures, finished_at: int) -> None:
         totals.succeeded += 1
         read, written = _number(run, "bytes_read"), _number(run, "bytes_written")
         totals.removed_messages += max(

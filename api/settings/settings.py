@@ -21,7 +21,7 @@ from typing import Any
 from api.settings.setting import Alias, Setting, Url, setting as _setting
 from compactor.maintenance.grace import GRACE_MS, LEAST_GRACE_MS
 from storage.errors import Misconfigured
-from storage.options.kinds import BOOLEAN, Choice, Decimal, Duration, List, Optional, Size, Text, Whole
+from storage.options.kinds import BOOLEAN, Choice, Decimal, Duration, Optional, Size, Text, TextList, Whole
 from storage.options.option import table
 from storage.private import make_private
 
@@ -73,7 +73,7 @@ class Settings:
     allowed_hosts: tuple[str, ...] = _setting(
         (),
         "allowed-hosts",
-        List("names"),
+        TextList("names"),
         "Names that requests may use for this service besides loopback, host and advertised-url, while access control "
         "is off.",
     )
@@ -328,7 +328,7 @@ class Settings:
         Alias("tokenAllowedClockSkewSeconds", unit=1000),
     )
     auth_superuser_roles: tuple[str, ...] = _setting(
-        (), "auth.superuser-roles", List("roles"), "Roles that may do everything.", "superUserRoles", "super.users"
+        (), "auth.superuser-roles", TextList("roles"), "Roles that may do everything.", "superUserRoles", "super.users"
     )
 
     # What is seen from outside

@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 
 from storage.errors import Misconfigured, SegmentNotLocal
-from storage.log.room import Room
+from storage.log.log_space import LogSpace
 from storage.metadata.records import SegmentRecord
 from storage.model import TopicName
 from storage.private import file_mode, make_private
@@ -40,7 +40,7 @@ class LogDirectory:
 
     path: Path
     wake_sealer: Callable[[], object] | None = field(default=None, compare=False)
-    room: Room | None = field(default=None, compare=False)
+    room: LogSpace | None = field(default=None, compare=False)
     ids_are_kept: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
     """Set when this process has seen to the ledger ids of files that the database has lost (lost_ids.py)."""
 

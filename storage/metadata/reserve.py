@@ -5,7 +5,7 @@ has open takes space, too. So the first access that fails for lack of space remo
 space: to delete and to trim. It is made again when there is plenty.
 
 The file is as large as the database, within bounds: what a delete writes ahead is less than that. Anybody who writes to
-the disk may use the space up; so those who write much stop before (storage/log/room.py).
+the disk may use the space up; so those who write much stop before (storage/log/log_space.py).
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class Text(_Plain):
 
 
 @dataclass(frozen=True)
-class List:
+class TextList:
     """Texts, separated by commas; in JSON and TOML also a list of texts."""
 
     what: str

@@ -38,7 +38,7 @@ _WINDOW = 1024
 """The most offsets of a segment that are read together."""
 
 
-class LastMessage:
+class LastMessageFinder:
     """Looks in one snapshot, through its reader."""
 
     def __init__(self, store: ObjectStore, reader: SnapshotReader, hasher: KeyHasher) -> None:

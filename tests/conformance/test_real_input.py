@@ -15,8 +15,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from api.formats.encoding import TextEncoding
 from api.formats.jsonl import read_jsonl
+from api.formats.text_encoding import TextEncoding
 from compactor.engines.engine import Engine
 from storage.clock import SystemClock
 from storage.log.directory import LogDirectory

@@ -20,8 +20,8 @@ from api.cli.local.import_command import FormatName
 from api.cli.local.produce_command import CompressionName
 from api.cli.local.read_command import OutputName as ReadOutputName
 from api.cli.main import GLOBAL_FLAGS, GLOBAL_OPTIONS, app
-from api.formats.encoding import TextEncoding
 from api.formats.inputs import READERS, InputFormat
+from api.formats.text_encoding import TextEncoding
 from api.settings.settings import CONFIG_VARIABLE, SETTINGS
 from storage.metadata.records import RunState
 

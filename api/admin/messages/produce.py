@@ -25,7 +25,7 @@ from api.admin.messages.produce_models import (
     parsed,
 )
 from api.background.maintenance_loop import QUOTA_CHECK_MS
-from api.formats.encoding import TextEncoding, to_text
+from api.formats.text_encoding import TextEncoding, to_text
 from api.http.access import Action
 from api.http.owner_proxy import NotTheOwner
 from api.http.paths import TOPIC_PATH, Topic, segment

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pydantic import Field, ValidationError
 
 from api.admin.models import Answer, Strict
-from api.formats.encoding import TextEncoding, to_bytes
 from api.formats.jsonl import parse_rows
+from api.formats.text_encoding import TextEncoding, to_bytes
 from api.http import json_bounds
 from api.http.problems import Problem, shown_errors
 

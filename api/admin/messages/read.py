@@ -22,8 +22,8 @@ from starlette.responses import Response, StreamingResponse
 
 from api.admin import resolve
 from api.components import open_topic
-from api.formats.encoding import TextEncoding
 from api.formats.jsonl import JsonLines
+from api.formats.text_encoding import TextEncoding
 from api.http.access import Action, caller_of
 from api.http.owner_proxy import FORWARDED
 from api.http.paths import TOPIC_PATH, Topic

@@ -19,8 +19,8 @@ from api.admin import resolve
 from api.admin.messages.entries import MOST_ENTRIES, NOT_FOUND, RESPONSE, entries, entry_of, entry_response, refuse_far
 from api.admin.models import Answer
 from api.components import open_topic
-from api.formats.encoding import TextEncoding, to_bytes
 from api.formats.jsonl import JsonLines
+from api.formats.text_encoding import TextEncoding, to_bytes
 from api.http.access import Action
 from api.http.paths import TOPIC_PATH, Topic, decoded
 from api.http.problems import Problem

@@ -24,7 +24,7 @@ Output = Annotated[OutputName, typer.Option(help="For people, or for scripts.")]
 
 
 class EncodingName(StrEnum):
-    """Text encodings; `api.formats.encoding` has them (a test compares the two)."""
+    """Text encodings; `api.formats.text_encoding` has them (a test compares the two)."""
 
     UTF8 = "utf8"
     BASE64 = "base64"

@@ -16,7 +16,7 @@ from storage.errors import InvalidInput
 from storage.model import TopicName
 
 if TYPE_CHECKING:
-    from api.formats.encoding import TextEncoding
+    from api.formats.text_encoding import TextEncoding
     from storage.model import Message
 
 
@@ -44,7 +44,7 @@ def get_value(
     whatever the topic's size. Exit code 8 if the key has no value: there is none, or it was deleted.
     """
     name = TopicName.parse(topic)
-    from api.formats.encoding import TextEncoding
+    from api.formats.text_encoding import TextEncoding
 
     encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)
     wanted = _key_bytes(key, encodings[0])
@@ -57,7 +57,7 @@ def get_value(
 
 
 def _key_bytes(key: str, encoding: TextEncoding) -> bytes:
-    from api.formats.encoding import to_bytes
+    from api.formats.text_encoding import to_bytes
 
     try:
         return to_bytes(key, encoding)

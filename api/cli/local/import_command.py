@@ -73,8 +73,8 @@ def import_files(
     """
     name = TopicName.parse(topic)
     ledger_bytes = parse_bytes("--ledger-size", ledger_size, least=1)
-    from api.formats.encoding import TextEncoding
     from api.formats.inputs import InputFormat, read_messages
+    from api.formats.text_encoding import TextEncoding
 
     given = InputFormat(input_format.value) if input_format else None
     encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from api.formats.encoding import TextEncoding
+    from api.formats.text_encoding import TextEncoding
     from storage.environment import Environment
     from storage.log.segment_dump import ScannedFrame
     from storage.metadata.records import SegmentRecord, TopicRecord
@@ -43,7 +43,7 @@ def dump_log(
 
     Nothing is changed. Exit code 7 if something is damaged.
     """
-    from api.formats.encoding import TextEncoding
+    from api.formats.text_encoding import TextEncoding
 
     show = _Shown(keys_only, TextEncoding(key_encoding.value), TextEncoding(value_encoding.value))
     if not (what.isascii() and what.isdigit() and len(what) < 20):
@@ -268,7 +268,7 @@ class _Shown:
 
 def _text(data: bytes | None, encoding: TextEncoding) -> str | None:
     """Bytes as text; bytes that are not UTF-8 are escaped, because a dump must not fail."""
-    from api.formats.encoding import TextEncoding, to_text
+    from api.formats.text_encoding import TextEncoding, to_text
 
     if data is None:
         return None

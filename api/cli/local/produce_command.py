@@ -57,10 +57,10 @@ def produce_messages(
     """
     name = TopicName.parse(topic)
     from api.background.sealer_process import BackgroundSealer
-    from api.formats.encoding import TextEncoding, to_bytes
     from api.formats.entries import Entries, lingering
     from api.formats.inputs import check_file
     from api.formats.jsonl import read_rows
+    from api.formats.text_encoding import TextEncoding, to_bytes
     from storage.errors import InvalidInput, InvalidRecord
     from storage.ledger.rows import Codec
 

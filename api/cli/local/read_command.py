@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from api.formats.encoding import TextEncoding
+    from api.formats.text_encoding import TextEncoding
     from storage.model import Message
     from storage.reading.page_reader import PageReader
 
@@ -69,7 +69,7 @@ def read_topic(
         raise InvalidInput(
             "--output parquet and a FILE belong together", "compactor read TOPIC --output parquet out.parquet"
         )
-    from api.formats.encoding import TextEncoding
+    from api.formats.text_encoding import TextEncoding
 
     if follow and output is not OutputName.JSONL:
         raise InvalidInput(f"--follow cannot be shown as {output.value}", "leave --output out: one JSON line a message")

@@ -37,7 +37,7 @@ from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, LATEST, Message, MessageId, Position, TopicName
 from storage.objects.interface import ObjectWriter
 from storage.objects.local import LocalStore
-from storage.reading.last_message import LastMessage
+from storage.reading.last_message import LastMessageFinder
 from storage.reading.snapshot_reader import SnapshotReader, messages
 from storage.topic import Topic
 from tests import chunked
@@ -108,7 +108,7 @@ def test_earliest_with_the_flag_is_the_compacted_start_without_any_raw(bench: Wo
     assert all_offsets(bare.compacted(FromId(EARLIEST), bare.manifest(compacted))) == [1, 2, 3]
     assert all_offsets(bare.raw(FromId(EARLIEST), compacted.horizon.offset)) == []
     hasher = Xxh3KeyHasher(topic.record.hash_seed)
-    assert LastMessage(bench.store, bare, hasher).message_id(True) == ids(raw(topic))[3]
+    assert LastMessageFinder(bench.store, bare, hasher).message_id(True) == ids(raw(topic))[3]
 
 
 def test_latest_gives_nothing_that_is_there(topic: Topic) -> None:

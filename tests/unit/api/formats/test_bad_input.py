@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from api.formats.encoding import TextEncoding
 from api.formats.inputs import InputFormat, read_messages
+from api.formats.text_encoding import TextEncoding
 from storage.errors import InvalidInput
 
 GOOD = b'{"key":"a","value":"1"}\n'

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from api.formats import parquet
-from api.formats.encoding import TextEncoding
 from api.formats.parquet import write_parquet
+from api.formats.text_encoding import TextEncoding
 from tests import chunked
 from tests.workbench import Workbench
 

@@ -121,7 +121,11 @@ def test_a_chunk_counts_its_own_bytes() -> None:
         ({"num_messages_in_batch": -1}, b"", "-1 messages"),
         ({"num_messages_in_batch": 3}, b"x" * 17, "3 messages in 17 bytes"),
         ({"num_messages_in_batch": 3, "compression": 1, "uncompressed_size": 17}, b"x" * 18, "in 17 bytes"),
-        ({"num_messages_in_batch": MAX_BATCH_MESSAGES + 1, "compression": 1, "uncompressed_size": 2**28}, b"x", "hold"),
+        (
+            {"num_messages_in_batch": MAX_BATCH_MESSAGES + 1, "compression": 1, "uncompressed_size": 2**28},
+            b"x",
+            "claims",
+        ),
         ({"compression": 2, "uncompressed_size": rows.MAX_MESSAGE_BYTES + 1}, b"x", "at most"),
         ({"partition_key": b"a*bc", "partition_key_b64_encoded": True}, b"x", "base64"),
         ({"partition_key": b"a", "partition_key_b64_encoded": True}, b"x", "base64"),

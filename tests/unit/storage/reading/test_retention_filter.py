@@ -11,7 +11,7 @@ from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.policy_store import topic_scope
 from storage.model import EARLIEST
 from storage.options.policies import TopicPolicies
-from storage.reading.last_message import LastMessage
+from storage.reading.last_message import LastMessageFinder
 from storage.reading.retention_filter import BOTH, RetentionFilter, filter_under, retention_filter
 from storage.reading.snapshot_reader import SnapshotReader
 from storage.topic import Topic
@@ -87,7 +87,7 @@ def test_the_last_message_that_may_be_seen(
 ) -> None:
     shown = RetentionFilter(start, bench.clock.now_ms() - age)
     reader = SnapshotReader(bench.store, topic.snapshot(), retention=shown)
-    found = LastMessage(bench.store, reader, Xxh3KeyHasher(topic.record.hash_seed)).message_id(True)
+    found = LastMessageFinder(bench.store, reader, Xxh3KeyHasher(topic.record.hash_seed)).message_id(True)
     payloads = {message.message_id: message.payload for message in topic.messages()}
     assert (None if found == EARLIEST else payloads[found]) == expected
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from api.formats.encoding import TextEncoding
 from api.formats.jsonl import Row, read_rows
+from api.formats.text_encoding import TextEncoding
 
 
 class Heard(Exception):

@@ -9,7 +9,7 @@ import pytest
 
 from api.admin.messages import produce_models
 from api.admin.messages.produce_models import NewMessage, parsed
-from api.formats.encoding import TextEncoding
+from api.formats.text_encoding import TextEncoding
 from api.http.problems import Problem
 
 LINES = "application/x-ndjson"

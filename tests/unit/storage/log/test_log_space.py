@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from storage.errors import StorageFull, Unavailable
-from storage.log.room import DISK_MS, ROLLED_MS, Room
+from storage.log.log_space import DISK_MS, ROLLED_MS, LogSpace
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import one, produce
@@ -35,7 +35,7 @@ def test_rolled_segments_that_nobody_seals_stop_appends(bench: Workbench, topic:
     """While the store is away they would fill the disk."""
     assert bench.log is not None
     uid, metadata = bench.log.uid, bench.metadata
-    room = Room(bench.clock, bench.log.path, lambda: metadata.segments.rolled_bytes(uid), max_rolled_bytes=200)
+    room = LogSpace(bench.clock, bench.log.path, lambda: metadata.segments.rolled_bytes(uid), max_rolled_bytes=200)
     bounded = replace(bench, log=replace(bench.log, room=room)).topic(str(topic.name))
     other = replace(bench, log=replace(bench.log, room=room)).topic("other")
     with bounded.append_log() as log:
@@ -55,7 +55,7 @@ def test_rolled_segments_that_nobody_seals_stop_appends(bench: Workbench, topic:
 
 def test_some_of_the_disk_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, disk = ManualClock(), Disk(monkeypatch, 1000)
-    room = Room(clock, tmp_path / "log" / "not made yet", lambda: pytest.fail("no limit"), min_free_bytes=1000)
+    room = LogSpace(clock, tmp_path / "log" / "not made yet", lambda: pytest.fail("no limit"), min_free_bytes=1000)
     for _ in range(3):
         room.check()
     assert disk.asked == [tmp_path]
@@ -82,7 +82,7 @@ def test_what_cannot_be_asked_stops_nobody(tmp_path: Path) -> None:
         assert isinstance(answer, int)
         return answer
 
-    room = Room(clock, tmp_path, rolled, max_rolled_bytes=100)
+    room = LogSpace(clock, tmp_path, rolled, max_rolled_bytes=100)
     found = []
     for _ in range(4):
         try:

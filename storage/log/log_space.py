@@ -22,7 +22,7 @@ DISK_MS = 100
 ROLLED_MS = 1000
 
 
-class Room:
+class LogSpace:
     """The limits of one log directory in this process. Safe to share between threads."""
 
     def __init__(
