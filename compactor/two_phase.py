@@ -136,7 +136,7 @@ class TwoPhaseCompactor:
         topic = self.environment.metadata.topics.get(name)
         holder = owner_name()
         attempt = self.environment.metadata.attempts.begin(topic.id, AttemptKind.RUN, holder)
-        with afterwards(lambda: self._forget(topic.uid, attempt)):
+        with afterwards(lambda: self._purge(topic.uid, attempt)):
             snapshot, pin = self.environment.metadata.pins.take(topic.id, holder, HEARTBEAT_MS)
             with (
                 afterwards(lambda: None if pin is None else self.environment.metadata.pins.release(pin)),
@@ -168,7 +168,7 @@ class TwoPhaseCompactor:
         finally:
             self.progress.end()
 
-    def _forget(self, topic_uid: str, attempt: Attempt) -> None:
+    def _purge(self, topic_uid: str, attempt: Attempt) -> None:
         """Delete what a dry run wrote; what is left by a failure, garbage collection finds."""
         for stored in list(self.environment.store.list(names.run_prefix(topic_uid, attempt.attempt_id))):
             self.environment.store.delete(stored.name)
@@ -180,7 +180,7 @@ class TwoPhaseCompactor:
             self.leader()  # before the tail is rolled for nothing
         StoreIdentity(self.environment.metadata, self.environment.store).require()
         topic = self.environment.metadata.topics.get(name)
-        tail_left = self._settle(topic)
+        tail_left = self._roll_and_seal(topic)
         snapshot = self.environment.metadata.snapshot(topic.id)
         policies = _policies_of(snapshot.topic, wanted)
         if nothing_new(self.environment.metadata, self.environment.store, self.environment.clock, snapshot, policies):
@@ -193,7 +193,7 @@ class TwoPhaseCompactor:
         self.on_claimed(run)
         return Job(name, run, self._run(run, policies, tail_left))
 
-    def _settle(self, topic: TopicRecord) -> CompactorError | None:
+    def _roll_and_seal(self, topic: TopicRecord) -> CompactorError | None:
         """Roll and seal the tail (P2); why something of it is left to a later run.
 
         Raises what keeps the tail from being sealed if there is nothing to compact besides.

@@ -1,6 +1,6 @@
 """The offsets of a topic that one cursor has acknowledged: a mark, and Roaring bitmaps above it, in bounded memory.
 
-Offsets are cut into stretches of 2^19; a stretch that has something above the mark is one bitmap of offsets relative to
+Offsets are cut into ranges of 2^19; a range that has something above the mark is one bitmap of offsets relative to
 its first, at most 64 KiB however many holes it has (8 Roaring containers of at most 8 KiB). All at or below the mark is
 acknowledged. `end` may be above the mark: what is between the two has no hole either, but nobody said yet by which id
 its last message goes.
@@ -24,7 +24,7 @@ from pyroaring import BitMap
 RANGE_BITS = 19
 RANGE_OFFSETS = 1 << RANGE_BITS
 MAX_RANGE_BYTES = (RANGE_OFFSETS >> 3) + 128
-"""What a serialized bitmap of a stretch takes at most: its bits, and Roaring's own few bytes a container."""
+"""What a serialized bitmap of a range takes at most: its bits, and Roaring's own few bytes a container."""
 RANGE_OVERHEAD = 512
 """About what the objects around a small bitmap take in memory."""
 
@@ -33,7 +33,7 @@ _ADDED_BYTES = 4
 
 
 def range_number(offset: int) -> int:
-    """The number of the stretch that an offset is in."""
+    """The number of the range that an offset is in."""
     return offset >> RANGE_BITS
 
 
@@ -44,12 +44,12 @@ def encode(bitmap: BitMap) -> bytes:
 
 
 def decode(stored: bytes) -> BitMap:
-    """Raises ValueError for bytes that are no bitmap of a stretch."""
+    """Raises ValueError for bytes that are no bitmap of a range."""
     if not stored:
         raise ValueError("there is nothing")  # pyroaring would look at its first byte
     bitmap = BitMap.deserialize(stored)
     if bitmap and bitmap.max() >= RANGE_OFFSETS:
-        raise ValueError("the bitmap goes beyond its stretch")
+        raise ValueError("the bitmap goes beyond its range")
     return bitmap
 
 
@@ -88,7 +88,7 @@ def joined(parts: Iterable[range]) -> Iterator[range]:
 
 
 @dataclass
-class _Stretch:
+class _AckRange:
     bitmap: BitMap = field(default_factory=BitMap)
     size: int = RANGE_OVERHEAD
 
@@ -106,14 +106,14 @@ class AcknowledgedOffsets:
         self.held_bytes = 0
         """What the bitmaps take, at most."""
         self._max_bytes = max_bytes
-        self._stretches: dict[int, _Stretch] = {}
+        self._ranges: dict[int, _AckRange] = {}
         self._changed: set[int] = set()
 
     def __contains__(self, offset: int) -> bool:
         if offset <= self.end:
             return offset >= 0
-        stretch = self._stretches.get(range_number(offset))
-        return stretch is not None and offset & (RANGE_OFFSETS - 1) in stretch.bitmap
+        ack_range = self._ranges.get(range_number(offset))
+        return ack_range is not None and offset & (RANGE_OFFSETS - 1) in ack_range.bitmap
 
     @property
     def changed(self) -> bool:
@@ -137,24 +137,24 @@ class AcknowledgedOffsets:
         before, first = range_number(self.mark + 1), range_number(offset + 1)
         self.mark = offset
         if first > before:
-            for number in [number for number in self._stretches if number < first]:
-                self.held_bytes -= self._stretches.pop(number).size
+            for number in [number for number in self._ranges if number < first]:
+                self.held_bytes -= self._ranges.pop(number).size
                 self._changed.discard(number)
         if offset >= self.end:
             self.end = self._last_of_run(offset + 1)
 
     def adopt(self, number: int, bitmap: BitMap) -> bool:
-        """Take over what is stored of a stretch; False, and nothing is taken, if there is no room for it."""
+        """Take over what is stored of a range; False, and nothing is taken, if there is no room for it."""
         if number < range_number(self.mark + 1):
             return True
-        held = self._stretches.get(number)
+        held = self._ranges.get(number)
         union = bitmap if held is None else held.bitmap | bitmap
         if not union:
             return True
         size = RANGE_OVERHEAD + len(encode(union))
         if size > (held.size if held else 0) and self.held_bytes + size - (held.size if held else 0) > self._max_bytes:
             return False
-        self._put(number, _Stretch(union, size))
+        self._put(number, _AckRange(union, size))
         if range_number(self.end + 1) == number:
             self.end = self._last_of_run(self.end + 1)
         return True
@@ -163,15 +163,15 @@ class AcknowledgedOffsets:
         """Copies of the bitmaps that have changed since the last time, by number, without what is below the mark."""
         taken = {}
         for number in sorted(self._changed):
-            bitmap = without_below(number, self._stretches[number].bitmap, self.mark)
-            self._put(number, _Stretch(bitmap, RANGE_OVERHEAD + len(encode(bitmap))))
+            bitmap = without_below(number, self._ranges[number].bitmap, self.mark)
+            self._put(number, _AckRange(bitmap, RANGE_OVERHEAD + len(encode(bitmap))))
             taken[number] = bitmap.copy()
         self._changed.clear()
         return taken
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """What was taken was not written: these stretches count as changed again."""
-        self._changed.update(number for number in numbers if number in self._stretches)
+        """What was taken was not written: these ranges count as changed again."""
+        self._changed.update(number for number in numbers if number in self._ranges)
 
     def gaps(self, start: int, end: int) -> Iterator[range]:
         """The ranges from `start` to before `end` that are not acknowledged, in order; touching ones are one."""
@@ -181,51 +181,51 @@ class AcknowledgedOffsets:
         """How many offsets behind `offset` and before `end` are acknowledged."""
         count = max(min(self.mark + 1, end) - offset - 1, 0)
         low = max(offset, self.mark) + 1
-        for number, stretch in self._stretches.items():
+        for number, ack_range in self._ranges.items():
             first = number << RANGE_BITS
             inside = max(low - first, 0), min(end - first, RANGE_OFFSETS)
             if inside[0] < inside[1]:
-                count += stretch.bitmap.range_cardinality(*inside)
+                count += ack_range.bitmap.range_cardinality(*inside)
         return count
 
     def _add_within(self, first: int, last: int) -> bool:
         number, count = range_number(first), last - first + 1
-        stretch = self._stretches.get(number)
+        ack_range = self._ranges.get(number)
         low = first & (RANGE_OFFSETS - 1)
-        if stretch is not None and stretch.bitmap.contains_range(low, low + count):
+        if ack_range is not None and ack_range.bitmap.contains_range(low, low + count):
             return True
-        before = stretch.size if stretch else 0
+        before = ack_range.size if ack_range else 0
         size = min((before or RANGE_OVERHEAD) + _ADDED_BYTES * count, RANGE_OVERHEAD + MAX_RANGE_BYTES)
         if size > before and self.held_bytes + size - before > self._max_bytes:
-            self.forgotten += count - (stretch.bitmap.range_cardinality(low, low + count) if stretch else 0)
+            self.forgotten += count - (ack_range.bitmap.range_cardinality(low, low + count) if ack_range else 0)
             return False
-        if stretch is None:
-            stretch = self._stretches[number] = _Stretch()
+        if ack_range is None:
+            ack_range = self._ranges[number] = _AckRange()
         if count == 1:
-            stretch.bitmap.add(low)
+            ack_range.bitmap.add(low)
         else:
-            stretch.bitmap.add_range(low, low + count)
+            ack_range.bitmap.add_range(low, low + count)
         self.held_bytes += size - before
-        stretch.size = size
+        ack_range.size = size
         self._changed.add(number)
         if first <= self.end + 1 <= last:
             self.end = self._last_of_run(last + 1)
         return True
 
-    def _put(self, number: int, stretch: _Stretch) -> None:
-        before = self._stretches.get(number)
-        self.held_bytes += stretch.size - (before.size if before else 0)
-        self._stretches[number] = stretch
+    def _put(self, number: int, ack_range: _AckRange) -> None:
+        before = self._ranges.get(number)
+        self.held_bytes += ack_range.size - (before.size if before else 0)
+        self._ranges[number] = ack_range
 
     def _last_of_run(self, start: int) -> int:
         """The last offset before the first one at or behind `start` that is not acknowledged."""
         offset = start
         while True:
-            stretch = self._stretches.get(range_number(offset))
+            ack_range = self._ranges.get(range_number(offset))
             low = offset & (RANGE_OFFSETS - 1)
-            if stretch is None or low not in stretch.bitmap:
+            if ack_range is None or low not in ack_range.bitmap:
                 return offset - 1
-            missing = BitMap(range(low, RANGE_OFFSETS)) - stretch.bitmap
+            missing = BitMap(range(low, RANGE_OFFSETS)) - ack_range.bitmap
             if missing:
                 return offset - low + missing.min() - 1
             offset += RANGE_OFFSETS - low
@@ -236,9 +236,9 @@ class AcknowledgedOffsets:
             number = range_number(offset)
             first = number << RANGE_BITS
             stop = min(end, first + RANGE_OFFSETS)
-            stretch = self._stretches.get(number)
-            if stretch is None:
+            ack_range = self._ranges.get(number)
+            if ack_range is None:
                 yield range(offset, stop)
             else:
-                yield from ranges(BitMap(range(offset - first, stop - first)) - stretch.bitmap, first)
+                yield from ranges(BitMap(range(offset - first, stop - first)) - ack_range.bitmap, first)
             offset = max(stop, self.end + 1)

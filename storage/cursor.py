@@ -88,7 +88,7 @@ class Cursor:
         self._incarnation = loaded.incarnation
         self._stored = self._position = loaded.record.mark_delete
         self._offsets = AcknowledgedOffsets(_offset(self._stored), self._settings.max_held_bytes)
-        for number, bitmap in loaded.stretches.items():
+        for number, bitmap in loaded.ranges.items():
             self._offsets.adopt(number, bitmap)
         self._highest: Position | None = None
         self._gone = -1
@@ -169,7 +169,7 @@ class Cursor:
     def unacknowledged(self, end: int, start: int = 0) -> Iterator[range]:
         """The offsets from `start` to before `end` that are to be delivered, as ranges in order; touching ones are one.
 
-        What is acknowledged meanwhile may or may not be among them. A stretch of offsets is in memory at a time.
+        What is acknowledged meanwhile may or may not be among them. A range of offsets is in memory at a time.
         """
         return joined(self._unacknowledged(start, end))
 
@@ -253,7 +253,7 @@ class Cursor:
                 for acknowledged in (position, merged.mark_delete):
                     if acknowledged is not None:
                         self._move(acknowledged)
-                for number, bitmap in merged.stretches.items():
+                for number, bitmap in merged.ranges.items():
                     self._offsets.adopt(number, bitmap)
                 if self._is_dirty() and self._oldest is None:
                     # Another owner's acknowledgements closed a hole: mark-delete moves with the next flush.

@@ -282,12 +282,12 @@ class Permission:
         access = cast(Access, request.app.state.access)
         caller = caller_of(request)
         if access.asks_sql(caller, self._actions):
-            await pools_of(request)[WaitsFor.DATABASE].run(self._look, access, caller, request)
+            await pools_of(request)[WaitsFor.DATABASE].run(self._require, access, caller, request)
         else:
             access.require(caller, self._actions, None, None)  # wherever it is, that decides nothing
         request.scope.setdefault(_CHECKED, []).append(self)
 
-    def _look(self, access: Access, caller: Caller, request: Request) -> None:
+    def _require(self, access: Access, caller: Caller, request: Request) -> None:
         try:
             access.require(caller, self._actions, *self._where(request))
         except Problem as problem:

@@ -188,9 +188,9 @@ def deadline_protocol(settings: Settings, seldom: Seldom) -> type[H11Protocol]:
                 self._answer_timer = None
             if is_held_up:
                 waits = self.transport.get_write_buffer_size()
-                self._answer_timer = self.loop.call_later(answer_seconds, self._look_at_taken, waits)
+                self._answer_timer = self.loop.call_later(answer_seconds, self._check_taken, waits)
 
-        def _look_at_taken(self, waited: int) -> None:
+        def _check_taken(self, waited: int) -> None:
             # With TLS the encrypted bytes in flight are not visible: all of them have the time of one check.
             if waited - self.transport.get_write_buffer_size() >= _LEAST_TAKEN:
                 self._time_answer(is_held_up=True)

@@ -87,7 +87,7 @@ class LongPolls:
         one = _Waiting(topic_id)
         self._waiting.add(one)
         if self._task is None or self._task.done() or self._task.get_loop() is not asyncio.get_running_loop():
-            self._task = asyncio.create_task(self._look_on())
+            self._task = asyncio.create_task(self._poll_waiting())
         try:
             while (
                 not self._ends and (remaining := (until_ms - self._clock.now_ms()) / 1000) > 0 and not await is_gone()
@@ -101,7 +101,7 @@ class LongPolls:
         finally:
             self._waiting.discard(one)
 
-    async def _look_on(self) -> None:
+    async def _poll_waiting(self) -> None:
         while self._waiting:
             waiting = list(self._waiting)
             try:

@@ -102,7 +102,7 @@ def status_of(error: Exception) -> int:
     return next((status for kind, status in BY_KIND.items() if isinstance(error, kind)), 500)
 
 
-def told(error: errors.CompactorError) -> str:
+def public_reason(error: errors.CompactorError) -> str:
     """An error in one line, for a caller over HTTP."""
     message = " ".join(errors.public_text(error).split())
     for local, over_http in _OVER_HTTP:
@@ -142,7 +142,7 @@ async def _known(request: Request, error: Exception) -> Response:
         remedy = "start the service on the machine where it is; what is sealed is served without it"
         return answer(503, f"{error.message}, which this service does not have: {remedy}", {"Retry-After": "5"})
     log_for_operators(request, error)
-    reported = told(error)
+    reported = public_reason(error)
     wait = next((seconds for kind, seconds in _RETRY_AFTER.items() if isinstance(error, kind)), None)
     retry = None if wait is None else {"Retry-After": wait}
     return answer(status_of(error), reported, retry)

@@ -41,7 +41,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Look:
+class GroupStatus:
     """What a driver says of itself. `executors` None: they are not counted. `ended`: tasks of the job that is asked
     for; `is_waiting`: none of its tasks runs, and tasks of other jobs do."""
 
@@ -54,7 +54,7 @@ class Look:
 class Driver(Protocol):
     """A driver, asked without any deadline."""
 
-    def look(self, group: str) -> Look:
+    def look(self, group: str) -> GroupStatus:
         """What it says now, with the ended tasks of a job group; "": of none. Raises whatever the way to it raises."""
         ...
 
@@ -137,7 +137,7 @@ class Watched:
             self.kill()
             raise
 
-    def look(self, group: str = "") -> Look | None:
+    def look(self, group: str = "") -> GroupStatus | None:
         """What the driver says now; None: nothing that could be understood, which is not yet a reason to give it up.
 
         Raises NoAnswer.
@@ -183,7 +183,7 @@ class Watched:
         """Ask no more."""
         self._asker.close()
 
-    def _learn(self, look: Look) -> None:
+    def _learn(self, look: GroupStatus) -> None:
         with self._lock:
             now = self._answered_at = self._monotonic()
             if look.executors:

@@ -43,7 +43,7 @@ from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
 
 from compactor.engines import cluster
-from compactor.engines.driver import JobWatch, Look, Watched
+from compactor.engines.driver import GroupStatus, JobWatch, Watched
 from compactor.engines.engine import Divided, Failed, answers, pack
 from compactor.engines.java import find_java_home
 from compactor.engines.jvm import Jvm
@@ -129,7 +129,7 @@ def open_session(
         except BaseException as error:
             if jvm.process is not None:
                 jvm.end()
-                _forget_java()
+                _drop_java()
             if not isinstance(error, Exception):
                 raise
             if _passed_on_an_interrupt(error):
@@ -240,16 +240,16 @@ class SparkDriver:
         self._java = getattr(SparkContext._gateway, "proc", None)  # None: another process started it
         self._has_executors: bool | None = None
 
-    def look(self, group: str) -> Look:
+    def look(self, group: str) -> GroupStatus:
         context = self._session.sparkContext
         java_context = context._jsc.sc()
         if java_context.isStopped():
-            return Look(stopped=True, executors=None)
+            return GroupStatus(stopped=True, executors=None)
         tracker = self._session.sparkContext.statusTracker()
         ended, running = _tasks(tracker, tracker.getJobIdsForGroup(group)) if group else (0, 0)
         # Spark gives the cores to the job that came first (FIFO).
         is_waiting = bool(group) and not running and _tasks(tracker, tracker.getActiveJobsIds())[1] > 0
-        return Look(False, self._executors(java_context), ended, is_waiting)
+        return GroupStatus(False, self._executors(java_context), ended, is_waiting)
 
     def cancel(self, group: str) -> None:
         self._session.sparkContext.cancelJobGroup(group)
@@ -384,10 +384,10 @@ def end_session(session: SparkSession, watched: Watched) -> None:
             java.wait(_JAVA_ENDS_WITHIN_SECONDS)
         java.kill()
         java.wait()
-    _forget_java()
+    _drop_java()
 
 
-def _forget_java() -> None:
+def _drop_java() -> None:
     """Let PySpark forget a Java that is gone, so that the next session gets a new one."""
     with contextlib.suppress(Exception):
         if SparkContext._active_spark_context is not None:
@@ -432,13 +432,13 @@ def _task_body(pickled_task: bytes, max_failures: int) -> Callable[[Iterable[Inp
             except Exception as error:
                 if not last and not (isinstance(error, CompactorError) and not isinstance(error, Unavailable)):
                     raise  # Spark's retry may find the store back, or more memory
-                outcome = Failed(_told(error))
+                outcome = Failed(_public(error))
             yield number, pickle.dumps(outcome)
 
     return body
 
 
-def _told(error: Exception) -> Exception:
+def _public(error: Exception) -> Exception:
     """The error as it goes to the driver. W3: of one that is left to Spark, only Java's stack trace would be seen."""
     if isinstance(error, CompactorError):
         return error

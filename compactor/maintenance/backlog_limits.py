@@ -91,13 +91,13 @@ def has_limits(policies: TopicPolicies) -> bool:
 def extents(snapshot: TopicSnapshot, log: LogDirectory) -> list[BacklogExtent]:
     """The topic's ledgers and segments in order, as far as they hold something; an open one if it is in `log`."""
     found = []
-    for piece in snapshot.extents:
-        if isinstance(piece, LedgerRecord):
-            found.append(BacklogExtent(piece.first_offset, piece.last_offset, piece.logical_bytes))
-        elif piece.content is not None:
-            found.append(BacklogExtent(piece.first_offset, piece.content.last_offset, piece.content.logical_bytes))
-        elif (end := unsealed_end(log, snapshot.topic, piece)) and end.next_offset > piece.first_offset:
-            found.append(BacklogExtent(piece.first_offset, end.next_offset - 1, end.size))
+    for extent in snapshot.extents:
+        if isinstance(extent, LedgerRecord):
+            found.append(BacklogExtent(extent.first_offset, extent.last_offset, extent.logical_bytes))
+        elif extent.content is not None:
+            found.append(BacklogExtent(extent.first_offset, extent.content.last_offset, extent.content.logical_bytes))
+        elif (end := unsealed_end(log, snapshot.topic, extent)) and end.next_offset > extent.first_offset:
+            found.append(BacklogExtent(extent.first_offset, end.next_offset - 1, end.size))
     return found
 
 
@@ -191,17 +191,17 @@ class BacklogLimits:
     def _first_since(self, reader: SnapshotReader, offset: int, publish_time: int) -> int:
         """The first message at or behind an offset that was published then or later; the topic's end if none was.
 
-        Rows of ledgers and segments say it but for the one piece in which messages of both kinds are. Of that, if it
+        Rows of ledgers and segments say it but for the one extent in which messages of both kinds are. Of that, if it
         is in another log directory, all messages count as later.
         """
         end = reader.end  # read first: what is appended later is no older message
-        for piece in _behind(reader, offset, end):
-            first, (oldest, newest) = max(piece.first_offset, offset), _published(piece)
+        for extent in _behind(reader, offset, end):
+            first, (oldest, newest) = max(extent.first_offset, offset), _published(extent)
             if newest is not None and newest < publish_time:
                 continue
-            if (oldest is not None and oldest >= publish_time) or self._is_remote(piece):
+            if (oldest is not None and oldest >= publish_time) or self._is_remote(extent):
                 return first
-            found = reader.first_since(piece, publish_time, first)
+            found = reader.first_since(extent, publish_time, first)
             if found is not None:
                 return found
         return end
@@ -237,17 +237,17 @@ class BacklogLimits:
         """
         opened, now = self._opened(topic), self.environment.clock.now_ms()
         reader = opened.snapshot_reader()
-        piece = next(_behind(reader, offset, reader.end), None)
-        if piece is None:
+        extent = next(_behind(reader, offset, reader.end), None)
+        if extent is None:
             return 0
-        published, newest = _published(piece)
+        published, newest = _published(extent)
         if published is None or (now - published) // 1000 > limit:
-            published = newest if self._is_remote(piece) else _first_published(opened, offset)
+            published = newest if self._is_remote(extent) else _first_published(opened, offset)
         return 0 if published is None else max(now - published, 0) // 1000
 
-    def _is_remote(self, piece: LedgerRecord | SegmentRecord) -> bool:
-        """Whether a piece's messages are in another log directory."""
-        return isinstance(piece, SegmentRecord) and piece.log_uid != self.environment.log.known_uid
+    def _is_remote(self, extent: LedgerRecord | SegmentRecord) -> bool:
+        """Whether a extent's messages are in another log directory."""
+        return isinstance(extent, SegmentRecord) and extent.log_uid != self.environment.log.known_uid
 
     def _opened(self, topic: TopicRecord) -> Topic:
         return Topic(self.environment, topic)
@@ -262,16 +262,16 @@ def _next_offset(cursor: CursorRecord) -> int:
 
 
 def _behind(reader: SnapshotReader, offset: int, end: int) -> Iterator[LedgerRecord | SegmentRecord]:
-    """The pieces that hold messages from an offset on; `end`: of the topic."""
-    for piece in reader.extents if offset < end else ():
-        last = last_of(piece)
+    """The extents that hold messages from an offset on; `end`: of the topic."""
+    for extent in reader.extents if offset < end else ():
+        last = last_of(extent)
         if last is None or last.offset >= offset:
-            yield piece
+            yield extent
 
 
-def _published(piece: LedgerRecord | SegmentRecord) -> tuple[int | None, int | None]:
-    """The smallest and the largest publish time of a piece's messages, as its row says; None, None of an open one."""
-    content = piece if isinstance(piece, LedgerRecord) else piece.content
+def _published(extent: LedgerRecord | SegmentRecord) -> tuple[int | None, int | None]:
+    """The smallest and the largest publish time of a extent's messages, as its row says; None, None of an open one."""
+    content = extent if isinstance(extent, LedgerRecord) else extent.content
     return (None, None) if content is None else (content.min_publish_time, content.max_publish_time)
 
 

@@ -69,14 +69,14 @@ class ChunkAssembler:
         """The message that `chunk` completes, or None."""
         identity = (chunk.chunk_uuid, chunk.key, chunk.chunk_count)
         if chunk.chunk_index == 0:
-            self._forget(identity)
+            self._drop(identity)
             self._pending[identity] = _Pending()
         pending = self._pending.get(identity)
         if pending is None or chunk.chunk_index != len(pending.chunks):
             return None
         pending.chunks.append(chunk)
         if len(pending.chunks) == chunk.chunk_count:
-            self._forget(identity)
+            self._drop(identity)
             return joined(pending.chunks)
         pending.bytes += len(chunk.payload or b"")
         self._bytes += len(chunk.payload or b"")
@@ -87,14 +87,14 @@ class ChunkAssembler:
     def _give_up_oldest(self) -> None:
         identity = next(iter(self._pending))
         first = self._pending[identity].chunks[0]
-        self._forget(identity)
+        self._drop(identity)
         self.given_up += 1
         _log.warning(
             "gave up the chunked message %s, which began at %s: more than %d messages or %d bytes were incomplete",
             identity[0], first.message_id, self._limits.messages, self._limits.bytes,
         )  # fmt: skip
 
-    def _forget(self, identity: tuple[str | None, bytes | None, int | None]) -> None:
+    def _drop(self, identity: tuple[str | None, bytes | None, int | None]) -> None:
         pending = self._pending.pop(identity, None)
         self._bytes -= pending.bytes if pending else 0
 

@@ -1,7 +1,7 @@
-"""What a cursor has acknowledged: its mark-delete position and, above it, a row a stretch of offsets.
+"""What a cursor has acknowledged: its mark-delete position and, above it, a row a range of offsets.
 
-A row is a Roaring bitmap (storage/ack_ranges.py), at most 64 KiB. Its number is the stretch's, so the rows of a
-cursor are as many as the stretches in which something above mark-delete is acknowledged.
+A row is a Roaring bitmap (storage/ack_ranges.py), at most 64 KiB. Its number is the range's, so the rows of a
+cursor are as many as the ranges in which something above mark-delete is acknowledged.
 
 Invariants: in one incarnation of a cursor nothing that was acknowledged is lost. Owners may be several: what one writes
 is merged with what is there, and mark-delete only grows. A reset, or another cursor of the same name, is another one;
@@ -37,7 +37,7 @@ class CursorState:
 
     record: CursorRecord
     incarnation: str
-    stretches: Mapping[int, BitMap]
+    ranges: Mapping[int, BitMap]
     left_out: int
 
 
@@ -46,7 +46,7 @@ class Merged:
     """What is stored after a flush: the position, and the bitmaps that the flush looked at."""
 
     mark_delete: Position | None
-    stretches: Mapping[int, BitMap]
+    ranges: Mapping[int, BitMap]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def merge(
         connection.execute(
             delete(cursor_ranges).where(here.topic_id == topic.id, here.name == name, here.number < first)
         )
-    # The stretch that mark-delete has come to is looked at too: another owner may know what is acknowledged in it.
+    # The range that mark-delete has come to is looked at too: another owner may know what is acknowledged in it.
     there = dict(_stored(connection, topic, name, {first, *(number for number in changed if number >= first)}))
     merged = {number: without_below(number, bitmap.copy(), mark) for number, bitmap in there.items()}
     for number, bitmap in changed.items():
@@ -194,17 +194,17 @@ def _stored(
 def _write(
     connection: Connection, topic_id: int, name: str, merged: Mapping[int, BitMap], there: Mapping[int, BitMap]
 ) -> None:
-    """Make the rows of these stretches what was merged; those that are it already are left alone."""
+    """Make the rows of these ranges what was merged; those that are it already are left alone."""
     here = cursor_ranges.c
-    one_row = (here.topic_id == topic_id, here.name == name, here.number == bindparam("stretch"))
+    one_row = (here.topic_id == topic_id, here.name == name, here.number == bindparam("range"))
     new, other, empty = [], [], []
     for number, bitmap in merged.items():
         if not bitmap:
-            empty += [{"stretch": number}] if number in there else []
+            empty += [{"range": number}] if number in there else []
         elif number not in there:
             new.append({"topic_id": topic_id, "name": name, "number": number, "acknowledged": encode(bitmap)})
         elif bitmap != there[number]:
-            other.append({"stretch": number, "bits": encode(bitmap)})
+            other.append({"range": number, "bits": encode(bitmap)})
     if new:
         connection.execute(insert(cursor_ranges), new)
     if other:

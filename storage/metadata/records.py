@@ -223,7 +223,7 @@ class TopicSnapshot:
     @cached_property
     def extents(self) -> tuple[LedgerRecord | SegmentRecord, ...]:
         """What raw messages are in, in the order of offsets; never a ledger and the segment that it was sealed from."""
-        return tuple(sorted((*self.ledgers, *self.segments), key=lambda piece: piece.first_offset))
+        return tuple(sorted((*self.ledgers, *self.segments), key=lambda extent: extent.first_offset))
 
     @property
     def horizon(self) -> Position | None:

@@ -1,7 +1,7 @@
 """A topic as of one moment, put together from all that is known of it.
 
 Invariant: ledgers and segments of a snapshot do not overlap and leave no gap above what was trimmed, because rolling,
-sealing and trimming each move whole pieces in one transaction. The connection must see one moment over several
+sealing and trimming each move whole extents in one transaction. The connection must see one moment over several
 statements (`Database.snapshot`), or hold the topic's lock.
 """
 

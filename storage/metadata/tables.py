@@ -246,7 +246,7 @@ cursor_ranges = Table(
     Column("number", BigInteger, primary_key=True, autoincrement=False),
     Column("acknowledged", LargeBinary, nullable=False),
 )
-"""Offsets above a cursor's mark-delete that are acknowledged one by one: a Roaring bitmap a stretch of offsets."""
+"""Offsets above a cursor's mark-delete that are acknowledged one by one: a Roaring bitmap a range of offsets."""
 
 compacted_ledgers = Table(
     "compacted_ledgers",

@@ -104,7 +104,7 @@ class SnapshotReader:
             after = compacted.horizon.offset
             for table in self.compacted(wanted, self.manifest(compacted)):
                 return FromOffset(table.column("offset")[0].as_py())
-        # The largest time up to each piece only grows, however producers' clocks differ: it can be searched.
+        # The largest time up to each extent only grows, however producers' clocks differ: it can be searched.
         newest = list(accumulate((_newest_of(extent) for extent in self.extents), max))
         candidates = self.extents[bisect_left(newest, start.publish_time) :]
         for table in self._raw(candidates, wanted, after):
@@ -112,7 +112,7 @@ class SnapshotReader:
         return NOWHERE
 
     def first_since(self, extent: LedgerRecord | SegmentRecord, publish_time: int, offset: int) -> int | None:
-        """The offset of a piece's first message, from an offset on, that was published then or later; None: none was.
+        """The offset of a extent's first message, from an offset on, that was published then or later; None: none was.
 
         Raises SegmentNotLocal.
         """
@@ -206,14 +206,14 @@ def _from(bound: SeekPosition, table: pa.Table) -> pa.Table:
 
 
 def last_of(extent: LedgerRecord | SegmentRecord) -> Position | None:
-    """The last message of a piece, as its row says; None of an open segment."""
+    """The last message of a extent, as its row says; None of an open segment."""
     if isinstance(extent, LedgerRecord):
         return Position(extent.last_offset, extent.last_message_id)
     return Position(extent.content.last_offset, extent.content.last_message_id) if extent.content else None
 
 
 def _newest_of(extent: LedgerRecord | SegmentRecord) -> int:
-    """The largest publish time of a piece; of an open segment it is not known, so as large as can be."""
+    """The largest publish time of a extent; of an open segment it is not known, so as large as can be."""
     if isinstance(extent, LedgerRecord):
         return extent.max_publish_time
     return extent.content.max_publish_time if extent.content else _NEVER

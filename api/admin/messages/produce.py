@@ -29,7 +29,7 @@ from api.formats.text_encoding import TextEncoding, to_text
 from api.http.access import Action
 from api.http.owner_proxy import NotTheOwner
 from api.http.paths import TOPIC_PATH, Topic, segment
-from api.http.problems import Problem, log_for_operators, status_of, told
+from api.http.problems import Problem, log_for_operators, public_reason, status_of
 from api.http.query_parameters import AUTHORITATIVE
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
@@ -287,5 +287,5 @@ def _ack(message: NewMessage, answer: Answer, partition: int) -> ProducerAck:
 
 def _failed(message: NewMessage, error: Exception) -> ProducerAck:
     retry = isinstance(error, Conflict | Unavailable) or (isinstance(error, Problem) and error.status_code >= 500)
-    reason = told(error) if isinstance(error, CompactorError) else str(error)
+    reason = public_reason(error) if isinstance(error, CompactorError) else str(error)
     return ProducerAck(error_code=RETRY if retry else REFUSED, error_msg=shown(reason), context=message.context)

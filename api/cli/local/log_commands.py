@@ -153,8 +153,11 @@ def _find(environment: Environment, ledger_id: int) -> tuple[TopicRecord, Ledger
     for topic in environment.metadata.topics.all():
         segments = environment.metadata.segments.of_topic(topic.id)
         unsealed = [segment for segment in segments if segment.state is not SegmentState.SEALED]
-        pieces: list[LedgerRecord | SegmentRecord] = [*environment.metadata.ledgers.of_topic(topic.id), *unsealed]
-        for found in pieces:
+        found_extents: list[LedgerRecord | SegmentRecord] = [
+            *environment.metadata.ledgers.of_topic(topic.id),
+            *unsealed,
+        ]
+        for found in found_extents:
             if found.ledger_id == ledger_id:
                 return topic, found
     raise NotFound(f"there is no raw ledger {ledger_id}", "see `compactor topics stats`, or give a segment's file")

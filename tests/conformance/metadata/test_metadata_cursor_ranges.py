@@ -36,8 +36,8 @@ def life_of(store: MetadataStore, topic: TopicRecord) -> str:
     return store.cursors.load(topic.id, "s", MUCH).incarnation
 
 
-def stretches(store: MetadataStore, topic: TopicRecord) -> dict[int, BitMap]:
-    return dict(store.cursors.load(topic.id, "s", MUCH).stretches)
+def ack_ranges(store: MetadataStore, topic: TopicRecord) -> dict[int, BitMap]:
+    return dict(store.cursors.load(topic.id, "s", MUCH).ranges)
 
 
 def rows(store: MetadataStore) -> int:
@@ -50,13 +50,13 @@ def test_what_was_merged_is_loaded(store: MetadataStore, topic: TopicRecord, lif
     assert store.cursors.load(topic.id, "s", MUCH).record == CursorRecord("s", None, {})
     merged = store.cursors.merge(topic.id, "s", life, at(4), {0: BitMap([6, 9]), far: BitMap([RANGE_OFFSETS - 1])})
     assert merged.mark_delete == at(4)
-    assert merged.stretches == {0: BitMap([6, 9]), far: BitMap([RANGE_OFFSETS - 1])}
+    assert merged.ranges == {0: BitMap([6, 9]), far: BitMap([RANGE_OFFSETS - 1])}
     loaded = store.cursors.load(topic.id, "s", MUCH)
     assert (loaded.record.mark_delete, loaded.incarnation, loaded.left_out) == (at(4), life, 0)
     assert loaded.record.mark_delete is not None
     assert loaded.record.mark_delete.message_id.partition == 3
-    assert loaded.stretches == merged.stretches
-    assert store.cursors.merge(topic.id, "s", life, None, {0: BitMap([7])}).stretches == {0: BitMap([6, 7, 9])}
+    assert loaded.ranges == merged.ranges
+    assert store.cursors.merge(topic.id, "s", life, None, {0: BitMap([7])}).ranges == {0: BitMap([6, 7, 9])}
     ((record, summary),) = store.cursors.summaries(topic.id)
     assert (record, summary) == store.cursors.summary(topic.id, "s")
     assert (record.mark_delete, summary.messages, summary.ranges, summary.rows) == (at(4), 4, 3, 2)
@@ -67,7 +67,7 @@ def test_mark_delete_never_goes_back(store: MetadataStore, topic: TopicRecord, l
     for position in (at(5), None):
         assert store.cursors.merge(topic.id, "s", life, position, {0: BitMap([7, 8])}).mark_delete == at(9)
     assert store.cursors.get(topic.id, "s").mark_delete == at(9)
-    assert stretches(store, topic) == {}, "it is below mark-delete"
+    assert ack_ranges(store, topic) == {}, "it is below mark-delete"
 
 
 def test_stretches_below_mark_delete_go(store: MetadataStore, topic: TopicRecord, life: str) -> None:
@@ -75,9 +75,9 @@ def test_stretches_below_mark_delete_go(store: MetadataStore, topic: TopicRecord
     store.cursors.merge(topic.id, "s", life, None, changed)
     assert rows(store) == 4
     merged = store.cursors.merge(topic.id, "s", life, at(2 * RANGE_OFFSETS + 3), {1: BitMap([8])})
-    assert merged.stretches == {2: BitMap([5])}
+    assert merged.ranges == {2: BitMap([5])}
     assert rows(store) == 2
-    assert stretches(store, topic) == {2: BitMap([5]), 3: BitMap([0, 5])}
+    assert ack_ranges(store, topic) == {2: BitMap([5]), 3: BitMap([0, 5])}
     store.cursors.merge(topic.id, "s", life, at(3 * RANGE_OFFSETS - 1), {})
     assert rows(store) == 1
 
@@ -91,18 +91,18 @@ def test_a_row_is_at_most_64_kib(store: MetadataStore, topic: TopicRecord, life:
     assert len(sizes) == 4
     assert max(sizes) <= MAX_RANGE_BYTES
     assert sizes[3] < 200, "one run"
-    assert stretches(store, topic) == {**changed, 4: BitMap(range(RANGE_OFFSETS))}
+    assert ack_ranges(store, topic) == {**changed, 4: BitMap(range(RANGE_OFFSETS))}
 
 
 def test_no_more_is_loaded_than_is_asked_for(store: MetadataStore, topic: TopicRecord, life: str) -> None:
     many = {number: BitMap([1]) for number in range(200)}
     store.cursors.merge(topic.id, "s", life, None, many)
     whole = store.cursors.load(topic.id, "s", MUCH)
-    assert (dict(whole.stretches), whole.left_out) == (many, 0)
+    assert (dict(whole.ranges), whole.left_out) == (many, 0)
     some = store.cursors.load(topic.id, "s", 50 * 1024)
-    assert 50 < len(some.stretches) <= 100
-    assert list(some.stretches) == list(range(len(some.stretches)))
-    assert some.left_out == 200 - len(some.stretches)
+    assert 50 < len(some.ranges) <= 100
+    assert list(some.ranges) == list(range(len(some.ranges)))
+    assert some.left_out == 200 - len(some.ranges)
     assert store.cursors.summary(topic.id, "s")[1].rows == 200
 
 
@@ -137,7 +137,7 @@ def test_a_reset_clears_and_fences(store: MetadataStore, topic: TopicRecord, lif
         assert store.cursors.reset(topic.id, "s", position) == CursorRecord("s", position, {"a": "b"})
         with pytest.raises(Fenced, match="'s' of persistent://public/default/orders was reset"):
             store.cursors.merge(topic.id, "s", before, at(30), {0: BitMap([40])})
-        assert (store.cursors.get(topic.id, "s").mark_delete, stretches(store, topic)) == (position, {})
+        assert (store.cursors.get(topic.id, "s").mark_delete, ack_ranges(store, topic)) == (position, {})
     store.cursors.merge(topic.id, "s", life_of(store, topic), at(4), {})
     assert store.cursors.summary(topic.id, "t")[1].rows == 2, "another cursor's are its own"
 
@@ -207,7 +207,7 @@ def test_a_flush_is_all_or_nothing(store: MetadataStore, topic: TopicRecord, lif
         assert undo() < statement
         break
     assert statement > 6
-    assert stretches(store, topic) == {1: BitMap([1, 2]), 2: BitMap([1, 2]), 3: BitMap([3])}
+    assert ack_ranges(store, topic) == {1: BitMap([1, 2]), 2: BitMap([1, 2]), 3: BitMap([3])}
 
 
 def test_owners_at_once_lose_nothing(store: MetadataStore, topic: TopicRecord, life: str) -> None:
@@ -222,8 +222,8 @@ def test_owners_at_once_lose_nothing(store: MetadataStore, topic: TopicRecord, l
     assert at_once([flush(owner) for owner in range(4)]) == [None] * 4
     loaded = store.cursors.load(topic.id, "s", MUCH)
     assert loaded.record.mark_delete == at(39)
-    assert loaded.stretches[0] == BitMap(range(100, 140))
-    assert sum(len(loaded.stretches[number]) for number in (1, 2, 3)) == 40
+    assert loaded.ranges[0] == BitMap(range(100, 140))
+    assert sum(len(loaded.ranges[number]) for number in (1, 2, 3)) == 40
 
 
 def test_a_deletion_beside_owners_leaves_no_row(store: MetadataStore, topic: TopicRecord, life: str) -> None:
@@ -268,7 +268,7 @@ def test_a_row_that_is_no_bitmap(store: MetadataStore, topic: TopicRecord, life:
             call()
         assert "reset the cursor" in caught.value.remedy
     store.cursors.reset(topic.id, "s", at(1))
-    assert stretches(store, topic) == {}
+    assert ack_ranges(store, topic) == {}
 
 
 def test_topics_do_not_share_cursors(store: MetadataStore, topic: TopicRecord, life: str) -> None:
@@ -276,5 +276,5 @@ def test_topics_do_not_share_cursors(store: MetadataStore, topic: TopicRecord, l
     store.cursors.create(other.id, "s", None, {})
     store.cursors.merge(topic.id, "s", life, at(9), {0: BitMap([20])})
     loaded = store.cursors.load(other.id, "s", MUCH)
-    assert (loaded.record.mark_delete, dict(loaded.stretches)) == (None, {})
+    assert (loaded.record.mark_delete, dict(loaded.ranges)) == (None, {})
     assert loaded.incarnation != life

@@ -27,7 +27,7 @@ from tests.faults.simulation.world import World
 
 
 @dataclass(frozen=True)
-class Look:
+class GroupStatus:
     """A snapshot that a compacted reader took, with the compacted ledger that it pinned.
 
     And how many messages it had been given then, the topic's life, where it ended, and where its raw messages began. A
@@ -64,7 +64,7 @@ class Reading:
     source: Iterator[Message]
     page: int | None
     given: list[Message] = field(default_factory=list)
-    looks: list[Look] = field(default_factory=list)
+    looks: list[GroupStatus] = field(default_factory=list)
 
     def __str__(self) -> str:
         kind = ("compacted" if self.compacted else "raw") + (f" (pages of {self.page})" if self.page else "")
@@ -119,7 +119,9 @@ class Readers:
         process, model = reading.process, reading.model
 
         def note(snapshot: TopicSnapshot) -> None:
-            reading.looks.append(Look(len(reading.given), snapshot, model.life, len(model.everything), model.first))
+            reading.looks.append(
+                GroupStatus(len(reading.given), snapshot, model.life, len(model.everything), model.first)
+            )
 
         process.on_pin = note
         try:
@@ -185,7 +187,7 @@ class Readers:
             self._equal(reading, reading.given, expected, reading.end if complete else 0)
             return
         complete_to, inside = -1, None
-        begins: Look | None = None
+        begins: GroupStatus | None = None
         counts = [check.count for check in reading.looks]
         for number, check in enumerate(reading.looks):
             count, ledger, first = counts[number], check.ledger, check.first
@@ -226,7 +228,7 @@ class Readers:
         extra = [m.offset for m in given if m not in expected]
         raise Violation(f"{reading} missed offsets {missed if end else '…'} and was given {extra} too many")
 
-    def _check_promises(self, reading: Reading, begins: Look) -> None:
+    def _check_promises(self, reading: Reading, begins: GroupStatus) -> None:
         """R7, whatever way it took. What was trimmed by force before it began, and no run had seen, no reader knows."""
         model = reading.model
         check = reading.looks[-1]

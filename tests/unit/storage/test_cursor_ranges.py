@@ -51,7 +51,7 @@ def test_a_million_holes(world: World) -> None:
     ((record, summary),) = world.metadata.cursors.summaries(world.topic.id)
     assert (record.mark_delete, summary.messages, summary.ranges, summary.rows) == (None, 1_000_000, 1_000_000, rows)
     loaded = world.metadata.cursors.load(world.topic.id, "s", 1 << 30)
-    sizes = [len(stretch.serialize()) for stretch in loaded.stretches.values()]
+    sizes = [len(stretch.serialize()) for stretch in loaded.ranges.values()]
     assert len(sizes) == rows
     assert max(sizes) <= MAX_RANGE_BYTES <= KIB_64 + 128
     assert summary.stored_bytes == sum(sizes)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from compactor.engines.driver import Asker, JobWatch, Look, NoAnswer, Patience, Watched
+from compactor.engines.driver import Asker, GroupStatus, JobWatch, NoAnswer, Patience, Watched
 
 HOLD_SECONDS = 60
 """What must come from another thread has come long before; or the test fails."""
-FINE = Look(stopped=False, executors=2, ended=1)
-ALONE = Look(stopped=False, executors=0)
+FINE = GroupStatus(stopped=False, executors=2, ended=1)
+ALONE = GroupStatus(stopped=False, executors=0)
 
 
 class Time:
@@ -29,12 +29,12 @@ class Time:
 class FakeDriver:
     """Says what it is told to, the last thing forever. `obeys`: what ends its job: cancel, kill."""
 
-    def __init__(self, says: Sequence[Look | Exception], obeys: str = "cancel kill") -> None:
+    def __init__(self, says: Sequence[GroupStatus | Exception], obeys: str = "cancel kill") -> None:
         self.says, self.obeys = list(says), obeys.split()
         self.done: list[str] = []
         self.ended = threading.Event()
 
-    def look(self, group: str) -> Look:
+    def look(self, group: str) -> GroupStatus:
         answer = self.says.pop(0) if len(self.says) > 1 else self.says[0]
         if isinstance(answer, Exception):
             raise answer
@@ -55,7 +55,7 @@ class FakeDriver:
 class StoppedDriver(FakeDriver):
     """Its Java was stopped: calls come back only when it is killed, and then with an error."""
 
-    def look(self, group: str) -> Look:
+    def look(self, group: str) -> GroupStatus:
         assert self.ended.wait(HOLD_SECONDS)
         raise ConnectionResetError
 
@@ -113,11 +113,11 @@ def test_an_application_that_never_had_executors_waits_for_them() -> None:
 @pytest.mark.parametrize(
     ("says", "why"),
     [
-        ([FINE, Look(stopped=True, executors=None)], "Spark's application has ended"),
+        ([FINE, GroupStatus(stopped=True, executors=None)], "Spark's application has ended"),
         ([FINE, ConnectionRefusedError()], "Spark's driver cannot be asked for 60 s"),
     ],
 )
-def test_a_job_that_does_not_end_when_it_is_cancelled_is_killed(says: list[Look | Exception], why: str) -> None:
+def test_a_job_that_does_not_end_when_it_is_cancelled_is_killed(says: list[GroupStatus | Exception], why: str) -> None:
     driver = FakeDriver(says, obeys="kill")
     watched = Watched(driver, Patience(answer_seconds=60.0, end_seconds=0.0), Time(step=10.0))
     wait_for_job(driver, watched)
@@ -162,7 +162,7 @@ def test_a_job_that_begins_after_a_long_pause_is_not_given_up_at_the_first_error
 
 @pytest.mark.parametrize("is_waiting", [True, False])
 def test_a_watch_knows_whether_its_job_waits_for_cores(is_waiting: bool) -> None:
-    watched = Watched(FakeDriver([Look(stopped=False, executors=2, is_waiting=is_waiting)]))
+    watched = Watched(FakeDriver([GroupStatus(stopped=False, executors=2, is_waiting=is_waiting)]))
     check = threading.Event()
     with JobWatch(watched, "job", lambda _: check.set(), poll_seconds=0) as watch:
         assert check.wait(HOLD_SECONDS)

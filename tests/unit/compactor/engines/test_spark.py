@@ -22,7 +22,7 @@ from pyspark.java_gateway import launch_gateway
 
 from api.cli.local.spark_engine import spark_engine as spark_engine_of
 from api.settings.settings import Settings
-from compactor.engines.driver import Asker, Look
+from compactor.engines.driver import Asker, GroupStatus
 from compactor.engines.engine import PARTITIONS_PER_CORE, Engine, Failed, answers
 from compactor.engines.jvm import Jvm
 from compactor.engines.spark import (
@@ -258,7 +258,7 @@ def test_a_job_waits_when_only_other_jobs_have_tasks_that_run(
     java_context = SimpleNamespace(isStopped=lambda: False, conf=dict, master=lambda: "local[1]")
     context = SimpleNamespace(statusTracker=lambda: tracker, _jsc=SimpleNamespace(sc=lambda: java_context))
     driver = SparkDriver(SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
-    assert driver.look("group") == Look(stopped=False, executors=None, ended=10, is_waiting=is_waiting)
+    assert driver.look("group") == GroupStatus(stopped=False, executors=None, ended=10, is_waiting=is_waiting)
 
 
 def test_the_gateway_imports_what_pyspark_does() -> None:

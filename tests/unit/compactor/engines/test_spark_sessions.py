@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compactor.engines import spark
-from compactor.engines.driver import Look, Patience, Watched
+from compactor.engines.driver import GroupStatus, Patience, Watched
 from compactor.engines.spark import SparkSettings
 from compactor.engines.spark_sessions import SparkEngines
 from storage.errors import Unavailable
@@ -59,7 +59,7 @@ def test_engines_share_a_session_as_long_as_it_lives(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("driver", "why"),
     [
-        (FakeDriver([FINE, Look(stopped=True, executors=None)]), "Spark's application has ended"),
+        (FakeDriver([FINE, GroupStatus(stopped=True, executors=None)]), "Spark's application has ended"),
         (FakeDriver([FINE, ConnectionRefusedError()]), "Spark's Java has died"),
         (FakeDriver([FINE, ALONE]), "Spark has no executors any more"),
     ],

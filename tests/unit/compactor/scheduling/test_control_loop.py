@@ -61,7 +61,7 @@ def test_a_request_that_is_gone_before_its_claim_is_no_failure(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, taken: str
 ) -> None:
     loop, topic = stage.lead(), stage.topic("t")
-    roll_and_seal = TwoPhaseCompactor._settle
+    roll_and_seal = TwoPhaseCompactor._roll_and_seal
 
     def settled(compactor: TwoPhaseCompactor, record: TopicRecord) -> object:
         remaining = roll_and_seal(compactor, record)
@@ -71,7 +71,7 @@ def test_a_request_that_is_gone_before_its_claim_is_no_failure(
             stage.metadata.runs.finish(stage.metadata.runs.claim(record.id, "hand", {}, RUN_DEAD_MS), {})
         return remaining
 
-    monkeypatch.setattr(TwoPhaseCompactor, "_settle", settled)
+    monkeypatch.setattr(TwoPhaseCompactor, "_roll_and_seal", settled)
     stage.poll(loop, topic)
     assert stage.state(topic).failures == 0
     assert stage.status(topic) == (("NOT_RUN" if taken == "aborted" else "SUCCESS"), "")

@@ -136,7 +136,7 @@ def test_a_tail_that_a_run_had_to_leave_is_tried_again(stage: Stage, monkeypatch
     produce(topic, [one(b"tail", b"v")])
     with monkeypatch.context() as patched:
         held = LeaseHeld("a writer was asked to roll and did not", "try again")
-        patched.setattr(TwoPhaseCompactor, "_settle", lambda *_: held)
+        patched.setattr(TwoPhaseCompactor, "_roll_and_seal", lambda *_: held)
         stage.finish(loop, topic)
     assert stage.runs(topic) == [RunState.SUCCESS]
     assert view(compacted_only(topic)) == {b"key 0": b"value"}
