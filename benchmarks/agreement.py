@@ -20,7 +20,7 @@ class Disagreement(Exception):
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What an output holds: rows, the sum of their offsets, and, unless None (not looked at), distinct keys and the sum
+    """What an output holds: rows, the sum of their offsets, and, unless None (not checked), distinct keys and the sum
     of a 64-bit hash of each row with its payload."""
 
     rows: int
@@ -45,7 +45,7 @@ def fingerprint(files: Iterable[str | Path], with_payloads: bool) -> Fingerprint
 
 
 def check(name: str, found: Fingerprint, expected: Fingerprint) -> None:
-    """Raises Disagreement unless `found` holds what `expected` does, as far as both were looked at."""
+    """Raises Disagreement unless `found` holds what `expected` does, as far as both were checked."""
     pairs = zip(astuple(found), astuple(expected), strict=True)
     if any(one != other for one, other in pairs if one is not None and other is not None):
         raise Disagreement(f"{name} wrote {found}, this job wrote {expected}")

@@ -1,7 +1,7 @@
 """A contender in a process of its own, kept alive and warm, so that none disturbs another's memory or threads.
 
-A child that dies (out of memory, most likely) or raises becomes `ContenderFailed`, and the benchmark goes on. Children
-offer themselves to the kernel's OOM killer before the parent.
+A child that dies (out of memory, most likely) or raises becomes `ContenderFailed`, and the benchmark continues.
+Children offer themselves to the kernel's OOM killer before the parent.
 """
 
 from __future__ import annotations

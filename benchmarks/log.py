@@ -132,7 +132,7 @@ class Bench:
         return seconds
 
     def by_tasks(self, entry: bytes, appends: int) -> float:
-        """Seconds for so many appends of `TASKS` tasks of one event loop, each task waiting for its own."""
+        """Seconds for that many appends of `TASKS` tasks of one event loop, each task waiting for its own."""
 
         async def main(log: TopicLog) -> float:
             async def task() -> None:

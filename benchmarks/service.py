@@ -1,7 +1,7 @@
 """`python -m benchmarks.service`: how soon the service answers, and stats and status with very many topics.
 
 One topic is made, imported, compacted; then its rows are copied in SQL under other names until the database knows
-10,000 topics and 100,000 ledgers (what stats and status look at is SQL alone). A `compactor serve` process answers over
+10,000 topics and 100,000 ledgers (what stats and status check is SQL alone). A `compactor serve` process answers over
 one loopback connection at a time, and over eight. SQLite and PostgreSQL are asked in turns.
 """
 

@@ -8,7 +8,7 @@ from statistics import median
 
 @dataclass
 class Row:
-    """One contender's seconds by round; `failure` instead where it gave up. `family`: whose best is looked for."""
+    """One contender's seconds by round; `failure` instead where it gave up. `family`: whose best is searched for."""
 
     name: str
     family: str

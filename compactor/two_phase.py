@@ -212,7 +212,7 @@ class TwoPhaseCompactor:
         timer = _PhaseTimer(self.environment.clock, said)
         snapshot = self.environment.metadata.snapshot(run.topic_id)
         if snapshot.topic.epoch != run.epoch:
-            raise Fenced(f"run {run.run_id} of {snapshot.topic.name} was overtaken", "look at the newer run")
+            raise Fenced(f"run {run.run_id} of {snapshot.topic.name} was overtaken", "check the newer run")
         horizon = run_input.end_position(snapshot, policies, run.started_at)
         failpoint(Failpoint.RUN_SNAPSHOT_TAKEN)
         if horizon is None:

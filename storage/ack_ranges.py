@@ -7,7 +7,7 @@ its last message goes.
 
 Invariants: what is in here was acknowledged; `mark` and `end` never go back. Memory: the sizes of the bitmaps together,
 with something for each object, stay below the bound that was given; what would not fit is not remembered, and counted
-(`forgotten`). What moves the mark always fits. A bitmap is measured when it is taken for writing; between two times
+(`purged`). What moves the mark always fits. A bitmap is measured when it is taken for writing; between two times
 each offset counts as the most that it can cost.
 
 Must not know: SQL, clocks, threads.
@@ -46,7 +46,7 @@ def encode(bitmap: BitMap) -> bytes:
 def decode(stored: bytes) -> BitMap:
     """Raises ValueError for bytes that are no bitmap of a range."""
     if not stored:
-        raise ValueError("there is nothing")  # pyroaring would look at its first byte
+        raise ValueError("there is nothing")  # pyroaring would check its first byte
     bitmap = BitMap.deserialize(stored)
     if bitmap and bitmap.max() >= RANGE_OFFSETS:
         raise ValueError("the bitmap goes beyond its range")

@@ -6,7 +6,7 @@ that name objects elsewhere, local segments removed, all objects of the other da
 
     the database's uid   the store's uid   what it means                                   writing
     none                 none              neither was used, or both by an older version   binds the two, see below
-    X                    X                 they belong together                            goes on
+    X                    X                 they belong together                            continues
     X                    none, or Y        the store is another place, or another's        refused
     none                 Y                 the database is another one, or lost            refused
     X, unconfirmed       none              the process that bound them was cut off         finishes it

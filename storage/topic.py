@@ -127,7 +127,7 @@ class Topic:
     def reader(
         self, start: StartPosition | ReaderState = EARLIEST, read_compacted: bool = False, reset: Reset = Reset.EARLIEST
     ) -> PageReader:
-        """A reader that goes on as messages come, page by page, from a start or from where another page ended."""
+        """A reader that continues as messages come, page by page, from a start or from where another page ended."""
         state = start if isinstance(start, ReaderState) else ReaderState(start)
         source = self._compacted_source(state, reset) if read_compacted else self._raw_source(state.start, reset)
         return PageReader(self._environment.clock, source, state, self.name.partition)

@@ -1,4 +1,4 @@
-"""How long a test that tries many examples goes on: until its examples are over, or its seconds.
+"""How long a test that tries many examples continues: until its examples are over, or its seconds.
 
 `make test` and CI have seconds, so that both end in time on a slow machine too; `make soak` has none, and tries every
 example. At least `LEAST` examples are tried in any case.
@@ -19,7 +19,7 @@ LEAST = 10
 
 
 def within(fast: float, ci: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Below `given`: leave out the examples that begin later than so many seconds after the first.
+    """Below `given`: leave out the examples that begin later than that many seconds after the first.
 
     An example that fails ends the budget, so that hypothesis can make it smaller.
     """

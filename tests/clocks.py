@@ -1,4 +1,4 @@
-"""A clock that tests move by hand: no test sleeps, and none looks at the wall clock."""
+"""A clock that tests move by hand: no test sleeps, and none checks the wall clock."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What every test may use: hypothesis, temporary folders, a workbench, a local object store, a Spark.
 
 Hypothesis has no deadline: a test must not assert a time, not even through its tools. With CI=true it draws the same
-examples each time, and topics hash their keys alike, so that a change is judged by what it changed; without, both go on
-exploring.
+examples each time, and topics hash their keys alike, so that a change is judged by what it changed; without, both
+continue exploring.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def object_store(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
 
 @pytest.fixture(scope="session")
 def spark_credentials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The file where Spark's workers look for S3 credentials: their environment is fixed when Spark starts."""
+    """The file where Spark's workers search for S3 credentials: their environment is fixed when Spark starts."""
     file = tmp_path_factory.mktemp("aws") / "credentials"
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))

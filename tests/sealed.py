@@ -112,7 +112,7 @@ def decide(
     cursor_floor: int | None = None,
     merged: int | None = None,
 ) -> PlannedRun:
-    """A run up to its layout, as two_phase.py does it; `merged`: so many levels, not as many as it would."""
+    """A run up to its layout, as two_phase.py does it; `merged`: that many levels, not as many as it would."""
     snapshot = snapshot_of(ledgers, previous)
     plan = run_input.first_plan(
         store.location,

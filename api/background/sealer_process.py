@@ -5,7 +5,7 @@ died. It ends with its writer, also with one that is killed: it holds one end of
 one. It can be killed at any moment itself: a segment is sealed or it is not (storage/log/log_manager.py). What it
 leaves, the next writer's, a compaction or `compactor log seal` seals. A topic that is deleted meanwhile is left alone.
 
-An error is printed on standard error, once, and the work is tried again `RETRY_SECONDS` later; the writer goes on.
+An error is printed on standard error, once, and the work is tried again `RETRY_SECONDS` later; the writer continues.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from storage.metadata.records import SegmentState, TopicRecord
 from storage.model import TopicName
 
 POLL_SECONDS = 1.0
-"""How often it looks whether something was rolled, or a file's time is over."""
+"""How often it checks whether something was rolled, or a file's time is over."""
 RETRY_SECONDS = 30.0
 """When it looks again after something went wrong: what is damaged is not read every second."""
 
@@ -98,7 +98,7 @@ def seal_until(settings: Settings, name: str | None, stop: Connection) -> None:
             else:
                 topic = open_topic(environment, TopicName.parse(name)).record
                 sealing.until(stop, lambda _: sealing.seal_and_sweep(topic), report)
-    except Exception as error:  # the writer goes on, and starts another one when it rolls again
+    except Exception as error:  # the writer continues, and starts another one when it rolls again
         report(error)
 
 
@@ -112,7 +112,7 @@ class _Sealing:
         self._reports: dict[int, _LogOnce] = {}
 
     def until(self, stop: Connection, seal: Callable[[bool], None], report: _LogOnce) -> None:
-        """`seal` hears whether it is the last time."""
+        """`seal` is told whether it is the last time."""
         wait, last = POLL_SECONDS, False
         while not last:
             last = stop.poll(wait)

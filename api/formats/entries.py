@@ -102,7 +102,9 @@ class Entries:
 
 
 def lingering(rows: Iterator[Row], seconds: float) -> Iterator[Row | None]:
-    """The rows, with a None wherever none came for so long. They are read by a thread, which dies with the process."""
+    """The rows, with a None wherever none came for that long. They are read by a thread, which dies with the
+    process.
+    """
     waiting: queue.Queue[Row | BaseException] = queue.Queue(_WAITING_ROWS)
     end = StopIteration()
 

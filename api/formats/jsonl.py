@@ -131,7 +131,7 @@ def _read(
     columns: dict[str, list[Any]] = {name: [] for name in INPUT_SCHEMA.names}
     number = size = 0
     shown = "standard input" if file == "-" else file
-    # polars' handler of Ctrl-C, once it is imported, lets who opens a named pipe go on waiting for its writer.
+    # polars' handler of Ctrl-C, once it is imported, lets who opens a named pipe keep waiting for its writer.
     signal.siginterrupt(signal.SIGINT, True)
     with _open(file) as stream:
         while True:

@@ -55,7 +55,7 @@ class Action(StrEnum):
 Where = tuple[str | None, str | None, str | None]
 """Tenant, namespace and topic, as far as there are any."""
 ANY_USE = (Action.PRODUCE, Action.CONSUME, Action.COMPACT)
-"""What a role may do that uses a topic: any of them lets it look at the topic."""
+"""What a role may do that uses a topic: any of them lets it check the topic."""
 GRANTABLE = ("produce", "consume", "compact", "admin", "functions", "sources", "sinks", "packages")
 """What Pulsar's and our tools may grant; the last four allow nothing here."""
 _SCHEME = HTTPBearer(scheme_name="token", bearerFormat="JWT", auto_error=False)

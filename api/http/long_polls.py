@@ -2,7 +2,7 @@
 
 While any read waits, one task looks every `POLL_SECONDS` at all topics that are waited for: a statement or two for the
 database, and a file of 256 bytes for each that is written here. A read is woken when its topic has changed since it
-was looked at last, and only then reads again. So a thousand reads that wait cost as much as one, as long as nothing
+was checked last, and only then reads again. So a thousand reads that wait cost as much as one, as long as nothing
 comes. How many may wait at once is bounded for each role, or address without one.
 
 For the tasks of one event loop at a time. Must not know: how a topic is read.

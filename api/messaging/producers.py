@@ -27,7 +27,7 @@ from storage.topic import Topic
 OPEN_WAIT_MS = 2_000
 """How long to wait for the lease: a compaction here has it for a moment, to roll."""
 LOOK_SECONDS = 1.0
-"""How often idle logs are looked for."""
+"""How often idle logs are searched for."""
 _log = logging.getLogger(__name__)
 
 

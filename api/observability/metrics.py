@@ -3,7 +3,7 @@
 `METRICS` names every metric with its kind, labels and meaning; docs/metrics.md is the same table, and a test compares
 them. Pulsar's `pulsar_compaction_*` keep a broker's names, kinds, meanings and labels (cluster, namespace, topic);
 Kafka's cleaner gauges have our names with units. What SQL knows is read in the scrape, at most every `REFRESH_MS`; what
-the leader's last look at all topics saw is asked of the control loop. A database that cannot answer does not fail the
+the leader's last check of all topics saw is asked of the control loop. A database that cannot answer does not fail the
 scrape: `compactor_up` is 0, and what SQL knows is left out. Topics with series of their own are bounded by a setting,
 those that ran last; the sums are of all. No globals: each service has a registry of its own.
 """
@@ -119,7 +119,7 @@ METRICS: Mapping[str, MetricDefinition] = {
         ),
         MetricDefinition("compactor_leader", "gauge", "1 in the service that schedules, 0 in the others."),
         MetricDefinition(
-            "compactor_last_check_seconds", "gauge", "Since the leader's last look at all topics; only in the leader."
+            "compactor_last_check_seconds", "gauge", "Since the leader's last check of all topics; only in the leader."
         ),
         MetricDefinition("compactor_due_topics", "gauge", "Topics that were due then; only in the leader."),
         MetricDefinition("compactor_dirty_bytes", "gauge", "Bytes that no run has seen; only in the leader."),

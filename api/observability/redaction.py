@@ -9,7 +9,7 @@ Redacted are passwords in URLs and in libpq's `name=value` form, secrets in the 
 (`password=…`, `"secret": "…"`). It is the second fence: nothing should hand a secret to a log in the first place.
 
 Texts come from callers, and some are redacted on the event loop: the time that a rule takes grows with the text's
-length and no faster. A rule that looks far ahead therefore takes all that it has looked at, or looks `_FAR` characters
+length and no faster. A rule that looks far ahead therefore takes all that it has checked, or looks `_FAR` characters
 ahead.
 """
 
@@ -31,7 +31,7 @@ _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     # Before the first slash only a user's name and password end with an @.
     (re.compile(r"(?<=://)([^\s/:@?#'\"]*):[^\s/?#'\"]*@"), rf"\1:{HIDDEN}@"),
     # A password may hold what a URL's may not (SQLAlchemy takes it so); what looks like a port and a path is none.
-    # Without an @ it is taken as it is, or each :// in it would look for that @ again.
+    # Without an @ it is taken as it is, or each :// in it would search for that @ again.
     (
         re.compile(r"(?<=://)([^\s/:@?#'\"]*):(?!\*\*\*@|\d{1,5}[/?#])(?:[^\s'\"]+(@)|[^\s'\"]+)"),
         lambda found: f"{found[1]}:{HIDDEN}@" if found[2] else found[0],

@@ -2,8 +2,8 @@
 
 The sums are of SQL's history, so every process shows the same, and a restart loses nothing; a deleted topic's runs, and
 with them its numbers, are gone. Read at most `PAGES` pages of history in one go: a long one is complete after a few
-scrapes. A run whose id comes before one that was seen already, since its claim was committed later, is looked for a few
-times. Not safe to share between threads. Must not know: Prometheus.
+scrapes. A run whose id comes before one that was seen already, since its claim was committed later, is searched for a
+few times. Not safe to share between threads. Must not know: Prometheus.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from storage.model import TopicName
 
 PAGES = 10
 LATE_IDS, LATE_LOOKS = 200, 10
-"""How far behind the newest run one may come late, and how often it is looked for."""
+"""How far behind the newest run one may come late, and how often it is searched for."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class RunTotals:
     bytes_written: int = 0
     _seen: int = 0
     _late: dict[int, int] = field(default_factory=dict)
-    """How often the ids that were left out are still looked for."""
+    """How often the ids that were left out are still searched for."""
 
     def refresh(self) -> None:
         """Read what is new."""

@@ -37,7 +37,7 @@ class Sat:
 
 
 def sit(shape: Shape, contenders: Sequence[Contender], rounds: int, folder: Path, say: Say) -> Sat:
-    """Let `contenders`, this job first, take turns. One that fails has a line that says so; the others go on."""
+    """Let `contenders`, this job first, take turns. One that fails has a line that says so; the others continue."""
     lines = [Line(contender.name, contender.family) for contender in contenders]
     survivors: Survivors | None = None
     with _running(contenders, lines, say):

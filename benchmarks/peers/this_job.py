@@ -103,7 +103,7 @@ class ThisJob:
 
 
 def _serve(connection: Connection, folder: Path, threads: int) -> None:
-    """In the child: answer each topic's name with a run on it, None with having forgotten that run."""
+    """In the child: answer each topic's name with a run on it, None with having purged that run."""
     from api.components import open_environment
     from api.settings.settings import Settings
     from benchmarks.this_job import ThisJob as Runs, Without

@@ -46,7 +46,7 @@ def is_local(master: str) -> bool:
 def max_failures(master: str, configured: str | None) -> int:
     """How often one task may fail before Spark gives up on the job; `configured`: spark.task.maxFailures.
 
-    Spark's `local` modes do not look at the setting, and do not retry unless their name says so.
+    Spark's `local` modes do not check the setting, and do not retry unless their name says so.
     """
     if local := _LOCAL.fullmatch(master):
         return int(local[1] or 1)

@@ -1,6 +1,6 @@
 """Watching a Spark driver: whether its Java answers, its application lives, and it has executors.
 
-    no answer      its Java is stopped or hangs: it is killed, and so its callers go on
+    no answer      its Java is stopped or hangs: it is killed, and so its callers continue
     stopped        the application is over
     no executors   for some time, where there were some: its workers are gone, or a master that was started again does
                    not know the application any more; Spark itself would wait forever
@@ -239,7 +239,7 @@ class JobWatch:
                 return  # it is killed
             if check is not None and not self._ended.is_set():
                 self.is_waiting = check.is_waiting
-                with suppress(Exception):  # progress is to look at: the terminal may be gone
+                with suppress(Exception):  # progress is to check: the terminal may be gone
                     self._on_done(check.ended)
             if watched.given_up:
                 watched.cancel(self._group)

@@ -3,7 +3,7 @@
 An engine calls one function for the numbers 0 … n-1, wherever and however often it likes (tasks may be retried, or
 run twice at once by speculation), and gives back one outcome a number: an answer, or `Failed` where the task failed
 for good, so that one bad topic fails alone. `compactor/engines/spark.py` is the real one; `InProcess` is for tests, for
-a look with a debugger, and as the shortest description of the contract.
+a check with a debugger, and as the shortest description of the contract.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Engines(Protocol):
         ...
 
     def end(self) -> None:
-        """Give up machinery that is starting; `open` raises Unavailable from now on. Engines that run go on."""
+        """Give up machinery that is starting; `open` raises Unavailable from now on. Engines that run continue."""
         ...
 
     def close(self) -> None:

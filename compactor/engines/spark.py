@@ -355,7 +355,7 @@ class SparkEngine:
     def _failure(self, error: Exception) -> CompactorError:
         if self._watched.given_up:
             return Unavailable(
-                self._watched.given_up, "the next run gets a new Spark session; look at Spark's master and workers"
+                self._watched.given_up, "the next run gets a new Spark session; check Spark's master and workers"
             )
         if self._cancelled_group == self._group:
             return Fenced("the compaction was cancelled", "start it again if it is still wanted")
@@ -367,7 +367,7 @@ class SparkEngine:
             )
         return Unavailable(
             f"Spark gave up on a task ({_first_line(error)})",
-            "look at the executors' logs (more memory a worker helps against killed ones), then run it again",
+            "check the executors' logs (more memory a worker helps against killed ones), then run it again",
         )
 
 

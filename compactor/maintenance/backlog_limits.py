@@ -107,7 +107,7 @@ def bytes_behind(some: Sequence[BacklogExtent], offset: int) -> int:
 
 
 def first_of_last(some: Sequence[BacklogExtent], size: int) -> int:
-    """The smallest offset behind which, itself included, are at most so many bytes."""
+    """The smallest offset behind which, itself included, are at most that many bytes."""
     end = 0
     for extent in reversed(some):
         end = end or extent.last_offset + 1
@@ -174,7 +174,7 @@ class BacklogLimits:
             self._acknowledge_older(topic, self.environment.clock.now_ms() - remaining * 1000)
 
     def _acknowledge_older(self, topic: TopicRecord, publish_time: int) -> None:
-        """Let every subscription go on at the first message that was published then or later."""
+        """Let every subscription continue at the first message that was published then or later."""
         waiting = self._cursors(topic)
         if not waiting:
             return
@@ -207,7 +207,7 @@ class BacklogLimits:
         return end
 
     def _acknowledge_below(self, opened: Topic, waiting: Sequence[CursorRecord], offset: int) -> None:
-        """Let these subscriptions go on at an offset, or where they are if that is behind it."""
+        """Let these subscriptions continue at an offset, or where they are if that is behind it."""
         moving = [record for record in waiting if _next_offset(record) < offset]
         lasts = {item.offset: item for item in map(last_of, opened.snapshot().extents) if item} if moving else {}
 

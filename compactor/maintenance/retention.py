@@ -55,7 +55,7 @@ class Trimmed:
 
 @dataclass(frozen=True)
 class _Tail:
-    """The segments that can be looked at; `damage`: why the open one cannot."""
+    """The segments that can be checked; `damage`: why the open one cannot."""
 
     extents: tuple[Extent, ...]
     damage: DataLoss | None = None

@@ -1,4 +1,4 @@
-"""Truncating a topic: it is empty afterwards, raw and compacted, and goes on with the next offset (C2).
+"""Truncating a topic: it is empty afterwards, raw and compacted, and continues with the next offset (C2).
 
 The open segment is rolled first; what is appended from then on is kept. Then one transaction marks all ledgers as
 deleted, lets rolled segments count as sealed, and takes horizon and compacted ledger, in a new epoch, so that a run

@@ -89,7 +89,7 @@ class RangeChunks:
         return Records(found.hi, found.lo, marked, marked, found.event_time)
 
     def indexed(self) -> Records:
-        """Records, in hash order, of the messages of old parts, for an index that is made again from rows."""
+        """Records, in hash order, of the messages of old parts, for an index that is created again from rows."""
         return self._assembled.records(self._assembled.keyed & ~self._new)
 
     def _is_due(self) -> Mask:

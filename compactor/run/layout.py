@@ -25,7 +25,7 @@ from storage.ledger import rows
 READ_COST = 0.3
 """What a byte that phase two only reads costs, of a byte that it writes (measured: benchmarks/compaction.py)."""
 MERGE_RATIO = 2
-"""A part is merged with its newer neighbour if it has fewer than so many times its live bytes."""
+"""A part is merged with its newer neighbour if it has fewer than that many times its live bytes."""
 BITMAP_ROWS = 16_000_000
 """Rows that one task marks as deleted, at most, unless they are of one part: 4 bytes each while they are read."""
 

@@ -36,7 +36,7 @@ SMALL_PART_BYTES = 8 << 20
 
 
 LEVEL_RATIO = 2
-"""A level of the index is merged with what is in front of it if it has fewer than so many times its records."""
+"""A level of the index is merged with what is in front of it if it has fewer than that many times its records."""
 DAY_MS = 86_400_000
 
 
@@ -79,7 +79,7 @@ class RunPolicies:
 class Sizing:
     """How a run is cut. `parallelism`: tasks that can run at once.
 
-    `max_garbage_ratio`: a part with a larger share of deleted rows is rewritten. `topics_per_job`: so many topics
+    `max_garbage_ratio`: a part with a larger share of deleted rows is rewritten. `topics_per_job`: that many topics
     share a Spark job.
     """
 
@@ -116,7 +116,7 @@ class RunPlan:
     `indexes`: of the rows of old parts that are due to go, as markers, then of the dirty ledgers, oldest first.
     `expired`: by dirty source, its rows whose time to live is over. `gone`: by source its rows that go whatever they
     are (C2): of a dirty source all, of an old part those outside the key map. `levels`: the previous compacted index,
-    newest first; the first `merged` of them are merged with the new level; `reindexed`: they were made again, from
+    newest first; the first `merged` of them are merged with the new level; `reindexed`: they were rebuilt, from
     rows. `chunk_tables`: of the previous compacted ledger. `now`: by which policies are applied. `cursor_floor`:
     tombstones above this offset wait for a cursor (T1); None: none does. `raw_from`: the topic's start as the snapshot
     has it; rows of dirty ledgers below it are not there any more.
@@ -175,7 +175,7 @@ class ScanPlan:
 
 @dataclass(frozen=True)
 class ScanResult:
-    """The answer of a scan. `index`: made again. `due`: markers of the rows of an old part that go; `expired`: rows of
+    """The answer of a scan. `index`: rebuilt. `due`: markers of the rows of an old part that go; `expired`: rows of
     a dirty ledger; `gone`: as in a plan; `oldest_value`, `oldest_tombstone`, `first_tombstone`, `oldest_row`: of what
     is left of an old part, as in the manifest.
     """
@@ -322,7 +322,7 @@ class BitmapResult:
 
 
 def range_bits(records: int, sizing: Sizing) -> int:
-    """log2 of the number of hash ranges for so many index records."""
+    """log2 of the number of hash ranges for that many index records."""
     by_memory = -(-records // sizing.range_records)
     by_cores = min(sizing.parallelism, records // sizing.small_range_records)
     return max(0, max(by_memory, by_cores) - 1).bit_length()

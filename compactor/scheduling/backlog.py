@@ -2,7 +2,7 @@
 
     bytes, messages   behind the horizon (of a topic that was never compacted: all): sealed ledgers, rolled segments,
                       and the open segment, which is counted from its file (storage/log/unsealed_messages.py)
-    dirty             the closed ones of them alone, in logical bytes: Kafka's cleaner does not look at what is open
+    dirty             the closed ones of them alone, in logical bytes: Kafka's cleaner does not check what is open
     clean             logical bytes of the compacted ledger that serves
 
 Logical bytes are what producers sent, not what the store holds. Of segments they are what the entries' metadata says;

@@ -176,7 +176,7 @@ class ControlLoop:
         except CompactorError as error:
             _log.warning("the control loop fails for now: %s", error)
         except Exception:
-            _log.exception("the control loop failed in an unexpected way, and goes on")
+            _log.exception("the control loop failed in an unexpected way, and continues")
 
     # One step of each thread
 

@@ -20,7 +20,8 @@ from compactor.scheduling.backlog import Backlog
 from storage.metadata.records import CompactionState, TopicRecord
 
 CLEAN_FOR_DIRTY = 16
-"""A topic is not small if its compacted ledger is so many times larger than the dirty bytes that a small one may have.
+"""A topic is not small if its compacted ledger is that many times larger than the dirty bytes that a small one may
+have.
 """
 
 
@@ -156,7 +157,8 @@ def jobs(wanted: Sequence[Backlog], busy_large: int, busy_small: int, slots: Wor
 
 
 def retry_delay_ms(failures: int, first_ms: int, most_ms: int, chance: float) -> int:
-    """How long to wait after so many failures in a row: doubling up to the most, from half of it on by `chance` (0…1).
+    """How long to wait after that many failures in a row: doubling up to the most, from half of it on by `chance`
+    (0…1).
 
     Topics that failed together are not tried again together.
     """

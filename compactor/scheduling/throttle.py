@@ -18,7 +18,7 @@ TOPICS_AT_ONCE = 100
 
 Item = TypeVar("Item")
 Rest = Callable[[float], object]
-"""Waits so many seconds, or shorter."""
+"""Waits that many seconds, or shorter."""
 
 
 def paced(items: Iterable[Item], clock: Clock, rest: Rest) -> Iterator[Item]:

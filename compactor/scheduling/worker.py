@@ -11,7 +11,7 @@ The result of a topic:
     nothing was new (P11)                 the request is withdrawn
     fenced, cancelled, paused, taken      no failure: it was decided elsewhere, and the request says what comes next
     anything else                         a failure: recorded with the time of the next try (S6), in the transaction
-                                          that ends its run, if there is one; others go on
+                                          that ends its run, if there is one; others continue
 
 A worker that ends lets its runs finish for a time, then hands them over: each is cancelled and requested again in one
 transaction, so another service makes it again.
@@ -60,8 +60,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """How a worker works. Times in milliseconds; `run_dead_ms`: a run without a heartbeat for so long is dead;
-    `stalled_ms`: one of whose tasks none ends for so long fails."""
+    """How a worker works. Times in milliseconds; `run_dead_ms`: a run without a heartbeat for that long is dead;
+    `stalled_ms`: one of whose tasks none ends for that long fails."""
 
     slots: int = 4
     retry_first_ms: int = 30_000
@@ -154,7 +154,7 @@ class Worker:
             return at_work | self._held_until.keys()
 
     def drain(self, grace_seconds: float) -> None:
-        """Begin nothing more; let what runs finish for so long, then hand it over to the next leader."""
+        """Begin nothing more; let what runs finish for that long, then hand it over to the next leader."""
         with self._lock:
             self._ending = True
             running = set(self._jobs)

@@ -1,4 +1,4 @@
-"""What verify has found: differences, named as far as a person can look at them and counted to the last.
+"""What verify has found: differences, named as far as a person can check them and counted to the last.
 
 A difference says of which kind it is, in which object or row, and of which key and offset where it is of one. A task
 names the first of each kind and only counts the others, so what goes through the driver is bounded by the number of

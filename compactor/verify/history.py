@@ -90,7 +90,7 @@ class History:
 
     @property
     def forgotten_to(self) -> int:
-        """Deletions with event times up to this may be forgotten (P9), those above are remembered."""
+        """Deletions with event times up to this may be purged (P9), those above are remembered."""
         if not self.complete:
             return ALWAYS
         return max((run.now - run.policies.event_time_max_lateness_ms for run in self.runs), default=NEVER)

@@ -11,7 +11,7 @@ What a key may look like, W being its winner in raw:
     W is a tombstone   gone, or retained: visible at W as a tombstone (T1)
     no W               nothing visible
 
-By event time an older message may stand behind a winner that is gone, once that is forgotten; so may any message where
+By event time an older message may stand behind a winner that is gone, once that is purged; so may any message where
 the order of winning has changed: then only keys count whose newest message also has the largest event time.
 Where a raw ledger is trimmed, a key is left alone if a message that is gone might have decided it. What lay below the
 topic's start when its run came took no part, though a ledger that was cut there still has it.
@@ -181,7 +181,7 @@ class _Range:
         lost &= ~expired
         excused = np.zeros(len(winner), dtype=np.bool_)
         if self._plan.order is Order.EVENT and winner.event_time is not None:
-            # A winner that is gone and forgotten gives way to what came after it (P9).
+            # A winner that is gone and purged gives way to what came after it (P9).
             excused = (winner.event_time <= self._plan.history.forgotten_to) & (plain(record) > plain(winner))
         back = gone & visible & ~excused
         wrong = at_winner & (deleted == value)

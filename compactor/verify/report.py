@@ -21,7 +21,7 @@ _OF_KEYS = ("keys", "part rows compared with raw")
 
 @dataclass(frozen=True)
 class Report:
-    """What verify looked at, what it could not tell, and every difference.
+    """What verify checked, what it could not tell, and every difference.
 
     `compacted_ledger` None: the topic has none. `checked`: counts by noun. `unchecked`: sentences for a person.
     `counts`: differences by kind, more than are named.

@@ -1,4 +1,4 @@
-"""The hash that stands for a key in every key index: XXH3-128, seeded per topic.
+"""The hash that represents a key in every key index: XXH3-128, seeded per topic.
 
 The seed is random and never leaves the database, so no client can construct a collision. Two keys count as one
 key when all 128 bits agree; with a trillion keys the chance that any two do is below 10⁻¹⁴.

@@ -26,7 +26,7 @@ GROUP_BYTES = 2 << 20
 MAX_ROWS = 2**32 - 1
 """Rows and span of offsets of one ledger or part stay below 2³², so that 32-bit relative offsets and bitmaps serve."""
 LEDGER_ROWS = 2_000_000
-"""A bulk import begins a new ledger after so many rows, however small: each costs about 250 bytes while sealed."""
+"""A bulk import begins a new ledger after that many rows, however small: each costs about 250 bytes while sealed."""
 MAX_MESSAGE_BYTES = 256 << 20
 """The most logical bytes of one message; keeps a row group far below the 2 GiB that Arrow's binary columns hold."""
 

@@ -1,6 +1,6 @@
 """Bulk append: messages become sealed ledgers at once, and become visible together.
 
-The active segment is rolled first, so ids and offsets go on in order.
+The active segment is rolled first, so ids and offsets continue in order.
 All or nothing: objects are written while the topic's writer lease is held; one SQL transaction, fenced by the lease's
 token, makes them exist. A failure, or a crash, leaves objects that no row names.
 

@@ -136,7 +136,7 @@ def _placed_before(frames: list[ScannedFrame], place: _Place, header: SegmentHea
 
 
 def _known(entry: StoredEntry) -> EntryHeader:
-    assert entry.header is not None, "a scan looks into each entry that it can believe"
+    assert entry.header is not None, "a scan reads each entry that it can believe"
     return entry.header
 
 
@@ -151,7 +151,7 @@ def _fits(start: _Place, end: _Place) -> bool:
 
 
 def _fillers(ledger_id: int, start: _Place, end: _Place, publish_time: int, last: int) -> pa.Table:
-    """Rows for all that lay between two places. `last`: how many offsets its last entry took, if they are so many."""
+    """Rows for all that lay between two places. `last`: how many offsets its last entry took, if they are that many."""
     entries, offsets = end[0] - start[0], end[1] - start[1]
     spare = offsets - entries
     counts = [1] * entries

@@ -3,7 +3,7 @@
     header    8 magic | 4 format version | 16 topic uid | 8 ledger id | 8 first offset | 4 CRC32C of these | 16 zeros
     frame     4 length N of the entry | 1 frame version | 4 CRC32C | N the entry, as Pulsar encodes it
 
-All numbers are big-endian. A frame's CRC32C goes on from the header's and covers the frame's entry id (8) and first
+All numbers are big-endian. A frame's CRC32C continues from the header's and covers the frame's entry id (8) and first
 offset (8), which are not stored, then length and version, then the entry. So a frame that is found valid proves that it
 was written to this segment, at this place in it: bytes of another segment, or of this one elsewhere, never pass for it.
 
@@ -36,7 +36,7 @@ _FRAME = Struct(">IBI")
 _COVERED = Struct(">QQIB")
 
 extend: Callable[[int, bytes], int] = google_crc32c.extend
-"""CRC32C goes on with bytes. Called for each frame, so without the detour over `storage.checksums`."""
+"""CRC32C continues with bytes. Called for each frame, so without the detour over `storage.checksums`."""
 unpack_frame: Callable[[bytes | bytearray | memoryview, int], tuple[int, int, int]] = _FRAME.unpack_from
 """Length, version and CRC32C of the frame at a position."""
 
@@ -55,7 +55,7 @@ class SegmentHeader:
 
     @property
     def checksum(self) -> int:
-        """What the checksums of the segment's frames and side files go on from."""
+        """What the checksums of the segment's frames and side files continue from."""
         return int(google_crc32c.value(self._covered()))
 
     def _covered(self) -> bytes:

@@ -165,7 +165,7 @@ class GroupCommit:
                 raise
 
     def wake(self) -> None:
-        """Let the thread look when something is due."""
+        """Let the thread check when something is due."""
         with self._lock:
             self._wake()
 

@@ -7,7 +7,7 @@ Readers in other processes go up to the high watermark and no further, so no rea
 take back while its id goes to another message. The writer writes one copy, then the other, before it acknowledges. So a
 writer that is killed between two bytes, or a flipped bit, spoils one copy, and the other says the same or is what was
 before. The copy with the greater number counts. A reader that finds both torn was overtaken twice while it read, and
-reads again. A copy's CRC32C goes on from that of the segment's header, so the file of an earlier segment of the same
+reads again. A copy's CRC32C continues from that of the segment's header, so the file of an earlier segment of the same
 name says nothing.
 
 Files of version 1 have no version byte, and two slots that are written in turn: if one of them is damaged, the other

@@ -1,7 +1,7 @@
 """Holding a topic's writer lease for as long as a piece of work takes.
 
 The lease lives in SQL (`MetadataStore.leases`): it has a TTL, and a token that grows with each owner and fences
-the owners before. Here it is waited for, renewed every third of its TTL, and given back.
+the owners before. Here it is waited for, renewed every third of its TTL, and released.
 """
 
 from __future__ import annotations

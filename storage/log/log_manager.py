@@ -54,7 +54,7 @@ SEALER_WAIT_MS = 60_000
 """How long the process that is woken to seal what is large may take."""
 SMALL_BYTES = 16 << 20
 SMALL_MESSAGES = 100_000
-"""A segment of so many logical bytes and messages at most takes less than 100 MiB to seal."""
+"""A segment of that many logical bytes and messages at most takes less than 100 MiB to seal."""
 SEALER_DEAD_MS = 60_000
 """A sealer whose heartbeat is older than this has lost its segment."""
 _HEARTBEAT_SECONDS = 5.0
@@ -182,7 +182,7 @@ class LogManager:
     def roll_old(self, failing: dict[str, str]) -> int:
         """Close the open segments here that are older than `segment.ms` and that no writer has open; how many.
 
-        A writer looks at the age by itself. `failing`: why one cannot be rolled, by topic.
+        A writer checks the age by itself. `failing`: why one cannot be rolled, by topic.
         """
         uid = self.environment.log.known_uid
         if uid is None:

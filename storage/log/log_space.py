@@ -1,8 +1,8 @@
 """Whether a log directory has room for more: appends are refused before its disk is full.
 
 Two limits: how many bytes of rolled segments may wait to be sealed, which grow while the object store is away; and how
-many bytes of the disk stay free, for the operator who frees space. What is refused was never taken, and appends go on
-by themselves when there is room again.
+many bytes of the disk stay free, for the operator who frees space. What is refused was never taken, and appends
+continue by themselves when there is room again.
 
 Asked before each append, so what was found counts for a moment: `DISK_MS` for the disk, `ROLLED_MS` for what is rolled.
 If that cannot be asked, what was found before counts. May go wrong: StorageFull. Must not know: SQL, segments.
@@ -53,14 +53,14 @@ class LogSpace:
             raise StorageFull(
                 f"nothing is appended: the disk of the log directory has {self._free} bytes left, and "
                 f"{self._min_free_bytes} are to stay free",
-                "free space there; appends go on by themselves",
+                "free space there; appends continue by themselves",
                 is_public=True,
             )
         if self._rolled > self._max_rolled_bytes > 0:
             raise StorageFull(
                 f"nothing is appended: {self._rolled} bytes of rolled segments in the log directory are "
                 f"not sealed yet, and {self._max_rolled_bytes} may be",
-                "see why they are not sealed (the object store, the sealing process); appends go on by themselves",
+                "see why they are not sealed (the object store, the sealing process); appends continue by themselves",
                 is_public=True,
             )
 

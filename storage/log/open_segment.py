@@ -32,8 +32,9 @@ from storage.metadata.store import MetadataStore
 ENTRY_PADDING = 10 << 10
 """What an entry may have besides `max.message.bytes`: its metadata (Pulsar's padding of a frame)."""
 INFLATION = 4
-"""A segment is rolled, too, when its messages are so many times larger than `segment.bytes` once uncompressed: sealing
-holds them in memory."""
+"""A segment is rolled, too, when its messages are that many times larger than `segment.bytes` once uncompressed:
+sealing holds them in memory.
+"""
 _log = logging.getLogger(__name__)
 
 
@@ -238,7 +239,7 @@ def roll_open_segment(
     """Close the segment that a writer left open, if there is one, and those that the database has lost.
 
     For the holder of the lease. `accept_loss`: also one that is damaged in what was flushed; it stays as it is, and
-    keeps its offsets. And one whose file is gone: it is forgotten. What cannot be taken up again is set aside.
+    keeps its offsets. And one whose file is gone: it is purged. What cannot be taken up again is set aside.
     """
     segments = TopicSegments(metadata, clock, log, topic, lease)
     try:

@@ -5,7 +5,7 @@ was acknowledged under flush-every-append, because a flush makes all bytes befor
 survived, says how far flushes had come: if frames are bad before that, acknowledged data is damaged, which is an error
 and no cut, unless the caller accepts the loss.
 
-The index is made again beside. Changes nothing; the writer that asked cuts. May go wrong: ObjectDamaged with file and
+The index is rebuilt beside. Changes nothing; the writer that asked cuts. May go wrong: ObjectDamaged with file and
 position. Memory: the largest entry, and 28 bytes for each 64 KiB of the segment.
 """
 

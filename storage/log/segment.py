@@ -3,8 +3,8 @@
 A segment is one file and two that help, in the folder of its topic, named by its first offset:
 
     <first offset, 20 digits>.log      header and frames (frames.py); all that counts
-    <first offset, 20 digits>.end      how far it is flushed and may be read (high_watermark.py); made again by recovery
-    <first offset, 20 digits>.index    pointers to some frames (sparse_index.py); made again by recovery
+    <first offset, 20 digits>.end      how far it is flushed and may be read (high_watermark.py); rebuilt by recovery
+    <first offset, 20 digits>.index    pointers to some frames (sparse_index.py); rebuilt by recovery
 
 Entry ids count from 0. Offsets are dense: an entry takes as many as its header says (entry.py), so one frame after the
 other, ids and offsets of a segment follow from its bytes.
@@ -49,7 +49,7 @@ class FlushPolicy:
     """When appended entries are made durable.
 
     `messages` 1: before each is acknowledged; M: acknowledged when written, flushed when M messages are not flushed.
-    `ms`: flushed at the latest so long after the first that is not. Both None: never, until the segment rolls.
+    `ms`: flushed at the latest that long after the first that is not. Both None: never, until the segment rolls.
     """
 
     messages: int | None = 1
@@ -230,4 +230,4 @@ def storage_error(error: OSError, path: Path, verb: str) -> CompactorError:
         return StorageFull(what, "free space or raise the quota, then try again")
     if error.errno in _REFUSED:
         return Misconfigured(what, "let this user read and write there")
-    return Unavailable(what, "look at the disk, then try again")
+    return Unavailable(what, "check the disk, then try again")

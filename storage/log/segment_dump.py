@@ -1,7 +1,7 @@
 """Shows what is in a segment's file, however damaged: for `log dump`, and for an operator who must decide what to do
 about it.
 
-Each frame comes with its place and with how far it can be believed. Behind damage the next frame is looked for: where
+Each frame comes with its place and with how far it can be believed. Behind damage the next frame is searched for: where
 the damaged one says that it ends, where the index points, and wherever an entry with a right checksum of its own begins
 (Pulsar's magic number 0x0e01, CRC32C). Its entry id and offset are known again if its checksum proves them: by the
 index, or if one damaged frame in between took up to `_GUESSES` offsets.
@@ -135,7 +135,7 @@ class SegmentScan:
         return checksum == frame_checksum(self._seed, place.entry_id, place.offset, data)
 
     def _identity(self, start: bytes) -> tuple[int | None, int]:
-        """What the checksums go on from, and the first offset; None: not known.
+        """What the checksums continue from, and the first offset; None: not known.
 
         Of a damaged header the checksum and the file's name are tried: if they prove the first frame, they are right.
         """

@@ -276,7 +276,7 @@ def _held(files: SegmentFiles) -> LeaseHeld:
 
 
 def _open_index(path: Path, index: bytes) -> int:
-    """The index, made again; -1 if it cannot be: readers do without."""
+    """The index, rebuilt; -1 if it cannot be: readers do without."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(path.parent))
     except OSError as error:

@@ -1,7 +1,7 @@
 """Reads the entries of one segment: a rolled one, whose size its row says, or one that is appended to, possibly by
 another process, up to its high watermark.
 
-Every entry that is handed out is proved by its checksum (frames.py). A read that begins in the middle looks into the
+Every entry that is handed out is proved by its checksum (frames.py). A read that begins in the middle reads the
 sparse index, and walks from the beginning if that does not help. Whatever is not valid before the end is damage: an
 error with file and position, never a gap. Where no high watermark can be read, the last whole frame is the end:
 recovery keeps the same frames.
@@ -175,5 +175,5 @@ class SegmentReader:
 
 
 def _known(entry: StoredEntry) -> EntryHeader:
-    assert entry.header is not None, "a walk looks into each entry"
+    assert entry.header is not None, "a walk reads each entry"
     return entry.header

@@ -78,7 +78,7 @@ def _naming_the_way_out(topic: TopicRecord, segment: SegmentRecord) -> Iterator[
         command = "topics roll" if segment.content is None else "log seal"
         raise type(error)(
             error.message,
-            f"restore the file from a backup; or look at what is left of it with `compactor log dump "
+            f"restore the file from a backup; or check what is left of it with `compactor log dump "
             f"{segment.ledger_id}`, and accept the loss of the rest with `compactor {command} {topic.name} "
             "--accept-loss`",
         ) from error

@@ -80,7 +80,7 @@ class SegmentWriter:
     def append_async(self, entry: bytes) -> Awaitable[AppendResult]:
         """As `append`, for the tasks of the running event loop. The entry has its place when this returns.
 
-        It never blocks: who appends without awaiting looks at `pending_bytes`.
+        It never blocks: who appends without awaiting checks `pending_bytes`.
         """
         pending = PendingAppend(self._commits, entry, self._checked(entry), None)
         future = asyncio.get_running_loop().create_future()

@@ -3,7 +3,7 @@
 A file of records of 28 bytes, one for about every 64 KiB of the segment, ascending:
 
     4 first offset of the frame's entry, less the segment's | 4 entry id | 8 position | 8 largest publish time before it
-    | 4 CRC32C, which goes on from that of the segment's header
+    | 4 CRC32C, which continues from that of the segment's header
 
 The largest publish time is that of all entries before the frame: a search for a time above it loses nothing by
 beginning there. The file is never flushed, may be missing, torn, or behind; no record is trusted before the frame

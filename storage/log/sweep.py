@@ -99,7 +99,7 @@ class LogSweep:
         """Files that no row names: those below the topic's end whose writer died before the row; how many.
 
         Those that hold messages are kept (unnamed.py): from the topic's end on they are taken up again, below it set
-        aside. The end is older than the list of files, and that older than the rows that are looked at: so whatever a
+        aside. The end is older than the list of files, and that older than the rows that are checked: so whatever a
         live writer makes is at or behind the end, and has a row before it holds anything.
         """
         folder = self.log.of_topic(topic.uid)

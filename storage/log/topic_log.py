@@ -115,12 +115,12 @@ class TopicLog:
         return pending.result()
 
     def submit(self, entry: bytes, done: Done, check: Callable[[], object] = lambda: None) -> None:
-        """Append one entry and go on: `done` is called, in order, when it is acknowledged or with why it is not.
+        """Append one entry and continue: `done` is called, in order, when it is acknowledged or with why it is not.
 
         Waits while too much is pending. `done` must be quick and must not append. Raises as `append`.
 
-        After a failure the log is recovered and goes on. `check` may refuse the entry because one before it failed: it
-        is called when all that failed was answered, and if it raises, nothing is appended.
+        After a failure the log is recovered and continues. `check` may refuse the entry because one before it failed:
+        it is called when all that failed was answered, and if it raises, nothing is appended.
         """
         with self._lock:
             writer = self._current(entry)
@@ -222,5 +222,5 @@ class TopicLog:
             pass  # what is not known now, the next writer learns
         return Fenced(
             f"{self._owner} has lost the lease of {self._topic.name} to another writer",
-            "what was acknowledged is kept; open the topic again to go on",
+            "what was acknowledged is kept; open the topic again to continue",
         )

@@ -73,7 +73,7 @@ def set_aside(files: SegmentFiles) -> Path:
     """
     number = next(n for n in count(1) if not _aside(files.log, n).exists())
     size = files.log.stat().st_size
-    for path in (files.end, files.index, files.log):  # the log last: cut off here, the next call goes on
+    for path in (files.end, files.index, files.log):  # the log last: cut off here, the next call continues
         if path.exists():
             path.rename(_aside(path, number))
     sync_folder(files.folder)

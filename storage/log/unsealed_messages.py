@@ -89,7 +89,7 @@ class OpenSegments:
             counted = before
             for entry in SegmentReader(local, end.visible).entries(before.next_offset):
                 header = entry.header
-                assert header is not None, "a walk looks into each entry"
+                assert header is not None, "a walk reads each entry"
                 at = header.publish_time
                 counted = replace(
                     counted,

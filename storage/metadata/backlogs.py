@@ -1,6 +1,6 @@
 """What is behind the horizon of topics, summed by SQL: a few statements for a page of them.
 
-Invariants: a message counts once, in its ledger or in the rolled segment that no ledger stands for yet. What is open is
+Invariants: a message counts once, in its ledger or in the rolled segment that no ledger replaces yet. What is open is
 not summed: its rows know nothing of it. A ledger that straddles the horizon, which no run of ours leaves, counts by
 the share of its offsets; its messages are offsets, so they are exact.
 """

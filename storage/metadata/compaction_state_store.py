@@ -37,7 +37,7 @@ from storage.metadata.tables import controls as controls_table, runs as runs_tab
 
 _NAMED = 3
 """How many topics an error names at most."""
-_ENDING = "look with `compactor-admin topics compaction-status`, and try again when it has ended"
+_ENDING = "check with `compactor-admin topics compaction-status`, and try again when it has ended"
 
 
 class CompactionStateStore:

@@ -28,7 +28,7 @@ from storage.metadata.tables import cursor_ranges, cursors
 from storage.model import Position
 
 _PAGE = 64
-"""Rows that are looked at together: 4 MiB at most."""
+"""Rows that are checked together: 4 MiB at most."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class CursorState:
 
 @dataclass(frozen=True)
 class Merged:
-    """What is stored after a flush: the position, and the bitmaps that the flush looked at."""
+    """What is stored after a flush: the position, and the bitmaps that the flush checked."""
 
     mark_delete: Position | None
     ranges: Mapping[int, BitMap]
@@ -109,7 +109,7 @@ def merge(
         raise _gone(topic, name)
     if row["life"] != incarnation:
         raise Fenced(
-            f"the cursor {name!r} of {topic.name} was reset, or deleted and made again, by somebody else",
+            f"the cursor {name!r} of {topic.name} was reset, or deleted and created again, by another caller",
             "open the cursor again and read from where it is now; what was not flushed is delivered again",
         )
     stored = row_mapping.cursor(row)
@@ -128,7 +128,7 @@ def merge(
         connection.execute(
             delete(cursor_ranges).where(here.topic_id == topic.id, here.name == name, here.number < first)
         )
-    # The range that mark-delete has come to is looked at too: another owner may know what is acknowledged in it.
+    # The range that mark-delete has come to is checked too: another owner may know what is acknowledged in it.
     there = dict(_stored(connection, topic, name, {first, *(number for number in changed if number >= first)}))
     merged = {number: without_below(number, bitmap.copy(), mark) for number, bitmap in there.items()}
     for number, bitmap in changed.items():

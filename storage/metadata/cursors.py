@@ -278,7 +278,7 @@ def _check_removal(connection: Connection, topic_id: int, name: str) -> None:
         return
     topic = topics.locked(connection, topic_id)
     compacted = serving_compacted(connection, topic_id)
-    # Segments need no look: what is not sealed is above the horizon.
+    # Segments need no check: what is not sealed is above the horizon.
     first_raw = min(
         (ledger.first_offset for ledger in ledgers.of_topic(connection, topic_id)), default=topic.next_offset
     )

@@ -5,7 +5,7 @@
     a text that it cannot hold (NUL, too long)   -> InvalidInput
 
 Everything else (a constraint, a type) is a defect of ours and goes through as it is. SQLite and PostgreSQL say what
-happened by code; only a refused PostgreSQL login and a NUL have none, so there the English text is looked at, and what
+happened by code; only a refused PostgreSQL login and a NUL have none, so there the English text is checked, and what
 cannot be told apart counts as Unavailable. No message holds the password, whatever the driver wrote.
 """
 
@@ -23,7 +23,7 @@ from storage.errors import CompactorError, DataLoss, InvalidInput, Misconfigured
 UPGRADE_REMEDY = "run `compactor db upgrade`"
 
 _UNHELD = "give a shorter text, without NUL"
-_RETRY = "try again; if it stays, look at the database"
+_RETRY = "try again; if it stays, check the database"
 _FREE_SPACE = "free some space, then try again"
 _LOGIN = "check user, password and database name in the database URL, and the user's rights"
 _SQLITE_FILE = "check that its directory exists and that this user may write there"

@@ -125,8 +125,8 @@ class Database:
                     return answer
         except CompactorError as second:
             raise Unavailable(
-                f"{what} is not known: {lost.message}; and when looked at: {second.message}",
-                "look when the database answers again, before doing it again",
+                f"{what} is not known: {lost.message}; and when checked: {second.message}",
+                "check when the database answers again, before doing it again",
             ) from lost
         raise lost
 

@@ -77,7 +77,7 @@ class LeaseStore:
     def renew_many(self, owned: Sequence[Lease], ttl_ms: int) -> Unrenewed:
         """`renew` for many at once, in three statements; it waits for no lock, so no order of locks counts.
 
-        A row that another transaction holds (a roll, say) is busy. That one lease is lost is no error: others go on.
+        A row that another transaction holds (a roll, say) is busy. That one lease is lost is no error: others continue.
         """
         with self._database.write() as connection:
             now = self._clock.now_ms()
@@ -156,7 +156,7 @@ def check(connection: Connection, lease: Lease) -> None:
     if row["token"] == lease.token and row["holder"] == lease.owner:
         return
     topic = topics.by_id(connection, lease.topic_id)
-    now_held = f"{row['holder']} has it now" if row["holder"] is not None else "it was given back"
+    now_held = f"{row['holder']} has it now" if row["holder"] is not None else "it was released"
     raise Fenced(
         f"{lease.owner} no longer holds the lease of {topic.name} (token {lease.token}): {now_held} "
         f"(token {row['token']})",

@@ -75,7 +75,7 @@ class PinStore:
                 raise Fenced(
                     f"the pin of {pin.owner} on compacted ledger {pin.ledger_id} of {topic.name} expired, and the "
                     "ledger was collected",
-                    "go on at the same position with the compacted ledger that serves now",
+                    "continue at the same position with the compacted ledger that serves now",
                 )
             renewed = replace(pin, expires_at=now + ttl_ms)
             ours = update(pins).where(pins.c.pin_id == pin.pin_id)

@@ -1,7 +1,7 @@
 """PolicyStore: policies that users have set, by scope.
 
-Scopes: the broker, a namespace, an incarnation of a topic (its uid, so a topic made again begins without). What is set
-is checked here and kept as JSON under the policy's own name; how a topic's policies are resolved is in
+Scopes: the broker, a namespace, an incarnation of a topic (its uid, so a topic created again begins without). What is
+set is checked here and kept as JSON under the policy's own name; how a topic's policies are resolved is in
 storage/options/resolution.py. Below them all are the broker's defaults, which the settings file of a process holds and
 SQL never does; processes with different files see different ones.
 
@@ -283,5 +283,5 @@ def _put(connection: Connection, scope: str, name: str, value: object) -> None:
         with connection.begin_nested():
             connection.execute(insert(policies_table).values(scope=scope, name=name, value=value))
     except IntegrityError:
-        # Somebody else set it between our look and our insert; the last one counts.
+        # Another caller set it between our look and our insert; the last one counts.
         connection.execute(changed.values(value=value))

@@ -26,8 +26,8 @@ READ_COMPACTED_PROPERTY = "readCompacted"
 class TopicRecord:
     """A topic. `uid` (32 hex digits) is new for each incarnation of a name; `generation` and `epoch` only ever grow.
 
-    `next_offset`: behind the last sealed ledger or rolled segment; an open segment goes on from there. `start_offset`:
-    what is below it is gone, or hidden (C1).
+    `next_offset`: behind the last sealed ledger or rolled segment; an open segment continues from there.
+    `start_offset`: what is below it is gone, or hidden (C1).
     """
 
     id: int
@@ -210,7 +210,7 @@ class Lease:
 class TopicSnapshot:
     """A topic as one transaction saw it; ledgers and segments in offset order.
 
-    `segments`: those that no ledger stands for yet, OPEN and ROLLED; none overlaps a ledger.
+    `segments`: those that no ledger replaces yet, OPEN and ROLLED; none overlaps a ledger.
     """
 
     topic: TopicRecord

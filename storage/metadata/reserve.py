@@ -2,7 +2,7 @@
 
 On a full disk not even a topic can be deleted, because SQLite writes before it deletes; opening a database that nobody
 has open takes space, too. So the first access that fails for lack of space removes the file, and the next ones have its
-space: to delete and to trim. It is made again when there is plenty.
+space: to delete and to trim. It is rebuilt when there is plenty.
 
 The file is as large as the database, within bounds: what a delete writes ahead is less than that. Anybody who writes to
 the disk may use the space up; so those who write much stop before (storage/log/log_space.py).
@@ -20,7 +20,7 @@ from storage.disk import free_bytes
 LEAST_BYTES = 256 << 10
 MOST_BYTES = 16 << 20
 _PLENTY = 4
-"""The reserve is made where so many times its size is free."""
+"""The reserve is made where that many times its size is free."""
 _log = logging.getLogger(__name__)
 
 

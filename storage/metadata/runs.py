@@ -232,7 +232,7 @@ def cancel(connection: Connection, run_id: int, reason: str, now: int) -> RunRec
     if found.state is not RunState.RUNNING:
         raise Conflict(
             f"run {run_id} of {topic.name} cannot be cancelled: it has ended as {found.state.value}",
-            "nothing was changed and nothing is left to do; `compactor compactions list` shows which runs go on",
+            "nothing was changed and nothing is left to do; `compactor compactions list` shows which runs continue",
         )
     connection.execute(update(topics_table).where(topics_table.c.id == topic.id).values(epoch=topic.epoch + 1))
     _end(connection, found, RunState.CANCELLED, now, error=storable(reason))
@@ -320,7 +320,7 @@ def _claim(
 
 
 def _current(connection: Connection, run: RunRecord) -> RunRecord:
-    """The run as it is now, with its topic locked. Raises Fenced if it may not go on."""
+    """The run as it is now, with its topic locked. Raises Fenced if it may not continue."""
     topic = topics.locked(connection, run.topic_id)
     found = get(connection, run.run_id)
     check_run_is_current(topic, found)

@@ -2,7 +2,7 @@
 
 One Alembic history (the package `migrations`) for SQLite and PostgreSQL. An upgrade is one transaction: it happens or
 it does not, and of two at once one waits and then finds nothing left to do. Checking never changes anything, not even
-by making an empty SQLite file. A database that is of this version is found out by one look, without Alembic, which
+by making an empty SQLite file. A database that is of this version is found out by one check, without Alembic, which
 takes a while to load: a service starts with that.
 """
 

@@ -1,6 +1,6 @@
 """Sealing: a rolled segment is claimed by an attempt, and its ledger takes its place in one transaction.
 
-Invariants: at any moment a message is in a segment that no ledger stands for, or in a ledger, never in both and
+Invariants: at any moment a message is in a segment that no ledger replaces, or in a ledger, never in both and
 never in neither. A segment is sealed by the attempt that has claimed it last: the sealer that claims from one that
 stopped answering finishes that one's attempt, so a late commit finds itself fenced. The ledger holds exactly what the
 segment holds (invariants.check_seal); it is below the topic's end, so it is inserted here and not by ledgers.append. A

@@ -25,7 +25,7 @@ from storage.metadata.records import Lease, SegmentContent, SegmentRecord, Segme
 from storage.metadata.tables import leases as leases_table, segments, topics as topics_table
 
 TAIL = (SegmentState.OPEN, SegmentState.ROLLED)
-"""The states of segments that no ledger stands for yet."""
+"""The states of segments that no ledger replaces yet."""
 _OF_TOPIC = (
     select(segments)
     .where(segments.c.topic_id == bindparam("topic"), segments.c.state.in_(bindparam("states", expanding=True)))
@@ -72,7 +72,7 @@ class SegmentStore:
         )
 
     def roll(self, lease: Lease, ledger_id: int, content: SegmentContent) -> SegmentRecord:
-        """Close the open segment, which is flushed and holds `content`: the topic goes on behind it. As it is then.
+        """Close the open segment, which is flushed and holds `content`: the topic continues behind it. As it is then.
 
         A request to roll the topic is fulfilled. Again with the same content changes nothing. Raises Fenced.
         """
@@ -134,7 +134,7 @@ class SegmentStore:
                 topic = topics.by_id(connection, lease.topic_id)
                 there = f"the segment of ledger {found.ledger_id} is open" if found else "no segment is open"
                 raise Fenced(
-                    f"{topic.name} has moved on: {there}", "nothing was written; open the topic again to go on"
+                    f"{topic.name} has moved on: {there}", "nothing was written; open the topic again to continue"
                 )
 
     # Of topics
@@ -281,7 +281,7 @@ def _roll(connection: Connection, lease: Lease, ledger_id: int, content: Segment
     if found is None:
         raise Fenced(
             f"the segment of ledger {ledger_id} of {topic.name} does not exist (any more)",
-            "nothing was changed; look at the topic's segments again",
+            "nothing was changed; check the topic's segments again",
         )
     check_roll(topic, found, content)
     if found.state is not SegmentState.OPEN:

@@ -128,7 +128,7 @@ def check_leader(connection: Connection, token: int) -> None:
 
 def _check(row: Row[tuple[object, ...]], token: int) -> None:
     if row.token != token or row.holder is None:
-        who = f"{row.holder} leads now" if row.holder is not None else "it was given back"
+        who = f"{row.holder} leads now" if row.holder is not None else "it was released"
         raise Fenced(f"the leadership (token {token}) was lost: {who}", "nothing was begun; stand for leadership again")
 
 

@@ -1,9 +1,9 @@
 """The end of a topic (S8): one transaction takes every row of it, and remembers its uid.
 
 After it, nothing that was begun before can become part of anything: lease, attempts and runs are gone, so a writer, an
-import, a sealer or a run that goes on finds itself fenced or its topic not found, and can publish nothing. What was
+import, a sealer or a run that continues finds itself fenced or its topic not found, and can publish nothing. What was
 written, or is still being written, is under the uid in the object store and in log directories. It is garbage, and
-`deleted_topics` is how garbage collection and the log managers know. A topic that is made again
+`deleted_topics` is how garbage collection and the log managers know. A topic that is created again
 under the name has another id and uid, and shares nothing with it.
 
 Any table that refers to `topics` by a column `topic_id` is covered: it is found, not listed.

@@ -87,10 +87,11 @@ class TrimmingStore:
         self._database.write_once(change, happened, f"whether the topic with id {topic_id} was trimmed")
 
     def truncate(self, topic_id: int) -> TopicRecord:
-        """Clear what is below the topic's present end, raw and compacted, also what cursors need; offsets go on (C2).
+        """Clear what is below the topic's present end, raw and compacted, also what cursors need; offsets continue
+        (C2).
 
         The topic as it is then. An open segment stays: it begins at that end, so roll it before. Rolled ones count as
-        sealed, so their files go as those do. The epoch is over, so a run that goes on publishes nothing;
+        sealed, so their files go as those do. The epoch is over, so a run that continues publishes nothing;
         `__compaction` has no horizon any more. Called again, it clears what came meanwhile. Raises TopicNotFound.
         """
         return self.truncate_all([topic_id])[0]

@@ -3,11 +3,12 @@
 A pin keeps every object of the compacted ledger that is read. It has a TTL, which is renewed between two tables. A
 reader that pauses for longer, or whose state travelled as a token, pins the same compacted ledger again: a replaced
 one stays for the grace time of garbage collection. Where it is gone, or an object of it is missing or damaged, the
-reader takes a new snapshot and goes on behind the last message that it delivered:
+reader takes a new snapshot and continues behind the last message that it delivered:
 
     the same compacted ledger serves       the damage is real, and the error that names it is raised (R8)
-    raw still begins at or before there    the read goes on raw
-    a newer compacted ledger serves        the read goes on in it, unless it may have missed something: StateMayBeStale
+    raw still begins at or before there    the read continues raw
+    a newer compacted ledger serves        the read continues in it, unless it may have missed something:
+                                           StateMayBeStale
     none stands for what raw has lost      StateMayBeStale
 
 Behind the horizon the read is raw; where raw that it has not read is trimmed, the last two lines say what follows.
@@ -18,7 +19,7 @@ it lacks (`dropped_to`); `ReaderState` says what the reader knows: all that it d
 is complete up to the horizon of that one, and from then on up to the last offset that it delivered. A read that has
 delivered nothing cannot be stale, and begins again with what serves.
 
-One instance is one read, which may go on as messages come. Nothing runs beside the reader; a pin that is never
+One instance is one read, which may continue as messages come. Nothing runs beside the reader; a pin that is never
 released ends by itself.
 """
 
@@ -108,7 +109,7 @@ class CompactedReader:
     def tables(self) -> Generator[pa.Table, None, None]:
         """All up to the topic's end of now, as tables of rows.SCHEMA, none empty; called again, what came since.
 
-        After an error it goes on where it was. Raises StateMayBeStale besides the errors of `RawReader.tables`.
+        After an error it continues where it was. Raises StateMayBeStale besides the errors of `RawReader.tables`.
         """
         snapshot: TopicSnapshot | None = None
         while True:
@@ -130,9 +131,9 @@ class CompactedReader:
         return self._environment.metadata.snapshot(self._topic_id)
 
     def _compacted(self, ledger_id: int | None) -> Generator[pa.Table, None, TopicSnapshot]:
-        """What is at or below the horizon; returns the snapshot in which to go on raw behind it.
+        """What is at or below the horizon; returns the snapshot in which to continue raw behind it.
 
-        `ledger_id`: the compacted ledger to go on in, if it is still there.
+        `ledger_id`: the compacted ledger to continue in, if it is still there.
         """
         lost: CompactorError | None = None
         lost_ledger: CompactedLedgerRecord | None = None
@@ -235,12 +236,12 @@ class CompactedReader:
         return SnapshotReader(self._environment.store, snapshot, self._unsealed).first_offset <= _offset_of(self._next)
 
     def _gap(self, snapshot: TopicSnapshot) -> StateMayBeStale:
-        """What comes next is trimmed, and no compacted ledger stands for it."""
+        """What comes next is trimmed, and no compacted ledger replaces it."""
         assert self._next is not None
         first = SnapshotReader(self._environment.store, snapshot, self._unsealed).first_offset
         return StateMayBeStale(
             f"offsets {_offset_of(self._next)} to {first - 1} of {snapshot.topic.name} are gone before a reader has "
-            "read them, and no compacted ledger stands for them",
+            "read them, and no compacted ledger replaces them",
             _REMEDY,
         )
 
@@ -290,6 +291,6 @@ class _Pinned:
 
 
 def _offset_of(bound: SeekPosition | None) -> int:
-    """The offset that a read goes on at that has delivered something."""
+    """The offset that a read continues at that has delivered something."""
     assert isinstance(bound, FromOffset)
     return bound.offset

@@ -106,7 +106,7 @@ class _PointRead:
         compacted = reader.snapshot.compacted
         self._manifest = None if compacted is None else reader.manifest(compacted)
         self._horizon = -1 if self._manifest is None else self._manifest.horizon.offset
-        """Raw behind it counts; the compacted ledger stands for the rest."""
+        """Raw behind it counts; the compacted ledger has the rest."""
         self._by_event = self._manifest is not None and bool(self._manifest.policies.get("event_time_order"))
         hi, lo = hasher(pa.array([key], pa.binary()))
         self._hi, self._lo = hi[0], lo[0]

@@ -17,7 +17,7 @@ from storage.ledger import rows
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """At most so many messages, and so many logical bytes; None: no limit."""
+    """At most this many messages, and that many logical bytes; None: no limit."""
 
     messages: int | None = None
     bytes: int | None = None

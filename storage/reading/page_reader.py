@@ -1,9 +1,10 @@
 """Reading a topic page by page: in one process, on and on as messages come, or each page in another process.
 
 Where a page reads, raw or compacted, is the business of the source below it (raw_reader.py, compacted_reader.py). A
-page names the `ReaderState` behind it, which is all that a reader in another process needs. A reader that goes on keeps
-its source open between two pages, and with it the pin of a compacted ledger; `close` releases the pin. Each poll at the
-end takes a new snapshot, so a reader sees segments roll, ledgers come and go, and still one sequence of messages.
+page names the `ReaderState` behind it, which is all that a reader in another process needs. A reader that continues
+keeps its source open between two pages, and with it the pin of a compacted ledger; `close` releases the pin. Each poll
+at the end takes a new snapshot, so a reader sees segments roll, ledgers come and go, and still one sequence of
+messages.
 
 A page holds at most the messages and bytes that were asked for, and at least one message if there is one (R10, L3). An
 error behind messages that were found is left to the next page. Waiting polls: the writer may be another process. Not
@@ -31,7 +32,7 @@ from storage.reading.snapshot_reader import row_messages
 
 POLL_SECONDS = 0.1
 CHUNK_EXPIRY_MS = 600_000
-"""A chunked message that is incomplete for so long, by publish times, does not make pages begin at it any more."""
+"""A chunked message that is incomplete for that long, by publish times, does not make pages begin at it any more."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class PageReader:
             try:
                 table = self._next_table()
             except CompactorError:
-                self._tables = None  # the next poll goes on where this one was
+                self._tables = None  # the next poll continues where this one was
                 if behind is None:
                     raise
                 return RowsPage(batches, behind)  # what is wrong is still wrong when the next page is asked for

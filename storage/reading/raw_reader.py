@@ -4,15 +4,15 @@ A raw read goes through the extents of one snapshot: ledgers and segments. What 
 taken off the list (`file.delete.delay`), so most reads end before anything goes. If an extent is gone, the reader takes
 a new snapshot:
 
-    its messages are in a ledger now (sealed)   the read goes on there, behind the last message that it delivered
+    its messages are in a ledger now (sealed)   the read continues there, behind the last message that it delivered
     they were trimmed                           the read is out of range, and does as `Reset` says
     they were trimmed, and this is the raw
     part of a compacted read                    the tables end, and `is_gone`: compacted_reader.py knows what follows
                                                 (R7)
     nothing has changed                         the loss is real, and the error that names it is raised
 
-Invariants: no message twice, none out of order; none left out but what was trimmed. After an error the read goes on
-where it was. One instance is one read, which may go on as messages come; it is not for two threads.
+Invariants: no message twice, none out of order; none left out but what was trimmed. After an error the read continues
+where it was. One instance is one read, which may continue as messages come; it is not for two threads.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RawReader:
 
     @property
     def state(self) -> ReaderState | None:
-        """Where the read goes on, behind the last table that it delivered; None: it has not found its start yet."""
+        """Where the read continues, behind the last table that it delivered; None: it has not found its start yet."""
         return None if self._bound is None else ReaderState(start_position_of(self._bound))
 
     def begin(self, bound: SeekPosition, delivered_to: int) -> None:

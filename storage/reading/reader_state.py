@@ -1,11 +1,11 @@
-"""Where a read goes on, as a value and as text: the continuation token of a page.
+"""Where a read continues, as a value and as text: the continuation token of a page.
 
 A token says where the next page begins. Of a compacted read that has delivered something it also names the compacted
 ledger that the read is in, so that the next page, in any process, keeps R7 (compacted_reader.py):
 
     17              from offset 17 on. Any start (`earliest`, a message id, `@` and a time) is a token, too
     17~5h103        the read is in compacted ledger 5, and complete up to offset 103; `e`: 5 is in event-time order
-    17~5r, 17~r     the read has left compacted ledger 5, or was in none, and goes on raw
+    17~5r, 17~r     the read has left compacted ledger 5, or was in none, and continues raw
     17.29, 17.29~r  a chunked message that began at 17 was not complete; messages up to 29 were delivered already
 
 A read that has delivered nothing holds no state that could be stale: its token is its start.
@@ -40,7 +40,7 @@ class CompactedState:
 
 @dataclass(frozen=True)
 class ReaderState:
-    """Where a read goes on: at `start`. Messages up to the offset `delivered` are not delivered again.
+    """Where a read continues: at `start`. Messages up to the offset `delivered` are not delivered again.
 
     `compacted` None: a raw read, or a read that has delivered nothing.
     """

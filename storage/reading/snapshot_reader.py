@@ -5,7 +5,7 @@ after the start, to the end of the compacted ledger, then raw right after the ho
 sequence of sealed ledgers and unsealed segments, in the order of offsets, from the topic's start offset on
 (storage/log/segment_tables.py reads the segments). A reader keeps the snapshot that it began with, so a compaction
 beside it changes nothing that it sees. Nothing here keeps what the snapshot names:
-`compacted_reader.py` and `raw_reader.py` go on where it is gone.
+`compacted_reader.py` and `raw_reader.py` continue where it is gone.
 
 May go wrong: ObjectMissing, ObjectDamaged, for the object or file that was read, with the ledger it belongs to (R8); a
 compacted ledger that is lost never turns into a shorter key set. SegmentNotLocal, where a read comes to messages that

@@ -88,7 +88,7 @@ class Observed:
             if (self.folder / "released").exists():
                 return
             pause.wait(RELEASED_WAIT_SECONDS)
-        raise AssertionError("the stalled attempt was forgotten")
+        raise AssertionError("the stalled attempt was purged")
 
 
 class ObservedEngine(SparkEngine):

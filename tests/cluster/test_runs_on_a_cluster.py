@@ -1,7 +1,7 @@
 """The job on a real cluster: Spark's standalone master and two workers, an S3 server, PostgreSQL.
 
 The driver is a process of its own (`driver.py`); it has the executors' code only from the zip that it is sent, because
-their Python does not look at what is installed in editable form. semantics.md W3, A1; properties 1, 5, 15.
+their Python does not check what is installed in editable form. semantics.md W3, A1; properties 1, 5, 15.
 """
 
 from __future__ import annotations

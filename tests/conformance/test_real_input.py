@@ -86,7 +86,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, spark_engine: Engine) 
 
 
 def import_in(bench: Workbench, topic: Topic, tables: list[pa.Table], ledgers: int) -> None:
-    """Import so that exactly so many ledgers are made."""
+    """Import so that exactly that many ledgers are made."""
     size = sum(map(logical_bytes, tables))
     # a ledger may end short of its size by less than a message; find the size that gives the number
     for ledger_bytes in range(-(-size // ledgers), size + 1, max(1, size // 50_000)):

@@ -203,7 +203,7 @@ def test_worked_example_3_a_reader_in_step(bench: Workbench, topic: Topic) -> No
 
 
 def clock_shows(bench: Workbench, time_of_day: str) -> None:
-    """Let the clock go on to that time of day."""
+    """Let the clock continue to that time of day."""
     hours, minutes = map(int, time_of_day.split(":"))
     bench.advance((hours * HOUR + minutes * MINUTE - bench.clock.now_ms()) % DAY)
 

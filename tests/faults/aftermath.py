@@ -36,7 +36,7 @@ NEXT_ENTRIES: tuple[Pairs, ...] = (((b"key-08", b"appended after the crash"),), 
 
 @dataclass(frozen=True)
 class Written:
-    """Entries that were written to the log; of the first so many it was said that they are there for good."""
+    """Entries that were written to the log; of the first that many it was said that they are there for good."""
 
     entries: tuple[Pairs, ...] = ()
     acknowledged: int = 0
@@ -254,7 +254,7 @@ def check_emptied(bench: Workbench, before: Seen) -> None:
 
 
 def check_explicit_loss(bench: Workbench) -> None:
-    """Property 15 (R8), and 17: a lost part is an error that names it, raw goes on, deleting the cursor clears it."""
+    """Property 15 (R8), and 17: a lost part is an error that names it, raw continues, deleting the cursor clears it."""
     topic = bench.topic(TOPIC)
     compacted = topic.snapshot().compacted
     assert compacted is not None

@@ -9,7 +9,7 @@ opens such a location, a task of a run included, gets a store that asks the scri
     LOST       the call took effect, and then Unavailable: its answer was lost
     TRUNCATED  a read gets fewer bytes than there are: ObjectDamaged, as every store says it (interface.py)
     ALTERED    a read gets other bytes than were written, and nothing says so: one bit in their middle is turned
-    MEANWHILE  something happens elsewhere before the call goes on, as when it takes long
+    MEANWHILE  something happens elsewhere before the call continues, as when it takes long
 
 What a call is: `put` (one for each object, also for one that was streamed), `get` (also into memory), `size`, `list`,
 `delete`.
@@ -53,7 +53,7 @@ class Kind(Enum):
 class Fault:
     """Of the calls of `operation` (None: all) on objects of kind `on` (None: all), the `nth` meets `kind`.
 
-    `times`: so many in a row do. `meanwhile`: for MEANWHILE, what happens.
+    `times`: that many in a row do. `meanwhile`: for MEANWHILE, what happens.
     """
 
     kind: Kind

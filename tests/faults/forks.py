@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 HUNG_SECONDS = 60
-"""A child that gives no sign for so long is killed, and the answer says so."""
+"""A child that gives no sign for that long is killed, and the answer says so."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

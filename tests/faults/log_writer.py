@@ -42,7 +42,7 @@ _RECORD = Struct(">QQII")
 
 @dataclass(frozen=True)
 class Order:
-    """A life to lead. `create`: no row names the segment yet. Killed after so many records, or when `step` is reached
+    """A life to lead. `create`: no row names the segment yet. Killed after that many records, or when `step` is reached
     for the `nth` time.
     """
 

@@ -200,7 +200,7 @@ def main() -> int:
     )
     parser.add_argument("folder", type=Path, help="an empty one, or one to be made; removed if everything holds")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long everything works and fails")
-    parser.add_argument("--round", type=float, default=ROUND_SECONDS, help="seconds from one look to the next")
+    parser.add_argument("--round", type=float, default=ROUND_SECONDS, help="seconds from one check to the next")
     parser.add_argument("--seed", type=int, default=0, help="what chance begins with")
     given = parser.parse_args()
     try:

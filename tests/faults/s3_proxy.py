@@ -1,7 +1,7 @@
 """A proxy in front of an S3 server that spoils answers on cue, on the wire.
 
-Clients sign the host that they talk to, and servers check the host that they are told: requests go on as they came, so
-signatures hold. One connection a request; whatever a fault does not concern passes through.
+Clients sign the host that they talk to, and servers check the host that they are told: requests continue as they came,
+so signatures hold. One connection a request; whatever a fault does not concern passes through.
 
     Answer      the proxy answers itself (500, 503 SlowDown …), the server hears nothing
     CutBody     the answer's headers, and half of its body; then the connection ends

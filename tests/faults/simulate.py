@@ -6,7 +6,7 @@ jump, and faults: processes that die at a step or between two, a database that d
 store that fails, fills up, loses answers, truncates and alters, objects that are lost.
 One thread, one event after the other, everything by chance from one seed: the same seed always does the same.
 
-`--bug NAME` puts a defect into the code (simulation/bugs.py); `--seeds COUNT` runs so many seeds from `--seed` on. A
+`--bug NAME` puts a defect into the code (simulation/bugs.py); `--seeds COUNT` runs that many seeds from `--seed` on. A
 violation ends with exit code 1, and prints the seed, the step, what does not hold, and the last events.
 """
 
@@ -102,7 +102,7 @@ class Simulation:
             ]
 
     def step(self) -> None:
-        """One event, and a look at what new generation it left."""
+        """One event, and a check what new generation it left."""
         self._event(inside=False)
         self._world.observe()
         for model in self._world.topics:
@@ -134,7 +134,7 @@ class Simulation:
             self._readers.audit(model)
 
     def _churn(self) -> None:
-        """A topic goes on while its readers wait: generations retire, pins end, garbage goes."""
+        """A topic continues while its readers wait: generations retire, pins end, garbage goes."""
         world = self._world
         model = world.random.choice(world.topics)
         if world.random.random() < 0.7:
@@ -148,14 +148,14 @@ class Simulation:
             self._compacting.compact(model)
         waits = world.random.choice([1_000, PIN_TTL_MS + 1])
         if self._calm and waits > PIN_TTL_MS:
-            self._operating.trim(model)  # so that a reader whose generation goes has to go on in another one
+            self._operating.trim(model)  # so that a reader whose generation goes has to continue in another one
         world.clock.advance(waits)
         world.note(f"some time later it is {world.clock.now_ms()}")
         self._beat()
         self._collecting.collect(model, 500)
 
     def _interfere(self) -> None:
-        """A run is under way, somebody clears, pauses or deletes its topic, and the run goes on."""
+        """A run is under way, somebody clears, pauses or deletes its topic, and the run continues."""
         world = self._world
         model = world.random.choice(world.topics)
         self._writing.import_some(model)
@@ -192,7 +192,7 @@ class Simulation:
 
 
 def simulate(seed: int, steps: int, bug: str | None = None, database_url: str | None = None) -> Simulated:
-    """One life of so many events. Raises SimulationFailed."""
+    """One life of that many events. Raises SimulationFailed."""
     with simulated(seed, database_url) as world:
         simulation = Simulation(world, calm=seed % 8 in CALM)
         at = 0

@@ -1,8 +1,8 @@
 """Lives of processes that write, seal and read one topic's tail, and are killed: `python -m tests.faults.tail_lives`.
 
 The process that is started is the parent: it forks writers, sealers and a reader, kills writers and sealers (SIGKILL)
-at moments that chance picks from a seed, and forks others that go on in the same topic. It opens nothing itself and has
-one thread, so each child opens its own database, store and log.
+at moments that chance picks from a seed, and forks others that continue in the same topic. It opens nothing itself and
+has one thread, so each child opens its own database, store and log.
 
     writer    three threads append entries of one to three messages, each entry told through a pipe once it is
               acknowledged; segments are so small that they roll all the time

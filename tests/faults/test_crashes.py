@@ -200,7 +200,7 @@ def test_a_process_killed_at_a_step(
 )
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_scenario_that_nobody_kills(worlds: Worlds, name: str, nursery: Nursery, began_ms: int) -> None:
-    """Or the cases above would look at nothing."""
+    """Or the cases above would check nothing."""
     scenario = SCENARIOS[name]
     clock = ManualClock(began_ms)
     world = worlds.copy(scenario.stage, clock)

@@ -93,7 +93,7 @@ def test_an_import_without_a_heartbeat_is_fenced_before_its_objects_go(bench: Wo
     with pytest.raises(Fenced):
         import_beside_collections(bench, topic, alive=False)
     assert raw(topic) == before
-    # What it wrote after it was forgotten goes by the store's clock, which is years ahead of this test's.
+    # What it wrote after it was purged goes by the store's clock, which is years ahead of this test's.
     collect(bench, topic, skew_ms=-(10**12))
     assert _listed(bench, topic) == there
 

@@ -99,7 +99,7 @@ class Watched:
 
 
 def killed_again_and_again(nursery: LogNursery, folder: Path, kills: int, seed: int, flush_messages: int | None) -> int:
-    """Kill so many writers; how many entries they had acknowledged."""
+    """Kill that many writers; how many entries they had acknowledged."""
     chance = random.Random(seed)
     watched, total, number = Watched(OneSegment(folder, 1, 0)), 0, 0
     while kills:

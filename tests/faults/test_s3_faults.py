@@ -1,4 +1,5 @@
-"""A real S3 server behind a proxy that spoils answers on the wire: an import, a run and a read go on, or say why not.
+"""A real S3 server behind a proxy that spoils answers on the wire: an import, a run and a read continue, or say why
+not.
 
 What the store does of itself when requests fail one by one, and what it says of each error, is in
 tests/conformance/objects/test_objects_faults.py; here whole pieces of work meet a network that fails.

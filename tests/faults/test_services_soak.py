@@ -249,7 +249,7 @@ def test_every_topic_is_compacted_rightly_and_once_at_a_time(
         f"{sum(world.last.values()) + len(world.last)} messages, {len(world.accepted)} triggers accepted, "
         f"{world.refused} refused, runs {states}, {taken_over} taken over; {services[0].starts} starts of the first"
     )
-    until(lambda: len(world.metadata.services.live()) == len(services), "those that were killed are forgotten")
+    until(lambda: len(world.metadata.services.live()) == len(services), "those that were killed are purged")
     assert [service.end(signal.SIGTERM) for service in services] == [0] * len(services)
     assert world.metadata.services.live() == []
     assert world.metadata.services.leader() is None

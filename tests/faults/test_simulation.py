@@ -47,7 +47,7 @@ FOUND_BY = {
     "trimmed-is-gone-at-once": 0,
     "truncate-keeps-epoch": 12,
     "truncate-keeps-compacted": 12,
-    "delete-is-forgotten": 0,
+    "delete-is-purged": 0,
     "deleted-is-gone-at-once": 0,
     "pause-leaves-the-run": 2,
     "claimed-while-paused": 0,

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.parametrize("scheme", ["file"])
 
 @dataclass(frozen=True)
 class Bench:
-    """One world, seen by those who work through a faulty store, and by those who look at it from outside."""
+    """One world, seen by those who work through a faulty store, and by those who check it from outside."""
 
     faulty: Workbench
     sound: Workbench

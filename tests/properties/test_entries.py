@@ -252,7 +252,7 @@ UNUSUAL = {
     ),
     "a size beyond 32 bits, of which protobuf takes 32": (b"\x18" + varint(2**32 + 5), b"12345"),
     "a fixed number that looks like one without end": (b"\x18\x00\x45\xff\xff\xff\xff", b""),
-    "a last field that goes on in the payload": (b"\x18\x02\x40", b"\x05\x06"),
+    "a last field that continues in the payload": (b"\x18\x02\x40", b"\x05\x06"),
     "a property with a third field": (b"\x0a\x09\x0a\x01k\x12\x01v\x1a\x01z\x18\x00", b""),
     "a property with another second field": (b"\x0a\x06\x0a\x01k\x1a\x01v\x18\x00", b""),
     "properties read by hand before protobuf was asked": (b"\x0a\x06\x0a\x01k\x12\x01v\x18\x00\x3a\x01o", b""),

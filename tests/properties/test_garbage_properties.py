@@ -106,7 +106,7 @@ class Schedule:
         self.collect()
 
     def trim(self) -> None:
-        """By the policy `compact`: so readers whose generation is gone must go on in a newer one."""
+        """By the policy `compact`: so readers whose generation is gone must continue in a newer one."""
         scope = topic_scope(self.topic.record)
         self.bench.metadata.policies.set(scope, "cleanup.policy", "compact")
         Retention(replace(self.bench, clock=self.clock)).apply(self.topic.record)

@@ -243,7 +243,7 @@ class Reading:
     next: int
     got: list[Row] = field(default_factory=list)
     lost_raw: bool = False
-    """What it had not read yet was trimmed, and no compacted ledger stands for it that it may read."""
+    """What it had not read yet was trimmed, and no compacted ledger replaces it that it may read."""
     may_be_stale: bool = False
     """Raw that it had not read was trimmed: a deletion of what it has may be gone."""
     is_stale: bool = False

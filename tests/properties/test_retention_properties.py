@@ -189,7 +189,7 @@ def _step(bench: Workbench, topic: Topic, what: str, value: Any) -> None:
 
 
 def _trimmed(bench: Workbench, topic: Topic, share: float | None, *, force: bool) -> None:
-    """Trim, and look at what must hold, told by readers and rows and by no plan."""
+    """Trim, and check what must hold, told by readers and rows and by no plan."""
     retention = Retention(bench)
     before, cleanup = topic.snapshot(), bench.metadata.policies.effective(topic.record).cleanup_policy
     raw_before = [message.offset for message in topic.messages()]

@@ -22,7 +22,7 @@ _COMMIT = b"COMMIT\x00"
 
 
 class Cut(Enum):
-    """When the link breaks; HELD (PostgreSQL alone): as BEFORE for the client, while the server goes on waiting."""
+    """When the link breaks; HELD (PostgreSQL alone): as BEFORE for the client, while the server continues waiting."""
 
     BEFORE = auto()
     AFTER = auto()

@@ -36,7 +36,7 @@ class S3Server(Protocol):
 class MotoServer:
     """moto over HTTP, in a thread of this process. It takes any credentials.
 
-    moto looks whether an object exists and then makes it, with nothing to keep two requests apart: conditional
+    moto checks whether an object exists and then makes it, with nothing to keep two requests apart: conditional
     multipart uploads of some MiB all win their race. Real servers do better, so conditional requests take turns here,
     unless `atomic` is False: then moto is a bad store to try the capability probe on.
     """

@@ -35,7 +35,7 @@ WAIT_SECONDS = 0.1
 
 
 def until(look: Callable[[], Found | None], what: str) -> Found:
-    """What `look` finds, looked for during some minutes: a foreign process gives nothing to wait on."""
+    """What `look` finds, searched for during some minutes: a foreign process gives nothing to wait on."""
     pause = threading.Event()
     for _ in range(TRIES):
         if (found := look()) is not None:

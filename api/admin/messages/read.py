@@ -80,8 +80,8 @@ async def read_messages(
         str,
         Query(description="earliest, latest, a message id, an offset, @ and a time, or the value of X-Compactor-Next."),
     ] = "earliest",
-    limit: Annotated[int | None, Query(ge=1, le=2**31, description="At most so many messages.")] = None,
-    max_bytes: Annotated[int | None, Query(alias="maxBytes", ge=1, description="At most so many bytes.")] = None,
+    limit: Annotated[int | None, Query(ge=1, le=2**31, description="At most this many messages.")] = None,
+    max_bytes: Annotated[int | None, Query(alias="maxBytes", ge=1, description="At most this many bytes.")] = None,
     wait_ms: Annotated[
         int, Query(alias="waitMs", ge=0, le=MOST_WAIT_MS, description="How long to wait for a first message.")
     ] = 0,

@@ -210,7 +210,7 @@ def get_empty_key(
 
 @router.delete(TOPIC_PATH + "/truncate", Action.ADMIN, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.WORK)
 def truncate_topic(parts: Parts, topic: Topic) -> None:
-    """Clear a topic, or all partitions of one or none, raw and compacted; offsets go on.
+    """Clear a topic, or all partitions of one or none, raw and compacted; offsets continue.
 
     What cursors and compaction have not read is lost to them.
     """

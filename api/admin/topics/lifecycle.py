@@ -122,7 +122,7 @@ def remove_topic_property(
 
 @router.put(TOPIC_PATH + "/unload", Action.ADMIN)
 def unload_topic(parts: Parts, topic: Topic) -> None:
-    """Nothing is loaded, so nothing happens: a compaction goes on, and its status stays (S7)."""
+    """Nothing is loaded, so nothing happens: a compaction continues, and its status stays (S7)."""
     resolve.topics(parts, topic)
 
 

@@ -89,8 +89,8 @@ def read(
     start: Annotated[
         str, typer.Option(metavar="PLACE", help="earliest, latest, a message id, an offset, or @ and a time.")
     ] = "earliest",
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most so many messages.")] = None,
-    max_bytes: Annotated[str | None, typer.Option(metavar="BYTES", help="At most so many bytes: 64M.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most this many messages.")] = None,
+    max_bytes: Annotated[str | None, typer.Option(metavar="BYTES", help="At most this many bytes: 64M.")] = None,
     reset: Annotated[
         ResetName, typer.Option(help="Where a raw read begins if its start was trimmed.")
     ] = ResetName.EARLIEST,

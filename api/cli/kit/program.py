@@ -55,7 +55,7 @@ def run(app: typer.Typer, name: str, options: Sequence[str], flags: Sequence[str
     logging.getLogger().addHandler(logging.NullHandler())  # else Py4J logs a traceback at Ctrl-C
     try:
         if f"_{name}_complete".replace("-", "_").upper() in os.environ:
-            app(prog_name=name)  # a shell asks how a command line may go on
+            app(prog_name=name)  # a shell asks how a command line may continue
         # Not `app()`: that takes a broken pipe for an error.
         command = typer.main.get_command(app)
         with command.make_context(name, hoist(sys.argv[1:], name, options, flags)) as context:

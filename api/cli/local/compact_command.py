@@ -1,7 +1,7 @@
 """`compactor compact-topic`: one topic or many, by one Spark job for all; or only what a run would do.
 
 Topics where nothing is new are known without Spark, which takes seconds to start; if none has anything new, it is not
-started. A topic that fails is reported on stderr, the others go on; the exit code is that of the first that failed.
+started. A topic that fails is reported on stderr, the others continue; the exit code is that of the first that failed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def compact_topic(
         bool,
         typer.Option("--tombstones-wait-for-cursors", help="And until the slowest compacted cursor has passed them."),
     ] = False,
-    key_ttl: Annotated[str | None, typer.Option(metavar="DURATION", help="Drop values published so long ago.")] = None,
+    key_ttl: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Drop values published that long ago.")
+    ] = None,
     min_compaction_lag: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Leave younger messages to a later run.")
     ] = None,
@@ -152,7 +154,7 @@ def _listed(environment: Environment, namespace: str | None) -> list[TopicName]:
 
 
 def _has_tail(topic: Topic) -> bool:
-    """Whether messages are in segments that no ledger stands for yet; one that cannot be read here may have some."""
+    """Whether messages are in segments that no ledger replaces yet; one that cannot be read here may have some."""
     segments = topic.snapshot().segments
     if not segments or any(segment.content is not None and segment.content.messages for segment in segments):
         return bool(segments)

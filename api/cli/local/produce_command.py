@@ -109,7 +109,7 @@ class Produced:
         if self._show_ids:
             try:
                 self._show(answer)
-            except OSError as error:  # the log takes no errors from here, and goes on with what it has
+            except OSError as error:  # the log takes no errors from here, and continues with what it has
                 self._show_ids = False
                 abandon_output()
                 self._error = self._error or Unavailable(

@@ -57,7 +57,7 @@ def read_topic(
     reset: Annotated[
         ResetName, typer.Option(help="Where a raw read begins instead if its start was trimmed.")
     ] = ResetName.EARLIEST,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=0, help="At most so many messages.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=0, help="At most this many messages.")] = None,
     output: Annotated[OutputName, typer.Option(help="How messages are shown.")] = OutputName.JSONL,
     key_encoding: Annotated[EncodingName, typer.Option(help="How keys are shown.")] = EncodingName.UTF8,
     value_encoding: Annotated[EncodingName, typer.Option(help="How values are shown.")] = EncodingName.UTF8,

@@ -50,7 +50,7 @@ def waiting(environment: Environment) -> int:
 
 
 class Stop:
-    """Stands for the pipe: its other end is closed after so many looks."""
+    """Stands for the pipe: its other end is closed after that many looks."""
 
     def __init__(self, looks: int) -> None:
         self.waits: list[float] = []

@@ -177,7 +177,7 @@ def test_cancel(compactor_command: Compactor, history: str, in_process_engine: N
 
 @contextmanager
 def worker(topic: str, read_rate: int) -> Iterator[subprocess.Popen[str]]:
-    """A `compact-topic` on Spark that would take hours, at so many bytes a second."""
+    """A `compact-topic` on Spark that would take hours, at that many bytes a second."""
     command = [sys.executable, "-m", "api.cli.main", "compact-topic", "--topic", topic]
     options = ["--spark-master", "local[1]", "--max-read-rate", str(read_rate)]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -256,7 +256,7 @@ def test_a_worker_that_is_killed_is_taken_over_after_its_heartbeat(
         assert process.wait(60) == -signal.SIGKILL
 
     def last_sign(milliseconds_ago: int) -> None:
-        """As if the worker had died so long ago."""
+        """As if the worker had died that long ago."""
         then = ManualClock(storage.clock.SystemClock().now_ms() - milliseconds_ago)
         metadata = MetadataStore(Settings.load().database_url, then)
         assert metadata.runs.heartbeat([run]) == []

@@ -92,7 +92,7 @@ def test_a_manifest_that_is_lost_keeps_its_topic_and_no_other(
 def test_topics_of_another_database_are_only_counted(
     compactor_command: Compactor, replaced: str, folder: Path, clock: ManualClock
 ) -> None:
-    """The store of one data directory, looked at with the database of another."""
+    """The store of one data directory, checked with the database of another."""
     clock.advance(HOUR)
     before, store = objects(folder), f"file://{folder.parent / 'data' / 'objects'}"
     other = ("--data", str(folder.parent / "other"), "--store", store)

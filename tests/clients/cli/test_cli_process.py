@@ -146,9 +146,9 @@ def test_a_start_of_spark_that_is_given_up_forgets_its_java(monkeypatch: pytest.
         raise KeyboardInterrupt
 
     monkeypatch.setattr(spark, "_start", start)
-    monkeypatch.setattr(spark, "_drop_java", lambda: steps.append("forgotten"))
+    monkeypatch.setattr(spark, "_drop_java", lambda: steps.append("purged"))
     for variable in ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"):
         monkeypatch.setenv(variable, os.environ.get(variable, ""))
     with pytest.raises(KeyboardInterrupt):
         spark.open_session(spark.SparkSettings(tmp_path / "spark.log"), jvm=Started())
-    assert steps == ["ended", "forgotten"]
+    assert steps == ["ended", "purged"]

@@ -88,7 +88,7 @@ def test_writers_pass_the_lease_on_and_readers_see_one_sequence(folder: Path) ->
 
 @pytest.mark.slow
 def test_a_compaction_beside_a_producer_and_its_readers() -> None:
-    """The producer is asked to roll, and goes on; who follows compacted goes on raw behind what it began with."""
+    """The producer is asked to roll, and continues; who follows compacted continues raw behind what it began with."""
     with ExitStack() as stack:
         producer = stack.enter_context(started("produce", "t", "--ids"))
         send(producer, *range(50))

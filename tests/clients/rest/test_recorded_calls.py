@@ -187,7 +187,7 @@ DIFFERENT: Mapping[str, Different] = {
         _is({"reason": "Compaction already in progress"}),
     ),
     "POLL /admin/v2/persistent/lab/rest/big2/compaction (big2)": Different(
-        "the run that was asked for first goes on; a broker's second one meets the first one's consumer",
+        "the run that was asked for first continues; a broker's second one meets the first one's consumer",
         200,
         _is([_RUNNING, _SUCCESS]),
     ),

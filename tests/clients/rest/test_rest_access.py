@@ -84,7 +84,7 @@ def test_without_a_token_nothing_is_answered(client: TestClient, operations: lis
 
 
 def test_a_stranger_may_do_nothing(client: TestClient, operations: list[tuple[str, str, Any]]) -> None:
-    """Also where the body, or a name, is wrong: nobody learns that before the permission is looked at."""
+    """Also where the body, or a name, is wrong: nobody learns that before the permission is checked."""
     answered = {
         f"{method} {path}": status
         for method, path, _ in operations

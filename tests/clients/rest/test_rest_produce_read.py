@@ -117,7 +117,7 @@ def test_a_page_goes_on_past_a_new_generation(rest_topic: RestTopic) -> None:
 
 
 def test_a_deletion_that_went_between_two_pages_is_not_missed_in_silence(rest_topic: RestTopic) -> None:
-    """R7: the page goes on in its compacted ledger, then raw; where raw is gone, the answer is an error."""
+    """R7: the page continues in its compacted ledger, then raw; where raw is gone, the answer is an error."""
     rest_topic.put(a="1", b="1", c="1")
     rest_topic.compact()
     first = rest_topic.ask("GET", "/messages?readCompacted=true&limit=2").headers[NEXT]

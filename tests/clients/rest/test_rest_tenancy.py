@@ -248,7 +248,7 @@ def test_permissions_of_a_topic_are_its_namespaces_and_its_own(served: Served, n
     assert _get(served, f"{topic}/permissions") == {"joe": ["produce"], "jim/son": ["consume"]}
     assert served.ask("DELETE", ADMIN + topic).status_code == 204
     assert served.ask("PUT", ADMIN + topic).status_code == 204
-    assert _get(served, f"{topic}/permissions") == {"joe": ["produce"]}, "a topic made again begins without"
+    assert _get(served, f"{topic}/permissions") == {"joe": ["produce"]}, "a topic created again begins without"
 
 
 def test_permissions_of_a_partitioned_topic_are_its_partitions(served: Served, namespace: str) -> None:

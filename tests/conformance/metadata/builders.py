@@ -38,7 +38,7 @@ def ledger(ledger_id: int, first_offset: int, messages: int, attempt_id: str) ->
 
 
 def append(store: MetadataStore, topic: TopicRecord, *counts: int) -> list[LedgerRecord]:
-    """Append ledgers of so many messages each, in one transaction, as an import would."""
+    """Append ledgers of that many messages each, in one transaction, as an import would."""
     lease = store.leases.acquire(topic.id, "appender", TTL)
     attempt = store.attempts.begin(topic.id, AttemptKind.IMPORT, "appender")
     first_id = store.ledgers.allocate_ids(len(counts))

@@ -106,7 +106,7 @@ class LockOrder:
 
     def _lock(self, transaction: _Transaction, table: str, strength: Strength) -> None:
         before = transaction.locked
-        # Raising a lock waits for those who share the row; only topics are shared by who goes on to lock more.
+        # Raising a lock waits for those who share the row; only topics are shared by who continues to lock more.
         enough = strength if table == "topics" else min(strength, Strength.NO_KEY_UPDATE)
         if table not in METADATA.tables or before.get(table, 0) >= enough:
             return

@@ -53,7 +53,7 @@ def opened(store: MetadataStore, lease: Lease, topic: TopicRecord) -> SegmentRec
 
 
 def rolled(store: MetadataStore, topic: TopicRecord, *counts: int) -> list[SegmentRecord]:
-    """Segments of so many messages each, opened and rolled one after the other."""
+    """Segments of that many messages each, opened and rolled one after the other."""
     created = []
     with leased(store, topic) as lease:
         for count in counts:

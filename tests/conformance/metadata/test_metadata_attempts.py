@@ -1,4 +1,4 @@
-"""Attempts that died: given up, ended and forgotten; and what garbage collection is told (property 9)."""
+"""Attempts that died: given up, ended and purged; and what garbage collection is told (property 9)."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_run_that_was_given_up_ends_and_never_publishes(
 def test_a_requested_run_that_was_given_up_is_asked_for_again(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock, requested: bool, meanwhile: str
 ) -> None:
-    """Services were away for so long that the first to come back collects what the run left. Nobody waits for a run
+    """Services were away for that long that the first to come back collects what the run left. Nobody waits for a run
     by hand."""
     if requested:
         store.compaction_state.request(topic.id, "manual", "ann")
@@ -227,7 +227,7 @@ def test_attempts_are_forgotten_when_long_finished(
     assert [attempt.attempt_id for attempt in store.attempts.of_topic(topic.id)] == [at_work.attempt_id, run.attempt_id]
     assert len(store.attempts.of_topic(other.id)) == 1
     assert store.attempts.purge(topic.id, clock.now_ms() + 1) == 1
-    # What they made stays; and nobody can work on under a forgotten name.
+    # What they made stays; and nobody can work on under a purged name.
     assert store.ledgers.of_topic(topic.id) == tuple(created)
     assert store.runs.last(topic.id) == run
     with pytest.raises(Fenced):

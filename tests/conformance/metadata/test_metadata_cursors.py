@@ -102,7 +102,7 @@ def test_deleting_it_ends_the_compacted_ledger(store: MetadataStore, topic: Topi
     assert after.topic.epoch == before.topic.epoch + 1
     assert after.topic.generation == before.topic.generation
     assert after.ledgers == tuple(created)
-    # A new life: the horizon may begin anywhere, the generation goes on.
+    # A new life: the horizon may begin anywhere, the generation continues.
     run = claim(store, topic)
     new = compacted(store, run, 2, end_of(created[0]))
     store.publishing.publish(run, 1, new, {})

@@ -88,7 +88,7 @@ def test_renewal(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -
 
 
 def test_many_are_renewed_at_once(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    """Of many, one may be lost, given back or gone with its topic: the others are renewed."""
+    """Of many, one may be lost, released or gone with its topic: the others are renewed."""
     names = ["kept", "taken", "released", "deleted", "kept-too"]
     topics = [store.tenancy.ensure_topic(TopicName.parse(name)) for name in names]
     held = [store.leases.acquire(item.id, "a", TTL) for item in topics]
@@ -128,7 +128,7 @@ def test_a_lease_is_ended_for_a_dead_owner(store: MetadataStore, topic: TopicRec
     assert store.leases.end(topic.id, dry_run=True) == lease == store.leases.current(topic.id)
     assert store.leases.end(topic.id) == lease
     for late in (lambda: store.leases.renew(lease, TTL), lambda: store.ledgers.append(lease, [])):
-        with pytest.raises(Fenced, match="given back"):
+        with pytest.raises(Fenced, match="released"):
             late()
     assert store.leases.acquire(topic.id, "next", TTL).token == lease.token + 1
     with pytest.raises(TopicNotFound):
@@ -170,9 +170,9 @@ def test_a_lease_given_back_is_not_renewed(store: MetadataStore, topic: TopicRec
     lease = store.leases.acquire(topic.id, "a", TTL)
     store.leases.release(lease)
     store.leases.release(lease)
-    with pytest.raises(Fenced, match="given back"):
+    with pytest.raises(Fenced, match="released"):
         store.leases.renew(lease, TTL)
-    with pytest.raises(Fenced, match="given back"):
+    with pytest.raises(Fenced, match="released"):
         store.ledgers.append(lease, [prepared(store, topic, 0)])
 
 

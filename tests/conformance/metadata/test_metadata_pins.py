@@ -148,7 +148,7 @@ def test_retired_ledgers_are_listed_the_oldest_first(store: MetadataStore, topic
     assert [item.ledger_id for item in store.pins.retired(topic.id)] == created
     assert store.pins.take(topic.id, "reader", TTL)[1] is None
     assert [store.pins.collect(topic.id, int(ledger or 0), 0) for ledger in created] == [True] * 4
-    # The generation goes on, though no row remembers where it was.
+    # The generation continues, though no row remembers where it was.
     publish_all(store, topic)
     assert serving(store, topic).generation == 5
 

@@ -113,7 +113,7 @@ def test_a_sealer_that_stopped_answering_is_fenced_by_the_next(
         assert not sealing.sealed_by(connection, dead, segment.ledger_id)
 
 
-@pytest.mark.parametrize("ended", ["finished", "given up", "forgotten"])
+@pytest.mark.parametrize("ended", ["finished", "given up", "purged"])
 def test_a_claim_whose_attempt_has_ended_is_free(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock, ended: str
 ) -> None:
@@ -147,7 +147,7 @@ def test_only_the_claimant_seals(store: MetadataStore, topic: TopicRecord) -> No
         store.sealing.seal(mine, ledger_of(first, mine))
 
 
-@pytest.mark.parametrize("forgotten", [False, True])
+@pytest.mark.parametrize("purged", [False, True])
 def test_what_is_sealed_is_not_sealed_again(store: MetadataStore, topic: TopicRecord, forgotten: bool) -> None:
     rolled(store, topic, 2)
     (created,) = seal_all(store, topic)

@@ -109,7 +109,7 @@ def test_of_two_that_open_one_wins(database_url: URL, open_store: OpenStore, top
 
 
 def test_of_two_that_roll_one_wins(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
-    """One segment, two contents: the topic goes on behind the one that counts."""
+    """One segment, two contents: the topic continues behind the one that counts."""
     stores = [open_store(database_url) for _ in range(2)]
     with leased(stores[0], topic) as lease:
         for _ in range(6):
@@ -196,7 +196,7 @@ def test_two_commits_of_one_sealer(database_url: URL, open_store: OpenStore, top
 
 
 def test_snapshots_never_miss_or_repeat_a_message(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
-    """While segments roll, are sealed and forgotten: ledgers and tail are one row of offsets without a gap (L4)."""
+    """While segments roll, are sealed and purged: ledgers and tail are one row of offsets without a gap (L4)."""
     writer, sealer, reader = (open_store(database_url) for _ in range(3))
     over: list[str] = []
 

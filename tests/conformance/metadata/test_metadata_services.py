@@ -54,5 +54,5 @@ def test_of_many_candidates_one_leads(database_url: str, open_store: OpenStore, 
     assert stores[0].services.leader() == leader
     stores[0].services.resign(1)
     assert stores[0].services.leader() is None
-    with pytest.raises(Fenced, match="it was given back"):
+    with pytest.raises(Fenced, match="it was released"):
         stores[0].services.renew(1, TTL_MS)

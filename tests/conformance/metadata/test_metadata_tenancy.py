@@ -239,7 +239,7 @@ def test_a_partition_that_is_written_is_deleted_by_force_only(store: MetadataSto
 
 
 def test_partitions_that_come_back_are_locked_by_id_as_all_topics(store: MetadataStore, shop: str) -> None:
-    """`open_store` looks at the order of locks: the partition that was made again has the largest id."""
+    """`open_store` checks the order of locks: the partition that was rebuilt has the largest id."""
     store.partitions.create(PT, 2, {})
     first, second = store.topics.in_namespace(shop)
     store.tenancy.delete_topic(first.id)

@@ -124,7 +124,7 @@ def test_ledgers_come_back_as_they_went_in(store: MetadataStore, topic: TopicRec
     second = append(store, topic, 1)
     read = store.ledgers.of_topic(topic.id)
     assert read == (*first, *second)
-    # Message ids compare without their partition, so look at that by itself.
+    # Message ids compare without their partition, so check that by itself.
     assert [ledger.last_message_id.partition for ledger in read] == [3, 3, 3]
     assert store.topics.get(topic.name).next_offset == 8
     assert store.ledgers.of_topic(store.tenancy.ensure_topic(TopicName.parse("other")).id) == ()

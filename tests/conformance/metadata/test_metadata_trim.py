@@ -95,7 +95,7 @@ def test_the_start_never_goes_back(store: MetadataStore, topic: TopicRecord) -> 
 
 
 def test_a_start_beyond_the_end_is_refused(store: MetadataStore, topic: TopicRecord) -> None:
-    """The open segment goes on behind the topic's end; it is rolled before it may go (C1)."""
+    """The open segment continues behind the topic's end; it is rolled before it may go (C1)."""
     append(store, topic, 3)
     with leased(store, topic) as lease:
         opened(store, lease, topic)

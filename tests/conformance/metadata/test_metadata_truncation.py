@@ -1,4 +1,4 @@
-"""Truncating: raw and compacted are gone at once, offsets go on, a run that was under way publishes nothing (C2)."""
+"""Truncating: raw and compacted are gone at once, offsets continue, a run that was under way publishes nothing (C2)."""
 
 from __future__ import annotations
 

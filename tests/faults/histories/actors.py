@@ -32,7 +32,7 @@ _GIVES_UP_SECONDS = 180.0
 _OUTLASTS_SECONDS = LONGEST_STOP_SECONDS + 30
 """How long what deletes may take."""
 _LATE_SECONDS = 3.0
-"""In that time a service that goes on has done what others had asked it for."""
+"""In that time a service that continues has done what others had asked it for."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Caller:
     def until(self, method: str, path: str, good: Sequence[int], **options: Any) -> Answer:
         """Ask until the answer is one of the good ones. Raises Violation if that takes too long.
 
-        What deletes waits for its answer longer than a service is stopped: a service that goes on does what it was
+        What deletes waits for its answer longer than a service is stopped: a service that continues does what it was
         asked for before, also where the caller has given up. One service may have asked another; that has some time.
         """
         deletes = method == "DELETE"
@@ -200,7 +200,7 @@ def read_all(
 
 @dataclass
 class Follower:
-    """A compacted reader that goes on as messages come, with the tokens that it is given, and keeps what it read."""
+    """A compacted reader that continues as messages come, with the tokens that it is given, and keeps what it read."""
 
     history: History
     call: Caller
@@ -455,7 +455,7 @@ class Operator:
             self._call.until("DELETE", admin(history), [204, 404], params={"force": "true"})
             history.delete()
             self.create(history)
-        history.note(f"deleted and made again: {clearing}")
+        history.note(f"deleted and created again: {clearing}")
 
     def create(self, history: History) -> None:
         self._call.until("PUT", admin(history), [204, 409])

@@ -25,7 +25,7 @@ from tests.faults.histories.history import History, SentMessage
 
 _SETTLES_WITHIN_SECONDS = 180
 RESOLVED_AFTER_SECONDS = 60
-"""What had no answer for so long, and is not there, does not come any more: every time limit of a request is over."""
+"""What had no answer for that long, and is not there, does not come any more: every time limit of a request is over."""
 
 
 def audit(

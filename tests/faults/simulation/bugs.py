@@ -1,4 +1,4 @@
-"""Defects to put into the code, one at a time: a simulation that does not find them looks at nothing.
+"""Defects to put into the code, one at a time: a simulation that does not find them checks nothing.
 
 Each is a patch of one place, as if somebody had written that place wrongly; the table says what is wrong in a sentence.
 """
@@ -329,11 +329,11 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
             "Deleting `__compaction` does not raise the epoch.", ((cursors, "remove", _remove_cursor),)
         ),
         "gc-ignores-pins": Bug(
-            "Garbage collection takes the row of a retired compacted ledger without a look at pins.",
+            "Garbage collection takes the row of a retired compacted ledger without a check pins.",
             ((PinStore, "collect", _collect_pinned),),
         ),
         "gc-ignores-attempts": Bug(
-            "Garbage collection deletes what nothing refers to, though its attempt goes on.",
+            "Garbage collection deletes what nothing refers to, though its attempt continues.",
             ((GarbageCollector, "_garbage", _garbage_of_anybody),),
         ),
         "gc-ignores-retired": Bug(
@@ -368,7 +368,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
             ((CompactedReader, "_generation", _from_the_start),),
         ),
         "reader-silently-stale": Bug(
-            "A reader goes on in a newer generation that has dropped deletions which it has not seen.",
+            "A reader continues in a newer generation that has dropped deletions which it has not seen.",
             ((CompactedReader, "_check_nothing_dropped", lambda *_: None),),
         ),
         "tombstone-kept-again": Bug(
@@ -398,7 +398,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
             "An import does not close the segment that is open.", ((BulkAppend, "_roll", lambda *_: None),)
         ),
         "reader-repeats-after-sealing": Bug(
-            "A reader whose segment has been sealed and swept goes on from its own start.",
+            "A reader whose segment has been sealed and swept continues from its own start.",
             ((RawReader, "tables", _tables_again),),
         ),
         "sweep-takes-unsealed": Bug(
@@ -414,18 +414,18 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
             ((trimming, "_check_cursors", lambda *_: None), (retention, "_slowest", lambda *_: None)),
         ),
         "trimmed-is-gone-at-once": Bug(
-            "The rows of trimmed ledgers are forgotten before `file.delete.delay` is over, and their objects go.",
+            "The rows of trimmed ledgers are purged before `file.delete.delay` is over, and their objects go.",
             ((TrimmingStore, "purge", _purge_at_once),),
         ),
         "truncate-keeps-epoch": Bug(
-            "Truncating a topic does not raise its epoch, so a run that goes on publishes what was cleared.",
+            "Truncating a topic does not raise its epoch, so a run that continues publishes what was cleared.",
             ((trimming, "truncate", _truncate_in_epoch),),
         ),
         "truncate-keeps-compacted": Bug(
             "Truncating a topic clears raw and leaves the compacted ledger.",
             ((trimming, "truncate", _truncate_raw_alone),),
         ),
-        "delete-is-forgotten": Bug(
+        "delete-is-purged": Bug(
             "A topic is deleted and its uid is not remembered, so what it had is never collected.",
             ((topic_deletion, "delete_topic", _delete_and_forget),),
         ),
@@ -442,7 +442,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
             ((compaction_state, "check_not_paused", lambda *_: None),),
         ),
         "lost-lease-unnoticed": Bug(
-            "A writer that has lost its lease, and the lock of its segment, goes on.",
+            "A writer that has lost its lease, and the lock of its segment, continues.",
             (
                 (leases, "check", lambda *_: None),
                 (segment_file, "fcntl", _NO_LOCKS),

@@ -81,7 +81,7 @@ class Collecting:
                 require(isinstance(error, Unavailable) and faulty, f"garbage collection failed: {error!r}")
 
     def lose(self) -> None:
-        """R8: an object of the compacted ledger is lost; it is told, raw goes on, and there is a way out."""
+        """R8: an object of the compacted ledger is lost; it is told, raw continues, and there is a way out."""
         world = self._world
         model = world.random.choice(world.topics)
         if model.serving is None or world.depth:
@@ -183,7 +183,7 @@ class Collecting:
         require(not folders & deleted, f"in the end there are log files of deleted topics: {folders & deleted}")
 
     def _check_files(self, model: TopicModel) -> None:
-        """Of the log the files are left that no ledger stands for yet; and one at the topic's end that a writer made
+        """Of the log the files are left that no ledger replaces yet; and one at the topic's end that a writer made
         who died before its row: the next writer takes it."""
         snapshot = self._world.observer.snapshot(model.record.id)
         named = {segment.first_offset for segment in snapshot.segments}

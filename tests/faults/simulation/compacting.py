@@ -153,7 +153,7 @@ class Compacting:
         require(same, f"{model.record.name}: nothing was new, and a run would have changed something (P11)")
 
     def advance(self, running: Running | None = None, faults: float = 0.15) -> None:
-        """One run goes on: its work is done, or it is given what came of it, or both."""
+        """One run continues: its work is done, or it is given what came of it, or both."""
         world = self._world
         found = [item for item in self.running if item.process in world.free("c")]
         if running is None:
@@ -164,7 +164,7 @@ class Compacting:
         both = world.random.random() < 0.6
         world.run_as(
             going.process,
-            f"goes on with run {going.job.run.run_id} ({going.job.work.name if going.job.work else 'ended'})",
+            f"continues with run {going.job.run.run_id} ({going.job.work.name if going.job.work else 'ended'})",
             lambda: self._advance(going, both),
             faults,
         )

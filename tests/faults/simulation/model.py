@@ -64,7 +64,7 @@ class TopicModel:
     """Whether somebody trims by force now."""
     paused: int = 0
     stops: int = 0
-    """How often compaction was paused or aborted: no run that goes on then publishes (S5)."""
+    """How often compaction was paused or aborted: no run that continues then publishes (S5)."""
     deleted_at: int | None = None
     ledgers: list[LedgerRecord] = field(default_factory=list)
     maybe: list[tuple[bytes | None, bytes | None]] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """What operators and the maintenance loop do to topics: trims, truncates, deletes, pauses, resumes and aborts.
 
 What each of them may take is said in `TopicModel` (C1, C2, S5, S8, S9); here it is asked for, by a process that may
-die or meet faults in the middle, and the answer is compared with what came of it. A topic that is deleted is made again
-at once, under its name and with another policy: what goes on with the incarnation before shares nothing with it.
+die or meet faults in the middle, and the answer is compared with what came of it. A topic that is deleted is rebuilt
+at once, under its name and with another policy: what continues with the incarnation before shares nothing with it.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Operating:
             self._count_pauses(model, 1)
 
     def _abort(self, process: Process, model: TopicModel) -> None:
-        model.stops += 1  # before: a publish in between would not be one that goes on after it
+        model.stops += 1  # before: a publish in between would not be one that continues after it
         process.metadata.compaction_state.abort(model.record.id)
         self._world.happened.add("aborted")
 

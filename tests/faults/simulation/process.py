@@ -1,7 +1,7 @@
 """A simulated process: its own connections to the one database and the one store, and a death like SIGKILL's.
 
 A process that dies raises `Killed` out of the call that it is in, and out of every call to database and store that its
-unwinding still makes: nothing is recorded, given back or deleted any more, as if it had been killed. Its open runs and
+unwinding still makes: nothing is recorded, released or deleted any more, as if it had been killed. Its open runs and
 reads are then closed, and the process is born again.
 
 The objects of all processes live in one `Objects`: bytes in memory, dated by the simulation's clock. Each process

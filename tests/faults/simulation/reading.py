@@ -31,7 +31,7 @@ class GroupStatus:
     """A snapshot that a compacted reader took, with the compacted ledger that it pinned.
 
     And how many messages it had been given then, the topic's life, where it ended, and where its raw messages began. A
-    page is given whole: of several looks for one page, each is at the count before the page.
+    page is given whole: of several searches for one page, each is at the count before the page.
     """
 
     count: int
@@ -51,8 +51,8 @@ class GroupStatus:
 
 @dataclass
 class Reading:
-    """One open read. `end`: of a raw reader, where the topic ended when it began; `page`: it asks for pages of so many
-    messages, and goes on by their tokens; None: it is one read.
+    """One open read. `end`: of a raw reader, where the topic ended when it began; `page`: it asks for pages of that
+    many messages, and continues by their tokens; None: it is one read.
     """
 
     process: Process
@@ -161,9 +161,9 @@ class Readers:
         if isinstance(error, StateMayBeStale):
             require(len(reading.looks) > 1 and bool(reading.given), f"{reading} lost no generation: {error}")
             check, model, behind = reading.looks[-1], reading.model, reading.given[-1].offset
-            require(check.first > behind + 1, f"{reading} could go on raw: {error}")
+            require(check.first > behind + 1, f"{reading} could continue raw: {error}")
             if check.ledger is None or check.first > max(behind, model.horizons[check.ledger]) + 1:
-                return  # a gap that no compacted ledger stands for
+                return  # a gap that no compacted ledger replaces
             seen = [item.ledger for item in reading.looks]
             orders = {item is not None and model.policies[item].event_time_order for item in seen}
             state = model.states[check.ledger]
@@ -178,7 +178,7 @@ class Readers:
             require(over or (isinstance(error, Unavailable) and faulty), f"{reading} failed: {error!r}")
 
     def _check(self, reading: Reading, complete: bool) -> None:
-        """What it was given, against what the generations that it looked at hold."""
+        """What it was given, against what the generations that it checked hold."""
         model = reading.model
         if not reading.compacted:
             expected = model.at_or_after(None, len(model.everything), reading.start)
@@ -261,7 +261,7 @@ class Readers:
             self.advance(self.open[0], 10_000, faults=0.0)
 
     def read_page(self) -> None:
-        """One read of a page: at most so many messages (R10), and those that come first (R1–R4)."""
+        """One read of a page: at most that many messages (R10), and those that come first (R1–R4)."""
         world = self._world
         model = world.random.choice(world.topics)
         start = world.random.choice(model.everything).message_id if model.everything else EARLIEST

@@ -300,7 +300,9 @@ def test_a_job_of_which_all_runs_are_cancelled_is_stopped_while_it_runs(bench: W
 
 
 def test_a_job_of_which_no_task_ends_is_stopped_and_its_runs_fail(bench: Workbench) -> None:
-    """Whatever hangs, a store or Spark's workers: a run would be RUNNING forever. A job that goes on is left alone."""
+    """Whatever hangs, a store or Spark's workers: a run would be RUNNING forever. A job that continues is left
+    alone.
+    """
     clock = bench.clock
     assert isinstance(clock, ManualClock)
     some = topics(bench, "a", "b")

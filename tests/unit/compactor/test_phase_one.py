@@ -173,7 +173,7 @@ def test_row_sets_are_offsets_relative_to_their_source(object_store: ObjectStore
 def test_levels_that_are_merged_and_levels_that_are_probed_tell_the_same(
     object_store: ObjectStore, history: list[pa.Table], hasher: KeyHasher, range_records: int, retained: bool
 ) -> None:
-    """Four runs that merge nothing leave up to four levels; the fifth merges so many of them."""
+    """Four runs that merge nothing leave up to four levels; the fifth merges that many of them."""
     policies = RunPolicies(tombstone_retention_ms=10 if retained else 0)
     _, ledgers = seal_history(object_store, history, hasher)
     sizing, previous = Sizing(1, range_records=range_records), None

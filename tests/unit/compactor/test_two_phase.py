@@ -114,7 +114,7 @@ def test_an_empty_topic_succeeds_without_a_ledger(bench: Workbench) -> None:
 
 
 def test_an_empty_result_is_a_valid_ledger(bench: Workbench) -> None:
-    """All keys deleted: a ledger without parts; readers go on right after the horizon (R2), last id -1:-1 (R6)."""
+    """All keys deleted: a ledger without parts; readers continue right after the horizon (R2), last id -1:-1 (R6)."""
     topic = bench.topic()
     bench.append(topic, [content((b"a", b"1"), (b"a", None))])
     bench.compact(topic)
@@ -296,7 +296,7 @@ def manifest_of(bench: Workbench, topic: Topic) -> tuple[TopicSnapshot, Compacte
 
 
 def test_a_lost_manifest_is_an_explicit_error(bench: Workbench) -> None:
-    """R8: named on compacted reads and on the next run; raw goes on; deleting the cursor starts again."""
+    """R8: named on compacted reads and on the next run; raw continues; deleting the cursor starts again."""
     topic = two_generations(bench)
     _, compacted = manifest_of(bench, topic)
     bench.store.delete(compacted.manifest.name)
@@ -334,7 +334,7 @@ def test_a_lost_part_or_index_is_an_explicit_error(bench: Workbench, what: str) 
 
 
 def test_a_lost_part_that_a_run_would_keep_fails_the_run(bench: Workbench) -> None:
-    """R8: also a part that the run has no reason to open; compacted reads name it, raw goes on."""
+    """R8: also a part that the run has no reason to open; compacted reads name it, raw continues."""
     topic = bench.topic()
     bench.append(topic, [content((b"kept", b"1"))])
     bench.compact(topic)

@@ -80,7 +80,7 @@ def test_a_key_is_looked_up_in_what_is_sealed_if_asked_to(away: Topic) -> None:
 
 
 def test_what_comes_behind_the_segment_is_read_without_it(bench: Workbench, away: Topic, here: LogDirectory) -> None:
-    """The topic goes on on another machine: rolled there, open here, and then sealed here."""
+    """The topic continues on another machine: rolled there, open here, and then sealed here."""
     produce(away, [one(b"k0", b"3")])
     for _ in range(2):
         message = away.get(b"k0")

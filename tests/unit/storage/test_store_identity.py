@@ -68,7 +68,7 @@ def test_nothing_is_written_to_a_mistyped_store(bench: Workbench, wrong: Workben
 
 @pytest.mark.parametrize("before", [True, False])
 def test_two_processes_that_start_at_once_bind_the_same(tmp_path: Path, before: bool) -> None:
-    """The other one binds the two while this one looks: right before, or right after its first look at the store."""
+    """The other one binds the two while this one looks: right before, or right after its first check the store."""
     there = database(tmp_path, "fresh")
     other = StoreIdentity(there, store_at(tmp_path, "new"))
 
@@ -228,7 +228,7 @@ def test_a_store_is_adopted_on_purpose(bench: Workbench, tmp_path: Path) -> None
     with pytest.raises(OtherStore, match="is another one"):
         StoreIdentity(database(tmp_path), bench.store).check()
     assert identity.adopt().is_bound
-    # a database that was restored from before, or made again
+    # a database that was restored from before, or rebuilt
     fresh = database(tmp_path, "fresh")
     assert StoreIdentity(fresh, moved).adopt().ours is None
     StoreIdentity(database(tmp_path, "fresh"), moved).require()

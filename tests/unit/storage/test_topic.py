@@ -208,7 +208,7 @@ def damage(bench: Workbench, name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["damaged", "lost"])
 @pytest.mark.parametrize("what", DAMAGED)
 def test_damage_of_each_kind_is_named_and_the_way_out_is_open(bench: Workbench, what: str, kind: str) -> None:
-    """R8: an error that names the object in compacted reads and in runs, or no harm; raw goes on; clearing helps."""
+    """R8: an error that names the object in compacted reads and in runs, or no harm; raw continues; clearing helps."""
     topic = bench.topic("damage")
     keys = [b"key-%02d" % number for number in range(20)]
     bench.append(topic, [content(*((key, b"v") for key in keys))])
@@ -320,7 +320,7 @@ def test_an_unknown_topic(bench: Workbench) -> None:
 
 
 def test_an_append_that_fails_half_way_leaves_nothing(bench: Workbench, topic: Topic) -> None:
-    """One file = all or nothing: ledgers that were sealed before the bad message are not there, and ids go on."""
+    """One file = all or nothing: ledgers that were sealed before the bad message are not there, and ids continue."""
 
     def tables() -> Iterator[pa.Table]:
         yield content(*((b"k%d" % n, b"v") for n in range(50)))

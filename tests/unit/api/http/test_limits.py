@@ -217,7 +217,7 @@ def test_buckets_are_bounded_in_number() -> None:
     buckets = Buckets(1, ManualClock(), most=2)
     assert [buckets.take(name) for name in ("a", "b", "b")] == [0, 0, 1]
     assert buckets.take("c") == 0
-    assert buckets.take("b") == 1, "the one that was used longest ago was forgotten"
+    assert buckets.take("b") == 1, "the one that was used longest ago was purged"
     assert buckets.take("a") == 0
 
 

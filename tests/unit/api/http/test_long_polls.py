@@ -1,4 +1,4 @@
-"""Reads that wait share one look at the database, are woken by what comes, and are not too many of one caller."""
+"""Reads that wait share one check the database, are woken by what comes, and are not too many of one caller."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_reads_that_wait_share_a_look_and_are_woken_by_what_comes_to_their_topic
     async def scenario() -> None:
         many = [polls.changes(topics[0].record.id, FAR_MS, here) for _ in range(100)]
         other = polls.changes(topics[1].record.id, FAR_MS, here)
-        await asyncio.gather(*(anext(item) for item in (*many, other)))  # what came before they were looked at
+        await asyncio.gather(*(anext(item) for item in (*many, other)))  # what came before they were checked
         assert len(looks) <= 2
         waiting = [asyncio.ensure_future(anext(item)) for item in many]
         unmoved = asyncio.ensure_future(anext(other))

@@ -1,4 +1,4 @@
-"""A pool whose threads hang: what waits for something else goes on, and who comes is refused soon, not late."""
+"""A pool whose threads hang: what waits for something else continues, and who comes is refused soon, not late."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ INTERVAL_MS = Settings().auth_reload_interval_ms
 
 
 def written(file: Path, content: bytes | str) -> Path:
-    """The file, made again under its name, as an editor or a mounted secret does it."""
+    """The file, rebuilt under its name, as an editor or a mounted secret does it."""
     temporary = file.with_suffix(".new")
     temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
     os.replace(temporary, file)
@@ -65,10 +65,10 @@ def test_a_key_that_was_rotated_and_a_token_that_was_revoked_count_without_a_res
     assert (status(OLD), status(OLD, jti="a"), status(NEW)) == (200, 200, 401)
     written(key, NEW)
     written(revoked, "b # of a laptop that was lost\n\na\n")
-    assert status(NEW) == 401, "not looked at yet"
+    assert status(NEW) == 401, "not checked yet"
     clock.advance(INTERVAL_MS)
     assert (status(NEW), status(OLD), status(NEW, jti="a"), status(NEW, jti="c")) == (200, 401, 401, 200)
-    clock.advance(-INTERVAL_MS * 10)  # the clock was set back: it is looked at, too
+    clock.advance(-INTERVAL_MS * 10)  # the clock was set back: it is checked, too
     written(revoked, "")
     assert status(NEW, jti="a") == 200
 
@@ -144,7 +144,7 @@ def test_the_interval_begins_when_a_look_ends(tmp_path: Path) -> None:
     clock.advance(INTERVAL_MS)
     assert keys.is_due()
     clock.advance(INTERVAL_MS)
-    assert not keys.is_due(), "one look at a time"
+    assert not keys.is_due(), "one check a time"
     keys.check()
     assert not keys.is_due()
     clock.advance(INTERVAL_MS)
@@ -187,4 +187,4 @@ def test_a_list_that_cannot_be_read_keeps_a_service_from_starting(tmp_path: Path
     with pytest.raises(Misconfigured, match="revoked-tokens-file"):
         TokenKeys(Settings(auth_token_secret_key=OLD.hex(), auth_revoked_tokens_file="/nowhere/list"), ManualClock())
     keys = TokenKeys(Settings(auth_token_secret_key="data:;base64," + "A" * 43 + "="), ManualClock())
-    assert not keys.is_due(), "there is no file to look at"
+    assert not keys.is_due(), "there is no file to check"

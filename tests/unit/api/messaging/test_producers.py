@@ -1,4 +1,4 @@
-"""Open logs: shared, bounded, given back; and what becomes of them when their topic or lease is gone."""
+"""Open logs: shared, bounded, released; and what becomes of them when their topic or lease is gone."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ ALONE = GroupStatus(stopped=False, executors=0)
 
 
 class Time:
-    """Goes on by so many seconds each time that somebody looks at it."""
+    """Goes on by that many seconds each time that somebody checks it."""
 
     def __init__(self, step: float = 0.0) -> None:
         self.now, self.step = 0.0, step

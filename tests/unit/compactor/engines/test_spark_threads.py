@@ -43,7 +43,7 @@ def test_a_cancel_ends_the_jobs_of_one_engine_alone(spark_engine: Engine, tmp_pa
         assert not other.done()
         go.touch()
         assert other.result() == [10]
-        # The same thread, and the same engine, go on afterwards.
+        # The same thread, and the same engine, continue afterwards.
         assert pool.submit(first.run, 2, also_waits, print).result() == [10, 11]
 
 
@@ -83,7 +83,7 @@ def test_a_session_that_is_starting_is_given_up_when_the_service_ends(
     def open_it(*_: object) -> object:
         starting.set()
         given_up.wait(60)
-        raise Misconfigured("Spark could not start", "look at its log")
+        raise Misconfigured("Spark could not start", "check its log")
 
     monkeypatch.setattr("compactor.engines.spark_sessions.Jvm", Watched)
     monkeypatch.setattr("compactor.engines.spark.open_session", open_it)

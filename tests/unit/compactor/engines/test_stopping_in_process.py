@@ -47,7 +47,7 @@ def pause(stage: Stage, loop: ControlLoop, topic: Topic) -> None:
 
 def end(stage: Stage, loop: ControlLoop, topic: Topic) -> None:
     loop.drain(0)
-    assert loop._worker.busy() == (0, 0), "nothing goes on in a process that ends"
+    assert loop._worker.busy() == (0, 0), "nothing continues in a process that ends"
     assert [asked.name for asked, _ in stage.control.requests()] == [topic.name], "another service makes it again"
 
 

@@ -220,7 +220,7 @@ def test_a_dead_attempt_is_given_up_first_and_loses_its_objects_a_grace_time_lat
     assert not remaining & listed(bench, topic)
     bench.advance(1)
     collect(bench, topic)
-    assert bench.metadata.attempts.find(created) is None, "what is gone is forgotten"
+    assert bench.metadata.attempts.find(created) is None, "what is gone is purged"
 
 
 def test_an_attempt_that_beats_keeps_its_objects_for_ever(bench: Workbench, topic: Topic) -> None:
@@ -235,7 +235,7 @@ def test_an_attempt_that_beats_keeps_its_objects_for_ever(bench: Workbench, topi
 
 
 def test_objects_of_an_attempt_that_nobody_knows_go_by_their_age(bench: Workbench, topic: Topic) -> None:
-    """A task that outlived its run writes when its attempt is long forgotten."""
+    """A task that outlived its run writes when its attempt is long purged."""
     assert isinstance(bench.store, AgedStore)
     name = names.part(topic.record.uid, new_id(), 0)
     bench.store.put_at(name, b"late", bench.clock.now_ms())
@@ -355,7 +355,7 @@ def test_topics_that_the_database_does_not_know_go_only_when_asked(bench: Workbe
 
 
 def test_all_topics_are_looked_at_with_and_without_objects(bench: Workbench, topic: Topic) -> None:
-    """Attempts of a topic that has no object yet are given up and forgotten as well."""
+    """Attempts of a topic that has no object yet are given up and purged as well."""
     empty = bench.topic("empty")
     bench.metadata.attempts.begin(empty.record.id, AttemptKind.IMPORT, "died early")
     bench.advance(GRACE_MS)
@@ -370,7 +370,7 @@ def test_all_topics_are_looked_at_with_and_without_objects(bench: Workbench, top
 def test_a_topic_that_is_made_during_the_listing_is_known(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its objects are seen, and its row was not there when the topics were read: rows are looked at again."""
+    """Its objects are seen, and its row was not there when the topics were read: rows are checked again."""
     real, created = bench.metadata.topics.all, []
 
     def topics_as_of_before() -> object:

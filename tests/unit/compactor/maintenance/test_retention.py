@@ -170,7 +170,7 @@ def test_worked_example_8_retention_by_time(bench: Workbench, topic: Topic) -> N
     assert offsets(topic) == []
     assert topic.snapshot().topic.start_offset == 4
     produce(bench, topic, now)
-    assert offsets(topic) == [4], "a new segment goes on with the next offset"
+    assert offsets(topic) == [4], "a new segment continues with the next offset"
 
 
 def test_an_open_segment_with_a_young_message_stays(bench: Workbench, topic: Topic) -> None:

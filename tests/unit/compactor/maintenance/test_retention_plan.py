@@ -28,7 +28,7 @@ DELETE, COMPACT = frozenset({"delete"}), frozenset({"compact"})
 
 
 def extents(*lengths: int, size: int = 1, newest: Sequence[int] = ()) -> list[Extent]:
-    """Ledgers with so many messages each, one after the other."""
+    """Ledgers with that many messages each, one after the other."""
     found: list[Extent] = []
     for number, length in enumerate(lengths):
         first = found[-1].last_offset + 1 if found else 0

@@ -291,7 +291,7 @@ def test_collecting_rests_after_each_topic_as_long_as_it_took_and_more(
 
 
 def test_what_a_deleted_topic_left_goes_after_its_delay(bench: Bench) -> None:
-    """Objects and segments' files; a topic made again under the name keeps its own."""
+    """Objects and segments' files; a topic created again under the name keeps its own."""
     workbench = bench.workbench
     assert workbench.log is not None
     topic = workbench.topic("t")

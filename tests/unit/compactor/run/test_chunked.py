@@ -167,7 +167,7 @@ def test_its_time_to_live_is_counted_from_its_last_chunk(bench: Workbench) -> No
 
 
 def test_by_event_time_the_first_chunk_counts(bench: Workbench) -> None:
-    """P9, and a topic that changes its order: the message is in an index that is made again."""
+    """P9, and a topic that changes its order: the message is in an index that is created again."""
     topic = bench.topic()
     first = [chunk("u", 0, 2, b"k", b"A", event_time=9), chunk("u", 1, 2, b"k", b"B", event_time=1)]
     append(bench, topic, [*first, message(b"l", b"v", event_time=1)])

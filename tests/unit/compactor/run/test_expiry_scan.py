@@ -327,7 +327,7 @@ def test_any_part_gives_what_a_look_at_every_row_gives(
     kept = [row.retained for row in remaining if row.retained is not None]
     first = [BASE + n for n, row in live.items() if n not in goes and row.retained is not None]
     assert not first or (result.first_tombstone is not None and result.first_tombstone <= min(first))
-    # never younger than what is there, and exact where rows were looked at: so that what is due is found again
+    # never younger than what is there, and exact where rows were checked: so that what is due is found again
     assert result.oldest_value is None or not values or result.oldest_value <= min(values)
     assert not values or result.oldest_value is not None
     assert not kept or (result.oldest_tombstone is not None and result.oldest_tombstone <= min(kept))

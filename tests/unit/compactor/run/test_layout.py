@@ -55,7 +55,7 @@ def sources_of(spans: list[tuple[int, int, int]]) -> list[Source]:
 
 
 def going(*counts: int) -> dict[int, Located]:
-    """One hash range, with so many rows of each source in its row sets."""
+    """One hash range, with that many rows of each source in its row sets."""
     sets = tuple(RowSet(number, 0, count, 0, 0) for number, count in enumerate(counts) if count)
     return located([RangeResult("range-0", sets, None, RangeStatistics())])
 
@@ -63,7 +63,7 @@ def going(*counts: int) -> dict[int, Located]:
 def laid_out(
     sources: list[Source], old_parts: int, counts: list[int], sizing: Sizing
 ) -> tuple[Layout, dict[int, SourceTotals]]:
-    """The layout if of old parts so many rows go and of ledgers so many survive."""
+    """The layout if of old parts that many rows go and of ledgers that many survive."""
     plan, found = plan_of(sources, old_parts), going(*counts)
     remaining = expected_totals(plan, found)
     return lay_out(plan, found, remaining, sizing), remaining
@@ -254,7 +254,7 @@ def test_bitmaps_are_cut_by_the_rows_that_go(monkeypatch: pytest.MonkeyPatch) ->
     [
         pytest.param([0, 0], [0, 10], 2, 1, id="its last rows may have gone"),
         pytest.param([0, 0], [10, 0], 2, None, id="untouched, it was the last before"),
-        pytest.param([0, 9], [10, 0], 2, None, id="untouched since it was looked at"),
+        pytest.param([0, 9], [10, 0], 2, None, id="untouched since it was checked"),
         pytest.param([0, 0], [0, 100], 2, None, id="its neighbour went, and it never lost a row"),
         pytest.param([9, 0], [0, 100], 2, 0, id="its neighbour went, and it has lost rows before"),
         pytest.param([9, 0], [0, 60], 2, None, id="its neighbour is rewritten"),

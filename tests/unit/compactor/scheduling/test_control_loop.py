@@ -176,7 +176,7 @@ def test_what_is_due_is_compacted_when_it_is_looked_at(stage: Stage) -> None:
     assert stage.runs(topic) == []
     produce(topic, [one(b"another", b"v")])
     stage.finish(loop, after_ms=SETTINGS.monitor_interval_ms - 1)
-    assert stage.runs(topic) == [], "it is not looked at yet"
+    assert stage.runs(topic) == [], "it is not checked yet"
     stage.finish(loop, after_ms=1)
     assert stage.runs(topic) == [RunState.SUCCESS]
     (run,) = stage.metadata.runs.of_topic(topic.record.id, 9)

@@ -75,7 +75,7 @@ def test_a_topic_that_fails_waits_and_never_stops_the_others(stage: Stage) -> No
 
 
 class Watching:
-    """Engines that look at something each time a phase begins."""
+    """Engines that check something each time a phase begins."""
 
     def __init__(self, look: Callable[[], object]) -> None:
         self.seen: list[object] = []
@@ -99,7 +99,7 @@ class Watching:
 
 
 def test_a_failure_is_recorded_with_the_end_of_its_run(stage: Stage) -> None:
-    """S6: whoever is killed while the rest of the job goes on loses no next try."""
+    """S6: whoever is killed while the rest of the job continues loses no next try."""
     good, bad = stage.topic("good"), stage.topic("bad")
     damage(stage, bad)
     stage.bench.store.delete(bad.snapshot().ledgers[0].index.name)  # so that phase one fails

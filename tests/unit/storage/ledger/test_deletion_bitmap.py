@@ -116,6 +116,6 @@ def test_alive_is_what_the_bitmap_does_not_name(dead: set[int], rows: set[int], 
 
 @given(st.integers(0, 3000), st.integers(1, 200), st.sets(st.integers(0, 3000), min_size=1))
 def test_alive_of_a_narrow_range_in_a_large_bitmap(start: int, length: int, dead: set[int]) -> None:
-    """Offsets far fewer than deleted rows: only the range is looked at."""
+    """Offsets far fewer than deleted rows: only the range is checked."""
     offsets = np.arange(start, start + length, dtype=np.int64) + 50
     assert alive(BitMap(dead), 50, offsets).tolist() == [n not in dead for n in range(start, start + length)]

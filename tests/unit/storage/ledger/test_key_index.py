@@ -338,7 +338,7 @@ def test_a_probe_reads_the_fences_it_needs_in_as_few_requests_as_pay(
     asked: list[int],
     requests: list[tuple[int, int]],
 ) -> None:
-    """Sixteen fences of three records; a gap of so many fences is cheaper to read than another request."""
+    """Sixteen fences of three records; a gap of that many fences is cheaper to read than another request."""
     drawn = [Record((top << 60) + n, 1, top, top, top) for top in range(16) for n in range(3)]
     location = write(object_store, columns(drawn, events=True), HashRange())
     assert len(IndexDirectory.decode(location.directory).counts) == 16

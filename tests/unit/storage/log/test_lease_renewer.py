@@ -219,7 +219,7 @@ def test_who_leaves_waits_for_what_was_begun(
         assert work.done()
         assert bench.metadata.leases.current(topic.record.id) is None
         assert watch.poll() == []
-        assert watch.renew() == [], "a lease that was given back is not lost"
+        assert watch.renew() == [], "a lease that was released is not lost"
 
 
 def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:

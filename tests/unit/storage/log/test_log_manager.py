@@ -332,7 +332,7 @@ def test_of_two_sealers_one_commits(bench: Workbench, topic: Topic) -> None:
     def overtaken(step: Failpoint) -> None:
         if step is Failpoint.IMPORT_INDEX_WRITTEN and not other:
             other.append(0)
-            clock.advance(SEALER_DEAD_MS + 1)  # asleep for so long
+            clock.advance(SEALER_DEAD_MS + 1)  # asleep for that long
             other[0] = len(list(log_manager(bench, "other").seal(topic.record)))
 
     with observed(overtaken), pytest.raises(Fenced):

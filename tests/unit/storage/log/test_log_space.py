@@ -1,4 +1,4 @@
-"""Room in a log directory: appends are refused before the disk is full, and go on when there is room again."""
+"""Room in a log directory: appends are refused before the disk is full, and continue when there is room again."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ NEXT_OFFSET = 1008
 
 
 def left_open(segment: OneSegment, entries: list[bytes] = ENTRIES, flushed: int | None = None) -> bytes:
-    """The file of a writer that died after these; `flushed`: so many entries were, all if None."""
+    """The file of a writer that died after these; `flushed`: that many entries were, all if None."""
     with segment.create(NEVER) as writer:
         for number, data in enumerate(entries):
             if number == flushed:

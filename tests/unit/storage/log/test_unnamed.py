@@ -53,7 +53,7 @@ def segments_of(topic: Topic, *keys: bytes) -> list[Message]:
 
 
 def test_what_a_restored_database_has_lost_is_taken_up_again(bench: Workbench, topic: Topic) -> None:
-    """The open segment goes on, those that were opened later come behind it: ids and offsets are as they were."""
+    """The open segment continues, those that were opened later come behind it: ids and offsets are as they were."""
     produce(topic, [one(b"a", b"1")])
     restore = backed_up(bench)
     produce(topic, [one(b"b", b"2")])
@@ -245,7 +245,7 @@ def test_a_file_that_cannot_be_read_is_named(bench: Workbench, topic: Topic) -> 
     folder.mkdir()
     for number in range(9):
         (folder / str(number)).touch()
-    with pytest.raises(Unavailable, match=rf"cannot read the segment {bench.folder(topic)}/0+1\.log, .*: look at"):
+    with pytest.raises(Unavailable, match=rf"cannot read the segment {bench.folder(topic)}/0+1\.log, .*: check"):
         produce(topic, [one(b"new", b"1")])
 
 

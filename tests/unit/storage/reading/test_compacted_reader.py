@@ -1,4 +1,4 @@
-"""Compacted reads hold a pin while they need one, and go on, rightly or not at all, where a generation is gone.
+"""Compacted reads hold a pin while they need one, and continue, rightly or not at all, where a generation is gone.
 
 semantics.md R7, R8. What garbage collection has to do with it is in tests/faults/test_garbage_races.py.
 """
@@ -182,7 +182,7 @@ def test_a_read_goes_on_in_the_newer_generation_behind_what_it_has_given(bench: 
 
 
 def test_a_read_that_has_given_nothing_begins_with_what_serves(bench: Workbench, topic: Topic) -> None:
-    """The generation goes between the look at the database and the look at the manifest."""
+    """The generation goes between the check the database and the check the manifest."""
     reading = topic.messages(read_compacted=True)
 
     def first(step: Failpoint) -> None:
@@ -274,7 +274,7 @@ def test_a_generation_in_another_order_cannot_be_gone_on_in(bench: Workbench, to
 
 
 def test_damage_of_the_generation_that_serves_is_damage(bench: Workbench, topic: Topic) -> None:
-    """R8: it is looked at again, and no other generation is there."""
+    """R8: it is checked again, and no other generation is there."""
     reading = topic.messages(read_compacted=True)
     take(reading, 1)
     lost = manifest(bench, topic).parts[-1].rows.stored.name
@@ -349,7 +349,7 @@ def trim_and_delete_the_cursor(bench: Workbench, topic: Topic) -> None:
 def test_a_deletion_that_went_unread_with_its_raw_is_said(
     bench: Workbench, topic: Topic, losing: Callable[[Workbench, Topic], None], compacts: bool
 ) -> None:
-    """R7: no compacted ledger stands for what a reader behind the horizon has not read."""
+    """R7: no compacted ledger replaces what a reader behind the horizon has not read."""
     reader = topic.reader(read_compacted=True)
     assert sum(map(len, reader.poll(ReadLimits()))) == len(KEYS) + 2
     bench.append(topic, [content((KEYS[0], None))])
@@ -405,7 +405,7 @@ def test_a_pin_that_was_lost_is_a_generation_that_is_gone(
     trim_compacted(bench, topic)
 
     def fenced(*_: object) -> None:
-        raise Fenced("the pin expired", "go on")
+        raise Fenced("the pin expired", "continue")
 
     monkeypatch.setattr(bench.metadata.pins, "renew", fenced)
     bench.advance(PIN_TTL_MS)

@@ -89,7 +89,7 @@ def test_a_time_that_has_not_come_gives_nothing_yet(topic: Topic) -> None:
 
 @pytest.mark.parametrize("sealed", [True, False])
 def test_a_time_is_not_that_of_a_message_that_was_trimmed(bench: Workbench, sealed: bool) -> None:
-    """A trim goes to an offset within a ledger: what is below it is not looked at for a time either."""
+    """A trim goes to an offset within a ledger: what is below it is not checked for a time either."""
     topic = bench.topic("trimmed")
     produce(topic, [one(b"a", b"%d" % n, NOW + time) for n, time in enumerate([9, 9, 1, 2, 8, 3])])
     with topic.append_log(0) as log:
@@ -128,7 +128,7 @@ def test_pages_are_the_sequence(bench: Workbench, topic: Topic, flag: bool, size
         if len(given) < 4:
             bench.compact(topic)
     assert given == expected
-    assert bench.metadata.pins.referenced(topic.record.id).pins == (), "the pin is given back"
+    assert bench.metadata.pins.referenced(topic.record.id).pins == (), "the pin is released"
 
 
 def test_a_page_of_bytes_grows_for_a_message_that_is_larger(topic: Topic) -> None:
@@ -244,7 +244,7 @@ def test_the_last_message_is_the_tails(bench: Workbench, topic: Topic) -> None:
 
 
 def test_a_page_is_empty_only_if_there_is_nothing(topic: Topic) -> None:
-    """Also when the look at the topic that it was read from ended just with the page before."""
+    """Also when the check the topic that it was read from ended just with the page before."""
     reader = topic.reader(AtOffset(9))
     assert page(reader, ReadLimits(3)) == [9, 10, 11]
     produce(topic, [one(b"m", b"12")])

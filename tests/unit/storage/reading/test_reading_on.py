@@ -1,4 +1,4 @@
-"""Readers that go on: after an error, after a trim, behind a compaction that took what they had not read."""
+"""Readers that continue: after an error, after a trim, behind a compaction that took what they had not read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def failing(bench: Workbench, topic: Topic, nth: int) -> Topic:
 
 @pytest.mark.parametrize("flag", [False, True])
 def test_an_error_costs_a_reader_nothing(bench: Workbench, topic: Topic, flag: bool) -> None:
-    """Whichever read fails, what was gathered is given, and the next page goes on there."""
+    """Whichever read fails, what was gathered is given, and the next page continues there."""
     imported(bench, topic, 3)
     imported(bench, topic, 3, 3)
     if flag:
@@ -192,7 +192,7 @@ def behind(bench: Workbench, topic: Topic) -> tuple[PageReader, list[int]]:
 
 
 def test_a_compacted_reader_whose_raw_goes_loses_no_newest_value(bench: Workbench, topic: Topic) -> None:
-    """R7, T3: it goes on in the compacted ledger that stands for what it has not read."""
+    """R7, T3: it continues in the compacted ledger that stands for what it has not read."""
     reader, given = behind(bench, topic)
     produce(topic, [one(b"Z", b"13")])
     given += page(reader)
