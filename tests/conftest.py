@@ -32,6 +32,10 @@ pytest_plugins = ["tests.costs"]
 settings.register_profile("compactor", deadline=None, print_blob=True, derandomize=IN_CI)
 settings.load_profile("compactor")
 
+_SERVERS = frozenset(
+    ("postgres_server", "postgres_database", "postgresql", "versitygw", "moto_server", "moto", "spark_engine")
+)
+"""Fixtures of servers and of Spark, and parameters that stand for them."""
 _TMPFS, _TMPFS_BYTES = Path("/dev/shm"), 4 << 30
 
 
@@ -45,6 +49,15 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault(name, options)
     if _TMPFS.is_dir() and shutil.disk_usage(_TMPFS).free >= _TMPFS_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_TMPFS))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The fast tier starts no server and no Java: a test with a fixture or a parameter of one is slow."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        parameters = [value for value in callspec.params.values() if isinstance(value, str)] if callspec else []
+        if not _SERVERS.isdisjoint((*getattr(item, "fixturenames", ()), *parameters)):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -147,7 +147,7 @@ def test_only_the_claimant_seals(store: MetadataStore, topic: TopicRecord) -> No
         store.sealing.seal(mine, ledger_of(first, mine))
 
 
-@pytest.mark.parametrize("purged", [False, True])
+@pytest.mark.parametrize("forgotten", [False, True])
 def test_what_is_sealed_is_not_sealed_again(store: MetadataStore, topic: TopicRecord, forgotten: bool) -> None:
     rolled(store, topic, 2)
     (created,) = seal_all(store, topic)
