@@ -1,6 +1,6 @@
 """Two services on one database and store, each with its own log directory: either answers for any topic."""
 
-from __future__ import annotations
+from __future__ import re
 
 import json
 from collections.abc import Iterator
@@ -159,7 +159,9 @@ def test_a_log_directory_that_no_service_has(two: Two, rest_topic: RestTopic) ->
         answer = there.ask("GET", f"/messages?{flag}&start={page.headers['X-Compactor-Next']}")
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "5"
-        assert "from offset 1 on are not sealed yet" in answer.json()["reason"]
+        assert re.search("from offset 1 (on|to 1) are not sealed yet", answer.json()["reason"]), (
+            "open, or rolled as idle"
+        )
         assert "COMPACTOR_LOG" not in answer.json()["reason"], "the caller has no directory here"
     assert there.ask("GET", "/key/a").status_code == 503
     assert there.ask("GET", "/key/a?sealedOnly=true").json()["value"] == "1"
