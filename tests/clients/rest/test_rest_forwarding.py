@@ -1,8 +1,9 @@
 """Two services on one database and store, each with its own log directory: either answers for any topic."""
 
-from __future__ import re
+from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
