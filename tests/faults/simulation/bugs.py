@@ -19,7 +19,7 @@ from pyroaring import BitMap
 from sqlalchemy import Connection, delete, insert, update
 
 from compactor import phase_two
-from compactor.maintenance import retention
+from compactor.maintenance import retention_plan
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.run import resolve, run_input
 from compactor.run.plan import RunPlan
@@ -411,7 +411,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "trim-ignores-cursors": Bug(
             "A trim that is not forced takes what a cursor still has to read.",
-            ((trimming, "_check_cursors", lambda *_: None), (retention, "_slowest", lambda *_: None)),
+            ((trimming, "_check_cursors", lambda *_: None), (retention_plan, "_slowest", lambda *_: None)),
         ),
         "trimmed-is-gone-at-once": Bug(
             "The rows of trimmed ledgers are purged before `file.delete.delay` is over, and their objects go.",
