@@ -63,7 +63,7 @@ class Service:
     verifying: threading.Lock = field(default_factory=threading.Lock)
     """Held while a topic is verified: it reads all of it, so one at a time."""
     not_ready: dict[str, str] = field(default_factory=dict)
-    """By name of a check, what was wrong at it when it was logged last."""
+    """By name of a check, the fault that was logged last."""
 
 
 @contextmanager

@@ -323,11 +323,11 @@ class Batch:
     def _record_failure(self, run: RunRecord, error: BaseException) -> None:
         """W3: the original error is kept; a database that is away too must not hide it."""
         try:
-            answer = recorded(error)
+            error_text = recorded(error)
             if self.on_failed is None:
-                self.metadata.runs.fail(run, answer)
+                self.metadata.runs.fail(run, error_text)
             else:
-                self.on_failed(run, error, answer)
+                self.on_failed(run, error, error_text)
         except CompactorError as second:
             error.add_note(f"and the failure could not be recorded: {second}")
 

@@ -7,7 +7,7 @@ its last message goes.
 
 Invariants: what is in here was acknowledged; `mark` and `end` never go back. Memory: the sizes of the bitmaps together,
 with something for each object, stay below the bound that was given; what would not fit is not remembered, and counted
-(`purged`). What moves the mark always fits. A bitmap is measured when it is taken for writing; between two times
+(`forgotten`). What moves the mark always fits. A bitmap is measured when it is taken for writing; between two times
 each offset counts as the most that it can cost.
 
 Must not know: SQL, clocks, threads.

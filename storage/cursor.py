@@ -6,16 +6,15 @@
 
 Invariants:
 - What was acknowledged and flushed is never delivered again; mark-delete never passes what was acknowledged, and never
-  goes back but by `reset`. Whatever was not flushed when the owner dies, or found no room (`purged`), is delivered
+  goes back but by `reset`. Whatever was not flushed when the owner dies, or found no room (`forgotten`), is delivered
   again: at least once, as Pulsar beyond managedLedgerMaxUnackedRangesToPersist.
 - Two owners of one cursor lose nothing of each other. After a reset by another, or a deletion, an owner is Fenced, for
   good: it must open the cursor again.
 - Nothing is acknowledged that does not exist yet. The owner's `end` says where the topic ends; it is asked when an
   acknowledgement goes beyond the end that it last gave, once a page of messages for a reader that has come to the end.
-- Nothing runs beside the owner. A flush is due when that many acknowledgements have gathered, or the oldest is so old;
-it
-  is made by the next call, or by `flush_due`, which an owner may call from a loop or thread of its own. The settings
-  None, None leave it to the owner alone, as an event loop wants that must not wait for SQL.
+- Nothing runs beside the owner. A flush is due by the number of acknowledgements that have gathered, or by the age of
+  the oldest; it is made by the next call, or by `flush_due`, which an owner may call from a loop or thread of its own.
+  The settings None, None leave it to the owner alone, as an event loop wants that must not wait for SQL.
 
 The id of mark-delete is the exact one of the message there. An owner hands ids in with acknowledgements; where the
 mark comes to a message whose id is not known, `locate` is asked, once a flush at most. If that message is gone,

@@ -77,7 +77,7 @@ class Owner:
         if not self.is_here:
             return False
         try:
-            os.kill(self.pid, 0)  # and not a read /proc, which may hide other users' processes
+            os.kill(self.pid, 0)  # and not a read of /proc, which may hide other users' processes
         except ProcessLookupError:
             return True
         except OSError:

@@ -15,12 +15,12 @@ from fastapi.openapi.utils import get_openapi
 from api.http.paths import NAMES
 
 _REASON = {
-    "title": "Reason",
+    "title": "ErrorData",
     "type": "object",
-    "properties": {"reason": {"title": "Reason", "type": "string"}},
+    "properties": {"reason": {"title": "ErrorData", "type": "string"}},
     "required": ["reason"],
 }
-_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/Reason"}}}
+_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorData"}}}
 _ANY = {
     "400": "The request cannot be taken.",
     "413": "The body is too large.",
@@ -50,10 +50,10 @@ def install(app: FastAPI) -> None:
 def describe(app: FastAPI) -> dict[str, Any]:
     """The document of an application."""
     document = get_openapi(title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes)
-    environment = document.setdefault("components", {})
-    environment.setdefault("schemas", {}).setdefault("Reason", _REASON)
+    components = document.setdefault("components", {})
+    components.setdefault("schemas", {}).setdefault("ErrorData", _REASON)
     for name in ("HTTPValidationError", "ValidationError"):
-        environment["schemas"].pop(name, None)
+        components["schemas"].pop(name, None)
     for path, operations in document["paths"].items():
         for method in _METHODS & set(operations):
             _complete(path, operations[method])

@@ -121,7 +121,7 @@ class Producers:
         self._close(self._taken(lambda item: item.topic.id == topic_id))
 
     def close_idle(self) -> int:
-        """Release the logs that were idle for that time; the number released."""
+        """Release the logs that were idle for `producers.idle`; the number released."""
         now = self._clock.now_ms()
         # Or as long in the future: the clock was set back.
         idle = self._taken(lambda item: not item.users and abs(now - item.used_at) >= self._idle_ms)

@@ -1,7 +1,7 @@
 """The service's log: one line a record on stderr, JSON or for a console, with secrets redacted.
 
 `storage` and `compactor` log by the standard library; structlog renders what comes from anywhere. Fields: `event`,
-`level`, `logger`, `timestamp`, what `extra=` gave, and what is bound while something continues: `request_id` of a
+`level`, `logger`, `timestamp`, what `extra=` gave, and what is bound while work is under way: `request_id` of a
 request, `topic` and `run` of a compaction. Masking is the last thing before rendering and covers messages, fields and
 tracebacks (`api/observability/redaction.py`); values of fields whose name says that they are secret are hidden whole.
 """

@@ -239,7 +239,7 @@ class JobWatch:
                 return  # it is killed
             if check is not None and not self._ended.is_set():
                 self.is_waiting = check.is_waiting
-                with suppress(Exception):  # progress is to check: the terminal may be gone
+                with suppress(Exception):  # progress is for display: the terminal may be gone
                     self._on_done(check.ended)
             if watched.given_up:
                 watched.cancel(self._group)

@@ -3,7 +3,7 @@
 An engine calls one function for the numbers 0 … n-1, wherever and however often it likes (tasks may be retried, or
 run twice at once by speculation), and gives back one outcome a number: an answer, or `Failed` where the task failed
 for good, so that one bad topic fails alone. `compactor/engines/spark.py` is the real one; `InProcess` is for tests, for
-a check with a debugger, and as the shortest description of the contract.
+use with a debugger, and as the shortest description of the contract.
 """
 
 from __future__ import annotations

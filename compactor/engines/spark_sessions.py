@@ -1,7 +1,7 @@
 """A service's Spark session: started with the first engine, shared by all, and followed by another one when it is dead.
 
 A session is dead when its Java is, when its driver does not answer or its application has ended (driver.py), or when it
-has no executors: a master that was started again does not know the application any more. It is
+has no executors and no job under way: a master that was started again does not know the application any more. It is
 closed, with its Java, before another one is opened. While a session has no executors no engine is handed out, so that
 no run is claimed that could not be executed; requests stay.
 

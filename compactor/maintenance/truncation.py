@@ -34,7 +34,7 @@ class Truncated:
 
 @dataclass(frozen=True)
 class Truncation:
-    """Truncates topics whose tails are in `log`."""
+    """Truncates topics whose unsealed segments are in the log directory."""
 
     environment: Environment
 

@@ -138,7 +138,7 @@ class Worker:
         return engine
 
     def busy(self) -> tuple[int, int]:
-        """WorkerSlots that are taken: by large topics, by small ones."""
+        """Worker slots in use: by large topics, by small ones."""
         with self._lock:
             large = sum(job.large for job in self._jobs.values())
             return large, len(self._jobs) - large

@@ -164,7 +164,8 @@ class RowsByOffset:
             self._group = (number, self.reader.read(number, columns))
         table = self._group[1]
         present = numbers(table, "offset")
-        at = np.minimum(np.searchsorted(present, offsets), len(present) - 1)
+        order = np.argsort(present, kind="stable")  # the offsets of a damaged ledger may not ascend
+        at = order[np.minimum(np.searchsorted(present, offsets, sorter=order), len(present) - 1)]
         found = np.flatnonzero(present[at] == offsets)
         return found, table.take(pa.array(at[found]))
 

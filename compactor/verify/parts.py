@@ -69,8 +69,9 @@ class _PartCheck:
             self._seen["oldest_row"] = []
 
     def run(self) -> None:
-        part, dead = self._part, self._dead()
-        walk = RowsWalk(self._store, part.rows, self._findings)
+        part = self._part
+        walk = RowsWalk(self._store, part.rows, self._findings)  # the rows first: a damaged bitmap ends the check
+        dead = self._dead()
         for table in walk:
             self._add(table, dead)
         seen = walk.totals | {"offset_sum": self._offset_sum % 2**64}

@@ -71,7 +71,7 @@ class RecoveredLedger:
 
 @dataclass(frozen=True)
 class LogManager:
-    """Manages the logs of topics whose segments are in `log`. `owner`: unique to one piece of work."""
+    """Manages the logs of topics whose segments are in the log directory. `owner`: unique to one piece of work."""
 
     environment: Environment
     owner: str = field(default_factory=owner_name)

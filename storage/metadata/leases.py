@@ -94,8 +94,8 @@ class LeaseStore:
             if unseen:
                 present = select(leases.c.topic_id).where(leases.c.topic_id.in_(unseen))
                 there.update(connection.execute(present).scalars())
-            result = set(ours)
-            lost = [lease for lease in owned if lease not in result and lease.topic_id not in there]
+            renewed_leases = set(ours)
+            lost = [lease for lease in owned if lease not in renewed_leases and lease.topic_id not in there]
             return Unrenewed(lost, [lease for lease in owned if lease.topic_id in there])
 
     def release(self, lease: Lease) -> None:

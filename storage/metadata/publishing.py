@@ -47,8 +47,8 @@ def publish(
     cursors.move_horizon(connection, topic.id, compacted.horizon, compacted.ledger_id)
     runs.succeed(connection, found, compacted.ledger_id, statistics, now)
     if retry is not None:
-        answer = runs.storable(retry.error)
-        compaction_state.put(connection, topic.id, failures=1, retry_at=retry.at, last_error=answer)
+        error_text = runs.storable(retry.error)
+        compaction_state.put(connection, topic.id, failures=1, retry_at=retry.at, last_error=error_text)
     failpoint(Failpoint.PUBLISH_INSIDE_TRANSACTION)
     return runs.get(connection, run.run_id)
 

@@ -111,10 +111,10 @@ class LocalStore(ObjectStore):
         """Without a new piece of memory for each read, whose pages the kernel would have to clear first."""
         check_range(name, start, len(target))
         with self._reading(name) as (descriptor, there):
-            result = 0
-            while result < len(target) and (more := os.preadv(descriptor, [target[result:]], start + result)):
-                result += more
-        if result < len(target):
+            filled = 0
+            while filled < len(target) and (more := os.preadv(descriptor, [target[filled:]], start + filled)):
+                filled += more
+        if filled < len(target):
             raise self._too_short(name, there, start, len(target))
 
     @contextmanager
@@ -278,10 +278,10 @@ class _LocalWriter(ObjectWriter):
 
     def _append(self, view: memoryview) -> None:
         with self._store._speaking_of(self.name, "write"):
-            result = 0
-            while result < view.nbytes:
-                result += os.write(self._descriptor, view[result : result + WRITE_BACK_BYTES])
-                self._start_write_back(self._position + result)
+            written = 0
+            while written < view.nbytes:
+                written += os.write(self._descriptor, view[written : written + WRITE_BACK_BYTES])
+                self._start_write_back(self._position + written)
 
     def _start_write_back(self, end: int) -> None:
         """For dirty pages Linux takes "not needed" as "start writing"; it neither waits for that nor drops them."""

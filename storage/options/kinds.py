@@ -85,7 +85,7 @@ class Whole(_Plain):
         if not isinstance(given, str):
             return given if isinstance(given, int) and not isinstance(given, bool) else None
         match = re.fullmatch(r"(-?\d{1,19})\s*([a-z]*)", given, re.ASCII)
-        if match is None or match[2] not in self._units or (int(match[1]) < 0 and match[2]):
+        if match is None or match[2] not in self._units or (int(match[1]) < 0 and match[2] not in ("", "b", "ib")):
             return None
         return int(match[1]) * self._units[match[2]]
 

@@ -99,9 +99,9 @@ def check_begins(topic: Topic, start: StartPosition) -> None:
     Right at the end is where one waits; a time is never behind it.
     """
     if is_behind_end(topic, start):
-        retention = f"the offset {start.offset}" if hasattr(start, "offset") else f"the message {start}"
+        what = f"the offset {start.offset}" if hasattr(start, "offset") else f"the message {start}"
         raise OffsetOutOfRange(
-            f"{retention} is behind the end of {topic.name}, which is at offset {end_of(topic.snapshot_reader())}",
+            f"{what} is behind the end of {topic.name}, which is at offset {end_of(topic.snapshot_reader())}",
             "read from a place that is there, from earliest or from latest",
         )
 

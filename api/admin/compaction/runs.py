@@ -22,7 +22,7 @@ router = Routes("compactions", known_query=True)
 
 MOST_RUNS = 10_000
 RunId = Annotated[int, Path(ge=1, le=2**63 - 1, description="The run's number.")]
-Limit = Annotated[int, Query(ge=1, le=MOST_RUNS, description="The number of newest ones.")]
+Limit = Annotated[int, Query(ge=1, le=MOST_RUNS, description="The number of newest runs.")]
 State = Annotated[RunState | None, Query(description="Only in this state.")]
 
 
@@ -65,7 +65,7 @@ class Run(BaseModel):
 
 
 class Control(BaseModel):
-    """Whether a topic's compaction is wanted, paused (that many times), or fails; as of one moment."""
+    """Whether a topic's compaction is wanted, paused (and how many times), or fails; as of one moment."""
 
     topic: str
     state: str

@@ -24,7 +24,7 @@ def list_runs(
     context: typer.Context,
     topic: OnlyTopic = None,
     state: Annotated[StateName | None, typer.Option(help="Only in this state.")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="The number of newest ones.")] = 50,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="The number of newest runs.")] = 50,
 ) -> None:
     """List compaction runs, the newest first."""
     admin = session(context)

@@ -85,14 +85,22 @@ def expand(template: str, **values: object) -> str:
             parts += _namespace_parts(str(values[name]))
         else:
             parts.append(str(values[name]))
+    return _joined(parts)
+
+
+def topic_path(topic: str, *parts: str) -> str:
+    """The path of a topic, or of what `parts` name below it: `/admin/v2/persistent/t/n/topic/stats`. Each is encoded.
+
+    Raises InvalidInput for a name that cannot exist.
+    """
+    name = TopicName.parse(topic)
+    return _joined(["admin", "v2", "persistent", name.tenant, name.namespace, name.topic, *parts])
+
+
+def _joined(parts: list[str]) -> str:
     if "" in parts:
         raise InvalidInput("a name is empty", "give a name")
     return "/" + "/".join(map(_encoded, parts))
-
-
-def topic_path(topic: str, *rest: str) -> str:
-    """The path of a topic, or of a part of it: `/admin/v2/persistent/t/n/topic/stats`."""
-    return expand("/".join(("/admin/v2/persistent/{topic}", *rest)), topic=topic)
 
 
 def _namespace_parts(text: str) -> tuple[str, str]:
@@ -110,7 +118,7 @@ def _encoded(part: str) -> str:
 def key_values(option: str, given: Iterable[str]) -> dict[str, str]:
     """`a=b` given many times, or `a=b,c=d`, as a mapping. Raises InvalidInput."""
     found = {}
-    for pair in split_names(given):
+    for pair in (pair for text in given for pair in text.split(",")):
         key, separator, value = pair.partition("=")
         if not separator or not key:
             raise InvalidInput(f"{pair!r} is no key=value for {option}", f"give {option} key=value")

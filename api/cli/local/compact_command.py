@@ -65,9 +65,7 @@ def compact_topic(
         bool,
         typer.Option("--tombstones-wait-for-cursors", help="And until the slowest compacted cursor has passed them."),
     ] = False,
-    key_ttl: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Drop values published that long ago.")
-    ] = None,
+    key_ttl: Annotated[str | None, typer.Option(metavar="DURATION", help="Drop values older than this.")] = None,
     min_compaction_lag: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Leave younger messages to a later run.")
     ] = None,

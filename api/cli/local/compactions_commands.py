@@ -26,7 +26,7 @@ def list_compactions(
     context: typer.Context,
     topic: OnlyTopic = None,
     state: Annotated[StateName | None, typer.Option(help="Only in this state.")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="The number of newest ones.")] = 50,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="The number of newest runs.")] = 50,
     output: Output = OutputName.TABLE,
 ) -> None:
     """List compaction runs, the newest first."""

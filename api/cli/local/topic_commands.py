@@ -24,9 +24,7 @@ def create_topic(
     properties: Annotated[
         list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property of it; may be repeated.")
     ] = None,
-    partitions: Annotated[
-        int | None, typer.Option(min=1, help="Make it a partitioned topic of that many partitions.")
-    ] = None,
+    partitions: Annotated[int | None, typer.Option(min=1, help="Make it a partitioned topic of N partitions.")] = None,
 ) -> None:
     """Create a topic, which must not exist; its tenant and namespace are made with it."""
     name = TopicName.parse(topic)

@@ -1,0 +1,33 @@
+"""Paths and mappings that `compactor-admin` makes from what a user gave."""
+
+from __future__ import annotations
+
+import pytest
+
+from api.cli.admin.session import expand, key_values, topic_path
+from storage.errors import InvalidInput
+
+
+@pytest.mark.parametrize(
+    ("name", "encoded"), [("a/b", "a%2Fb"), ("{x}", "%7Bx%7D"), ("x}", "x%7D"), ("..", "%2E%2E"), ("a b", "a%20b")]
+)
+def test_a_name_is_one_part_of_a_path(name: str, encoded: str) -> None:
+    assert topic_path("t", "subscription", name) == f"/admin/v2/persistent/public/default/t/subscription/{encoded}"
+    template = "/admin/v2/persistent/{topic}/subscription/{subscription}"
+    assert expand(template, topic="t", subscription=name) == topic_path("t", "subscription", name)
+
+
+@pytest.mark.parametrize("parts", [("subscription", ""), ("",), ("subscription", "", "resetcursor")])
+def test_an_empty_name_is_refused(parts: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidInput, match="a name is empty"):
+        topic_path("t", *parts)
+
+
+@pytest.mark.parametrize("given", ["", "a=1,", "a=1,,b=2", "=1", "a"])
+def test_a_mapping_has_a_key_and_a_value_in_each_pair(given: str) -> None:
+    with pytest.raises(InvalidInput, match="--property key=value"):
+        key_values("--property", [given])
+
+
+def test_pairs_are_given_one_by_one_or_with_commas() -> None:
+    assert key_values("--property", ["a=1", "b=2,c=x=y"]) == {"a": "1", "b": "2", "c": "x=y"}
