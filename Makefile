@@ -48,7 +48,7 @@ soak: dev-environment ## simulated lives, random histories, services under fault
 			-m 'soak or budgeted'
 
 # In this order: each lock takes the pins of the one before, so that all three can stand in one environment.
-lock: dev-environment ## write requirements/*.lock anew from pyproject.toml, keeping the pins that still fit
+lock: dev-environment ## write requirements/*.lock again from pyproject.toml, keeping the pins that still fit
 	@$(LOCK) --group build --output-file requirements/build.lock
 	@$(LOCK) pyproject.toml --extra postgres --group build --constraints requirements/build.lock \
 		--output-file requirements/runtime.lock

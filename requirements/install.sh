@@ -56,7 +56,7 @@ esac
 [ -f "requirements/$want.lock" ] || fail "requirements/$want.lock is missing: take it from version control"
 ! stamped "$want" || exit 0
 
-# An environment that cannot run, or runs a Python too old, is made anew; a good one is brought up to date.
+# An environment that cannot run, or runs a Python too old, is replaced; a good one is updated.
 if ! .venv/bin/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
     python=$(find_python)
     "$python" -m venv --clear .venv || fail "$python could not make an environment in .venv: see above"
@@ -70,7 +70,7 @@ pip() {
     .venv/bin/python -m pip install -qq --progress-bar off "$@" ||
         fail "pip could not install the $want packages: see above, then run this again"
 }
-# The build backend first, from the lock: with build isolation pip would fetch one that nobody pinned.
+# The build backend first, from the lock: with build isolation pip would fetch one that is not pinned.
 pip --require-hashes --only-binary :all: -r requirements/build.lock
 pip --require-hashes --only-binary :all: --no-binary pyspark --no-build-isolation --use-pep517 \
     -r "requirements/$want.lock"
