@@ -12,12 +12,12 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from api.admin.brokers import broker_info, broker_stats, health, not_offered
-from api.admin.compaction import garbage, progress, runs, trigger, trim, verify
+from api.admin.compaction import garbage, runs, trigger, trim, verify
 from api.admin.messages import produce, read, single_messages
 from api.admin.policies import backlog_quotas, named_policies, pulsar_policies
-from api.admin.subscriptions import backlog, cursor_lifecycle, cursor_moves
+from api.admin.subscriptions import backlog, cursors
 from api.admin.tenancy import namespaces, permissions, tenants
-from api.admin.topics import internal_stats, leases, lifecycle, lookup, non_persistent, partitioned, stats
+from api.admin.topics import internal_stats, lifecycle, lookup, non_persistent, partitioned, stats
 from api.http import openapi, partition_fan_out, problems
 from api.http.access import Authentication
 from api.http.audit import Audit
@@ -36,7 +36,6 @@ ROUTERS: tuple[Routes, ...] = (
     namespaces.router,
     permissions.router,
     lifecycle.router,
-    leases.router,
     partitioned.router,
     *pulsar_policies.ROUTERS,
     backlog_quotas.router,
@@ -44,11 +43,9 @@ ROUTERS: tuple[Routes, ...] = (
     produce.router,
     read.router,
     single_messages.router,
-    cursor_lifecycle.router,
-    cursor_moves.router,
+    cursors.router,
     backlog.router,
     runs.router,
-    progress.router,
     verify.router,
     named_policies.router,
     trim.router,

@@ -1,5 +1,6 @@
 """What is known of runs, verifications, trims and policies, as plain values: one form for the command line and REST.
 
+A document is a dict whose names are the fields of a class below; the class is also what REST declares as the answer.
 Times are milliseconds since 1970. `in_full`: for operators, who may read where database and store are.
 """
 
@@ -7,17 +8,19 @@ from __future__ import annotations
 
 import base64
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from api.observability.redaction import redacted, shown
 from storage.errors import full_part, public_part
+from storage.metadata.records import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from compactor.maintenance.retention import Trimmed
     from compactor.maintenance.retention_plan import TrimCandidate
-    from compactor.verify.findings import Difference
+    from compactor.verify import findings
     from compactor.verify.report import Report
     from storage.metadata.records import RunRecord
     from storage.model import TopicName
@@ -27,37 +30,128 @@ if TYPE_CHECKING:
 _LOCATION = re.compile(r"\b(?:s3|file|sqlite|postgres(?:ql)?(?:\+\w+)?|https?)://[^\s'\"]*[^\s'\",:;.)]")
 
 
+@dataclass
+class Run:
+    """A run as `compactor compactions show` has it; times in milliseconds since 1970."""
+
+    run: int
+    topic: str
+    state: RunState
+    cause: str | None
+    phase: str
+    tasks_done: int | None
+    tasks_total: int | None
+    bytes_done: int | None
+    started_at: int
+    heartbeat_at: int
+    heartbeat_expired: bool | None
+    finished_at: int | None
+    error: str | None
+    compacted_ledger: int | None
+    horizon: str | None
+    horizon_offset: int | None
+    epoch: int
+    attempt: str
+    holder: str
+    policies: dict[str, Any]
+    statistics: dict[str, Any]
+
+
+@dataclass
+class Difference:
+    """One difference: of what kind, where, and what it is; the key as text and in base64."""
+
+    kind: str
+    where: str
+    what: str
+    offset: int | None
+    key: str | None
+    key_base64: str | None
+    key_hash: Any
+
+
+@dataclass
+class VerifyReport:
+    """What was checked, what could not be, and every difference; `total` also counts those that are not named."""
+
+    topic: str
+    compacted_ledger: int | None
+    generation: int
+    checked: dict[str, int]
+    unchecked: list[str]
+    differences: list[Difference]
+    counts: dict[str, int]
+    total: int
+
+
+@dataclass
+class TrimmedLedger:
+    """A ledger that goes, or would."""
+
+    ledger: int
+    first_offset: int
+    last_offset: int
+    messages: int
+    logical_bytes: int
+    why: str
+
+
+@dataclass
+class Held:
+    """The cursor that keeps more from going."""
+
+    cursor: str
+    mark_delete: str | None
+    mark_delete_offset: int | None
+    ledgers: list[TrimmedLedger]
+    start_offset: int
+
+
+@dataclass
+class TrimReport:
+    """What went, or would; as `compactor topics trim --output json` has it."""
+
+    topic: str
+    dry_run: bool
+    start_offset: int
+    ledgers: list[TrimmedLedger]
+    held: Held | None
+    tail_left: str | None
+
+
+def document_of(shape: type, record: object, /, **others: Any) -> dict[str, Any]:
+    """A document with the fields of `shape`: `others` as given, the rest as the record has it by the same name."""
+    return {name: others[name] if name in others else getattr(record, name) for name in shape.__annotations__}
+
+
 def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = True) -> dict[str, Any]:
-    """All that is known of a run, as plain values; times in milliseconds since 1970."""
+    """All that is known of a run (`Run`)."""
     from compactor.two_phase import HEARTBEAT_MS
     from storage.metadata.liveness import is_alive
 
     statistics = dict(run.statistics)
     if "tail_left" in statistics:
         statistics["tail_left"] = shown_error(statistics["tail_left"], in_full=in_full)
-    going = {name: statistics.pop(name, None) for name in ("tasks_done", "tasks_total", "bytes_done")}
-    running = run.state.value == "RUNNING"
-    return {
-        "run": run.run_id,
-        "topic": str(topic),
-        "state": run.state.value,
-        "cause": run.cause or None,
-        "phase": run.phase,
-        **going,
-        "started_at": run.started_at,
-        "heartbeat_at": run.heartbeat_at,
-        "heartbeat_expired": not is_alive(run.owner, run.heartbeat_at, HEARTBEAT_MS, now) if running else None,
-        "finished_at": run.finished_at,
-        "error": shown_error(run.error, in_full=in_full),
-        "compacted_ledger": run.compacted_ledger_id,
-        "horizon": None if run.horizon is None else str(run.horizon.message_id),
-        "horizon_offset": None if run.horizon is None else run.horizon.offset,
-        "epoch": run.epoch,
-        "attempt": run.attempt_id,
-        "holder": run.owner,
-        "policies": dict(run.policies),
-        "statistics": statistics,
-    }
+    progress = {name: statistics.pop(name, None) for name in ("tasks_done", "tasks_total", "bytes_done")}
+    running = run.state is RunState.RUNNING
+    return document_of(
+        Run,
+        run,
+        run=run.run_id,
+        topic=str(topic),
+        state=run.state.value,
+        cause=run.cause or None,
+        **progress,
+        heartbeat_expired=not is_alive(run.owner, run.heartbeat_at, HEARTBEAT_MS, now) if running else None,
+        error=shown_error(run.error, in_full=in_full),
+        compacted_ledger=run.compacted_ledger_id,
+        horizon=None if run.horizon is None else str(run.horizon.message_id),
+        horizon_offset=None if run.horizon is None else run.horizon.offset,
+        attempt=run.attempt_id,
+        holder=run.owner,
+        policies=dict(run.policies),
+        statistics=statistics,
+    )
 
 
 def shown_error(text: object, *, in_full: bool = True) -> str | None:
@@ -73,64 +167,57 @@ def without_places(text: str) -> str:
 
 
 def verify_document(report: Report, *, in_full: bool = True) -> dict[str, Any]:
-    """A report as plain values."""
-    return {
-        "topic": str(report.topic),
-        "compacted_ledger": report.compacted_ledger,
-        "generation": report.generation,
-        "checked": {noun.replace(" ", "_"): count for noun, count in report.checked.items()},
-        "unchecked": [redacted(reason) for reason in report.unchecked],
-        "differences": [_difference(difference, in_full) for difference in report.differences],
-        "counts": {str(kind): count for kind, count in sorted(report.counts.items())},
-        "total": report.total,
-    }
+    """What a verification found (`VerifyReport`)."""
+    return document_of(
+        VerifyReport,
+        report,
+        topic=str(report.topic),
+        checked={noun.replace(" ", "_"): count for noun, count in report.checked.items()},
+        unchecked=[redacted(reason) for reason in report.unchecked],
+        differences=[_difference(difference, in_full) for difference in report.differences],
+        counts={str(kind): count for kind, count in sorted(report.counts.items())},
+    )
 
 
-def _difference(found: Difference, in_full: bool) -> dict[str, Any]:
-    return {
-        "kind": str(found.kind),
-        "where": found.where,
-        "what": shown_error(found.what, in_full=in_full),
-        "offset": found.offset,
-        "key": None if found.key is None else found.key.decode(errors="replace"),
-        "key_base64": None if found.key is None else base64.b64encode(found.key).decode(),
-        "key_hash": found.key_hash,
-    }
+def _difference(found: findings.Difference, in_full: bool) -> dict[str, Any]:
+    return document_of(
+        Difference,
+        found,
+        kind=str(found.kind),
+        what=shown_error(found.what, in_full=in_full),
+        key=None if found.key is None else found.key.decode(errors="replace"),
+        key_base64=None if found.key is None else base64.b64encode(found.key).decode(),
+    )
 
 
 def trim_document(trimmed: Trimmed, *, in_full: bool = True) -> dict[str, Any]:
-    """As JSON has it."""
+    """What a trim let go, or would (`TrimReport`)."""
     plan = trimmed.plan
     held = None
     if plan.hold is not None:
         mark = plan.hold.mark_delete
-        held = {
-            "cursor": plan.hold.cursor,
-            "mark_delete": None if mark is None else str(mark.message_id),
-            "mark_delete_offset": None if mark is None else mark.offset,
-            "ledgers": [_trimmed_ledger(candidate) for candidate in plan.held],
-            "start_offset": plan.wanted_start,
-        }
-    return {
-        "topic": str(trimmed.topic.name),
-        "dry_run": not trimmed.trimmed,
-        "start_offset": plan.start_offset,
-        "ledgers": [_trimmed_ledger(candidate) for candidate in plan.going],
-        "held": held,
-        "tail_left": shown_error(trimmed.tail_left, in_full=in_full),
-    }
+        held = document_of(
+            Held,
+            plan.hold,
+            mark_delete=None if mark is None else str(mark.message_id),
+            mark_delete_offset=None if mark is None else mark.offset,
+            ledgers=[_trimmed_ledger(candidate) for candidate in plan.held],
+            start_offset=plan.wanted_start,
+        )
+    return document_of(
+        TrimReport,
+        plan,
+        topic=str(trimmed.topic.name),
+        dry_run=not trimmed.trimmed,
+        ledgers=[_trimmed_ledger(candidate) for candidate in plan.going],
+        held=held,
+        tail_left=shown_error(trimmed.tail_left, in_full=in_full),
+    )
 
 
 def _trimmed_ledger(candidate: TrimCandidate) -> dict[str, Any]:
     extent = candidate.extent
-    return {
-        "ledger": extent.ledger_id,
-        "first_offset": extent.first_offset,
-        "last_offset": extent.last_offset,
-        "messages": extent.messages,
-        "logical_bytes": extent.logical_bytes,
-        "why": candidate.reason.value,
-    }
+    return document_of(TrimmedLedger, extent, ledger=extent.ledger_id, why=candidate.reason.value)
 
 
 def policies_document(resolved: Resolved) -> dict[str, dict[str, Any]]:

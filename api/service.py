@@ -20,8 +20,7 @@ from api.components import open_for_writing
 from api.http.access import Access
 from api.http.long_polls import LongPolls
 from api.http.owner_proxy import OwnerProxy
-from api.http.run_single_flight import RunSingleFlight
-from api.http.single_flight import SingleFlight
+from api.http.single_flight import RunSingleFlight, SingleFlight
 from api.http.thread_pools import Pools, WaitsFor
 from api.messaging.producers import Producers
 from api.observability.metrics import Appended, Metrics, Sources

@@ -1,19 +1,29 @@
 """One call for all requests that need its answer at once: what needs no token must not cost more when many ask.
 
-One call runs at a time; a request that comes meanwhile waits for the next call, which begins later, and shares it. So
-an answer is never older than its request, and a flood of requests holds one thread, not all. For the tasks of one
-event loop.
+`SingleFlight`: one call runs at a time; a request that comes meanwhile waits for the next call, which begins later, and
+shares it. So an answer is never older than its request, and a flood of requests holds one thread, not all. For the
+tasks of one event loop.
+
+`RunSingleFlight`: compaction runs as the database has them, for many watchers: all that watch one run share a read. A
+run executes in any process; its worker writes its progress to its row every two seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from api.http.thread_pools import Pool
+from api.reports import run_document
+from storage.clock import Clock
+from storage.metadata.store import MetadataStore
 
 Answer = TypeVar("Answer")
+MAX_AGE_MS = 500
+"""How old a report may be."""
+_MOST = 1000
 
 
 class SingleFlight(Generic[Answer]):
@@ -35,3 +45,44 @@ class SingleFlight(Generic[Answer]):
         async with self._lock:
             self._next = None  # a later request might get what is older than itself
             return await self._pool.run(make)
+
+
+@dataclass
+class _Report:
+    """The report of one run, and when it was read."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    at: int = -1
+    document: dict[str, Any] | None = None
+
+
+class RunSingleFlight:
+    """Reads runs, each at most every `MAX_AGE_MS`. For the tasks of event loops."""
+
+    def __init__(self, metadata: MetadataStore, clock: Clock, pool: Pool) -> None:
+        """`pool`: whose threads read."""
+        self._pool = pool
+        self._metadata = metadata
+        self._clock = clock
+        self._reports: dict[tuple[asyncio.AbstractEventLoop, int], _Report] = {}
+        self.reads = 0
+        """Reads of the database."""
+
+    async def report(self, run_id: int) -> dict[str, Any]:
+        """The run as it was at most `MAX_AGE_MS` ago, in the public form. Raises NotFound."""
+        place = (asyncio.get_running_loop(), run_id)
+        if place not in self._reports and len(self._reports) >= _MOST:
+            self._reports.clear()
+        one = self._reports.setdefault(place, _Report())
+        async with one.lock:
+            # Older than that, or of a time that is still to come: the clock was set back.
+            if one.document is None or not 0 <= self._clock.now_ms() - one.at < MAX_AGE_MS:
+                one.document = await self._pool.run(self._read, run_id)
+                one.at = self._clock.now_ms()
+            return one.document
+
+    def _read(self, run_id: int) -> dict[str, Any]:
+        self.reads += 1
+        run = self._metadata.runs.get(run_id)
+        name = self._metadata.snapshot(run.topic_id).topic.name
+        return run_document(name, run, self._clock.now_ms(), in_full=False)

@@ -12,7 +12,7 @@ from api.http.access import Action
 from api.http.problems import Problem
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
-from api.reports import shown_error
+from api.reports import document_of, shown_error
 from api.service import Parts
 from compactor.maintenance.garbage import Collected, GarbageCollector
 from compactor.maintenance.grace import LEAST_GRACE_MS
@@ -90,14 +90,10 @@ def _has_something(one: Collected) -> bool:
 
 
 def _shown(one: Collected) -> dict[str, Any]:
-    return {
-        "topic": None if one.topic is None else str(one.topic),
-        "topic_uid": one.topic_uid,
-        "deleted": one.deleted,
-        "objects": {str(kind): {"count": of.count, "bytes": of.bytes} for kind, of in sorted(one.objects.items())},
-        "attempts_given_up": one.attempts_given_up,
-        "compacted_ledgers": one.compacted_ledgers,
-        "trimmed_ledgers": one.trimmed_ledgers,
-        "foreign": one.foreign,
-        "error": shown_error(one.error),
-    }
+    return document_of(
+        TopicGarbage,
+        one,
+        topic=None if one.topic is None else str(one.topic),
+        objects={str(kind): {"count": of.count, "bytes": of.bytes} for kind, of in sorted(one.objects.items())},
+        error=shown_error(one.error),
+    )

@@ -1,18 +1,32 @@
-"""Compaction runs and what decides about them: history, cancelling, the scheduler, pausing and resuming (S5, S7)."""
+"""Compaction runs and what decides about them: history, cancelling, the scheduler, pausing and resuming (S5, S7).
+
+The progress of a run comes as server-sent events:
+
+    event: progress     data: the run, as GET /admin/v2/compactions/{run} has it; whenever something of it has changed
+    : still running     a comment, so that a quiet connection is not taken for a dead one
+    event: end          data: the run as it ended; the stream ends behind it, and nowhere else
+
+Events come from the database, so the run may execute in any process; all that watch one run share its reads.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import Path, Query, Request
 from pydantic import BaseModel
+from starlette.responses import Response, StreamingResponse
 
 from api.admin import resolve
 from api.http.access import Action, InFull, allowed_on
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.routes import Routes
-from api.reports import run_document, shown_error
+from api.http.single_flight import MAX_AGE_MS
+from api.reports import Run, document_of, run_document, shown_error
 from api.service import Parts, Service
 from storage.errors import NotFound
 from storage.metadata.records import CompactionState, RunRecord, RunState, TopicRecord
@@ -21,6 +35,9 @@ from storage.model import TopicName
 router = Routes("compactions", known_query=True)
 
 MOST_RUNS = 10_000
+KEEP_ALIVE_MS = 10_000
+"""How often a quiet connection gets a comment."""
+EVENTS = "text/event-stream"
 RunId = Annotated[int, Path(ge=1, le=2**63 - 1, description="The run's number.")]
 Limit = Annotated[int, Query(ge=1, le=MOST_RUNS, description="The number of newest runs.")]
 State = Annotated[RunState | None, Query(description="Only in this state.")]
@@ -36,32 +53,6 @@ def topic_of_run(request: Request) -> TopicName | None:
     except NotFound:
         return None
     return found
-
-
-class Run(BaseModel):
-    """A run as `compactor compactions show` has it; times in milliseconds since 1970."""
-
-    run: int
-    topic: str
-    state: RunState
-    cause: str | None
-    phase: str
-    tasks_done: int | None
-    tasks_total: int | None
-    bytes_done: int | None
-    started_at: int
-    heartbeat_at: int
-    heartbeat_expired: bool | None
-    finished_at: int | None
-    error: str | None
-    compacted_ledger: int | None
-    horizon: str | None
-    horizon_offset: int | None
-    epoch: int
-    attempt: str
-    holder: str
-    policies: dict[str, Any]
-    statistics: dict[str, Any]
 
 
 class Control(BaseModel):
@@ -127,13 +118,7 @@ def get_scheduler(parts: Parts) -> Scheduler:
     return Scheduler(
         leader=leader,
         services=[
-            ServiceState(
-                name=item.name,
-                url=item.url,
-                started_at=item.started_at,
-                heartbeat_at=item.heartbeat_at,
-                leads=item.name == leader,
-            )
+            ServiceState(**document_of(ServiceState, item, leads=item.name == leader))
             for item in metadata.services.live()
         ],
         queue=[_control(record, control, True) for record, control in metadata.compaction_state.requests()],
@@ -196,6 +181,22 @@ def abort_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Contro
     return [_control(record, one, in_full) for record, one in zip(records, created, strict=True)]
 
 
+@router.get(
+    "/compactions/{run}/events",
+    allowed_on(topic_of_run, Action.COMPACT),
+    refuses=(404,),
+    response_class=Response,
+    responses={
+        200: {"description": "Events, until the run has ended.", "content": {EVENTS: {"schema": {"type": "string"}}}}
+    },
+)
+async def watch_compaction(parts: Parts, run: RunId) -> Response:
+    """Follow a run until it has ended."""
+    found = await parts.runs.report(run)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_events(parts, run, found), media_type=EVENTS, headers=headers)
+
+
 def _shown(parts: Service, runs: list[tuple[TopicName, RunRecord]], in_full: bool) -> list[dict[str, Any]]:
     now = parts.environment.clock.now_ms()
     return [run_document(name, record, now, in_full=in_full) for name, record in runs]
@@ -212,14 +213,26 @@ def _control(topic: TopicRecord, control: CompactionState, in_full: bool, runnin
         state = "Aborted"
     elif running or control.requested_at is not None:
         state = "InProgress"
-    return Control(
-        topic=str(topic.name),
-        state=state,
-        requested_at=control.requested_at,
-        cause=control.cause,
-        paused=control.paused,
-        aborting=control.aborting,
-        failures=control.failures,
-        retry_at=control.retry_at,
-        last_error=shown_error(control.last_error, in_full=in_full) or "",
-    )
+    error = shown_error(control.last_error, in_full=in_full) or ""
+    return Control(**document_of(Control, control, topic=str(topic.name), state=state, last_error=error))
+
+
+async def _events(parts: Service, run: int, run_report: dict[str, Any]) -> AsyncIterator[str]:
+    clock = parts.environment.clock
+    sent: dict[str, Any] | None = None
+    number, sent_at = 0, clock.now_ms()
+    while run_report["state"] == RunState.RUNNING:
+        report = {name: value for name, value in run_report.items() if name != "heartbeat_at"}
+        if report != sent:
+            sent, sent_at, number = report, clock.now_ms(), number + 1
+            yield _event("progress", number, run_report)
+        elif clock.now_ms() - sent_at >= KEEP_ALIVE_MS:
+            sent_at = clock.now_ms()
+            yield ": still running\n\n"
+        await asyncio.sleep(MAX_AGE_MS / 1000)
+        run_report = await parts.runs.report(run)
+    yield _event("end", number + 1, run_report)
+
+
+def _event(kind: str, number: int, run_report: dict[str, Any]) -> str:
+    return f"event: {kind}\nid: {number}\ndata: {json.dumps(run_report)}\n\n"

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Body, Query
-from pydantic import BaseModel
 
 from api.admin import resolve
 from api.admin.models import Strict, done
@@ -20,7 +19,7 @@ from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import Problem
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
-from api.reports import trim_document
+from api.reports import TrimReport, trim_document
 from api.service import Parts
 from compactor.maintenance.retention import Retention
 from storage.reading.positions import parse_trim_place
@@ -35,38 +34,6 @@ class Trim(Strict):
 
     before: str | int | None = None
     force: bool = False
-
-
-class TrimmedLedger(BaseModel):
-    """A ledger that goes, or would."""
-
-    ledger: int
-    first_offset: int
-    last_offset: int
-    messages: int
-    logical_bytes: int
-    why: str
-
-
-class Held(BaseModel):
-    """The cursor that keeps more from going."""
-
-    cursor: str
-    mark_delete: str | None
-    mark_delete_offset: int | None
-    ledgers: list[TrimmedLedger]
-    start_offset: int
-
-
-class TrimReport(BaseModel):
-    """What went, or would; as `compactor topics trim --output json` has it."""
-
-    topic: str
-    dry_run: bool
-    start_offset: int
-    ledgers: list[TrimmedLedger]
-    held: Held | None
-    tail_left: str | None
 
 
 DryRun = Annotated[

@@ -7,45 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
-
 from api.admin import resolve
 from api.http.access import Action, InFull
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import Problem
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
-from api.reports import verify_document
+from api.reports import VerifyReport, verify_document
 from api.service import Parts
 from compactor.engines.engine import InProcess
 from compactor.verify.verify import Verifier
 
 router = Routes("compactions", known_query=True)
-
-
-class Difference(BaseModel):
-    """One difference: of what kind, where, and what it is; the key as text and in base64."""
-
-    kind: str
-    where: str
-    what: str
-    offset: int | None
-    key: str | None
-    key_base64: str | None
-    key_hash: Any
-
-
-class VerifyReport(BaseModel):
-    """What was checked, what could not be, and every difference; `total` also counts those that are not named."""
-
-    topic: str
-    compacted_ledger: int | None
-    generation: int
-    checked: dict[str, int]
-    unchecked: list[str]
-    differences: list[Difference]
-    counts: dict[str, int]
-    total: int
 
 
 @router.post(

@@ -15,8 +15,8 @@ from fastapi import Body, Path, Request
 from api.admin import resolve
 from api.admin.messages.entries import MOST_ENTRIES, entries
 from api.admin.models import Answer
-from api.admin.subscriptions.cursor_moves import clear_backlog
 from api.admin.subscriptions.cursor_positions import ONE, ResetCursorData, Subscription, opened, subscription_of
+from api.admin.subscriptions.cursors import clear_backlog
 from api.admin.tenancy.bundles import bundle_of, check_bundle
 from api.http.access import Action
 from api.http.owner_proxy import NotTheOwner

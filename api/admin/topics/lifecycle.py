@@ -1,21 +1,25 @@
-"""Persistent topics without partitions: created, listed, deleted, their properties.
+"""Persistent topics without partitions: created, listed, deleted, their properties, the writer's lease.
 
 What is done to a partitioned topic as a whole is in `partitioned.py`; properties and unloading take both.
+The lease of an owner that died on another machine can be released before its TTL is over. An owner that lives all the
+same is fenced.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Body, Query
+from pydantic import BaseModel, Field
 
 from api.admin import resolve
 from api.admin.brokers.not_offered import check_no_shadow
-from api.admin.models import TextByName
+from api.admin.models import Strict, TextByName
 from api.admin.tenancy.bundles import bundle_of, check_bundle
 from api.http.access import ANY_USE, Action
 from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import Problem
+from api.http.query_parameters import KNOWN_QUERY
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
@@ -29,6 +33,22 @@ router = Routes("topics")
 EXISTS = "This topic already exists"
 NO_NAMESPACE = "Namespace not found"
 Properties = Annotated[TextByName | None, Body(description="Properties of the topic; may be left out.")]
+
+
+class ReleaseLease(Strict):
+    """`force`: also the lease of an owner that is known to be alive."""
+
+    force: bool = False
+    dry_run: bool = Field(default=True, description="Say who owns it, and change nothing.")
+
+
+class LeaseReport(BaseModel):
+    """The lease that was, or would be, released. `owner` and `expires_at` (ms since 1970) null: no process owned it."""
+
+    topic: str
+    dry_run: bool
+    owner: str | None
+    expires_at: int | None
 
 
 @router.get("/persistent/{tenant}/{namespace}", *ANY_USE)
@@ -124,6 +144,17 @@ def remove_topic_property(
 def unload_topic(parts: Parts, topic: Topic) -> None:
     """Nothing is loaded, so nothing happens: a compaction continues, and its status stays (S7)."""
     resolve.topics(parts, topic)
+
+
+@router.post(TOPIC_PATH + "/release-lease", Action.ADMIN, KNOWN_QUERY, refuses=(409,), response_model=list[LeaseReport])
+def release_lease(parts: Parts, topic: Topic, wanted: Annotated[ReleaseLease, Body()] = ReleaseLease()) -> Any:  # noqa: B008
+    """Release the writer's lease of a topic, or of each partition. A dry run by default."""
+    found = []
+    for record in resolve.topics(parts, topic):
+        lease = parts.environment.metadata.leases.end(record.id, force=wanted.force, dry_run=wanted.dry_run)
+        owner, until = (None, None) if lease is None else (lease.owner, lease.expires_at)
+        found.append(LeaseReport(topic=str(record.name), dry_run=wanted.dry_run, owner=owner, expires_at=until))
+    return found
 
 
 def written_by_a_service(parts: Service, topic_id: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from api.admin.compaction import progress
-from api.http.run_single_flight import MAX_AGE_MS, RunSingleFlight
+from api.http.single_flight import MAX_AGE_MS, RunSingleFlight
 from api.http.thread_pools import Pool, WaitsFor
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import RunRecord
