@@ -23,7 +23,7 @@ from api.http.owner_proxy import OwnerProxy
 from api.http.single_flight import RunSingleFlight, SingleFlight
 from api.http.thread_pools import Pools, WaitsFor
 from api.messaging.producers import Producers
-from api.observability.metrics import Appended, Metrics, Sources
+from api.observability.metrics import AppendTotals, Metrics, Sources
 from api.settings.settings import Settings
 from compactor.scheduling.control_loop import ControlLoop
 from storage.environment import Environment
@@ -32,7 +32,7 @@ from storage.log.lease_renewer import LeaseRenewer
 from storage.log.lost_ids import keep_lost_ids
 
 if TYPE_CHECKING:
-    from api.admin.brokers.health import Check
+    from api.admin.brokers.health import HealthCheck
 
 _OF_A_REQUEST = 0.8
 """The part of a request's time after which a store that does not answer is given up."""
@@ -56,7 +56,7 @@ class Service:
     maintenance: MaintenanceLoop
     pools: Pools
     polls: LongPolls
-    readiness: SingleFlight[Mapping[str, Check]]
+    readiness: SingleFlight[Mapping[str, HealthCheck]]
     scrapes: SingleFlight[bytes]
     """What is answered without a token is computed once for all who ask at once."""
     verifying: threading.Lock = field(default_factory=threading.Lock)
@@ -102,7 +102,7 @@ def running(settings: Settings) -> Iterator[Service]:
             leads=lambda: control.leads,
             last_check=lambda: control.last_check,
             engine_error=lambda: control.engine_error,
-            appended=lambda: Appended(producers.appended_entries, producers.appended_bytes, len(producers.topics)),
+            appended=lambda: AppendTotals(producers.appended_entries, producers.appended_bytes, len(producers.topics)),
         )
         polls = LongPolls(
             environment.metadata,

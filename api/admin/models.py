@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, Request
+from fastapi import Request
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
 from api.http import json_bounds
 from api.http.limits import BODY_BYTES, hold_body_to
-from api.http.problems import Unreadable
+from api.http.problems import UnreadableBody
 from api.http.thread_pools import parse_body
 
 Value = TypeVar("Value")
@@ -33,19 +33,19 @@ UNREADABLE: dict[int | str, dict[str, Any]] = {
 """What a route with such a body declares: `responses=UNREADABLE | refusals(404)`."""
 
 
-class Answer(BaseModel):
+class PulsarAnswer(BaseModel):
     """An answer with Pulsar's names: those of the fields, in camel case."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
 
-class Strict(BaseModel):
+class PulsarBody(BaseModel):
     """A body that is an object, with Pulsar's names: nothing is converted, and an unknown field is an error."""
 
     model_config = ConfigDict(alias_generator=to_camel, strict=True, extra="forbid")
 
 
-class EmptyBody(Unreadable):
+class EmptyBody(UnreadableBody):
     """A missing body where one is required. A broker answers this with plain text that it labels JSON."""
 
     media_type = "application/json"
@@ -73,12 +73,8 @@ async def read_body(request: Request, parse: Callable[[bytes], Value]) -> Value:
 
 
 async def long_body(request: Request) -> int:
-    """A whole number of 64 bits. Raises Unreadable, Problem (413)."""
+    """A whole number of 64 bits. Raises UnreadableBody, Problem (413)."""
     return await read_body(request, long_number)
-
-
-LongBody = Annotated[int, Depends(long_body)]
-"""A route's parameter: its body is a whole number."""
 
 
 def number_schema(description: str, example: int) -> dict[str, Any]:
@@ -94,7 +90,7 @@ def number_schema(description: str, example: int) -> dict[str, Any]:
 
 
 def whole_number(body: bytes, java: str, limits: tuple[int, int]) -> int:
-    """The number that a JSON body is; `java` names its type in errors. Raises Unreadable."""
+    """The number that a JSON body is; `java` names its type in errors. Raises UnreadableBody."""
     value = parsed(body)
     if value is None or value == "":
         raise EmptyBody
@@ -110,7 +106,7 @@ def whole_number(body: bytes, java: str, limits: tuple[int, int]) -> int:
 
 
 def long_number(body: bytes) -> int:
-    """A whole number of 64 bits. Raises Unreadable."""
+    """A whole number of 64 bits. Raises UnreadableBody."""
     return whole_number(body, "long", _LONG)
 
 
@@ -120,7 +116,7 @@ def int_number(body: bytes) -> int:
 
 
 def parsed(body: bytes) -> Any:
-    """The JSON value; None for an empty body. Raises Unreadable."""
+    """The JSON value; None for an empty body. Raises UnreadableBody."""
     if not body.strip():
         return None
     try:
@@ -134,10 +130,10 @@ def parsed(body: bytes) -> Any:
         ) from None
 
 
-def unreadable(what: str) -> Unreadable:
+def unreadable(what: str) -> UnreadableBody:
     """With the place, as little as a broker gives of it. Halves of surrogate pairs, as JSON may hold, are `?`."""
     text = what.encode(errors="replace").decode()
-    return Unreadable(
+    return UnreadableBody(
         f"{text}\n at [Source: REDACTED (`StreamReadFeature.INCLUDE_SOURCE_IN_LOCATION` disabled); line: 1, column: 1]"
     )
 

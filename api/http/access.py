@@ -34,7 +34,7 @@ from storage.model import TopicName
 
 if TYPE_CHECKING:
     from api.http.token_keys import TokenKeys
-    from api.http.tokens import Verifier
+    from api.http.tokens import TokenVerifier
     from api.settings.settings import Settings
     from storage.clock import Clock
     from storage.metadata.tenancy import TenancyStore
@@ -101,7 +101,7 @@ class Access:
         return cls(tenancy, frozenset(settings.auth_superuser_roles), keys)
 
     @property
-    def verifier(self) -> Verifier | None:
+    def verifier(self) -> TokenVerifier | None:
         """What tokens are checked with now."""
         return None if self.keys is None else self.keys.verifier
 

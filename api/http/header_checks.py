@@ -26,14 +26,14 @@ _LINE_BYTES = len(b": \r\n")
 
 
 @dataclass(frozen=True)
-class Wire:
+class HeaderRules:
     """The rules. `hosts`: names of this service besides loopback's; None: names are not checked."""
 
     header_bytes: int
     hosts: frozenset[str] | None
 
     @classmethod
-    def of(cls, settings: Settings) -> Wire:
+    def of(cls, settings: Settings) -> HeaderRules:
         """As the settings say."""
         if settings.access_control:
             return cls(settings.limits_header_bytes, None)

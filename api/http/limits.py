@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.access import PROBES, Caller, unauthenticated
 from api.http.audit import CHANGING
-from api.http.header_checks import Wire
+from api.http.header_checks import HeaderRules
 from api.http.problems import Problem, answer
 from api.settings.settings import Settings
 from storage.clock import Clock
@@ -75,7 +75,7 @@ class Limits:
 
     def __init__(self, app: ASGIApp, settings: Settings, clock: Clock) -> None:
         self._app = app
-        self._wire = Wire.of(settings)
+        self._wire = HeaderRules.of(settings)
         self._body = settings.limits_body_bytes
         self._at_once = settings.limits_requests_at_once
         self._buckets = Buckets(settings.limits_requests_per_second, clock)

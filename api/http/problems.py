@@ -68,7 +68,7 @@ class Problem(HTTPException):
         super().__init__(status, reason, dict(headers) if headers else None)
 
 
-class Unreadable(HTTPException):
+class UnreadableBody(HTTPException):
     """A body that is not JSON of the asked kind, in the words of a broker's JSON parser: 400, in plain text."""
 
     media_type = "text/plain"
@@ -150,7 +150,7 @@ async def _known(request: Request, error: Exception) -> Response:
 
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    if isinstance(error, Unreadable):
+    if isinstance(error, UnreadableBody):
         return Response(error.detail, error.status_code, {"content-type": error.media_type})
     headers = dict(error.headers or {})
     knows = isinstance(error, Problem) and "Allow" in headers

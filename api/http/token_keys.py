@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from api.http.tokens import Key, Verifier, file_of, key_sources, revoked_tokens
+from api.http.tokens import Key, TokenVerifier, file_of, key_sources, revoked_tokens
 from api.settings.settings import Settings
 from storage.clock import Clock
 from storage.errors import Misconfigured
@@ -75,7 +75,7 @@ class TokenKeys:
         if listed:
             self._revoked = _Source(listed, lambda: revoked_tokens(listed))
         self._has_files = listed != "" or any(key.file is not None for key in self._keys)
-        self.verifier = Verifier(
+        self.verifier = TokenVerifier(
             self._all_keys(),
             clock,
             settings.auth_role_claim,

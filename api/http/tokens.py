@@ -32,7 +32,6 @@ from storage.clock import Clock
 from storage.errors import InvalidInput, Misconfigured
 
 HS256, RS256, ES256 = "HS256", "RS256", "ES256"
-ALGORITHMS = (HS256, RS256, ES256)
 SECRET_BYTES = 32
 MAX_TOKEN_BYTES = 16 << 10
 _RSA_BITS = 2048
@@ -67,7 +66,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Verifier:
+class TokenVerifier:
     """Who bears a token, by some keys."""
 
     keys: Sequence[Key]
@@ -79,7 +78,7 @@ class Verifier:
     """Ids (`jti`) of tokens that hold no more."""
 
     @classmethod
-    def of(cls, settings: Settings, clock: Clock) -> Verifier:
+    def of(cls, settings: Settings, clock: Clock) -> TokenVerifier:
         """By the keys that the settings name."""
         keys = [key for _, read in key_sources(settings) for key in read()]
         given = settings.auth_revoked_tokens_file

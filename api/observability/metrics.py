@@ -46,7 +46,7 @@ class MetricDefinition:
 
 
 @dataclass(frozen=True)
-class Appended:
+class AppendTotals:
     """What this process appended since its start."""
 
     entries: int = 0
@@ -60,7 +60,7 @@ class Sources:
 
     leads: Callable[[], bool] = lambda: False
     last_check: Callable[[], Check | None] = lambda: None
-    appended: Callable[[], Appended] = Appended
+    appended: Callable[[], AppendTotals] = AppendTotals
     engine_error: Callable[[], str | None] = lambda: None
 
 

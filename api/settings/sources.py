@@ -30,7 +30,7 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Found:
+class SettingsFile:
     """The content of a file: settings and policies by their own names."""
 
     settings: Mapping[str, object]
@@ -81,7 +81,7 @@ def variable_notes(environment: Mapping[str, str]) -> list[str]:
     return notes
 
 
-def read_file(path: Path) -> Found:
+def read_file(path: Path) -> SettingsFile:
     """The settings and policies of the file."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -102,7 +102,7 @@ def read_file(path: Path) -> Found:
         ) from error
 
 
-def _found(path: Path, given: Mapping[str, object], strict: bool) -> Found:
+def _found(path: Path, given: Mapping[str, object], strict: bool) -> SettingsFile:
     settings: dict[str, object] = {}
     found: dict[str, object] = {}
     unknown: list[str] = []
@@ -137,7 +137,7 @@ def _found(path: Path, given: Mapping[str, object], strict: bool) -> Found:
         policies.check(found)
     except InvalidInput as error:
         raise Misconfigured(f"{path}: {error.message}", error.remedy) from error
-    return Found(settings, found, (_note(path, unknown),) if unknown else ())
+    return SettingsFile(settings, found, (_note(path, unknown),) if unknown else ())
 
 
 def _note(path: Path, unknown: list[str]) -> str:

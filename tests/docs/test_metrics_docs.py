@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.admin.compaction.runs import Scheduler
 from api.components import open_environment
-from api.observability.metrics import METRICS, Appended, MetricDefinition, Metrics, Sources
+from api.observability.metrics import METRICS, AppendTotals, MetricDefinition, Metrics, Sources
 from api.settings.settings import Settings
 from compactor.scheduling.due import Check
 from tests.clocks import ManualClock
@@ -40,7 +40,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     check = Check(
         at=0, topics=1, due=1, dirty_bytes=1, max_dirty_ratio=0.5, max_delay_ms=1, uncleanable=0, uncleanable_bytes=0
     )
-    sources = Sources(lambda: True, lambda: check, Appended, lambda: "")
+    sources = Sources(lambda: True, lambda: check, AppendTotals, lambda: "")
     with open_environment(Settings(data=str(tmp_path_factory.mktemp("metrics")))) as environment:
         metrics = Metrics(environment.metadata.metrics, ManualClock(), 1, sources)
         metrics.http.labels("GET", "/livez", "200").observe(0.1)

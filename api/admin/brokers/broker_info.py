@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from fastapi import Request
 from starlette.responses import Response
 
-from api.admin.models import Answer
+from api.admin.models import PulsarAnswer
 from api.admin.topics.lookup import service_urls
 from api.http.access import Action
 from api.http.problems import Problem
@@ -32,7 +32,7 @@ _FIXED = {
 """Settings that tools may read and that mean nothing here: a broker's defaults."""
 
 
-class BrokerInfo(Answer):
+class BrokerInfo(PulsarAnswer):
     """A service process."""
 
     broker_id: str

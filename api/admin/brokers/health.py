@@ -36,7 +36,7 @@ class Readiness(BaseModel):
     checks: dict[str, str]
 
 
-class Check(NamedTuple):
+class HealthCheck(NamedTuple):
     """The result of a check: in public words, and in full. Both are `ok` if nothing is wrong."""
 
     public: str
@@ -71,7 +71,7 @@ async def metrics(request: Request, parts: Parts) -> Response:
     return Response(await parts.scrapes.answer(parts.metrics.exposition), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def _checked(parts: Service) -> Mapping[str, Check]:
+def _checked(parts: Service) -> Mapping[str, HealthCheck]:
     environment = parts.environment
     found = {
         "database": _checked_by(environment.metadata.metrics.ping),
@@ -91,9 +91,9 @@ def _probe(size: Callable[[str], int]) -> None:
         size(f"readyz/{secrets.token_hex(4)}")
 
 
-def _checked_by(check: Callable[[], object]) -> Check:
+def _checked_by(check: Callable[[], object]) -> HealthCheck:
     try:
         check()
     except CompactorError as error:
-        return Check(f"it {meaning(error)}: see the service's log", redacted(" ".join(str(error).split())))
-    return Check(_OK, _OK)
+        return HealthCheck(f"it {meaning(error)}: see the service's log", redacted(" ".join(str(error).split())))
+    return HealthCheck(_OK, _OK)

@@ -36,7 +36,7 @@ _LOOK = (*ANY_USE, Action.ADMIN)
 
 
 @dataclass(frozen=True)
-class Value:
+class FixedAnswer:
     """An answer of success. `body` None: an empty one, as for a policy that is not set."""
 
     body: Any = None
@@ -47,12 +47,12 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Row:
+class NotOffered:
     """A path and what its verbs answer: a value, `None` for 204, or `REFUSED`. `what`: the feature, and what to do."""
 
     path: str
     what: str
-    answers: Mapping[str, Value | str | None]
+    answers: Mapping[str, FixedAnswer | str | None]
 
     @property
     def reason(self) -> str:
@@ -68,23 +68,23 @@ class Row:
 
 
 REFUSED = "refused"
-_NONE = Value()
+_NONE = FixedAnswer()
 _ALL = ("GET", "PUT", "POST", "DELETE")
 
 
-def _policy(path: str, what: str, value: Value = _NONE) -> Row:
+def _policy(path: str, what: str, value: FixedAnswer = _NONE) -> NotOffered:
     """A policy that cannot be set: it has `value`, and there is none to remove."""
-    return Row(path, what, {"GET": value, "PUT": REFUSED, "POST": REFUSED, "DELETE": None})
+    return NotOffered(path, what, {"GET": value, "PUT": REFUSED, "POST": REFUSED, "DELETE": None})
 
 
-def _refused(path: str, what: str, *verbs: str) -> Row:
+def _refused(path: str, what: str, *verbs: str) -> NotOffered:
     """Verbs of a path that are refused; without any: all."""
-    return Row(path, what, dict.fromkeys(verbs or _ALL, REFUSED))
+    return NotOffered(path, what, dict.fromkeys(verbs or _ALL, REFUSED))
 
 
-def _value(path: str, what: str, value: Value, *refused: str) -> Row:
+def _value(path: str, what: str, value: FixedAnswer, *refused: str) -> NotOffered:
     """A path that can be read and no more."""
-    return Row(path, what, {"GET": value, **dict.fromkeys(refused, REFUSED)})
+    return NotOffered(path, what, {"GET": value, **dict.fromkeys(refused, REFUSED)})
 
 
 _OFFLOAD = "offloading: sealed ledgers are in the object store from the first"
@@ -102,7 +102,7 @@ _SUBSCRIPTION_TYPES = "subscriptions by type"
 _DELAY = "delayed delivery: a log delivers in order, at once"
 _GROUPS = "resource groups"
 
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[NotOffered, ...] = (
     # Of a topic
     *(
         _policy(_TOPIC + name, what)
@@ -134,8 +134,8 @@ ROWS: tuple[Row, ...] = (
             ("{subscription}/dispatchRate", _RATES),
         )
     ),
-    _value(_TOPIC + "schemaValidationEnforced", _SCHEMAS, Value(False), "POST"),
-    _value(_TOPIC + "offload", _OFFLOAD, Value({"status": "NOT_RUN", "lastError": ""}), "PUT"),
+    _value(_TOPIC + "schemaValidationEnforced", _SCHEMAS, FixedAnswer(False), "POST"),
+    _value(_TOPIC + "offload", _OFFLOAD, FixedAnswer({"status": "NOT_RUN", "lastError": ""}), "PUT"),
     _refused(
         _TOPIC + "maxMessageSize",
         "the size of messages by this call: it is the policy max.message.bytes, at …/policies/max.message.bytes",
@@ -181,19 +181,19 @@ ROWS: tuple[Row, ...] = (
             ("subscriptionExpirationTime", "deleting subscriptions that are not used"),
         )
     ),
-    _policy(_NAMESPACE + "allowedClusters", _REPLICATION, Value([])),
-    _policy(_NAMESPACE + "properties", "properties of a namespace", Value({})),
+    _policy(_NAMESPACE + "allowedClusters", _REPLICATION, FixedAnswer([])),
+    _policy(_NAMESPACE + "properties", "properties of a namespace", FixedAnswer({})),
     _policy(_NAMESPACE + "property/{key}", "properties of a namespace"),
-    _policy(_NAMESPACE + "subscriptionTypesEnabled", _SUBSCRIPTION_TYPES, Value([])),
-    _value(_NAMESPACE + "encryptionRequired", "demanding that messages are encrypted", Value(False), "POST"),
-    _value(_NAMESPACE + "isAllowAutoUpdateSchema", _SCHEMAS, Value(True), "POST"),
-    _value(_NAMESPACE + "offloadThreshold", _OFFLOAD, Value(-1), "PUT"),
-    _value(_NAMESPACE + "offloadThresholdInSeconds", _OFFLOAD, Value(-1), "PUT"),
-    _value(_NAMESPACE + "permissions/subscription", "permissions of single subscriptions", Value({})),
-    _value(_NAMESPACE + "schemaCompatibilityStrategy", _SCHEMAS, Value("UNDEFINED"), "PUT"),
-    _value(_NAMESPACE + "schemaValidationEnforced", _SCHEMAS, Value(False), "POST"),
-    _value(_NAMESPACE + "subscriptionAuthMode", "permissions of single subscriptions", Value("None"), "POST"),
-    Row(_NAMESPACE + "removeOffloadPolicies", _OFFLOAD, {"DELETE": None}),
+    _policy(_NAMESPACE + "subscriptionTypesEnabled", _SUBSCRIPTION_TYPES, FixedAnswer([])),
+    _value(_NAMESPACE + "encryptionRequired", "demanding that messages are encrypted", FixedAnswer(False), "POST"),
+    _value(_NAMESPACE + "isAllowAutoUpdateSchema", _SCHEMAS, FixedAnswer(True), "POST"),
+    _value(_NAMESPACE + "offloadThreshold", _OFFLOAD, FixedAnswer(-1), "PUT"),
+    _value(_NAMESPACE + "offloadThresholdInSeconds", _OFFLOAD, FixedAnswer(-1), "PUT"),
+    _value(_NAMESPACE + "permissions/subscription", "permissions of single subscriptions", FixedAnswer({})),
+    _value(_NAMESPACE + "schemaCompatibilityStrategy", _SCHEMAS, FixedAnswer("UNDEFINED"), "PUT"),
+    _value(_NAMESPACE + "schemaValidationEnforced", _SCHEMAS, FixedAnswer(False), "POST"),
+    _value(_NAMESPACE + "subscriptionAuthMode", "permissions of single subscriptions", FixedAnswer("None"), "POST"),
+    NotOffered(_NAMESPACE + "removeOffloadPolicies", _OFFLOAD, {"DELETE": None}),
     _refused(_NAMESPACE + "migration", _REPLICATION, "POST"),
     _refused(_NAMESPACE + "replication", _REPLICATION, "POST"),
     _refused(_NAMESPACE + "permissions/subscription/{subscription}", "permissions of single subscriptions", "POST"),
@@ -204,29 +204,29 @@ ROWS: tuple[Row, ...] = (
     _refused(_NAMESPACE + "{bundle}/topicHashPositions", _BALANCE, "GET"),
     # Of a cluster
     _refused(_CLUSTER, "making, changing or deleting a cluster: there is one", "PUT", "POST", "DELETE"),
-    _value(_CLUSTER + "/failureDomains", _BALANCE, Value({})),
+    _value(_CLUSTER + "/failureDomains", _BALANCE, FixedAnswer({})),
     _refused(_CLUSTER + "/failureDomains/{domain}", _BALANCE, "GET", "POST", "DELETE"),
-    _value(_CLUSTER + "/migrate", _REPLICATION, Value({"migrated": False}), "POST"),
-    _value(_CLUSTER + "/namespaceIsolationPolicies", _BALANCE, Value({})),
-    _value(_CLUSTER + "/namespaceIsolationPolicies/brokers", _BALANCE, Value([])),
+    _value(_CLUSTER + "/migrate", _REPLICATION, FixedAnswer({"migrated": False}), "POST"),
+    _value(_CLUSTER + "/namespaceIsolationPolicies", _BALANCE, FixedAnswer({})),
+    _value(_CLUSTER + "/namespaceIsolationPolicies/brokers", _BALANCE, FixedAnswer([])),
     _refused(_CLUSTER + "/namespaceIsolationPolicies/brokers/{broker}", _BALANCE, "GET"),
     _refused(_CLUSTER + "/namespaceIsolationPolicies/{policy}", _BALANCE, "GET", "POST", "DELETE"),
     _value(_CLUSTER + "/peers", _REPLICATION, _NONE, "POST"),
     # Of the service
-    _value("/admin/v2/brokers/{cluster}/{broker}/ownedNamespaces", _BALANCE, Value({})),
+    _value("/admin/v2/brokers/{cluster}/{broker}/ownedNamespaces", _BALANCE, FixedAnswer({})),
     _refused("/admin/v2/brokers/internal-configuration", "ZooKeeper and BookKeeper: metadata is in SQL", "GET"),
     _refused("/admin/v2/brokers/shutdown", "ending a service by a call: send SIGTERM to its process", "POST"),
     _refused("/admin/v2/broker-stats/metrics", "metrics by this call: GET /metrics has them", "GET"),
     _refused("/admin/v2/broker-stats/{kind}", "numbers of a Java process and of load balancing", "GET"),
     _refused("/admin/v2/broker-stats/allocator-stats/{allocator}", "numbers of a Java process", "GET"),
-    _value("/admin/v2/bookies/racks-info", _BOOKKEEPER, Value({})),
-    _value("/admin/v2/bookies/all", _BOOKKEEPER, Value({"bookies": []})),
+    _value("/admin/v2/bookies/racks-info", _BOOKKEEPER, FixedAnswer({})),
+    _value("/admin/v2/bookies/all", _BOOKKEEPER, FixedAnswer({"bookies": []})),
     _refused("/admin/v2/bookies/racks-info/{bookie}", _BOOKKEEPER, "GET", "POST", "DELETE"),
-    _value("/admin/v2/resourcegroups", _GROUPS, Value([])),
+    _value("/admin/v2/resourcegroups", _GROUPS, FixedAnswer([])),
     _refused("/admin/v2/resourcegroups/{group}", _GROUPS),
     _refused("/admin/v2/resource-quotas", _BALANCE),
     _refused("/admin/v2/resource-quotas/{rest:path}", _BALANCE),
-    _value("/admin/namespaces/{cluster}/antiAffinity/{group}", _BALANCE, Value([])),
+    _value("/admin/namespaces/{cluster}/antiAffinity/{group}", _BALANCE, FixedAnswer([])),
     _refused("/admin/v2/schemas/{rest:path}", _SCHEMAS),
     _refused("/admin/v2/functions/{rest:path}", "functions"),
     _refused("/admin/v2/worker/{rest:path}", "functions"),
@@ -249,7 +249,7 @@ def check_no_shadow(properties: Mapping[str, str]) -> None:
         raise Problem(405, REFUSAL.format("shadow topics"))
 
 
-def _of_topic(row: Row) -> Callable[..., Response]:
+def _of_topic(row: NotOffered) -> Callable[..., Response]:
     def answer(request: Request, parts: Parts, topic: Topic) -> Response:
         _may_change(request, Action.ADMIN)
         resolve.topics(parts, topic)
@@ -258,7 +258,7 @@ def _of_topic(row: Row) -> Callable[..., Response]:
     return answer
 
 
-def _of_namespace(row: Row) -> Callable[..., Response]:
+def _of_namespace(row: NotOffered) -> Callable[..., Response]:
     def answer(request: Request, parts: Parts, namespace: Namespace) -> Response:
         _may_change(request, Action.ADMIN)
         resolve.namespace(parts, namespace)
@@ -267,7 +267,7 @@ def _of_namespace(row: Row) -> Callable[..., Response]:
     return answer
 
 
-def _of_service(row: Row) -> Callable[..., Response]:
+def _of_service(row: NotOffered) -> Callable[..., Response]:
     def answer(request: Request, parts: Parts) -> Response:
         _check_cluster(parts, request)
         return row.answer(request.method)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Body
 from pydantic import BaseModel, Field
 
-from api.admin.models import Strict
+from api.admin.models import PulsarBody
 from api.http.access import Action
 from api.http.problems import Problem
 from api.http.routes import Routes
@@ -21,7 +21,7 @@ from storage.model import TopicName
 router = Routes("garbage", known_query=True)
 
 
-class CollectGarbage(Strict):
+class CollectGarbage(PulsarBody):
     """What to collect. `topics`: only these; `unknownTopics`: also objects of topics that this database does
     not know; `graceMs`: how long garbage stays, by default the setting gc.grace."""
 

@@ -7,7 +7,7 @@ comes from the runs in SQL, and survives as well (S7).
 from __future__ import annotations
 
 from api.admin import resolve
-from api.admin.models import Answer
+from api.admin.models import PulsarAnswer
 from api.http.access import ANY_USE, Action, CallerName, InFull
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import Problem
@@ -26,7 +26,7 @@ MANUAL = "manual"
 """The cause of a run that was triggered by hand."""
 
 
-class LongRunningProcessStatus(Answer):
+class LongRunningProcessStatus(PulsarAnswer):
     """How the newest compaction of a topic stands."""
 
     status: CompactionStatus

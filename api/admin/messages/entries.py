@@ -16,6 +16,7 @@ import pyarrow as pa
 from starlette.responses import Response
 
 from api.http.problems import Problem
+from api.http.thread_pools import WaitsFor
 from storage.entries.encode import encode_batch
 from storage.entries.entry import parse
 from storage.errors import OffsetOutOfRange, SegmentNotLocal
@@ -31,13 +32,18 @@ MOST_ENTRIES = 10_000
 _PREFIX = "X-Pulsar-"
 _LONGEST_HEADER = 8_000
 
-RESPONSE: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The entry's payload; the rest in headers X-Pulsar-….",
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-    }
+ENTRY: dict[str, Any] = {
+    "refuses": (405,),
+    "waits_for": WaitsFor.STORE,
+    "response_class": Response,
+    "responses": {
+        200: {
+            "description": "The entry's payload; the rest in headers X-Pulsar-….",
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
 }
-"""What a route that gives an entry declares."""
+"""The options of a route that gives an entry: `@router.get(…, **ENTRY)`."""
 
 
 def entries(topic: Topic, start: StartPosition, reset: Reset = Reset.EARLIEST) -> Iterator[list[dict[str, Any]]]:

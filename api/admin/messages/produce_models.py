@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pydantic import Field, ValidationError
 
-from api.admin.models import Answer, Strict
+from api.admin.models import PulsarAnswer, PulsarBody
 from api.formats.jsonl import parse_rows
 from api.formats.text_encoding import TextEncoding, to_bytes
 from api.http import json_bounds
@@ -30,7 +30,7 @@ _SHOWN = 100
 """Characters that a refusal repeats of a name that the caller gave."""
 
 
-class ProducerMessage(Strict):
+class ProducerMessage(PulsarBody):
     """One message. `payload` null: its key's tombstone. `partition`: of a partitioned topic, instead of the key's."""
 
     payload: str | None
@@ -46,7 +46,7 @@ class ProducerMessage(Strict):
     deliver_after_ms: int = 0
 
 
-class ProducerMessages(Strict):
+class ProducerMessages(PulsarBody):
     """What is sent. Schemas are the JSON texts of Pulsar's SchemaInfo."""
 
     messages: list[ProducerMessage] = Field(min_length=1, fail_fast=True)
@@ -56,7 +56,7 @@ class ProducerMessages(Strict):
     schema_version: int = -1
 
 
-class ProducerAck(Answer):
+class ProducerAck(PulsarAnswer):
     """What came of one message. `errorCode` 0: it is acknowledged; 1: try again; 2: it cannot be taken."""
 
     message_id: str | None = None
@@ -66,7 +66,7 @@ class ProducerAck(Answer):
     schema_version: int = 0
 
 
-class ProducerAcks(Answer):
+class ProducerAcks(PulsarAnswer):
     """In the order of the messages."""
 
     message_publish_results: list[ProducerAck]

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from api.admin import resolve
-from api.admin.messages.entries import MOST_ENTRIES, NOT_FOUND, RESPONSE, entries, entry_of, entry_response, refuse_far
-from api.admin.models import Answer
+from api.admin.messages.entries import ENTRY, MOST_ENTRIES, NOT_FOUND, entries, entry_of, entry_response, refuse_far
+from api.admin.models import PulsarAnswer
 from api.components import open_topic
 from api.formats.jsonl import JsonLines
 from api.formats.text_encoding import TextEncoding, to_bytes
@@ -48,7 +48,7 @@ ValueEncoding = Annotated[TextEncoding, Query(alias="valueEncoding", description
 _Id = Annotated[int, Path(ge=0, le=_LONG)]
 
 
-class MessageIdAnswer(Answer):
+class MessageIdAnswer(PulsarAnswer):
     """A message id as Pulsar's clients read it. `batchSize` 0, `batchIndex` -1: not in a batch."""
 
     ledger_id: int
@@ -105,15 +105,7 @@ def get_message_id_by_timestamp(
     return _answer(MessageId(last.ledger_id, last.entry_id + 1) if last.ledger_id >= 0 else last, topic)
 
 
-@router.get(
-    TOPIC_PATH + "/ledger/{ledger}/entry/{entry}",
-    Action.CONSUME,
-    AUTHORITATIVE,
-    refuses=(405,),
-    waits_for=WaitsFor.STORE,
-    response_class=Response,
-    responses=RESPONSE,
-)
+@router.get(TOPIC_PATH + "/ledger/{ledger}/entry/{entry}", Action.CONSUME, AUTHORITATIVE, **ENTRY)
 def get_message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id) -> Response:
     """One raw entry, by its id."""
     resolve.refuse_partitioned(
@@ -124,15 +116,7 @@ def get_message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id) -> Re
     return entry_of(_opened(parts, topic), ledger, entry)
 
 
-@router.get(
-    TOPIC_PATH + "/examinemessage",
-    Action.CONSUME,
-    AUTHORITATIVE,
-    refuses=(405,),
-    waits_for=WaitsFor.STORE,
-    response_class=Response,
-    responses=RESPONSE,
-)
+@router.get(TOPIC_PATH + "/examinemessage", Action.CONSUME, AUTHORITATIVE, **ENTRY)
 def examine_message(
     parts: Parts,
     topic: Topic,

@@ -14,7 +14,7 @@ from typing import Annotated
 from fastapi import Body, Query
 from pydantic import Field
 
-from api.admin.models import Answer, Strict
+from api.admin.models import PulsarAnswer, PulsarBody
 from api.admin.policies.scopes import NAMESPACE, TOPIC, PolicyScope, ScopeKind
 from api.http.access import ANY_USE, Action
 from api.http.problems import Problem
@@ -49,7 +49,7 @@ class OverQuotaAction(StrEnum):
     EVICT = policies.EVICT
 
 
-class BacklogQuota(Strict):
+class BacklogQuota(PulsarBody):
     """A quota; -1: no limit. `limit` is an older name of `limitSize`."""
 
     limit: int | None = Field(None, ge=-1, le=_LONG)
@@ -68,7 +68,7 @@ class BacklogQuota(Strict):
         return found
 
 
-class BacklogQuotaDocument(Answer):
+class BacklogQuotaDocument(PulsarAnswer):
     """A quota as a broker shows it."""
 
     limit: int = _NO_LIMIT

@@ -14,7 +14,7 @@ from fastapi import Body, Path, Request
 
 from api.admin import resolve
 from api.admin.messages.entries import MOST_ENTRIES, entries
-from api.admin.models import Answer
+from api.admin.models import PulsarAnswer
 from api.admin.subscriptions.cursor_positions import ONE, ResetCursorData, Subscription, opened, subscription_of
 from api.admin.subscriptions.cursors import clear_backlog
 from api.admin.tenancy.bundles import bundle_of, check_bundle
@@ -39,7 +39,7 @@ _BUNDLE = NAMESPACE_PATH + "/{bundle}"
 Bundle = Annotated[str, Path(description="One of the namespace's bundles: only its topics.")]
 
 
-class AnalyzedBacklog(Answer):
+class AnalyzedBacklog(PulsarAnswer):
     """What a subscription has before it, in the order in which a broker writes it; there are no filters."""
 
     entries: int = 0

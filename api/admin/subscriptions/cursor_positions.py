@@ -14,7 +14,7 @@ from fastapi import Body, Path, Request
 from pydantic import Field
 
 from api.admin import resolve
-from api.admin.models import Strict, TextByName
+from api.admin.models import PulsarBody, TextByName
 from api.components import open_topic
 from api.http.access import Action, require_here
 from api.http.paths import decoded
@@ -36,7 +36,7 @@ LONG = 2**63 - 1
 Subscription = Annotated[str, Path(description="Its name; __compaction is the compaction cursor.")]
 
 
-class ResetCursorData(Strict):
+class ResetCursorData(PulsarBody):
     """A place: a message id, as Pulsar's clients send it. `excluded`: the message behind it. `properties`: of a new
     subscription."""
 
@@ -69,7 +69,7 @@ class ResetCursorData(Strict):
 PlaceBody = Annotated[ResetCursorData | str | None, Body(description='A message id, "earliest" or "latest".')]
 
 
-class Owned:
+class OwnedCursor:
     """A cursor with its topic, as an owner for the time of a request."""
 
     def __init__(self, parts: Service, record: TopicRecord, name: str) -> None:
@@ -93,7 +93,7 @@ class Owned:
         """The offset of the next message. Raises SegmentNotLocal where it is not known here."""
         return self.topic.snapshot_reader().end
 
-    def __enter__(self) -> Owned:
+    def __enter__(self) -> OwnedCursor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -13,12 +13,12 @@ from fastapi import Body, Depends, Path, Query
 from starlette.responses import Response
 
 from api.admin import resolve
-from api.admin.messages.entries import MOST_ENTRIES, NOT_FOUND, RESPONSE, entries, entry_response, refuse_far
+from api.admin.messages.entries import ENTRY, MOST_ENTRIES, NOT_FOUND, entries, entry_response, refuse_far
 from api.admin.models import TextByName
 from api.admin.subscriptions.cursor_positions import (
     LONG,
     ONE,
-    Owned,
+    OwnedCursor,
     PlaceBody,
     ResetCursorData,
     Subscription,
@@ -108,15 +108,7 @@ def update_subscription_properties(
     )
 
 
-@router.get(
-    ONE + "/position/{position}",
-    Action.CONSUME,
-    AUTHORITATIVE,
-    refuses=(405,),
-    waits_for=WaitsFor.STORE,
-    response_class=Response,
-    responses=RESPONSE,
-)
+@router.get(ONE + "/position/{position}", Action.CONSUME, AUTHORITATIVE, **ENTRY)
 def peek_nth_message(
     parts: Parts,
     topic: Topic,
@@ -136,7 +128,7 @@ def peek_nth_message(
         mark = parts.environment.metadata.cursors.get(record.id, name).mark_delete
         rows = entries(opened(parts, record), AtOffset(mark.offset + 1 if mark else 0))
     else:
-        with Owned(parts, record, name) as owned:
+        with OwnedCursor(parts, record, name) as owned:
             cursor = owned.cursor
             mark = cursor.mark_delete
             found = entries(owned.topic, AtOffset(mark.offset + 1 if mark else 0))
@@ -182,7 +174,7 @@ def skip_messages(
     resolve.refuse_partitioned(parts, topic, "Skip messages on a partitioned topic is not allowed")
 
     def skip(record: TopicRecord, name: str) -> None:
-        with Owned(parts, record, name) as owned:
+        with OwnedCursor(parts, record, name) as owned:
             owned.cursor.skip(count, owned.end, owned.begin)
 
     each(parts, topic, subscription, skip)
@@ -208,7 +200,7 @@ def expire_messages_to_position(
     resolve.refuse_partitioned(parts, topic, "Expire message at position is not supported for partitioned-topic")
 
     def expire(record: TopicRecord, name: str) -> None:
-        with Owned(parts, record, name) as owned:
+        with OwnedCursor(parts, record, name) as owned:
             owned.acknowledge_to(position_of(owned.topic, place))
 
     each(parts, topic, subscription, expire)
@@ -231,12 +223,12 @@ def expire_messages_for_all_subscriptions(parts: Parts, topic: Topic, seconds: S
 
 def clear_backlog(parts: Service, record: TopicRecord, name: str) -> None:
     """Acknowledge all that a topic holds; its messages are here."""
-    with Owned(parts, record, name) as owned:
+    with OwnedCursor(parts, record, name) as owned:
         owned.acknowledge_to(mark_delete_before(owned.topic, LATEST))
 
 
 def _expire(parts: Service, record: TopicRecord, name: str, seconds: int) -> None:
-    with Owned(parts, record, name) as owned:
+    with OwnedCursor(parts, record, name) as owned:
         before = parts.environment.clock.now_ms() - seconds * 1000
         owned.acknowledge_to(before_time(owned.topic, max(before, 0)))
 

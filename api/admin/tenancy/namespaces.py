@@ -9,11 +9,18 @@ from fastapi import Body
 from pydantic import ConfigDict, Field, ValidationError
 
 from api.admin import resolve
-from api.admin.models import Strict
+from api.admin.models import PulsarBody
 from api.admin.policies.backlog_quotas import BacklogQuota, QuotaType, quota_values, quotas_of
 from api.admin.policies.namespace_policies import FIELDS, policies_document
-from api.admin.policies.pulsar_policies import THRESHOLD, TTL, namespace_threshold_values, ttl_values
-from api.admin.policies.retention import Retention, retention_values, set_retention
+from api.admin.policies.pulsar_policies import (
+    THRESHOLD,
+    TTL,
+    Retention,
+    namespace_threshold_values,
+    retention_values,
+    set_retention,
+    ttl_values,
+)
 from api.admin.tenancy.bundles import BUNDLES, check_bundle
 from api.admin.tenancy.tenants import Tenant
 from api.http.access import ANY_USE, Action
@@ -27,12 +34,10 @@ from storage.metadata.policy_store import namespace_scope
 router = Routes("namespaces")
 
 NO_NAMESPACE = "Namespace does not exist"
-
-
 QuotaKind = Annotated[QuotaType, Field(strict=False)]
 
 
-class _Kept(Strict):
+class _InitialPolicies(PulsarBody):
     """Of Pulsar's policies of a namespace, those that a new one begins with."""
 
     model_config = ConfigDict(alias_generator=None)
@@ -83,12 +88,12 @@ def create_namespace(
     unknown = sorted(given.keys() - FIELDS)
     if unknown:
         raise Problem(400, f"{unknown[0]!r} is no policy of a namespace: leave it out")
-    kept = _kept(given)
+    initial = _initial_policies(given)
     cluster = parts.settings.cluster_name
-    if set(kept.replication_clusters) - {cluster}:
+    if set(initial.replication_clusters) - {cluster}:
         raise Problem(412, f"Invalid cluster id: there is one cluster, {cluster}")
     try:
-        parts.environment.metadata.tenancy.create_namespace(namespace, _values(kept))
+        parts.environment.metadata.tenancy.create_namespace(namespace, _values(initial))
     except NotFound as error:
         raise Problem(404, "Tenant does not exist") from error
     except Conflict as error:
@@ -144,23 +149,25 @@ def unload_namespace_bundle(parts: Parts, namespace: Namespace, bundle: str) -> 
     check_bundle(bundle)
 
 
-def _kept(given: Mapping[str, Any]) -> _Kept:
+def _initial_policies(given: Mapping[str, Any]) -> _InitialPolicies:
     """Raises Problem 400."""
     try:
-        return _Kept.model_validate({name: given[name] for name in _Kept.model_fields if name in given})
+        return _InitialPolicies.model_validate(
+            {name: given[name] for name in _InitialPolicies.model_fields if name in given}
+        )
     except ValidationError as error:
         raise Problem(400, f"the policies cannot be taken: {shown_errors(error)}") from error
 
 
-def _values(kept: _Kept) -> dict[str, object]:
+def _values(initial: _InitialPolicies) -> dict[str, object]:
     """The policies to set, by name. Raises Problem (412)."""
     values: dict[str, object] = {}
-    if kept.retention_policies is not None:
-        values |= retention_values(kept.retention_policies)
-    if kept.compaction_threshold is not None:
-        values |= namespace_threshold_values(kept.compaction_threshold)
-    if kept.message_ttl_in_seconds is not None:
-        values |= ttl_values(kept.message_ttl_in_seconds)
-    for kind, quota in kept.backlog_quota_map.items():
+    if initial.retention_policies is not None:
+        values |= retention_values(initial.retention_policies)
+    if initial.compaction_threshold is not None:
+        values |= namespace_threshold_values(initial.compaction_threshold)
+    if initial.message_ttl_in_seconds is not None:
+        values |= ttl_values(initial.message_ttl_in_seconds)
+    for kind, quota in initial.backlog_quota_map.items():
         values |= quota_values(kind, quota)
     return values

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Body, Depends, Request
 from pydantic import Field
 
-from api.admin.models import Answer, Strict
+from api.admin.models import PulsarAnswer, PulsarBody
 from api.admin.topics.lookup import service_urls
 from api.http.access import Action
 from api.http.paths import named
@@ -36,14 +36,14 @@ Tenant = Annotated[str, Depends(tenant_name)]
 """A route's parameter: the tenant that the path names."""
 
 
-class TenantInfo(Strict):
+class TenantInfo(PulsarBody):
     """What a tenant has: its administrators, and the clusters that it may use."""
 
     admin_roles: list[str] | None = Field(default_factory=list)
     allowed_clusters: list[str] | None = Field(default_factory=list)
 
 
-class ClusterInfo(Answer, extra="forbid"):
+class ClusterInfo(PulsarAnswer, extra="forbid"):
     """Where a cluster is reached, as Pulsar has it; of the other fields of a broker none applies here."""
 
     service_url: str

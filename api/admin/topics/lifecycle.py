@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from api.admin import resolve
 from api.admin.brokers.not_offered import check_no_shadow
-from api.admin.models import Strict, TextByName
+from api.admin.models import PulsarBody, TextByName
 from api.admin.tenancy.bundles import bundle_of, check_bundle
 from api.http.access import ANY_USE, Action
 from api.http.paths import TOPIC_PATH, Namespace, Topic
@@ -35,7 +35,7 @@ NO_NAMESPACE = "Namespace not found"
 Properties = Annotated[TextByName | None, Body(description="Properties of the topic; may be left out.")]
 
 
-class ReleaseLease(Strict):
+class ReleaseLease(PulsarBody):
     """`force`: also the lease of an owner that is known to be alive."""
 
     force: bool = False

@@ -11,7 +11,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from api.admin import resolve
-from api.admin.models import Answer
+from api.admin.models import PulsarAnswer
 from api.admin.tenancy.bundles import bundle_of
 from api.http.access import ANY_USE
 from api.http.paths import Topic
@@ -26,7 +26,7 @@ BINARY_PORT = 6650
 """Pulsar's own."""
 
 
-class LookupData(Answer):
+class LookupData(PulsarAnswer):
     """Where a topic is served."""
 
     broker_url: str

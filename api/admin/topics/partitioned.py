@@ -8,7 +8,7 @@ from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 
 from api.admin import resolve
-from api.admin.models import UNREADABLE, EmptyBody, Strict, int_number, parsed, read_body, unreadable
+from api.admin.models import UNREADABLE, EmptyBody, PulsarBody, int_number, parsed, read_body, unreadable
 from api.admin.topics.lifecycle import EXISTS, NO_NAMESPACE, connected, written_by_a_service
 from api.http.access import ANY_USE, Action
 from api.http.paths import TOPIC_PATH, Namespace, Topic
@@ -32,7 +32,7 @@ class PartitionedTopicMetadata(BaseModel):
     properties: dict[str, str] | None = None
 
 
-class _Wanted(Strict):
+class _PartitionsBody(PulsarBody):
     """The other form of the body, `application/vnd.partitioned-topic-metadata+json`."""
 
     partitions: int
@@ -65,12 +65,12 @@ _BODY: dict[str, Any] = {
 }
 
 
-def _wanted(body: bytes) -> _Wanted:
+def _wanted(body: bytes) -> _PartitionsBody:
     """From either form. A text of digits is a number here, and only here: a broker was seen to take it."""
     value = parsed(body)
     if isinstance(value, dict):
         try:
-            return _Wanted.model_validate(value)
+            return _PartitionsBody.model_validate(value)
         except ValidationError as error:
             raise unreadable(
                 "Cannot deserialize value of type `org.apache.pulsar.common.partition.PartitionedTopicMetadata` "
@@ -80,14 +80,14 @@ def _wanted(body: bytes) -> _Wanted:
         body = value.encode()
     if value is None:
         raise EmptyBody
-    return _Wanted(partitions=int_number(body))
+    return _PartitionsBody(partitions=int_number(body))
 
 
-async def _wanted_body(request: Request) -> _Wanted:
+async def _wanted_body(request: Request) -> _PartitionsBody:
     return await read_body(request, _wanted)
 
 
-Wanted = Annotated[_Wanted, Depends(_wanted_body)]
+Wanted = Annotated[_PartitionsBody, Depends(_wanted_body)]
 
 
 @router.get("/persistent/{tenant}/{namespace}/partitioned", *ANY_USE)

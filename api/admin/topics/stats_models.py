@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from api.admin.models import Answer
+from api.admin.models import PulsarAnswer
 
 NO_LIMIT = -1
 NO_CONSUMER = "None"
@@ -17,7 +17,7 @@ EXCLUSIVE = "Exclusive"
 """The type of a subscription that one consumer reads."""
 
 
-class CompactionStats(Answer):
+class CompactionStats(PulsarAnswer):
     """What came of the newest compactions."""
 
     last_compaction_removed_event_count: int = 0
@@ -26,7 +26,7 @@ class CompactionStats(Answer):
     last_compaction_duration_time_in_mills: int = 0
 
 
-class SubscriptionStats(Answer):
+class SubscriptionStats(PulsarAnswer):
     """A durable subscription: a cursor."""
 
     msg_rate_out: float = 0.0
@@ -79,7 +79,7 @@ class SubscriptionStats(Answer):
     replicated: bool = False
 
 
-class TopicStats(Answer):
+class TopicStats(PulsarAnswer):
     """A topic. `msgInCounter` is every message that it ever got, `bytesInCounter` what is left of their bytes."""
 
     msg_rate_in: float = 0.0
@@ -122,7 +122,7 @@ class TopicStats(Answer):
     last_publish_time_stamp: int = 0
 
 
-class PartitionedMetadata(Answer):
+class PartitionedMetadata(PulsarAnswer):
     """How many partitions a topic has."""
 
     partitions: int = 0
@@ -136,7 +136,7 @@ class PartitionedTopicStats(TopicStats):
     partitions: dict[str, TopicStats] = Field(default_factory=dict)
 
 
-class LedgerInfo(Answer):
+class LedgerInfo(PulsarAnswer):
     """A ledger, or the segment that will be one."""
 
     ledger_id: int
@@ -147,7 +147,7 @@ class LedgerInfo(Answer):
     under_replicated: bool = False
 
 
-class CursorStats(Answer):
+class CursorStats(PulsarAnswer):
     """A cursor. Of `__compaction`, `properties` hold the compacted ledger's id."""
 
     mark_delete_position: str
@@ -168,7 +168,7 @@ class CursorStats(Answer):
     properties: dict[str, int] = Field(default_factory=dict)
 
 
-class TopicInternalStats(Answer):
+class TopicInternalStats(PulsarAnswer):
     """What is behind a topic: ledgers, the compacted one, cursors."""
 
     entries_added_counter: int = 0
@@ -188,21 +188,21 @@ class TopicInternalStats(Answer):
     compacted_ledger: LedgerInfo
 
 
-class PartitionedTopicInternalStats(Answer):
+class PartitionedTopicInternalStats(PulsarAnswer):
     """The internal stats of each partition, by its full name."""
 
     metadata: PartitionedMetadata = Field(default_factory=PartitionedMetadata)
     partitions: dict[str, TopicInternalStats] = Field(default_factory=dict)
 
 
-class PositionInfo(Answer):
+class PositionInfo(PulsarAnswer):
     """An entry."""
 
     ledger_id: int
     entry_id: int
 
 
-class StoredLedgerInfo(Answer):
+class StoredLedgerInfo(PulsarAnswer):
     """A ledger as metadata has it; the one that is appended to has no numbers yet."""
 
     ledger_id: int
@@ -212,7 +212,7 @@ class StoredLedgerInfo(Answer):
     is_offloaded: bool = False
 
 
-class StoredCursorInfo(Answer):
+class StoredCursorInfo(PulsarAnswer):
     """A cursor as metadata has it."""
 
     version: int = 0
@@ -224,7 +224,7 @@ class StoredCursorInfo(Answer):
     properties: dict[str, int] | None = None
 
 
-class TopicInternalInfo(Answer):
+class TopicInternalInfo(PulsarAnswer):
     """What metadata holds of a topic, or, by full name, of the partitions of one."""
 
     version: int = 0
@@ -236,7 +236,7 @@ class TopicInternalInfo(Answer):
     partitions: dict[str, TopicInternalInfo] | None = None
 
 
-class OfflineTopicStats(Answer):
+class OfflineTopicStats(PulsarAnswer):
     """What is before the cursors of a topic, in the order in which a broker writes it."""
 
     topic_name: str

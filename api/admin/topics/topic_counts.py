@@ -28,7 +28,7 @@ class EntryPosition(NamedTuple):
         return f"{self.ledger_id}:{self.entry_id}"
 
 
-class Extent(NamedTuple):
+class LedgerCounts(NamedTuple):
     """A ledger, or a segment that will be one. `size`: bytes of its entries; `open`: it is appended to."""
 
     ledger_id: int
@@ -88,14 +88,14 @@ class TopicCounts:
         return cursor.sealed_bytes + sum(self._segment(item)[1] for item in behind)
 
     @property
-    def extents(self) -> list[Extent]:
+    def extents(self) -> list[LedgerCounts]:
         """Ledgers and segments in their order; of ledgers only if their lines were asked for."""
         sealed = [
-            Extent(line.ledger_id, line.entries, line.logical_bytes, line.created_at, False)
+            LedgerCounts(line.ledger_id, line.entries, line.logical_bytes, line.created_at, False)
             for line in self.standing.lines
         ]
         unsealed = [
-            Extent(segment.ledger_id, *self._segment(segment), segment.created_at, segment.content is None)
+            LedgerCounts(segment.ledger_id, *self._segment(segment), segment.created_at, segment.content is None)
             for segment in self.standing.segments
         ]
         return sorted((*sealed, *unsealed), key=lambda item: item.ledger_id)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.admin.compaction import progress
+from api.admin.compaction import runs
 from api.http.single_flight import MAX_AGE_MS, RunSingleFlight
 from api.http.thread_pools import Pool, WaitsFor
 from storage.metadata.policy_store import BROKER, topic_scope
@@ -81,8 +81,8 @@ def test_progress_is_told_until_the_run_ends(
 ) -> None:
     run = claimed(rest_topic)
     metadata = served.service.environment.metadata
-    monkeypatch.setattr(progress, "MAX_AGE_MS", 0)
-    monkeypatch.setattr(progress, "KEEP_ALIVE_MS", 0)
+    monkeypatch.setattr(runs, "MAX_AGE_MS", 0)
+    monkeypatch.setattr(runs, "KEEP_ALIVE_MS", 0)
     scripted = Scripted(
         served.service.runs,
         lambda: None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from api.admin.models import EMPTY, int_number, long_number
-from api.http.problems import Unreadable
+from api.http.problems import UnreadableBody
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_numbers(body: bytes, number: int) -> None:
     ],
 )
 def test_what_is_no_number_is_refused_in_a_brokers_words(body: bytes, told: str) -> None:
-    with pytest.raises(Unreadable) as refused:
+    with pytest.raises(UnreadableBody) as refused:
         long_number(body)
     assert told in refused.value.detail
     assert (refused.value.status_code, refused.value.media_type) == (400, "text/plain")
@@ -54,12 +54,12 @@ def test_what_is_no_number_is_refused_in_a_brokers_words(body: bytes, told: str)
 
 @pytest.mark.parametrize("body", [b"", b"  \n", b"null", b'""'])
 def test_an_empty_body(body: bytes) -> None:
-    with pytest.raises(Unreadable) as refused:
+    with pytest.raises(UnreadableBody) as refused:
         long_number(body)
     assert (refused.value.detail, refused.value.media_type) == (EMPTY, "application/json")
 
 
 def test_an_int_has_32_bits() -> None:
     assert int_number(b"2147483647") == 2**31 - 1
-    with pytest.raises(Unreadable, match="out of range of `int`"):
+    with pytest.raises(UnreadableBody, match="out of range of `int`"):
         int_number(b"2147483648")

@@ -19,7 +19,7 @@ from api.http.tokens import (
     HS256,
     RS256,
     BadToken,
-    Verifier,
+    TokenVerifier,
     create,
     new_key_pair,
     new_secret_key,
@@ -40,13 +40,13 @@ def inline(key: bytes) -> str:
     return "data:;base64," + base64.b64encode(key).decode()
 
 
-def verifier(**settings: Any) -> Verifier:
-    return Verifier.of(Settings(**settings), ManualClock(NOW * 1000))
+def verifier(**settings: Any) -> TokenVerifier:
+    return TokenVerifier.of(Settings(**settings), ManualClock(NOW * 1000))
 
 
-def all_keys() -> Verifier:
+def all_keys() -> TokenVerifier:
     secret = verifier(auth_token_secret_key=inline(SECRET), auth_token_public_key=inline(RSA_PUBLIC))
-    return Verifier([*secret.keys, *verifier(auth_token_public_key=inline(EC_PUBLIC)).keys], secret.clock)
+    return TokenVerifier([*secret.keys, *verifier(auth_token_public_key=inline(EC_PUBLIC)).keys], secret.clock)
 
 
 def signer(algorithm: str) -> Any:

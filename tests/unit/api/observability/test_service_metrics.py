@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.observability.metrics import REFRESH_MS, Appended, Metrics, Sources
+from api.observability.metrics import REFRESH_MS, AppendTotals, Metrics, Sources
 from api.observability.run_totals import LATE_LOOKS
 from compactor.scheduling.due import Check
 from storage.errors import Unavailable
@@ -169,7 +169,7 @@ def test_the_database_is_asked_at_most_so_often() -> None:
 
 def test_a_database_that_is_away_is_told_and_nothing_is_made_up() -> None:
     history = History([run(1, 1)], topics("a"))
-    created, clock = metrics(history, sources=Sources(appended=lambda: Appended(7, 8, 9)))
+    created, clock = metrics(history, sources=Sources(appended=lambda: AppendTotals(7, 8, 9)))
     assert values(created)["compactor_up"] == 1
     history.away = True
     clock.advance(REFRESH_MS)
