@@ -6,7 +6,7 @@ partitioned topic are stored with each partition, and those of one partition alo
 
 from __future__ import annotations
 
-from api.http.problems import Problem, not_found_as
+from api.http.problems import Problem, reported_as
 from api.service import Service
 from storage.errors import TopicNotFound
 from storage.metadata.policy_store import topic_scope
@@ -100,7 +100,7 @@ def with_policies(parts: Service, name: TopicName) -> list[TopicRecord]:
 
 def namespace(parts: Service, name: str, reason: str = "Namespace does not exist") -> None:
     """404 with this reason unless the namespace exists."""
-    with not_found_as(reason):
+    with reported_as(reason):
         parts.environment.metadata.tenancy.namespace(name)
 
 

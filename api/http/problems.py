@@ -89,12 +89,15 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 @contextmanager
-def not_found_as(reason: str) -> Iterator[None]:
-    """Inside it, what does not exist is reported in these words of a broker: 404."""
+def reported_as(not_found: str = "", conflict: str = "") -> Iterator[None]:
+    """Inside it, what does not exist (404) and what conflicts (409) is reported in these words of a broker, if any."""
     try:
         yield
-    except errors.NotFound as error:
-        raise Problem(404, reason) from error
+    except (errors.NotFound, errors.Conflict) as error:
+        status, reason = (404, not_found) if isinstance(error, errors.NotFound) else (409, conflict)
+        if not reason:
+            raise
+        raise Problem(status, reason) from error
 
 
 def status_of(error: Exception) -> int:

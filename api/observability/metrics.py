@@ -40,9 +40,9 @@ class MetricDefinition:
     """One metric: kind is gauge, counter or histogram, as Prometheus has them."""
 
     name: str
-    kind: str
     doc: str
     labels: tuple[str, ...] = ()
+    kind: str = "gauge"
 
 
 @dataclass(frozen=True)
@@ -68,101 +68,85 @@ METRICS: Mapping[str, MetricDefinition] = {
     item.name: item
     for item in (
         MetricDefinition(
-            "pulsar_compaction_removed_event_count", "gauge", "Messages that compactions have removed, in all.", _TOPIC
+            "pulsar_compaction_removed_event_count", "Messages that compactions have removed, in all.", _TOPIC
         ),
-        MetricDefinition("pulsar_compaction_succeed_count", "gauge", "Compactions that succeeded.", _TOPIC),
-        MetricDefinition("pulsar_compaction_failed_count", "gauge", "Compactions that failed.", _TOPIC),
+        MetricDefinition("pulsar_compaction_succeed_count", "Compactions that succeeded.", _TOPIC),
+        MetricDefinition("pulsar_compaction_failed_count", "Compactions that failed.", _TOPIC),
         MetricDefinition(
-            "pulsar_compaction_duration_time_in_mills", "gauge", "How long the last one took, in milliseconds.", _TOPIC
+            "pulsar_compaction_duration_time_in_mills", "How long the last one took, in milliseconds.", _TOPIC
         ),
+        MetricDefinition("pulsar_compaction_read_throughput", "Bytes a second that the last one read.", _TOPIC),
+        MetricDefinition("pulsar_compaction_write_throughput", "Bytes a second that the last one wrote.", _TOPIC),
+        MetricDefinition("pulsar_compaction_compacted_entries_count", "Messages in the compacted ledger.", _TOPIC),
+        MetricDefinition("pulsar_compaction_compacted_entries_size", "Logical bytes of the compacted ledger.", _TOPIC),
+        MetricDefinition("compactor_up", "1 if the database answered this scrape."),
+        MetricDefinition("compactor_topics", "Topics that there are."),
+        MetricDefinition("compactor_runs", "Compaction runs of topics that there are, by outcome.", ("state",)),
+        MetricDefinition("compactor_runs_running", "Runs under way, by their heartbeats, in all services."),
+        MetricDefinition("compactor_read_bytes", "Bytes that successful runs have read, in all."),
+        MetricDefinition("compactor_written_bytes", "Bytes that successful runs have written, in all."),
         MetricDefinition(
-            "pulsar_compaction_read_throughput", "gauge", "Bytes a second that the last one read.", _TOPIC
-        ),
-        MetricDefinition(
-            "pulsar_compaction_write_throughput", "gauge", "Bytes a second that the last one wrote.", _TOPIC
-        ),
-        MetricDefinition(
-            "pulsar_compaction_compacted_entries_count", "gauge", "Messages in the compacted ledger.", _TOPIC
-        ),
-        MetricDefinition(
-            "pulsar_compaction_compacted_entries_size", "gauge", "Logical bytes of the compacted ledger.", _TOPIC
-        ),
-        MetricDefinition("compactor_up", "gauge", "1 if the database answered this scrape."),
-        MetricDefinition("compactor_topics", "gauge", "Topics that there are."),
-        MetricDefinition(
-            "compactor_runs", "gauge", "Compaction runs of topics that there are, by outcome.", ("state",)
-        ),
-        MetricDefinition("compactor_runs_running", "gauge", "Runs under way, by their heartbeats, in all services."),
-        MetricDefinition("compactor_read_bytes", "gauge", "Bytes that successful runs have read, in all."),
-        MetricDefinition("compactor_written_bytes", "gauge", "Bytes that successful runs have written, in all."),
-        MetricDefinition(
-            "compactor_recopy_ratio", "gauge", "Bytes written to bytes read by runs (Kafka: cleaner-recopy-percent)."
+            "compactor_recopy_ratio", "Bytes written to bytes read by runs (Kafka: cleaner-recopy-percent)."
         ),
         MetricDefinition(
-            "compactor_max_clean_time_seconds", "gauge", "The longest successful run (Kafka: max-clean-time-secs)."
+            "compactor_max_clean_time_seconds", "The longest successful run (Kafka: max-clean-time-secs)."
         ),
         MetricDefinition(
             "compactor_time_since_last_run_seconds",
-            "gauge",
             "Since a run ended; absent if none has (Kafka: time-since-last-run-ms).",
         ),
-        MetricDefinition("compactor_queue_topics", "gauge", "Topics that wait for a run."),
-        MetricDefinition("compactor_queue_oldest_seconds", "gauge", "How long the first of them has waited."),
-        MetricDefinition("compactor_paused_topics", "gauge", "Topics whose compaction is paused."),
-        MetricDefinition(
-            "compactor_failing_topics", "gauge", "Topics whose last compaction failed, tried again later."
-        ),
+        MetricDefinition("compactor_queue_topics", "Topics that wait for a run."),
+        MetricDefinition("compactor_queue_oldest_seconds", "How long the first of them has waited."),
+        MetricDefinition("compactor_paused_topics", "Topics whose compaction is paused."),
+        MetricDefinition("compactor_failing_topics", "Topics whose last compaction failed, tried again later."),
         MetricDefinition(
             "compactor_engine_up",
-            "gauge",
             "1 if compactions can begin in this service, 0 if Spark or its executors are missing.",
         ),
-        MetricDefinition("compactor_leader", "gauge", "1 in the service that schedules, 0 in the others."),
+        MetricDefinition("compactor_leader", "1 in the service that schedules, 0 in the others."),
         MetricDefinition(
-            "compactor_last_check_seconds", "gauge", "Since the leader's last check of all topics; only in the leader."
+            "compactor_last_check_seconds", "Since the leader's last check of all topics; only in the leader."
         ),
-        MetricDefinition("compactor_due_topics", "gauge", "Topics that were due then; only in the leader."),
-        MetricDefinition("compactor_dirty_bytes", "gauge", "Bytes that no run has seen; only in the leader."),
+        MetricDefinition("compactor_due_topics", "Topics that were due then; only in the leader."),
+        MetricDefinition("compactor_dirty_bytes", "Bytes that no run has seen; only in the leader."),
         MetricDefinition(
             "compactor_max_dirty_ratio",
-            "gauge",
             "The dirtiest topic's share of dirty bytes, 0 to 1; only in the leader (Kafka: max-dirty-percent).",
         ),
         MetricDefinition(
             "compactor_max_compaction_delay_seconds",
-            "gauge",
             "How far a topic is behind its maximum lag; only in the leader (Kafka: max-compaction-delay-secs).",
         ),
         MetricDefinition(
             "compactor_uncleanable_topics",
-            "gauge",
             "Topics that fail; only in the leader (Kafka: uncleanable-partitions-count).",
         ),
         MetricDefinition(
             "compactor_uncleanable_bytes",
-            "gauge",
             "Dirty bytes of topics that fail; only in the leader (Kafka: uncleanable-bytes).",
         ),
         MetricDefinition(
-            "compactor_unreadable_policies",
-            "gauge",
-            "Stored policies that this version cannot read; only in the leader.",
+            "compactor_unreadable_policies", "Stored policies that this version cannot read; only in the leader."
         ),
-        MetricDefinition("compactor_log_segments", "gauge", "Unsealed segments, by state.", ("state",)),
-        MetricDefinition("compactor_log_rolled_bytes", "gauge", "Bytes of rolled segments that wait to be sealed."),
+        MetricDefinition("compactor_log_segments", "Unsealed segments, by state.", ("state",)),
+        MetricDefinition("compactor_log_rolled_bytes", "Bytes of rolled segments that wait to be sealed."),
         MetricDefinition(
-            "compactor_log_segments_given_up", "gauge", "Rolled segments whose sealing was given up: seal them by hand."
+            "compactor_log_segments_given_up", "Rolled segments whose sealing was given up: seal them by hand."
         ),
         MetricDefinition(
-            "compactor_log_appended_entries_total", "counter", "Entries that this process has appended for clients."
+            "compactor_log_appended_entries_total",
+            "Entries that this process has appended for clients.",
+            kind="counter",
         ),
-        MetricDefinition("compactor_log_appended_bytes_total", "counter", "Bytes of entries that it has appended."),
-        MetricDefinition("compactor_log_open_topics", "gauge", "Topics that it has open for writing."),
+        MetricDefinition(
+            "compactor_log_appended_bytes_total", "Bytes of entries that it has appended.", kind="counter"
+        ),
+        MetricDefinition("compactor_log_open_topics", "Topics that it has open for writing."),
         MetricDefinition(
             "compactor_http_request_duration_seconds",
-            "histogram",
             "Requests, until their answer was sent; `route` is the path's pattern.",
             ("method", "route", "status"),
+            "histogram",
         ),
     )
 }
@@ -231,10 +215,10 @@ class _Scrape(Collector):
     def _of_database(self, standing: Standing, now: int) -> Iterator[Metric]:
         totals = self._totals
         yield _plain("compactor_topics", standing.topics)
-        by_state = {
-            "SUCCESS": sum(topic.succeeded for topic in totals.topics.values()),
-            "ERROR": sum(topic.failed for topic in totals.topics.values()),
-            "CANCELLED": sum(topic.cancelled for topic in totals.topics.values()),
+        by_state: dict[tuple[str, ...], float] = {
+            ("SUCCESS",): sum(topic.succeeded for topic in totals.topics.values()),
+            ("ERROR",): sum(topic.failed for topic in totals.topics.values()),
+            ("CANCELLED",): sum(topic.cancelled for topic in totals.topics.values()),
         }
         yield _labelled("compactor_runs", by_state)
         yield _plain("compactor_runs_running", totals.alive(now))
@@ -247,7 +231,7 @@ class _Scrape(Collector):
         yield _plain("compactor_queue_oldest_seconds", _since(standing.oldest_request_at, now) or 0)
         yield _plain("compactor_paused_topics", standing.paused)
         yield _plain("compactor_failing_topics", standing.failing)
-        yield _labelled("compactor_log_segments", {state: standing.segments.get(state, 0) for state in _SEGMENTS})
+        yield _labelled("compactor_log_segments", {(state,): standing.segments.get(state, 0) for state in _SEGMENTS})
         yield _plain("compactor_log_rolled_bytes", standing.rolled_bytes)
         yield _plain("compactor_log_segments_given_up", standing.given_up)
 
@@ -270,9 +254,8 @@ class _Scrape(Collector):
         leads = self._sources.leads()
         yield _plain("compactor_leader", int(leads))
         check = self._sources.last_check() if leads else None
-        seen = _of_check(check, now) if check else dict.fromkeys(_CHECKED)
-        for name in _CHECKED:
-            yield _plain(name, seen[name])
+        for name, value in _CHECKED.items():
+            yield _plain(name, value(check, now) if check else None)
 
 
 _SEGMENTS = ("OPEN", "ROLLED", "SEALED")
@@ -286,30 +269,16 @@ _BY_TOPIC: Mapping[str, Callable[[TopicRunTotals], float]] = {
     "pulsar_compaction_compacted_entries_count": lambda item: item.compacted_messages,
     "pulsar_compaction_compacted_entries_size": lambda item: item.compacted_bytes,
 }
-_CHECKED = (
-    "compactor_last_check_seconds",
-    "compactor_due_topics",
-    "compactor_dirty_bytes",
-    "compactor_max_dirty_ratio",
-    "compactor_max_compaction_delay_seconds",
-    "compactor_uncleanable_topics",
-    "compactor_uncleanable_bytes",
-    "compactor_unreadable_policies",
-)
-
-
-def _of_check(check: Check, now: int) -> dict[str, float | None]:
-    values = (
-        (now - check.at) / 1000,
-        check.due,
-        check.dirty_bytes,
-        check.max_dirty_ratio,
-        check.max_delay_ms / 1000,
-        check.uncleanable,
-        check.uncleanable_bytes,
-        check.unreadable_policies,
-    )
-    return dict(zip(_CHECKED, values, strict=True))
+_CHECKED: Mapping[str, Callable[[Check, int], float]] = {
+    "compactor_last_check_seconds": lambda check, now: (now - check.at) / 1000,
+    "compactor_due_topics": lambda check, _: check.due,
+    "compactor_dirty_bytes": lambda check, _: check.dirty_bytes,
+    "compactor_max_dirty_ratio": lambda check, _: check.max_dirty_ratio,
+    "compactor_max_compaction_delay_seconds": lambda check, _: check.max_delay_ms / 1000,
+    "compactor_uncleanable_topics": lambda check, _: check.uncleanable,
+    "compactor_uncleanable_bytes": lambda check, _: check.uncleanable_bytes,
+    "compactor_unreadable_policies": lambda check, _: check.unreadable_policies,
+}
 
 
 def _family(name: str) -> Any:
@@ -320,18 +289,14 @@ def _family(name: str) -> Any:
 
 def _plain(name: str, value: float | None) -> Metric:
     """A metric without labels; None: without a sample."""
-    family = _family(name)
-    if value is not None:
-        family.add_metric((), value)
-    assert isinstance(family, Metric)
-    return family
+    return _labelled(name, {} if value is None else {(): value})
 
 
-def _labelled(name: str, values: Mapping[str, float]) -> Metric:
-    """A metric of one label."""
+def _labelled(name: str, values: Mapping[tuple[str, ...], float]) -> Metric:
+    """A metric, by the values of its labels."""
     family = _family(name)
-    for label, value in values.items():
-        family.add_metric((label,), value)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
     assert isinstance(family, Metric)
     return family
 

@@ -18,7 +18,7 @@ from api.admin.models import PulsarBody, TextByName
 from api.components import open_topic
 from api.http.access import Action, require_here
 from api.http.paths import decoded
-from api.http.problems import Problem, not_found_as
+from api.http.problems import Problem, reported_as
 from api.http.thread_pools import WaitsFor, pools_of
 from api.service import Service
 from storage.cursor import Cursor
@@ -108,7 +108,7 @@ class OwnedCursor:
 
 def subscription_of(record: TopicRecord, name: str) -> AbstractContextManager[None]:
     """Inside it, NotFound becomes a Problem (404) in a broker's words."""
-    return not_found_as(f"Subscription {name} not found for topic {record.name}")
+    return reported_as(f"Subscription {name} not found for topic {record.name}")
 
 
 def each(

@@ -25,10 +25,9 @@ from api.admin.tenancy.bundles import BUNDLES, check_bundle
 from api.admin.tenancy.tenants import Tenant
 from api.http.access import ANY_USE, Action
 from api.http.paths import NAMESPACE_PATH, Namespace
-from api.http.problems import Problem, not_found_as, shown_errors
+from api.http.problems import Problem, reported_as, shown_errors
 from api.http.routes import Routes
 from api.service import Parts
-from storage.errors import Conflict, NotFound
 from storage.metadata.policy_store import namespace_scope
 
 router = Routes("namespaces")
@@ -52,7 +51,7 @@ class _InitialPolicies(PulsarBody):
 @router.get("/namespaces/{tenant}", Action.ADMIN, refuses=(404,))
 def list_namespaces(parts: Parts, tenant: Tenant) -> list[str]:
     """The namespaces of a tenant, by name."""
-    with not_found_as("Tenant not found"):
+    with reported_as("Tenant not found"):
         return parts.environment.metadata.tenancy.namespaces(tenant)
 
 
@@ -60,7 +59,7 @@ def list_namespaces(parts: Parts, tenant: Tenant) -> list[str]:
 def get_policies(parts: Parts, namespace: Namespace) -> dict[str, Any]:
     """All policies that Pulsar has for a namespace; those that this service has not are at their defaults."""
     metadata = parts.environment.metadata
-    with not_found_as(NO_NAMESPACE):
+    with reported_as(NO_NAMESPACE):
         found = metadata.tenancy.namespace(namespace)
     settings = metadata.policies.of_scope(namespace_scope(namespace))
     quotas = {kind.value: quota.model_dump(by_alias=True) for kind, quota in quotas_of(settings).items()}
@@ -92,12 +91,8 @@ def create_namespace(
     cluster = parts.settings.cluster_name
     if set(initial.replication_clusters) - {cluster}:
         raise Problem(412, f"Invalid cluster id: there is one cluster, {cluster}")
-    try:
+    with reported_as("Tenant does not exist", "Namespace already exists"):
         parts.environment.metadata.tenancy.create_namespace(namespace, _values(initial))
-    except NotFound as error:
-        raise Problem(404, "Tenant does not exist") from error
-    except Conflict as error:
-        raise Problem(409, "Namespace already exists") from error
 
 
 @router.delete(NAMESPACE_PATH, Action.ADMIN, refuses=(405, 409))
@@ -105,12 +100,8 @@ def delete_namespace(parts: Parts, namespace: Namespace, force: bool = False) ->
     """Delete a namespace without topics. `force` is refused, as by a broker whose settings do not allow it."""
     if force:
         raise Problem(405, "Broker doesn't allow forced deletion of namespaces")
-    try:
+    with reported_as(NO_NAMESPACE, "Cannot delete non empty namespace"):
         parts.environment.metadata.tenancy.delete_namespace(namespace)
-    except NotFound as error:
-        raise Problem(404, NO_NAMESPACE) from error
-    except Conflict as error:
-        raise Problem(409, "Cannot delete non empty namespace") from error
 
 
 @router.get(NAMESPACE_PATH + "/topics", *ANY_USE)

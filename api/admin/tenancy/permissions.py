@@ -18,7 +18,7 @@ from api.admin.policies.namespace_policies import for_pulsar
 from api.admin.tenancy.tenants import NO_TENANT, Tenant
 from api.http.access import GRANTABLE, Action, topic_grants
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded
-from api.http.problems import Problem, not_found_as
+from api.http.problems import Problem, reported_as
 from api.http.routes import Routes
 from api.service import Parts
 
@@ -33,7 +33,7 @@ Actions = Annotated[list[str], Body(description="All that the role may do there,
 @router.get(NAMESPACE_PATH + "/permissions", Action.ADMIN)
 def get_namespace_permissions(parts: Parts, namespace: Namespace, all: bool = False) -> dict[str, list[str]]:
     """What was granted in the namespace, by role. `all`: with what Pulsar's clients do not know."""
-    with not_found_as("Namespace does not exist"):
+    with reported_as("Namespace does not exist"):
         found = parts.environment.metadata.tenancy.namespace(namespace).permissions
     return {role: list(actions) for role, actions in found.items()} if all else for_pulsar(found)
 
@@ -42,14 +42,14 @@ def get_namespace_permissions(parts: Parts, namespace: Namespace, all: bool = Fa
 def grant_namespace_permission(parts: Parts, namespace: Namespace, role: Role, actions: Actions) -> None:
     """Let a role do exactly this in the namespace."""
     check_actions(actions)
-    with not_found_as("Namespace does not exist"):
+    with reported_as("Namespace does not exist"):
         parts.environment.metadata.tenancy.permit(namespace, check_role(role), sorted(set(actions)))
 
 
 @router.delete(NAMESPACE_PATH + "/permissions/{role}", Action.ADMIN)
 def revoke_namespace_permission(parts: Parts, namespace: Namespace, role: Role) -> None:
     """Take what was granted to a role in the namespace; nothing is no error."""
-    with not_found_as("Namespace does not exist"):
+    with reported_as("Namespace does not exist"):
         parts.environment.metadata.tenancy.revoke(namespace, check_role(role))
 
 
@@ -69,14 +69,14 @@ def get_topic_permissions(parts: Parts, topic: Topic, all: bool = False) -> dict
 def grant_topic_permission(parts: Parts, topic: Topic, role: Role, actions: Actions) -> None:
     """Let a role do exactly this with the topic, besides what its namespace grants."""
     check_actions(actions)
-    with not_found_as(f"Topic {topic} not found"):
+    with reported_as(f"Topic {topic} not found"):
         parts.environment.metadata.tenancy.permit(str(topic), check_role(role), sorted(set(actions)))
 
 
 @router.delete(TOPIC_PATH + "/permissions/{role}", Action.ADMIN)
 def revoke_topic_permission(parts: Parts, topic: Topic, role: Role) -> None:
     """Take what was granted to a role for the topic; 412 if that was nothing."""
-    with not_found_as(f"Topic {topic} not found"):
+    with reported_as(f"Topic {topic} not found"):
         if not parts.environment.metadata.tenancy.revoke(str(topic), check_role(role)):
             raise Problem(412, NOT_SET)
 
@@ -84,7 +84,7 @@ def revoke_topic_permission(parts: Parts, topic: Topic, role: Role) -> None:
 @router.get("/tenants/{tenant}/permissions", Action.ADMIN, refuses=(404,))
 def get_tenant_permissions(parts: Parts, tenant: Tenant) -> dict[str, list[str]]:
     """What was granted in the tenant, for all its namespaces, by role. Pulsar has no such call."""
-    with not_found_as(NO_TENANT):
+    with reported_as(NO_TENANT):
         found = parts.environment.metadata.tenancy.tenant(tenant).permissions
     return {role: list(actions) for role, actions in found.items()}
 
@@ -93,14 +93,14 @@ def get_tenant_permissions(parts: Parts, tenant: Tenant) -> dict[str, list[str]]
 def grant_tenant_permission(parts: Parts, tenant: Tenant, role: Role, actions: Actions) -> None:
     """Let a role do exactly this in all namespaces of the tenant. Pulsar has no such call."""
     check_actions(actions)
-    with not_found_as(NO_TENANT):
+    with reported_as(NO_TENANT):
         parts.environment.metadata.tenancy.permit(tenant, check_role(role), sorted(set(actions)))
 
 
 @router.delete("/tenants/{tenant}/permissions/{role}", Action.ADMIN, refuses=(404,))
 def revoke_tenant_permission(parts: Parts, tenant: Tenant, role: Role) -> None:
     """Take what was granted to a role in the tenant. Pulsar has no such call."""
-    with not_found_as(NO_TENANT):
+    with reported_as(NO_TENANT):
         parts.environment.metadata.tenancy.revoke(tenant, check_role(role))
 
 

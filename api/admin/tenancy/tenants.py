@@ -11,10 +11,10 @@ from api.admin.models import PulsarAnswer, PulsarBody
 from api.admin.topics.lookup import service_urls
 from api.http.access import Action
 from api.http.paths import named
-from api.http.problems import Problem, not_found_as
+from api.http.problems import Problem, reported_as
 from api.http.routes import Routes
 from api.service import Parts, Service
-from storage.errors import Conflict, InvalidTopicName, NotFound
+from storage.errors import InvalidTopicName
 from storage.model import TopicName
 
 router = Routes("tenants")
@@ -77,7 +77,7 @@ def list_tenants(parts: Parts) -> list[str]:
 @router.get("/tenants/{tenant}", Action.ADMIN, refuses=(404,))
 def get_tenant(parts: Parts, tenant: Tenant) -> TenantInfo:
     """The tenant's administrators and clusters."""
-    with not_found_as(NO_TENANT):
+    with reported_as(NO_TENANT):
         found = parts.environment.metadata.tenancy.tenant(tenant)
     return TenantInfo.model_validate(
         {"adminRoles": sorted(found.admin_roles), "allowedClusters": sorted(found.allowed_clusters)}
@@ -88,17 +88,15 @@ def get_tenant(parts: Parts, tenant: Tenant) -> TenantInfo:
 def create_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo | None, Body()] = None) -> None:
     """Make a tenant."""
     roles, clusters = _checked(parts, info)
-    try:
+    with reported_as(conflict="Tenant already exist"):
         parts.environment.metadata.tenancy.create_tenant(tenant, roles, clusters)
-    except Conflict as error:
-        raise Problem(409, "Tenant already exist") from error
 
 
 @router.post("/tenants/{tenant}", Action.SUPERUSER, refuses=(404,))
 def update_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo, Body()]) -> None:
     """Set a tenant's administrators and clusters, in place of what it has."""
     roles, clusters = _checked(parts, info)
-    with not_found_as(NO_TENANT):
+    with reported_as(NO_TENANT):
         parts.environment.metadata.tenancy.update_tenant(tenant, roles, clusters)
 
 
@@ -107,12 +105,8 @@ def delete_tenant(parts: Parts, tenant: Tenant, force: bool = False) -> None:
     """Delete a tenant that has no namespaces. `force` is refused: delete its namespaces first."""
     if force:
         raise Problem(405, "Broker doesn't allow forced deletion of tenants")
-    try:
+    with reported_as(NO_TENANT, "The tenant still has active namespaces"):
         parts.environment.metadata.tenancy.delete_tenant(tenant)
-    except NotFound as error:
-        raise Problem(404, NO_TENANT) from error
-    except Conflict as error:
-        raise Problem(409, "The tenant still has active namespaces") from error
 
 
 def _checked(parts: Service, info: TenantInfo | None) -> tuple[list[str], list[str]]:

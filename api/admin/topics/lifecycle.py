@@ -18,12 +18,12 @@ from api.admin.models import PulsarBody, TextByName
 from api.admin.tenancy.bundles import bundle_of, check_bundle
 from api.http.access import ANY_USE, Action
 from api.http.paths import TOPIC_PATH, Namespace, Topic
-from api.http.problems import Problem
+from api.http.problems import Problem, reported_as
 from api.http.query_parameters import KNOWN_QUERY
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
-from storage.errors import Conflict, LeaseHeld, NotFound
+from storage.errors import LeaseHeld, NotFound
 from storage.metadata.records import PartitionedTopic
 from storage.model import TopicName
 from storage.owner import owner_name, same_process
@@ -72,12 +72,8 @@ def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> N
     whole = _whole_of_partition(parts, topic)
     if metadata.partitions.find(topic) is not None:
         raise Problem(409, EXISTS)
-    try:
+    with reported_as(NO_NAMESPACE, EXISTS):
         metadata.tenancy.create_topic(topic, properties or {})
-    except NotFound as error:
-        raise Problem(404, NO_NAMESPACE) from error
-    except Conflict as error:
-        raise Problem(409, EXISTS) from error
     if whole is not None:
         resolve.share_policies(parts, whole)
 

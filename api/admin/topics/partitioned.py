@@ -12,7 +12,7 @@ from api.admin.models import UNREADABLE, EmptyBody, PulsarBody, int_number, pars
 from api.admin.topics.lifecycle import EXISTS, NO_NAMESPACE, connected, written_by_a_service
 from api.http.access import ANY_USE, Action
 from api.http.paths import TOPIC_PATH, Namespace, Topic
-from api.http.problems import Problem
+from api.http.problems import Problem, reported_as
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
@@ -103,12 +103,8 @@ def create_partitioned_topic(parts: Parts, topic: Topic, wanted: Wanted) -> None
     _check_number(wanted.partitions)
     if topic.partition >= 0:
         raise Problem(412, "Partitioned Topic Name should not contain '-partition-'")
-    try:
+    with reported_as(NO_NAMESPACE, EXISTS):
         parts.environment.metadata.partitions.create(topic, wanted.partitions, wanted.properties or {})
-    except NotFound as error:
-        raise Problem(404, NO_NAMESPACE) from error
-    except Conflict as error:
-        raise Problem(409, EXISTS) from error
 
 
 @router.post(TOPIC_PATH + "/partitions", Action.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE)
