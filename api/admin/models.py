@@ -7,6 +7,7 @@ fraction, a boolean and a number that 64 bits do not hold are not numbers. It is
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Request
@@ -22,8 +23,8 @@ from api.http.thread_pools import parse_body
 Value = TypeVar("Value")
 EMPTY = "The request entity cannot be empty."
 _SHOWN = 100
-_LONG = (-(1 << 63), (1 << 63) - 1)
-_INT = (-(1 << 31), (1 << 31) - 1)
+INT, LONG = (1 << 31) - 1, (1 << 63) - 1
+"""The largest numbers that Java's types hold."""
 UNREADABLE: dict[int | str, dict[str, Any]] = {
     400: {
         "description": "The body is no number; in plain text, as a broker tells it.",
@@ -89,8 +90,9 @@ def number_schema(description: str, example: int) -> dict[str, Any]:
     }
 
 
-def whole_number(body: bytes, java: str, limits: tuple[int, int]) -> int:
-    """The number that a JSON body is; `java` names its type in errors. Raises UnreadableBody."""
+def whole_number(body: bytes, java: str, most: int) -> int:
+    """The number that a JSON body is, from `-most - 1` to `most`; `java` names its type in errors. Raises
+    UnreadableBody."""
     value = parsed(body)
     if value is None or value == "":
         raise EmptyBody
@@ -100,19 +102,19 @@ def whole_number(body: bytes, java: str, limits: tuple[int, int]) -> int:
         )
     if isinstance(value, bool) or not isinstance(value, int):
         raise unreadable(f"Cannot deserialize value of type `{java}` from {_kind(value)}")
-    if not limits[0] <= value <= limits[1]:
-        raise unreadable(f"Numeric value ({str(value)[:_SHOWN]}) out of range of `{java}` ({limits[0]} - {limits[1]})")
+    if not -most - 1 <= value <= most:
+        raise unreadable(f"Numeric value ({str(value)[:_SHOWN]}) out of range of `{java}` ({-most - 1} - {most})")
     return value
 
 
 def long_number(body: bytes) -> int:
     """A whole number of 64 bits. Raises UnreadableBody."""
-    return whole_number(body, "long", _LONG)
+    return whole_number(body, "long", LONG)
 
 
 def int_number(body: bytes) -> int:
     """As `whole_number`, of 32 bits."""
-    return whole_number(body, "int", _INT)
+    return whole_number(body, "int", INT)
 
 
 def parsed(body: bytes) -> Any:
@@ -136,6 +138,15 @@ def unreadable(what: str) -> UnreadableBody:
     return UnreadableBody(
         f"{text}\n at [Source: REDACTED (`StreamReadFeature.INCLUDE_SOURCE_IN_LOCATION` disabled); line: 1, column: 1]"
     )
+
+
+def moment(milliseconds: int) -> str:
+    """As Pulsar writes times: 2026-11-21T11:44:01.827Z; the number itself where no calendar has it."""
+    try:
+        whole = datetime.fromtimestamp(milliseconds // 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return str(milliseconds)
+    return f"{whole:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
 
 
 def done() -> Response:

@@ -36,7 +36,7 @@ class MaintenanceLoop:
 
     def __init__(self, settings: Settings, environment: Environment, leads: Callable[[], bool]) -> None:
         """`leads`: whether this process does the leader's part of the maintenance."""
-        self._components = environment
+        self._environment = environment
         self._sealer = BackgroundSealer(settings, None)
         self._seal_ms = settings.maintenance_seal_interval_ms
         self._stop = threading.Event()
@@ -90,14 +90,14 @@ class MaintenanceLoop:
         while True:
             self._check_log_directory()
             if self.maintenance.run_due():
-                self._components.metadata.keep_reserve()
+                self._environment.metadata.keep_reserve()
             if self._stop.wait(POLL_SECONDS):
                 return
 
     def _check_log_directory(self) -> None:
         """Roll what is requested and not open here, and start the sealing process for what others left rolled."""
         try:
-            here = self._components.log.known_uid
+            here = self._environment.log.known_uid
             if here is not None:
                 self._roll(here)
                 self._seal(here)
@@ -108,10 +108,9 @@ class MaintenanceLoop:
 
     def _roll(self, here: str) -> None:
         """A run in another process wants a tail that is here; if its log is open here, its lease renewer does it."""
-        parts = self._components
-        for topic in parts.metadata.segments.topics_to_roll(here):
+        for topic in self._environment.metadata.segments.topics_to_roll(here):
             try:
-                LogManager(parts).roll(topic, 0)
+                LogManager(self._environment).roll(topic, 0)
             except LeaseHeld:
                 continue
             except CompactorError as error:  # tried again each time, logged once
@@ -124,9 +123,9 @@ class MaintenanceLoop:
 
     def _seal(self, here: str) -> None:
         """What was left by others, or by a sealing process that has died."""
-        now = self._components.clock.now_ms()
+        now = self._environment.clock.now_ms()
         if self._checked_at is not None and self._checked_at <= now < self._checked_at + self._seal_ms:
             return
         self._checked_at = now
-        if self._components.metadata.segments.topics_with([SegmentState.ROLLED], here):
+        if self._environment.metadata.segments.topics_with([SegmentState.ROLLED], here):
             self.wake()

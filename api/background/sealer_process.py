@@ -106,7 +106,7 @@ class _Sealing:
     """What the process does. Of many topics, one that failed is left alone for a while; the others have their turn."""
 
     def __init__(self, environment: Environment, writer_lives: Callable[[], bool]) -> None:
-        self._components = environment
+        self._environment = environment
         self._writer_lives = writer_lives
         self._again_at: dict[int, int] = {}
         self._reports: dict[int, _LogOnce] = {}
@@ -130,11 +130,11 @@ class _Sealing:
 
     def seal_all(self, last: bool) -> None:
         """What is rolled in this log directory; files are swept by the service's maintenance."""
-        here = self._components.log.known_uid
+        here = self._environment.log.known_uid
         if here is None:
             return
-        for topic in self._components.metadata.segments.topics_with([SegmentState.ROLLED], here):
-            wait = self._again_at.get(topic.id, 0) - self._components.clock.now_ms()
+        for topic in self._environment.metadata.segments.topics_with([SegmentState.ROLLED], here):
+            wait = self._again_at.get(topic.id, 0) - self._environment.clock.now_ms()
             if last or not 0 < wait <= RETRY_SECONDS * 1000:  # longer: the clock was set back
                 self._seal_alone(topic)
 
@@ -146,7 +146,7 @@ class _Sealing:
             return  # deleted; what is left of it is swept
         except Exception as error:  # whatever it is: others can be sealed, and this one later
             self._reports.setdefault(topic.id, _LogOnce(f"sealing {topic.name}"))(error)
-            self._again_at[topic.id] = self._components.clock.now_ms() + int(RETRY_SECONDS * 1000)
+            self._again_at[topic.id] = self._environment.clock.now_ms() + int(RETRY_SECONDS * 1000)
 
     def _seal(self, topic: TopicRecord) -> None:
         sealing = self._log_manager().seal(topic)
@@ -154,8 +154,7 @@ class _Sealing:
             pass
 
     def _log_manager(self) -> LogManager:
-        one = self._components
-        return LogManager(one)
+        return LogManager(self._environment)
 
 
 class _LogOnce:

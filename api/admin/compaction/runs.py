@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
 from api.admin import resolve
+from api.admin.models import LONG
 from api.http.access import Action, InFull, allowed_on
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.routes import Routes
@@ -38,7 +39,7 @@ MOST_RUNS = 10_000
 KEEP_ALIVE_MS = 10_000
 """How often a quiet connection gets a comment."""
 EVENTS = "text/event-stream"
-RunId = Annotated[int, Path(ge=1, le=2**63 - 1, description="The run's number.")]
+RunId = Annotated[int, Path(ge=1, le=LONG, description="The run's number.")]
 Limit = Annotated[int, Query(ge=1, le=MOST_RUNS, description="The number of newest runs.")]
 State = Annotated[RunState | None, Query(description="Only in this state.")]
 

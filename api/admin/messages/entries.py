@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 from starlette.responses import Response
 
+from api.admin.models import moment
 from api.http.problems import Problem
 from api.http.thread_pools import WaitsFor
 from storage.entries.encode import encode_batch
@@ -92,7 +92,7 @@ def entry_response(rows: list[dict[str, Any]]) -> Response:
     payload = _batch_payload(rows) if batched else first["payload"] or b""
     found: dict[str, object] = {
         "Message-ID": f"{first['ledger_id']}:{first['entry_id']}",
-        "publish-time": _time(first["publish_time"]),
+        "publish-time": moment(first["publish_time"]),
         "sequence-id": first["sequence_id"],
         "producer-name": first["producer"],
         "uncompressed-size": len(payload),
@@ -101,7 +101,7 @@ def entry_response(rows: list[dict[str, Any]]) -> Response:
         found |= {"num-batch-message": len(rows), "batch-size": len(payload)}
     else:
         found |= {
-            "event-time": _time(first["event_time"]),
+            "event-time": None if first["event_time"] is None else moment(first["event_time"]),
             "PROPERTY": json.dumps(dict(first["properties"])) if first["properties"] else None,
             "null-value": "true" if first["payload"] is None else None,
             "Is-Encrypted": "true" if first["slot"] == int(Slot.WHOLE_ENTRY) else None,
@@ -140,14 +140,3 @@ def _batch_payload(rows: list[dict[str, Any]]) -> bytes:
         publish_time=first["publish_time"],
     )
     return entry[parse(entry, checked=True)[1] :]
-
-
-def _time(milliseconds: int | None) -> str | None:
-    """As Pulsar's DateFormatter has it."""
-    if milliseconds is None:
-        return None
-    try:
-        moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    except (OverflowError, ValueError, OSError):
-        return str(milliseconds)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{milliseconds % 1000:03d}Z"

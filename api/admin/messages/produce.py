@@ -24,6 +24,7 @@ from api.admin.messages.produce_models import (
     ProducerMessages,
     parsed,
 )
+from api.admin.models import INT
 from api.background.maintenance_loop import QUOTA_CHECK_MS
 from api.formats.text_encoding import TextEncoding, to_text
 from api.http.access import Action
@@ -94,7 +95,7 @@ async def produce_to_partition(
     parts: Parts,
     request: Request,
     topic: Topic,
-    partition: Annotated[int, Path(ge=0, le=2**31 - 1)],
+    partition: Annotated[int, Path(ge=0, le=INT)],
     key_encoding: KeyEncoding = TextEncoding.UTF8,
     value_encoding: ValueEncoding = TextEncoding.UTF8,
 ) -> Response:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pydantic import Field, ValidationError
 
-from api.admin.models import PulsarAnswer, PulsarBody
+from api.admin.models import LONG, PulsarAnswer, PulsarBody
 from api.formats.jsonl import parse_rows
 from api.formats.text_encoding import TextEncoding, to_bytes
 from api.http import json_bounds
@@ -25,7 +25,6 @@ VALUES_A_MESSAGE = 32
 _MESSAGE_DEPTH = 2
 """A message is an object in an array in an object."""
 _PLAIN_SCHEMAS = ("STRING", "JSON", "BYTES", "NONE")
-_LONG = 2**63 - 1
 _SHOWN = 100
 """Characters that a refusal repeats of a name that the caller gave."""
 
@@ -37,7 +36,7 @@ class ProducerMessage(PulsarBody):
     key: str | None = None
     properties: dict[str, str] | None = None
     event_time: int | str | None = None
-    sequence_id: int = Field(0, ge=-1, le=_LONG)
+    sequence_id: int = Field(0, ge=-1, le=LONG)
     partition: int | None = Field(default=None, ge=0)
     context: str | None = None
     replication_clusters: list[str] | None = None
@@ -138,7 +137,7 @@ def _message(sent: ProducerMessage, producer: str, key: TextEncoding, value: Tex
         raise Problem(400, "deliverAt and deliverAfterMs cannot be kept: a log delivers in order, at once")
     try:
         event_time = int(sent.event_time) if sent.event_time not in (None, "") else None
-        if event_time is not None and not -(2**63) <= event_time <= _LONG:
+        if event_time is not None and not -LONG - 1 <= event_time <= LONG:
             raise ValueError("eventTime does not fit into 64 bits")
         return NewMessage(
             None if sent.key is None else to_bytes(sent.key, key),

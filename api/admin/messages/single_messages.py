@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from api.admin import resolve
 from api.admin.messages.entries import ENTRY, MOST_ENTRIES, NOT_FOUND, entries, entry_of, entry_response, refuse_far
-from api.admin.models import PulsarAnswer
+from api.admin.models import INT, LONG, PulsarAnswer
 from api.components import open_topic
 from api.formats.jsonl import JsonLines
 from api.formats.text_encoding import TextEncoding, to_bytes
@@ -40,12 +40,11 @@ from storage.topic import Topic as OpenTopic
 
 router = Routes("messages")
 
-_LONG = 2**63 - 1
 AGE = "X-Compactor-Age"
 """Of the newest message of a key, also of a tombstone: what partitions in several services are compared by."""
 KeyEncoding = Annotated[TextEncoding, Query(alias="keyEncoding", description="How the key is given.")]
 ValueEncoding = Annotated[TextEncoding, Query(alias="valueEncoding", description="How the value is shown.")]
-_Id = Annotated[int, Path(ge=0, le=_LONG)]
+_Id = Annotated[int, Path(ge=0, le=LONG)]
 
 
 class MessageIdAnswer(PulsarAnswer):
@@ -88,7 +87,7 @@ def get_last_message_id(
     TOPIC_PATH + "/messageid/{timestamp}", Action.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE
 )
 def get_message_id_by_timestamp(
-    parts: Parts, topic: Topic, timestamp: Annotated[int, Path(ge=0, le=_LONG)]
+    parts: Parts, topic: Topic, timestamp: Annotated[int, Path(ge=0, le=LONG)]
 ) -> MessageIdAnswer:
     """The first entry that was published at that time (ms) or later: of the compacted ledger, if it has one."""
     resolve.refuse_partitioned(
@@ -123,7 +122,7 @@ def examine_message(
     initial_position: Annotated[Literal["earliest", "latest"], Query(alias="initialPosition")] = "latest",
     message_position: Annotated[
         int,
-        Query(alias="messagePosition", ge=1, le=2**31 - 1, description=f"From earliest at most {MOST_ENTRIES}."),
+        Query(alias="messagePosition", ge=1, le=INT, description=f"From earliest at most {MOST_ENTRIES}."),
     ] = 1,
 ) -> Response:
     """The raw entry that is the n-th from the beginning, or that holds the n-th message from the end."""

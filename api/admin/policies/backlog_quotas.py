@@ -14,7 +14,7 @@ from typing import Annotated
 from fastapi import Body, Query
 from pydantic import Field
 
-from api.admin.models import PulsarAnswer, PulsarBody
+from api.admin.models import INT, LONG, PulsarAnswer, PulsarBody
 from api.admin.policies.scopes import NAMESPACE, TOPIC, PolicyScope, ScopeKind
 from api.http.access import ANY_USE, Action
 from api.http.problems import Problem
@@ -26,7 +26,6 @@ from storage.options.policies import HOLD, TopicPolicies
 router = Routes("backlog")
 
 _NO_LIMIT = -1
-_INT, _LONG = (1 << 31) - 1, (1 << 63) - 1
 
 
 class QuotaType(StrEnum):
@@ -52,9 +51,9 @@ class OverQuotaAction(StrEnum):
 class BacklogQuota(PulsarBody):
     """A quota; -1: no limit. `limit` is an older name of `limitSize`."""
 
-    limit: int | None = Field(None, ge=-1, le=_LONG)
-    limit_size: int | None = Field(None, ge=-1, le=_LONG)
-    limit_time: int | None = Field(None, ge=-1, le=_INT)
+    limit: int | None = Field(None, ge=-1, le=LONG)
+    limit_size: int | None = Field(None, ge=-1, le=LONG)
+    limit_time: int | None = Field(None, ge=-1, le=INT)
     policy: Annotated[OverQuotaAction, Field(strict=False)]
 
     def limit_of(self, kind: QuotaType) -> int:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, cast
 from fastapi import Body, Depends, Query
 from pydantic import Field
 
-from api.admin.models import UNREADABLE, PulsarBody, long_body, number_schema, unset
+from api.admin.models import INT, LONG, UNREADABLE, PulsarBody, long_body, number_schema, unset
 from api.admin.policies.scopes import NAMESPACE, TOPIC, PolicyScope, ScopeKind
 from api.http.access import ANY_USE, Action
 from api.http.problems import Problem
@@ -35,7 +35,6 @@ ROUTERS = (thresholds, ttls, retentions, message_thresholds)
 THRESHOLD = "compaction.threshold.bytes"
 THRESHOLD_MESSAGES = "compaction.threshold.messages"
 TTL = "message.ttl.seconds"
-_INT, _LONG = (1 << 31) - 1, (1 << 63) - 1
 _MIB = 1 << 20
 _MINUTES, _BYTES = "retention.minutes", "retention.bytes"
 _TIMES = {"retention.ms": (1, 60_000), _MINUTES: (1, 1), "retention.hours": (60, 1)}
@@ -107,8 +106,8 @@ def _number(name: str, values: Callable[[int], Values], unit: str, meaning: str,
 class Retention(PulsarBody):
     """For how long, and up to which size, messages are retained."""
 
-    retention_time_in_minutes: int = Field(0, le=_INT, ge=-_INT - 1)
-    retention_size_in_mb: int = Field(0, alias="retentionSizeInMB", le=_LONG // _MIB, ge=-_LONG)
+    retention_time_in_minutes: int = Field(0, le=INT, ge=-INT - 1)
+    retention_size_in_mb: int = Field(0, alias="retentionSizeInMB", le=LONG // _MIB, ge=-LONG)
 
 
 async def ttl_query(seconds: Annotated[int, Query(alias="messageTTL", description="Seconds; 0: off.")]) -> int:
@@ -159,18 +158,18 @@ def _retention(minutes: int, size: int) -> dict[str, int]:
     return {"retentionTimeInMinutes": minutes, "retentionSizeInMB": size // _MIB if size > 0 else size}
 
 
-namespace_threshold_values = _in_range(THRESHOLD, _LONG, "compactionThreshold must be 0 or more")
-ttl_values = _in_range(TTL, _INT, "Invalid value for message TTL")
+namespace_threshold_values = _in_range(THRESHOLD, LONG, "compactionThreshold must be 0 or more")
+ttl_values = _in_range(TTL, INT, "Invalid value for message TTL")
 _THRESHOLD = _number(
     THRESHOLD,
-    _in_range(THRESHOLD, _LONG, "Invalid value for compactionThreshold"),
+    _in_range(THRESHOLD, LONG, "Invalid value for compactionThreshold"),
     "Bytes",
     "Bytes behind the horizon that are still no reason to compact",
     1_048_576,
 )
 _THRESHOLD_MESSAGES = _number(
     THRESHOLD_MESSAGES,
-    _in_range(THRESHOLD_MESSAGES, _LONG, "Invalid value for compactionThresholdMessages"),
+    _in_range(THRESHOLD_MESSAGES, LONG, "Invalid value for compactionThresholdMessages"),
     "Messages",
     "Messages behind the horizon that are still no reason to compact",
     10_000,

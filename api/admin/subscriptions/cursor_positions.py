@@ -14,10 +14,10 @@ from fastapi import Body, Path, Request
 from pydantic import Field
 
 from api.admin import resolve
-from api.admin.models import PulsarBody, TextByName
+from api.admin.models import INT, LONG, PulsarBody, TextByName
 from api.components import open_topic
 from api.http.access import Action, require_here
-from api.http.paths import decoded
+from api.http.paths import TOPIC_PATH, decoded
 from api.http.problems import Problem, reported_as
 from api.http.thread_pools import WaitsFor, pools_of
 from api.service import Service
@@ -29,9 +29,7 @@ from storage.model import EARLIEST, LATEST, MessageId, Position, TopicName
 from storage.reading.positions import first_at, mark_delete_before
 from storage.topic import Topic as OpenTopic
 
-PATH = "/persistent/{tenant}/{namespace}/{topic}"
-ONE = PATH + "/subscription/{subscription}"
-LONG = 2**63 - 1
+ONE = TOPIC_PATH + "/subscription/{subscription}"
 
 Subscription = Annotated[str, Path(description="Its name; __compaction is the compaction cursor.")]
 
@@ -43,7 +41,7 @@ class ResetCursorData(PulsarBody):
     ledger_id: int = Field(ge=-1, le=LONG)
     entry_id: int = Field(ge=-1, le=LONG)
     partition_index: int = -1
-    batch_index: int = Field(-1, ge=-1, le=2**31 - 1)
+    batch_index: int = Field(-1, ge=-1, le=INT)
     batch_size: int = 0
     excluded: bool = False
     is_excluded: bool = False

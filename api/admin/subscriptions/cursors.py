@@ -14,9 +14,8 @@ from starlette.responses import Response
 
 from api.admin import resolve
 from api.admin.messages.entries import ENTRY, MOST_ENTRIES, NOT_FOUND, entries, entry_response, refuse_far
-from api.admin.models import TextByName
+from api.admin.models import LONG, TextByName
 from api.admin.subscriptions.cursor_positions import (
-    LONG,
     ONE,
     OwnedCursor,
     PlaceBody,

@@ -9,7 +9,7 @@ from fastapi import Body
 from pydantic import ConfigDict, Field, ValidationError
 
 from api.admin import resolve
-from api.admin.models import PulsarBody
+from api.admin.models import LONG, PulsarBody
 from api.admin.policies.backlog_quotas import BacklogQuota, QuotaType, quota_values, quotas_of
 from api.admin.policies.namespace_policies import FIELDS, policies_document
 from api.admin.policies.pulsar_policies import (
@@ -43,7 +43,7 @@ class _InitialPolicies(PulsarBody):
 
     replication_clusters: list[str] = Field(default_factory=list)
     retention_policies: Retention | None = None
-    compaction_threshold: int | None = Field(None, le=(1 << 63) - 1)
+    compaction_threshold: int | None = Field(None, le=LONG)
     message_ttl_in_seconds: int | None = None
     backlog_quota_map: dict[QuotaKind, BacklogQuota] = Field(default_factory=dict)
 

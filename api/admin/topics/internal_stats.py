@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from api.admin import resolve
+from api.admin.models import moment
 from api.admin.topics.stats import of_topic, partitioned
 from api.admin.topics.stats_models import (
     CursorStats,
@@ -112,11 +111,6 @@ def internal_info(found: TopicCounts) -> TopicInternalInfo:
             for cursor in found.standing.cursors
         },
     )
-
-
-def moment(milliseconds: int) -> str:
-    """As Pulsar writes times: 2026-11-21T11:44:01.827Z."""
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _cursor(found: TopicCounts, cursor: CursorStanding) -> CursorStats:
