@@ -22,6 +22,7 @@ from api.observability import logs
 from api.settings.settings import Settings
 from tests.asgi import TestClient, access_of, with_pools
 from tests.clocks import ManualClock
+from tests.event_loop import in_event_loop
 
 SECRET = bytes(32)
 OUTPUT = io.StringIO()
@@ -159,7 +160,8 @@ def test_a_console_has_one_line_a_record_and_masks_as_well() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_request_that_the_end_of_the_service_cuts_off_is_answered_and_no_traceback_is_logged(
+@in_event_loop
+async def test_a_request_that_the_end_of_the_service_cuts_off_is_answered_and_no_traceback_is_logged(
     client: TestClient, begun: bool
 ) -> None:
     """The server cancels what is left when its grace is over."""
@@ -174,15 +176,12 @@ def test_a_request_that_the_end_of_the_service_cuts_off_is_answered_and_no_trace
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    async def scenario() -> None:
-        scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "state": {"caller": Caller("here")}}
-        task = asyncio.create_task(Audit(waits, ManualClock())(scope, send, send))  # type: ignore[arg-type]
-        await waiting.wait()
-        task.cancel()
-        await task
-
     waiting = asyncio.Event()
-    asyncio.run(scenario())
+    scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "state": {"caller": Caller("here")}}
+    task = asyncio.create_task(Audit(waits, ManualClock())(scope, send, send))  # type: ignore[arg-type]
+    await waiting.wait()
+    task.cancel()
+    await task
     if begun:
         assert [message["status"] for message in sent] == [200], "and no end: the connection breaks off"
     else:

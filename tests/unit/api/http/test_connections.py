@@ -20,6 +20,7 @@ from api.http.connections import Listener, deadline_protocol, loop_errors, most_
 from api.observability.logs import SELDOM_MS, Seldom
 from api.settings.settings import Settings
 from tests.clocks import ManualClock
+from tests.event_loop import in_event_loop
 
 SOON = {
     "limits.header-timeout": Settings(limits_header_timeout_ms=300),
@@ -69,25 +70,23 @@ def test_a_connection_beyond_the_limit_is_closed_until_another_one_ends(
     )
 
 
-def test_where_no_descriptor_is_left_accepting_rests_and_says_so_once(
+@in_event_loop
+async def test_where_no_descriptor_is_left_accepting_rests_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def none_left(_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        handle = loop_errors(seldom_of(ManualClock()))
-        loop.set_exception_handler(handle)
-        with listening(2) as listener, socket.create_connection(listener.getsockname()):
-            server = await loop.create_server(asyncio.Protocol, sock=listener, backlog=1000)
-            monkeypatch.setattr(Listener, "_accept", none_left, raising=False)
-            for _ in range(5):
-                await asyncio.sleep(0)
-            server.close()
-        handle(loop, {"message": "socket.accept() out of system resource"})
-
-    asyncio.run(scenario())
+    loop = asyncio.get_running_loop()
+    handle = loop_errors(seldom_of(ManualClock()))
+    loop.set_exception_handler(handle)
+    with listening(2) as listener, socket.create_connection(listener.getsockname()):
+        server = await loop.create_server(asyncio.Protocol, sock=listener, backlog=1000)
+        monkeypatch.setattr(Listener, "_accept", none_left, raising=False)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        server.close()
+    handle(loop, {"message": "socket.accept() out of system resource"})
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [
         "no file descriptor is left for a connection: raise their limit (ulimit -n, LimitNOFILE)"
     ]
@@ -162,46 +161,38 @@ async def served(
     ],
     ids=["nothing", "half a head", "half a body", "half of a second one"],
 )
-def test_a_request_that_comes_too_slowly_is_answered_and_its_connection_closed(
+@in_event_loop
+async def test_a_request_that_comes_too_slowly_is_answered_and_its_connection_closed(
     sent: bytes, setting: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> bytes:
-        async with served(SOON[setting], seldom_of(ManualClock())) as (reader, writer):
-            writer.write(sent)
-            return await reader.read()
-
-    answer = asyncio.run(scenario()).decode()
+    async with served(SOON[setting], seldom_of(ManualClock())) as (reader, writer):
+        writer.write(sent)
+        answer = (await reader.read()).decode()
     assert answer.rpartition("HTTP/1.1")[2].startswith(" 408 ")
     assert setting in answer
     assert setting in caplog.text
 
 
-def test_a_request_in_time_is_answered_and_so_is_the_next_one() -> None:
-    async def scenario() -> list[bytes]:
-        async with served(Settings(), seldom_of(ManualClock())) as (reader, writer):
-            found = []
-            for _ in range(2):
-                writer.write(HEAD)
-                await writer.drain()
-                writer.write(b"1234567890")
-                head = await reader.readuntil(b"\r\n\r\n")
-                found.append(head.partition(b"\r\n")[0] + b" " + await reader.readexactly(2))
-            return found
-
-    assert asyncio.run(scenario()) == [b"HTTP/1.1 200 OK 10"] * 2
+@in_event_loop
+async def test_a_request_in_time_is_answered_and_so_is_the_next_one() -> None:
+    async with served(Settings(), seldom_of(ManualClock())) as (reader, writer):
+        for _ in range(2):
+            writer.write(HEAD)
+            await writer.drain()
+            writer.write(b"1234567890")
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert (head.partition(b"\r\n")[0], await reader.readexactly(2)) == (b"HTTP/1.1 200 OK", b"10")
 
 
-def test_what_is_no_http_is_refused_in_words_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
+@in_event_loop
+async def test_what_is_no_http_is_refused_in_words_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.filtering(type("F", (logging.Filter,), {"filter": staticmethod(connections.without_repeats)})()):
         seldom = seldom_of(ManualClock())
         for _ in range(3):
             async with served(Settings(), seldom) as (reader, writer):
                 writer.write(b"\x16\x03\x01\r\n\r\n")
                 answer = await reader.read()
                 assert (answer.startswith(b"HTTP/1.1 400 "), b'{"reason": "this is no HTTP' in answer) == (True, True)
-
-    with caplog.filtering(type("F", (logging.Filter,), {"filter": staticmethod(connections.without_repeats)})()):
-        asyncio.run(scenario())
     assert len(caplog.records) == 1
 
 

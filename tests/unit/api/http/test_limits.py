@@ -16,6 +16,7 @@ from api.http.problems import Problem
 from api.settings.settings import Settings
 from tests.asgi import TestClient
 from tests.clocks import ManualClock
+from tests.event_loop import in_event_loop
 
 Message = MutableMapping[str, Any]
 
@@ -274,42 +275,36 @@ class UnderWay:
             await self.slow(scope, receive, send)
 
 
-def test_one_role_has_half_of_what_may_be_under_way() -> None:
-    async def scenario() -> list[int]:
-        requests = UnderWay(UnderWay.slow, limits_requests_at_once=4)
-        tasks = [await requests.begin("poller") for _ in range(2)]
-        await requests.ask("poller")
-        tasks.append(await requests.begin("other"))
-        requests.leave.set()
-        await asyncio.gather(*tasks)
-        await requests.ask("poller")
-        return requests.statuses
-
-    assert asyncio.run(scenario()) == [503, 200, 200, 200, 200]
+@in_event_loop
+async def test_one_role_has_half_of_what_may_be_under_way() -> None:
+    requests = UnderWay(UnderWay.slow, limits_requests_at_once=4)
+    tasks = [await requests.begin("poller") for _ in range(2)]
+    await requests.ask("poller")
+    tasks.append(await requests.begin("other"))
+    requests.leave.set()
+    await asyncio.gather(*tasks)
+    await requests.ask("poller")
+    assert requests.statuses == [503, 200, 200, 200, 200]
 
 
-def test_bodies_together_are_bounded() -> None:
-    async def scenario() -> list[int]:
-        requests = UnderWay(UnderWay.holding, b"x" * 1000, limits_body_bytes=1024, limits_bodies_bytes=2048)
-        tasks = [await requests.begin() for _ in range(2)]
-        await requests.ask()
-        requests.leave.set()
-        await asyncio.gather(*tasks)
-        await requests.ask()
-        return requests.statuses
-
-    assert asyncio.run(scenario()) == [503, 200, 200, 200]
+@in_event_loop
+async def test_bodies_together_are_bounded() -> None:
+    requests = UnderWay(UnderWay.holding, b"x" * 1000, limits_body_bytes=1024, limits_bodies_bytes=2048)
+    tasks = [await requests.begin() for _ in range(2)]
+    await requests.ask()
+    requests.leave.set()
+    await asyncio.gather(*tasks)
+    await requests.ask()
+    assert requests.statuses == [503, 200, 200, 200]
 
 
-def test_only_so_many_requests_are_under_way_at_once() -> None:
-    async def scenario() -> list[int]:
-        requests = UnderWay(UnderWay.slow, limits_requests_at_once=1)
-        first = await requests.begin()
-        await requests.ask()
-        probe = await requests.begin("", "/readyz")
-        requests.leave.set()
-        await asyncio.gather(first, probe)
-        await requests.ask()
-        return requests.statuses
-
-    assert asyncio.run(scenario()) == [503, 200, 200, 200]
+@in_event_loop
+async def test_only_so_many_requests_are_under_way_at_once() -> None:
+    requests = UnderWay(UnderWay.slow, limits_requests_at_once=1)
+    first = await requests.begin()
+    await requests.ask()
+    probe = await requests.begin("", "/readyz")
+    requests.leave.set()
+    await asyncio.gather(first, probe)
+    await requests.ask()
+    assert requests.statuses == [503, 200, 200, 200]

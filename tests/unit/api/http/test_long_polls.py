@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
 from typing import Any, NoReturn
 
 import pytest
@@ -15,6 +14,7 @@ from api.http.problems import Problem
 from api.http.thread_pools import Pool, Pools, WaitsFor
 from storage.errors import Unavailable
 from tests.entries import one, produce
+from tests.event_loop import in_event_loop
 from tests.workbench import Workbench
 
 FAR_MS = 10**15
@@ -53,47 +53,38 @@ def threads_of(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> list[s
     return found
 
 
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 60))
-
-
-def test_reads_that_wait_share_a_look_and_are_woken_by_what_comes_to_their_topic(
+@in_event_loop
+async def test_reads_that_wait_share_a_look_and_are_woken_by_what_comes_to_their_topic(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     polls = polls_of(bench)
     topics = [bench.topic("t"), bench.topic("other")]
     looks = threads_of(monkeypatch, bench.metadata.segments, "tails")
     files = threads_of(monkeypatch, long_polls, "unsealed_end")
-
-    async def scenario() -> None:
-        many = [polls.changes(topics[0].record.id, FAR_MS, here) for _ in range(100)]
-        other = polls.changes(topics[1].record.id, FAR_MS, here)
-        await asyncio.gather(*(anext(item) for item in (*many, other)))  # what came before they were checked
-        assert len(looks) <= 2
-        waiting = [asyncio.ensure_future(anext(item)) for item in many]
-        unmoved = asyncio.ensure_future(anext(other))
-        await asyncio.to_thread(produce, topics[0], [one(b"k", b"v")])
-        await asyncio.gather(*waiting)
-        assert not unmoved.done()
-        unmoved.cancel()
-
-    run(scenario())
+    many = [polls.changes(topics[0].record.id, FAR_MS, here) for _ in range(100)]
+    other = polls.changes(topics[1].record.id, FAR_MS, here)
+    await asyncio.gather(*(anext(item) for item in (*many, other)))  # what came before they were checked
+    assert len(looks) <= 2
+    waiting = [asyncio.ensure_future(anext(item)) for item in many]
+    unmoved = asyncio.ensure_future(anext(other))
+    await asyncio.to_thread(produce, topics[0], [one(b"k", b"v")])
+    await asyncio.gather(*waiting)
+    assert not unmoved.done()
+    unmoved.cancel()
     assert (set(looks), set(files)) == ({"database-pool"}, {"log-pool"}), "a disk that hangs holds its own threads"
 
 
-def test_a_read_ends_at_its_time_and_when_its_client_goes_away(bench: Workbench) -> None:
+@in_event_loop
+async def test_a_read_ends_at_its_time_and_when_its_client_goes_away(bench: Workbench) -> None:
     polls, topic = polls_of(bench), bench.topic().record.id
-
-    async def scenario() -> None:
-        assert [1 async for _ in polls.changes(topic, bench.clock.now_ms(), here)] == []
-        assert [1 async for _ in polls.changes(topic, FAR_MS, gone)] == []
-        polls.end()
-        assert [1 async for _ in polls.changes(topic, FAR_MS, here)] == []
-
-    run(scenario())
+    assert [1 async for _ in polls.changes(topic, bench.clock.now_ms(), here)] == []
+    assert [1 async for _ in polls.changes(topic, FAR_MS, gone)] == []
+    polls.end()
+    assert [1 async for _ in polls.changes(topic, FAR_MS, here)] == []
 
 
-def test_a_deleted_topic_and_a_database_that_is_away_wake_who_waits(
+@in_event_loop
+async def test_a_deleted_topic_and_a_database_that_is_away_wake_who_waits(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     polls, topic = polls_of(bench), bench.topic().record.id
@@ -101,15 +92,12 @@ def test_a_deleted_topic_and_a_database_that_is_away_wake_who_waits(
     def away(_: object) -> NoReturn:
         raise Unavailable("the database is away", "try again")
 
-    async def scenario() -> None:
-        changes = polls.changes(topic, FAR_MS, here)
-        await anext(changes)
-        bench.metadata.tenancy.delete_topic(topic)
-        await anext(changes)
-        monkeypatch.setattr(bench.metadata.segments, "tails", away)
-        await anext(changes)  # the read finds out by itself
-
-    run(scenario())
+    changes = polls.changes(topic, FAR_MS, here)
+    await anext(changes)
+    bench.metadata.tenancy.delete_topic(topic)
+    await anext(changes)
+    monkeypatch.setattr(bench.metadata.segments, "tails", away)
+    await anext(changes)  # the read finds out by itself
 
 
 def test_one_caller_has_so_many_reads_that_wait_and_others_have_theirs(bench: Workbench) -> None:

@@ -28,6 +28,7 @@ from storage.owner import Owner
 from storage.topic import Topic
 from tests.certificates import certificate
 from tests.entries import NOW, one, produce
+from tests.event_loop import in_event_loop
 from tests.workbench import Workbench, content
 
 
@@ -162,18 +163,17 @@ def test_a_process_of_the_same_host_and_pid_is_another_one(bench: Workbench, log
         forwarding.for_writing(topic)
 
 
-def test_what_goes_between_services_goes_through_no_proxy(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_event_loop
+async def test_what_goes_between_services_goes_through_no_proxy(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It carries the callers' tokens."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
-
-    async def scenario() -> bool:
-        forwarding = OwnerProxy(bench.metadata, bench.clock, bench.log, 1_000)
-        client = await forwarding._of_this_loop()
-        await forwarding.close()
-        return client.trust_env
-
-    assert not asyncio.run(scenario())
+    forwarding = OwnerProxy(bench.metadata, bench.clock, bench.log, 1_000)
+    client = await forwarding._of_this_loop()
+    await forwarding.close()
+    assert not client.trust_env
 
 
 def forwarded(bench: Workbench, url: str, target: str = "/x", **options: Any) -> tuple[int, str]:

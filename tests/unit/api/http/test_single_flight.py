@@ -10,45 +10,42 @@ import pytest
 from api.http.single_flight import SingleFlight
 from api.http.thread_pools import Pool, WaitsFor
 from tests.clocks import ManualClock
+from tests.event_loop import in_event_loop
 
 
-def test_who_asks_meanwhile_shares_what_is_made_next() -> None:
-    async def scenario() -> list[int]:
-        shared: SingleFlight[int] = SingleFlight(Pool(WaitsFor.DATABASE, 4, 30_000, ManualClock()))
-        begun, leave = threading.Event(), threading.Event()
-        created: list[int] = []
+@in_event_loop
+async def test_who_asks_meanwhile_shares_what_is_made_next() -> None:
+    shared: SingleFlight[int] = SingleFlight(Pool(WaitsFor.DATABASE, 4, 30_000, ManualClock()))
+    begun, leave = threading.Event(), threading.Event()
+    created: list[int] = []
 
-        def make() -> int:
-            created.append(len(created))
-            begun.set()
-            leave.wait(30)
-            return created[-1]
+    def make() -> int:
+        created.append(len(created))
+        begun.set()
+        leave.wait(30)
+        return created[-1]
 
-        first = asyncio.create_task(shared.answer(make))
-        await asyncio.to_thread(begun.wait, 30)
-        later = [asyncio.create_task(shared.answer(make)) for _ in range(50)]
-        await asyncio.sleep(0)
-        assert created == [0], "one at a time"
-        leave.set()
-        answers = [await first, *await asyncio.gather(*later)]
-        return [*answers, await shared.answer(make)]
-
-    assert asyncio.run(scenario()) == [0, *[1] * 50, 2]
+    first = asyncio.create_task(shared.answer(make))
+    await asyncio.to_thread(begun.wait, 30)
+    later = [asyncio.create_task(shared.answer(make)) for _ in range(50)]
+    await asyncio.sleep(0)
+    assert created == [0], "one at a time"
+    leave.set()
+    assert [await first, *await asyncio.gather(*later)] == [0, *[1] * 50]
+    assert await shared.answer(make) == 2
 
 
-def test_one_who_leaves_takes_nothing_from_the_others_and_an_error_is_told_to_all() -> None:
-    async def scenario() -> None:
-        shared: SingleFlight[int] = SingleFlight(Pool(WaitsFor.DATABASE, 4, 30_000, ManualClock()))
+@in_event_loop
+async def test_one_who_leaves_takes_nothing_from_the_others_and_an_error_is_told_to_all() -> None:
+    shared: SingleFlight[int] = SingleFlight(Pool(WaitsFor.DATABASE, 4, 30_000, ManualClock()))
 
-        def fail() -> int:
-            raise LookupError("nothing there")
+    def fail() -> int:
+        raise LookupError("nothing there")
 
-        gone, *rest = (asyncio.create_task(shared.answer(fail)) for _ in range(3))
-        await asyncio.sleep(0)
-        gone.cancel()
-        for item in rest:
-            with pytest.raises(LookupError, match="nothing there"):
-                await item
-        assert await shared.answer(lambda: 7) == 7
-
-    asyncio.run(scenario())
+    gone, *rest = (asyncio.create_task(shared.answer(fail)) for _ in range(3))
+    await asyncio.sleep(0)
+    gone.cancel()
+    for item in rest:
+        with pytest.raises(LookupError, match="nothing there"):
+            await item
+    assert await shared.answer(lambda: 7) == 7

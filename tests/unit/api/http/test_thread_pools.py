@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Generator, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from api.http.thread_pools import STUCK_MS, Pool, WaitsFor
 from storage.errors import Unavailable
 from storage.metadata.records import ServiceRecord
 from tests.clocks import ManualClock
+from tests.event_loop import in_event_loop
 
 FAR_MS = 60_000
 
@@ -26,10 +27,6 @@ def leave() -> Iterator[threading.Event]:
     event = threading.Event()
     yield event
     event.set()
-
-
-def after(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(scenario())
 
 
 async def hung(pool: Pool, leave: threading.Event, count: int) -> list[asyncio.Task[bool]]:
@@ -47,69 +44,61 @@ async def hung(pool: Pool, leave: threading.Event, count: int) -> list[asyncio.T
     return tasks
 
 
-def test_what_hangs_holds_its_own_pool_alone_and_the_next_are_refused_at_once(leave: threading.Event) -> None:
+@in_event_loop
+async def test_what_hangs_holds_its_own_pool_alone_and_the_next_are_refused_at_once(leave: threading.Event) -> None:
     clock = ManualClock()
     store, database = Pool(WaitsFor.STORE, 2, FAR_MS, clock), Pool(WaitsFor.DATABASE, 2, FAR_MS, clock)
-
-    async def scenario() -> None:
-        tasks = await hung(store, leave, 2)
-        assert await database.run(int, "7") == 7
-        queued = asyncio.create_task(store.run(int, "8"))  # they may be just about to end
-        await asyncio.sleep(0)
-        clock.advance(STUCK_MS)
-        with pytest.raises(Problem, match="object store has not answered any of 2 requests") as refused:
-            await store.run(int, "9")
-        assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "1"})
-        leave.set()
-        assert (await asyncio.gather(*tasks), await queued) == ([True, True], 8)
-        assert await store.run(int, "9") == 9
-
-    after(scenario)
+    tasks = await hung(store, leave, 2)
+    assert await database.run(int, "7") == 7
+    queued = asyncio.create_task(store.run(int, "8"))  # they may be just about to end
+    await asyncio.sleep(0)
+    clock.advance(STUCK_MS)
+    with pytest.raises(Problem, match="object store has not answered any of 2 requests") as refused:
+        await store.run(int, "9")
+    assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "1"})
+    leave.set()
+    assert (await asyncio.gather(*tasks), await queued) == ([True, True], 8)
+    assert await store.run(int, "9") == 9
 
 
-def test_at_the_deadline_the_answer_comes_and_what_has_not_begun_never_does(
+@in_event_loop
+async def test_at_the_deadline_the_answer_comes_and_what_has_not_begun_never_does(
     leave: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = Pool(WaitsFor.STORE, 1, 1, ManualClock())
     begun: list[str] = []
-
-    async def scenario() -> None:
-        with pytest.raises(Problem, match="has not answered within 1 ms"):
-            await pool.run(leave.wait, 30)
-        with pytest.raises(Problem, match="has not answered within 1 ms"):
-            await pool.run(begun.append, "too late")
-        leave.set()
-        # Not `pool.run`: its own deadline is as short.
-        settled = threading.Event()
-        while not settled.is_set():
-            try:
-                await pool.run(settled.set)
-            except Problem:
-                continue
-        assert begun == []
-
-    after(scenario)
+    with pytest.raises(Problem, match="has not answered within 1 ms"):
+        await pool.run(leave.wait, 30)
+    with pytest.raises(Problem, match="has not answered within 1 ms"):
+        await pool.run(begun.append, "too late")
+    leave.set()
+    # Not `pool.run`: its own deadline is as short.
+    settled = threading.Event()
+    while not settled.is_set():
+        try:
+            await pool.run(settled.set)
+        except Problem:
+            continue
+    assert begun == []
     assert [record.message for record in caplog.records] == [
         "requests are answered 503: the object store has not answered within 1 ms"
     ], "once, however many requests"
 
 
-def test_a_queue_has_an_end(leave: threading.Event) -> None:
+@in_event_loop
+async def test_a_queue_has_an_end(leave: threading.Event) -> None:
     pool = Pool(WaitsFor.LOG, 1, FAR_MS, ManualClock())
-
-    async def scenario() -> None:
-        tasks = await hung(pool, leave, 1)
-        waiting = [asyncio.create_task(pool.run(int, "1")) for _ in range(16)]
-        await asyncio.sleep(0)
-        with pytest.raises(Problem, match="is waited for by 17 requests already"):
-            await pool.run(int, "1")
-        leave.set()
-        await asyncio.gather(*tasks, *waiting)
-
-    after(scenario)
+    tasks = await hung(pool, leave, 1)
+    waiting = [asyncio.create_task(pool.run(int, "1")) for _ in range(16)]
+    await asyncio.sleep(0)
+    with pytest.raises(Problem, match="is waited for by 17 requests already"):
+        await pool.run(int, "1")
+    leave.set()
+    await asyncio.gather(*tasks, *waiting)
 
 
-def test_errors_and_the_parts_of_a_stream_come_back(leave: threading.Event) -> None:
+@in_event_loop
+async def test_errors_and_the_parts_of_a_stream_come_back(leave: threading.Event) -> None:
     pool = Pool(WaitsFor.STORE, 1, FAR_MS, ManualClock())
     closed: list[bool] = []
 
@@ -119,20 +108,20 @@ def test_errors_and_the_parts_of_a_stream_come_back(leave: threading.Event) -> N
         finally:
             closed.append(True)
 
-    async def scenario() -> None:
-        with pytest.raises(ZeroDivisionError):
-            await pool.run(divmod, 1, 0)
-        assert [item async for item in pool.each(numbers())] == list(range(10))
-        stream = pool.each(numbers())
-        assert await anext(stream) == 0
-        await stream.aclose()
-        await pool.run(int)  # the one thread is through with what came before
-        assert closed == [True, True]
-
-    after(scenario)
+    with pytest.raises(ZeroDivisionError):
+        await pool.run(divmod, 1, 0)
+    assert [item async for item in pool.each(numbers())] == list(range(10))
+    stream = pool.each(numbers())
+    assert await anext(stream) == 0
+    await stream.aclose()
+    await pool.run(int)  # the one thread is through with what came before
+    assert closed == [True, True]
 
 
-def test_a_stream_that_is_left_during_a_step_is_closed_by_the_thread_that_makes_it(leave: threading.Event) -> None:
+@in_event_loop
+async def test_a_stream_that_is_left_during_a_step_is_closed_by_the_thread_that_makes_it(
+    leave: threading.Event,
+) -> None:
     pool = Pool(WaitsFor.STORE, 2, FAR_MS, ManualClock())
     begun, closed = threading.Event(), threading.Event()
     closed_by: list[str] = []
@@ -146,21 +135,19 @@ def test_a_stream_that_is_left_during_a_step_is_closed_by_the_thread_that_makes_
             closed_by.append(threading.current_thread().name)
             closed.set()
 
-    async def scenario() -> None:
-        step = asyncio.ensure_future(anext(pool.each(parts())))
-        await asyncio.to_thread(begun.wait, 30)
-        step.cancel()
-        await asyncio.wait({step})
-        del step
-        await pool.run(int)  # the other thread is through with what the end of the stream began
-        leave.set()
-        await asyncio.to_thread(closed.wait, 30)
-        assert closed_by == ["store-pool"]
-
-    after(scenario)
+    step = asyncio.ensure_future(anext(pool.each(parts())))
+    await asyncio.to_thread(begun.wait, 30)
+    step.cancel()
+    await asyncio.wait({step})
+    del step
+    await pool.run(int)  # the other thread is through with what the end of the stream began
+    leave.set()
+    await asyncio.to_thread(closed.wait, 30)
+    assert closed_by == ["store-pool"]
 
 
-def test_a_stream_is_closed_by_a_thread_also_while_the_pool_takes_no_more(leave: threading.Event) -> None:
+@in_event_loop
+async def test_a_stream_is_closed_by_a_thread_also_while_the_pool_takes_no_more(leave: threading.Event) -> None:
     clock = ManualClock()
     pool = Pool(WaitsFor.STORE, 1, FAR_MS, clock)
     closed_by: list[str] = []
@@ -171,19 +158,16 @@ def test_a_stream_is_closed_by_a_thread_also_while_the_pool_takes_no_more(leave:
         finally:
             closed_by.append(threading.current_thread().name)
 
-    async def scenario() -> None:
-        stream = pool.each(parts())
-        await anext(stream)
-        tasks = await hung(pool, leave, 1)
-        clock.advance(STUCK_MS)
-        await stream.aclose()
-        del stream
-        leave.set()
-        await asyncio.gather(*tasks)
-        await pool.run(int)  # the one thread is through with what came before
-        assert closed_by == ["store-pool"]
-
-    after(scenario)
+    stream = pool.each(parts())
+    await anext(stream)
+    tasks = await hung(pool, leave, 1)
+    clock.advance(STUCK_MS)
+    await stream.aclose()
+    del stream
+    leave.set()
+    await asyncio.gather(*tasks)
+    await pool.run(int)  # the one thread is through with what came before
+    assert closed_by == ["store-pool"]
 
 
 def not_the_owner() -> NotTheOwner:
@@ -200,7 +184,8 @@ def not_the_owner() -> NotTheOwner:
     ],
     ids=["a defect", "a known one", "a topic of another service"],
 )
-def test_an_error_of_a_request_that_has_its_answer_already_is_logged_if_something_failed(
+@in_event_loop
+async def test_an_error_of_a_request_that_has_its_answer_already_is_logged_if_something_failed(
     error: Exception, reasons: list[str], leave: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = Pool(WaitsFor.STORE, 1, FAR_MS, ManualClock())
@@ -213,22 +198,20 @@ def test_an_error_of_a_request_that_has_its_answer_already_is_logged_if_somethin
         leave.wait(30)
         raise error
 
-    async def scenario() -> None:
-        task = asyncio.ensure_future(pool.run(fail))
-        await asyncio.to_thread(begun.wait, 30)
-        task.cancel()
-        await asyncio.wait({task})
-        leave.set()
-        pool.close()
-        await asyncio.to_thread(threads[0].join)
-
-    after(scenario)
+    task = asyncio.ensure_future(pool.run(fail))
+    await asyncio.to_thread(begun.wait, 30)
+    task.cancel()
+    await asyncio.wait({task})
+    leave.set()
+    pool.close()
+    await asyncio.to_thread(threads[0].join)
     for record, reason in zip(caplog.records, reasons, strict=True):
         assert reason in record.message
         assert (record.exc_info is not None) == isinstance(error, RuntimeError)
 
 
-def test_where_no_thread_can_be_made_the_request_is_refused_and_the_next_one_tries_again(
+@in_event_loop
+async def test_where_no_thread_can_be_made_the_request_is_refused_and_the_next_one_tries_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool = Pool(WaitsFor.STORE, 1, FAR_MS, ManualClock())
@@ -237,13 +220,10 @@ def test_where_no_thread_can_be_made_the_request_is_refused_and_the_next_one_tri
     def none_left(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    async def scenario() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", none_left)
-            with pytest.raises(Problem, match="has no thread") as refused:
-                await pool.run(begun.append, 1)
-        assert refused.value.status_code == 503
-        assert await pool.run(int, "7") == 7
-        assert begun == []
-
-    after(scenario)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(Problem, match="has no thread") as refused:
+            await pool.run(begun.append, 1)
+    assert refused.value.status_code == 503
+    assert await pool.run(int, "7") == 7
+    assert begun == []
