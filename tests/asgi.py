@@ -8,7 +8,11 @@ from typing import Any, cast
 
 from fastapi import FastAPI
 
-from api.http.access import Access
+from api.http import problems
+from api.http.access import Access, Authentication
+from api.http.audit import Audit
+from api.http.limits import Limits
+from api.http.routes import Routes
 from api.http.thread_pools import Pools
 from api.settings.settings import Settings
 from storage.clock import Clock
@@ -28,9 +32,25 @@ class TestClient(_TestClient):
         super().__init__(app, **{"base_url": "http://127.0.0.1:8080", **options})
 
 
-def with_pools(app: FastAPI) -> FastAPI:
-    """An application of some routes, with threads for them."""
+def application(
+    router: Routes | None = None,
+    access: Access | None = None,
+    limits: Settings | None = None,
+    clock: Clock | None = None,
+) -> FastAPI:
+    """An application of some routes, with threads and errors as `api/app.py` has them; Authentication if there is
+    access control, Limits and Audit if there are settings for them."""
+    app, clock = FastAPI(), clock or ManualClock()
     app.state.pools = Pools.of(Settings(), ManualClock())
+    problems.install(app)
+    if router is not None:
+        app.router.routes.extend(router.routes)
+    if limits is not None:
+        app.add_middleware(Limits, settings=limits, clock=clock)
+        app.add_middleware(Audit, clock=clock)
+    if access is not None:
+        app.state.access = access
+        app.add_middleware(Authentication, access=access)
     return app
 
 
@@ -41,4 +61,4 @@ def access_of(secret: bytes | None, superuser: str, tenancy: object = None, cloc
     return Access.of(settings, cast(Any, tenancy), clock or ManualClock())
 
 
-__all__ = ["TestClient", "access_of", "with_pools"]
+__all__ = ["TestClient", "access_of", "application"]

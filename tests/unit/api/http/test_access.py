@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from fastapi import FastAPI
 
-from api.http import openapi, problems
-from api.http.access import Action, Authentication, CallerName
+from api.http import openapi
+from api.http.access import Action, CallerName
 from api.http.paths import EncodedSlashes
 from api.http.routes import Routes
 from api.http.tokens import create
 from storage.errors import NotFound
 from storage.metadata.records import NamespaceRecord, TenantRecord
 from storage.model import TopicName
-from tests.asgi import TestClient, access_of, with_pools
+from tests.asgi import TestClient, access_of, application
 
 SECRET = bytes(32)
 router = Routes(prefix="")
@@ -86,20 +85,16 @@ GRANTS = Grants(
 )
 
 
-def application(*, controlled: bool = True) -> FastAPI:
-    app = with_pools(FastAPI())
-    app.state.access = access_of(SECRET if controlled else None, "root", GRANTS)
-    problems.install(app)
+def client_of(secret: bytes | None) -> TestClient:
+    app = application(router, access_of(secret, "root", GRANTS))
     openapi.install(app)
-    app.router.routes.extend(router.routes)
-    app.add_middleware(Authentication, access=app.state.access)
     app.add_middleware(EncodedSlashes)
-    return app
+    return TestClient(app)
 
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    return TestClient(application())
+    return client_of(SECRET)
 
 
 def bearing(role: str, **claims: object) -> dict[str, str]:
@@ -193,7 +188,7 @@ def test_encoded_slashes_do_not_move_what_is_asked_for(client: TestClient) -> No
 
 
 def test_off_everything_is_allowed() -> None:
-    client = TestClient(application(controlled=False))
+    client = client_of(None)
     for path in ("/superuser", "/admin/none/n", "/anyone"):
         answer = client.get(path)
         assert answer.status_code == 200

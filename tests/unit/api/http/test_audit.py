@@ -13,14 +13,12 @@ import pytest
 import structlog
 from fastapi import FastAPI
 
-from api.http import problems
-from api.http.access import Action, Authentication, Caller, allowed
+from api.http.access import Action, Caller, allowed
 from api.http.audit import Audit
-from api.http.limits import Limits
 from api.http.tokens import create
 from api.observability import logs
 from api.settings.settings import Settings
-from tests.asgi import TestClient, access_of, with_pools
+from tests.asgi import TestClient, access_of, application
 from tests.clocks import ManualClock
 from tests.event_loop import in_event_loop
 
@@ -28,11 +26,9 @@ SECRET = bytes(32)
 OUTPUT = io.StringIO()
 
 
-def application() -> FastAPI:
-    app = with_pools(FastAPI())
+def changeable() -> FastAPI:
     clock = ManualClock()
-    app.state.access = access_of(SECRET, "ops", clock=clock)
-    problems.install(app)
+    app = application(None, access_of(SECRET, "ops", clock=clock), Settings(), clock)
 
     @app.put("/change/{name}", name="change_it", dependencies=[allowed(Action.SUPERUSER)])
     def change(name: str, body: dict[str, str]) -> None:
@@ -46,9 +42,6 @@ def application() -> FastAPI:
     def broken() -> None:
         raise RuntimeError("postgresql://me:planted@db/ said no")
 
-    app.add_middleware(Limits, settings=Settings(), clock=clock)
-    app.add_middleware(Audit, clock=clock)
-    app.add_middleware(Authentication, access=app.state.access)
     return app
 
 
@@ -57,7 +50,7 @@ def client() -> Iterator[TestClient]:
     handler = logs.configure(Settings(logging_format="json"), OUTPUT)
     OUTPUT.seek(0)
     OUTPUT.truncate()
-    yield TestClient(application(), raise_server_exceptions=False)
+    yield TestClient(changeable(), raise_server_exceptions=False)
     root = logging.getLogger()
     root.removeHandler(handler)
     root.setLevel(logging.WARNING)

@@ -7,23 +7,21 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import Request
 
-from api.http import problems
 from api.http.access import Caller
 from api.http.limits import Buckets, Limits
 from api.http.problems import Problem
 from api.settings.settings import Settings
-from tests.asgi import TestClient
+from tests.asgi import TestClient, application
 from tests.clocks import ManualClock
 from tests.event_loop import in_event_loop
 
 Message = MutableMapping[str, Any]
 
 
-def application(clock: ManualClock, **settings: Any) -> TestClient:
-    app = FastAPI()
-    problems.install(app)
+def limited(clock: ManualClock, **settings: Any) -> TestClient:
+    app = application()
 
     @app.get("/whole")
     @app.post("/whole")
@@ -62,7 +60,7 @@ def chunks(total: int) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("path", ["/whole", "/stream"])
 def test_a_body_of_the_limit_is_taken_and_one_byte_more_is_not(path: str) -> None:
-    client = application(ManualClock(), limits_body_bytes=2000)
+    client = limited(ManualClock(), limits_body_bytes=2000)
     for fits, large in ((b"x" * 2000, b"x" * 2001), (chunks(2000), chunks(2001))):
         assert client.post(path, content=fits).json() == 2000
         answer = client.post(path, content=large)
@@ -72,14 +70,14 @@ def test_a_body_of_the_limit_is_taken_and_one_byte_more_is_not(path: str) -> Non
 
 def test_a_json_body_that_grows_too_large_is_told_as_that() -> None:
     """FastAPI reads it, and takes most errors while reading for bad JSON."""
-    client = application(ManualClock(), limits_body_bytes=2000)
+    client = limited(ManualClock(), limits_body_bytes=2000)
     answer = client.post("/json", content=chunks(2001), headers={"Content-Type": "application/json"})
     assert answer.status_code == 413
 
 
 @pytest.mark.parametrize("length", ["9" * 30, "2001"])
 def test_a_length_is_believed_when_it_is_too_large(length: str) -> None:
-    client = application(ManualClock(), limits_body_bytes=2000)
+    client = limited(ManualClock(), limits_body_bytes=2000)
     assert client.post("/whole", content=b"", headers={"Content-Length": length}).status_code == 413
 
 
@@ -89,7 +87,7 @@ def test_the_body_of_a_stranger_is_not_read(path: str) -> None:
         raise AssertionError("it was read")
         yield b""
 
-    client = application(ManualClock(), limits_body_bytes=2000, limits_requests_per_second=2.0)
+    client = limited(ManualClock(), limits_body_bytes=2000, limits_requests_per_second=2.0)
     answer = client.post(path, content=body(), headers={"Refused": "no token", "Content-Type": "application/json"})
     assert (answer.status_code, answer.json()) == (401, {"reason": "not authenticated: no token"})
     assert answer.headers["WWW-Authenticate"].startswith("Bearer")
@@ -110,11 +108,11 @@ def test_the_body_of_a_stranger_is_not_read(path: str) -> None:
 )
 def test_without_tokens_no_page_of_another_site_is_answered(origin: str, status: int, verb: str) -> None:
     """A browser on the machine reaches loopback for any page. A token it does not send by itself."""
-    client = application(ManualClock(), advertised_url="http://testserver")
+    client = limited(ManualClock(), advertised_url="http://testserver")
     named = {"Origin": origin, "Host": "testserver"}
     assert client.request(verb, "/whole", headers=named).status_code == status
     assert client.get("/livez", headers=named).status_code == 200
-    assert application(ManualClock(), auth_enabled=True).request(verb, "/whole", headers=named).status_code == 200
+    assert limited(ManualClock(), auth_enabled=True).request(verb, "/whole", headers=named).status_code == 200
 
 
 @pytest.mark.parametrize("origin", [True, False])
@@ -135,7 +133,7 @@ def test_without_tokens_no_page_of_another_site_is_answered(origin: str, status:
 def test_a_name_that_a_page_lets_lead_here_is_not_ours(host: str, status: int, origin: bool) -> None:
     """The page's own name, which its owner lets stand for 127.0.0.1 once it is loaded (DNS rebinding): host and origin
     are equal, and a read of the page's own site has no origin at all."""
-    client = application(
+    client = limited(
         ManualClock(), advertised_url="https://lb.example:8443", allowed_hosts=("proxy.example", "other.example")
     )
     answer = client.get("/whole", headers={"Host": host} | ({"Origin": f"http://{host}"} if origin else {}))
@@ -143,7 +141,7 @@ def test_a_name_that_a_page_lets_lead_here_is_not_ours(host: str, status: int, o
 
 
 def test_headers_are_no_larger_than_the_limit_however_they_arrive() -> None:
-    client = application(ManualClock(), limits_header_bytes=4096)
+    client = limited(ManualClock(), limits_header_bytes=4096)
     assert client.get("/whole", headers={"X-Large": "x" * 3000}).status_code == 200
     for large in ({"X-Large": "x" * 4096}, {f"X-{number}": "x" * 100 for number in range(40)}):
         assert client.get("/whole", headers=large).status_code == 431
@@ -154,14 +152,13 @@ def test_headers_are_no_larger_than_the_limit_however_they_arrive() -> None:
 @pytest.mark.parametrize("path", ["/whole", "/livez"])
 def test_a_body_is_framed_in_one_way(path: str) -> None:
     """What one server takes for the end of a body is the next request to another."""
-    client = application(ManualClock())
+    client = limited(ManualClock())
     answer = client.post(path, content=b"x", headers={"Content-Length": "1", "Transfer-Encoding": "chunked"})
     assert (answer.status_code, answer.headers["Connection"]) == (400, "close")
 
 
 def test_a_client_that_goes_away_is_no_error_of_the_service(caplog: pytest.LogCaptureFixture) -> None:
-    app = FastAPI()
-    problems.install(app)
+    app = application()
     statuses: list[int] = []
 
     @app.get("/whole")
@@ -183,7 +180,7 @@ def test_a_client_that_goes_away_is_no_error_of_the_service(caplog: pytest.LogCa
 
 def test_requests_a_second_are_counted_by_role_or_address() -> None:
     clock = ManualClock()
-    client = application(clock, limits_requests_per_second=2.0)
+    client = limited(clock, limits_requests_per_second=2.0)
 
     def statuses(count: int, **headers: str) -> list[int]:
         return [client.post("/whole", headers=headers).status_code for _ in range(count)]
@@ -202,7 +199,7 @@ def test_requests_a_second_are_counted_by_role_or_address() -> None:
 
 
 def test_who_is_refused_is_told_when_to_come_again() -> None:
-    client = application(ManualClock(), limits_requests_per_second=0.1)
+    client = limited(ManualClock(), limits_requests_per_second=0.1)
     assert client.post("/whole").status_code == 200
     answer = client.post("/whole")
     assert (answer.status_code, answer.headers["Retry-After"]) == (429, "10")
@@ -210,7 +207,7 @@ def test_who_is_refused_is_told_when_to_come_again() -> None:
 
 
 def test_no_limit() -> None:
-    client = application(ManualClock(), limits_requests_per_second=0.0)
+    client = limited(ManualClock(), limits_requests_per_second=0.0)
     assert {client.post("/whole").status_code for _ in range(50)} == {200}
 
 
@@ -235,11 +232,11 @@ def test_a_clock_that_goes_back_gives_nothing() -> None:
 class UnderWay:
     """Requests to `Limits` around an application; the statuses of their answers, in the order of their ends."""
 
-    def __init__(self, application: Any, body: bytes = b"", **settings: Any) -> None:
+    def __init__(self, answering: Any, body: bytes = b"", **settings: Any) -> None:
         self.statuses: list[int] = []
         self.leave = asyncio.Event()
         """Set: the application answers."""
-        self._limits = Limits(lambda *given: application(self, *given), Settings(**settings), ManualClock())
+        self._limits = Limits(lambda *given: answering(self, *given), Settings(**settings), ManualClock())
         self._body = body
 
     async def ask(self, role: str = "", path: str = "/") -> None:

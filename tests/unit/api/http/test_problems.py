@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from fastapi import FastAPI
 
-from api.http import problems
 from api.http.problems import Problem
 from api.reports import shown_error
 from storage.errors import (
@@ -19,14 +17,13 @@ from storage.errors import (
     Unavailable,
     recorded,
 )
-from tests.asgi import TestClient
+from tests.asgi import TestClient, application
 
 ENDPOINT = 'Could not connect to the endpoint URL: "http://user:pass-word@minio:9000/bucket/prefix/x"'
 
 
 def answering(error: Exception) -> TestClient:
-    app = FastAPI()
-    problems.install(app)
+    app = application()
 
     @app.get("/read")
     def read() -> None:
@@ -68,8 +65,7 @@ def test_what_is_the_operators_is_logged_once_whole(caplog: pytest.LogCaptureFix
 
 
 def test_damage_of_each_topic_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    app = FastAPI()
-    problems.install(app)
+    app = application()
 
     @app.get("/read/{topic}")
     def read(topic: str) -> None:

@@ -8,21 +8,17 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
-from fastapi import Body, Depends, FastAPI, Request
+from fastapi import Body, Depends, Request
 from fastapi.dependencies.models import Dependant
 
 from api.admin.models import long_body
 from api.app import ROUTERS
-from api.http import problems
-from api.http.access import Action, Authentication
-from api.http.audit import Audit
-from api.http.limits import Limits
+from api.http.access import Action
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.http.tokens import create
 from api.settings.settings import Settings
-from tests.asgi import TestClient, access_of, with_pools
-from tests.clocks import ManualClock
+from tests.asgi import TestClient, access_of, application
 
 SECRET = bytes(32)
 router = Routes(prefix="")
@@ -57,14 +53,7 @@ async def stream(request: Request) -> int:
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    app = with_pools(FastAPI())
-    clock = ManualClock()
-    app.state.access = access_of(SECRET, "ops", clock=clock)
-    problems.install(app)
-    app.router.routes.extend(router.routes)
-    app.add_middleware(Limits, settings=Settings(auth_enabled=True), clock=clock)
-    app.add_middleware(Audit, clock=clock)
-    app.add_middleware(Authentication, access=app.state.access)
+    app = application(router, access_of(SECRET, "ops"), Settings(auth_enabled=True))
     return TestClient(app, raise_server_exceptions=False)
 
 

@@ -11,16 +11,14 @@ from typing import Any, cast
 
 import jwt
 import pytest
-from fastapi import FastAPI
 
-from api.http import problems
-from api.http.access import Access, Action, Authentication
+from api.http.access import Access, Action
 from api.http.routes import Routes
 from api.http.token_keys import TokenKeys
 from api.http.tokens import ES256, BadToken, create, new_key_pair, private_key
 from api.settings.settings import Settings
 from storage.errors import Misconfigured
-from tests.asgi import TestClient, with_pools
+from tests.asgi import TestClient, application
 from tests.clocks import ManualClock
 
 OLD, NEW = bytes(32), bytes(range(32))
@@ -36,18 +34,13 @@ def written(file: Path, content: bytes | str) -> Path:
 
 
 def client_of(settings: Settings, clock: ManualClock) -> TestClient:
-    app = with_pools(FastAPI())
     router = Routes(prefix="")
 
     @router.get("/who", Action.SUPERUSER)
     def who() -> str:
         return "ops"
 
-    app.state.access = Access.of(settings, cast(Any, None), clock)
-    problems.install(app)
-    app.router.routes.extend(router.routes)
-    app.add_middleware(Authentication, access=app.state.access)
-    return TestClient(app)
+    return TestClient(application(router, Access.of(settings, cast(Any, None), clock)))
 
 
 def test_a_key_that_was_rotated_and_a_token_that_was_revoked_count_without_a_restart(tmp_path: Path) -> None:
