@@ -1,6 +1,6 @@
 """What is known of runs, verifications, trims and policies, as plain values: one form for the command line and REST.
 
-A document is a dict whose names are the fields of a class below; the class is also what REST declares as the answer.
+A document is a dict with the fields of a class of `api/documents.py`, which REST declares as its answer.
 Times are milliseconds since 1970. `in_full`: for operators, who may read where database and store are.
 """
 
@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import base64
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from api.observability.redaction import redacted, shown
 from storage.errors import full_part, public_part
-from storage.metadata.records import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from compactor.maintenance.retention import Trimmed
     from compactor.maintenance.retention_plan import TrimCandidate
-    from compactor.verify import findings
+    from compactor.verify.findings import Difference
     from compactor.verify.report import Report
     from storage.metadata.records import RunRecord
     from storage.model import TopicName
@@ -30,102 +28,14 @@ if TYPE_CHECKING:
 _LOCATION = re.compile(r"\b(?:s3|file|sqlite|postgres(?:ql)?(?:\+\w+)?|https?)://[^\s'\"]*[^\s'\",:;.)]")
 
 
-@dataclass
-class Run:
-    """A run as `compactor compactions show` has it; times in milliseconds since 1970."""
-
-    run: int
-    topic: str
-    state: RunState
-    cause: str | None
-    phase: str
-    tasks_done: int | None
-    tasks_total: int | None
-    bytes_done: int | None
-    started_at: int
-    heartbeat_at: int
-    heartbeat_expired: bool | None
-    finished_at: int | None
-    error: str | None
-    compacted_ledger: int | None
-    horizon: str | None
-    horizon_offset: int | None
-    epoch: int
-    attempt: str
-    holder: str
-    policies: dict[str, Any]
-    statistics: dict[str, Any]
-
-
-@dataclass
-class Difference:
-    """One difference: of what kind, where, and what it is; the key as text and in base64."""
-
-    kind: str
-    where: str
-    what: str
-    offset: int | None
-    key: str | None
-    key_base64: str | None
-    key_hash: Any
-
-
-@dataclass
-class VerifyReport:
-    """What was checked, what could not be, and every difference; `total` also counts those that are not named."""
-
-    topic: str
-    compacted_ledger: int | None
-    generation: int
-    checked: dict[str, int]
-    unchecked: list[str]
-    differences: list[Difference]
-    counts: dict[str, int]
-    total: int
-
-
-@dataclass
-class TrimmedLedger:
-    """A ledger that goes, or would."""
-
-    ledger: int
-    first_offset: int
-    last_offset: int
-    messages: int
-    logical_bytes: int
-    why: str
-
-
-@dataclass
-class Held:
-    """The cursor that keeps more from going."""
-
-    cursor: str
-    mark_delete: str | None
-    mark_delete_offset: int | None
-    ledgers: list[TrimmedLedger]
-    start_offset: int
-
-
-@dataclass
-class TrimReport:
-    """What went, or would; as `compactor topics trim --output json` has it."""
-
-    topic: str
-    dry_run: bool
-    start_offset: int
-    ledgers: list[TrimmedLedger]
-    held: Held | None
-    tail_left: str | None
-
-
 def document_of(shape: type, record: object, /, **others: Any) -> dict[str, Any]:
     """A document with the fields of `shape`: `others` as given, the rest as the record has it by the same name."""
     return {name: others[name] if name in others else getattr(record, name) for name in shape.__annotations__}
 
 
 def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = True) -> dict[str, Any]:
-    """All that is known of a run (`Run`)."""
+    """All that is known of a run."""
+    from api.documents import Run
     from compactor.two_phase import HEARTBEAT_MS
     from storage.metadata.liveness import is_alive
 
@@ -133,7 +43,7 @@ def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = 
     if "tail_left" in statistics:
         statistics["tail_left"] = shown_error(statistics["tail_left"], in_full=in_full)
     progress = {name: statistics.pop(name, None) for name in ("tasks_done", "tasks_total", "bytes_done")}
-    running = run.state is RunState.RUNNING
+    running = run.state.value == "RUNNING"
     return document_of(
         Run,
         run,
@@ -167,7 +77,9 @@ def without_places(text: str) -> str:
 
 
 def verify_document(report: Report, *, in_full: bool = True) -> dict[str, Any]:
-    """What a verification found (`VerifyReport`)."""
+    """What a verification found."""
+    from api.documents import VerifyReport
+
     return document_of(
         VerifyReport,
         report,
@@ -179,7 +91,9 @@ def verify_document(report: Report, *, in_full: bool = True) -> dict[str, Any]:
     )
 
 
-def _difference(found: findings.Difference, in_full: bool) -> dict[str, Any]:
+def _difference(found: Difference, in_full: bool) -> dict[str, Any]:
+    from api.documents import Difference
+
     return document_of(
         Difference,
         found,
@@ -191,7 +105,9 @@ def _difference(found: findings.Difference, in_full: bool) -> dict[str, Any]:
 
 
 def trim_document(trimmed: Trimmed, *, in_full: bool = True) -> dict[str, Any]:
-    """What a trim let go, or would (`TrimReport`)."""
+    """What a trim let go, or would."""
+    from api.documents import Held, TrimReport
+
     plan = trimmed.plan
     held = None
     if plan.hold is not None:
@@ -216,6 +132,8 @@ def trim_document(trimmed: Trimmed, *, in_full: bool = True) -> dict[str, Any]:
 
 
 def _trimmed_ledger(candidate: TrimCandidate) -> dict[str, Any]:
+    from api.documents import TrimmedLedger
+
     extent = candidate.extent
     return document_of(TrimmedLedger, extent, ledger=extent.ledger_id, why=candidate.reason.value)
 

@@ -77,14 +77,6 @@ class TokenVerifier:
     revoked: frozenset[str] = frozenset()
     """Ids (`jti`) of tokens that hold no more."""
 
-    @classmethod
-    def of(cls, settings: Settings, clock: Clock) -> TokenVerifier:
-        """By the keys that the settings name."""
-        keys = [key for _, read in key_sources(settings) for key in read()]
-        given = settings.auth_revoked_tokens_file
-        revoked = revoked_tokens(given) if given else frozenset()
-        return cls(keys, clock, settings.auth_role_claim, settings.auth_audience, settings.auth_leeway_ms, revoked)
-
     def role(self, token: str) -> str:
         """The role that the token's bearer has. Raises BadToken."""
         role = self.claims(token).get(self.role_claim)

@@ -23,11 +23,12 @@ from starlette.responses import Response, StreamingResponse
 
 from api.admin import resolve
 from api.admin.models import LONG
+from api.documents import Run
 from api.http.access import Action, InFull, allowed_on
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.routes import Routes
 from api.http.single_flight import MAX_AGE_MS
-from api.reports import Run, document_of, run_document, shown_error
+from api.reports import document_of, run_document, shown_error
 from api.service import Parts, Service
 from storage.errors import NotFound
 from storage.metadata.records import CompactionState, RunRecord, RunState, TopicRecord

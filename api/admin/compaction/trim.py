@@ -14,12 +14,13 @@ from fastapi import Body, Query
 
 from api.admin import resolve
 from api.admin.models import PulsarBody, done
+from api.documents import TrimReport
 from api.http.access import Action, InFull
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import Problem
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
-from api.reports import TrimReport, trim_document
+from api.reports import trim_document
 from api.service import Parts
 from compactor.maintenance.retention import Retention
 from storage.reading.positions import parse_trim_place

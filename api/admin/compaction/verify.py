@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from api.admin import resolve
+from api.documents import VerifyReport
 from api.http.access import Action, InFull
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import Problem
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
-from api.reports import VerifyReport, verify_document
+from api.reports import verify_document
 from api.service import Parts
 from compactor.engines.engine import InProcess
 from compactor.verify.verify import Verifier

@@ -114,7 +114,8 @@ def validate_token(
     ] = None,
 ) -> None:
     """Check a token as a service does, by the keys that are given or the settings', and show its claims."""
-    from api.http.tokens import BadToken, TokenVerifier
+    from api.http.token_keys import TokenKeys
+    from api.http.tokens import BadToken
     from storage.clock import SystemClock
 
     settings: Settings = context.obj
@@ -126,7 +127,7 @@ def validate_token(
             auth_audience=settings.auth_audience,
             auth_leeway_ms=settings.auth_leeway_ms,
         )
-    verifier = TokenVerifier.of(settings, SystemClock())
+    verifier = TokenKeys(settings, SystemClock()).verifier
     if not verifier.keys:
         raise InvalidInput("there is no key to check the token with", "give --secret-key or --public-key")
     given = _given(token)

@@ -14,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
+from api.http.token_keys import TokenKeys
 from api.http.tokens import (
     ES256,
     HS256,
@@ -40,8 +41,13 @@ def inline(key: bytes) -> str:
     return "data:;base64," + base64.b64encode(key).decode()
 
 
+def pem(public: bytes) -> bytes:
+    loaded = serialization.load_der_public_key(public)
+    return loaded.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
 def verifier(**settings: Any) -> TokenVerifier:
-    return TokenVerifier.of(Settings(**settings), ManualClock(NOW * 1000))
+    return TokenKeys(Settings(**settings), ManualClock(NOW * 1000)).verifier
 
 
 def all_keys() -> TokenVerifier:
@@ -109,12 +115,9 @@ def test_a_token_without_a_signature_is_refused() -> None:
 def test_a_public_key_is_never_taken_for_a_secret() -> None:
     """The algorithm that a token names is worth nothing: each key has its own."""
     public_only = verifier(auth_token_public_key=inline(RSA_PUBLIC))
-    pem = serialization.load_der_public_key(RSA_PUBLIC).public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
     header = base64.urlsafe_b64encode(b'{"alg":"HS256","typ":"JWT"}').rstrip(b"=")
     body = base64.urlsafe_b64encode(b'{"sub":"root"}').rstrip(b"=")
-    for key in (RSA_PUBLIC, pem, base64.b64encode(RSA_PUBLIC)):
+    for key in (RSA_PUBLIC, pem(RSA_PUBLIC), base64.b64encode(RSA_PUBLIC)):
         signature = hmac.new(key, header + b"." + body, hashlib.sha256).digest()
         forged = b".".join((header, body, base64.urlsafe_b64encode(signature).rstrip(b"=")))
         with pytest.raises(BadToken, match="no key"):
@@ -162,9 +165,6 @@ def test_the_audience_counts_if_it_is_set() -> None:
 
 
 def test_keys_stand_in_files_raw_as_base64_or_pem(tmp_path: Path) -> None:
-    pem = serialization.load_der_public_key(EC_PUBLIC).public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
     secret = create(SECRET, "r", {})
     public = create(signer(ES256), "r", {})
     for number, content in enumerate((SECRET, base64.b64encode(SECRET), base64.urlsafe_b64encode(SECRET) + b"\n")):
@@ -172,7 +172,7 @@ def test_keys_stand_in_files_raw_as_base64_or_pem(tmp_path: Path) -> None:
         file.write_bytes(content)
         assert verifier(auth_token_secret_key=file.as_uri()).role(secret) == "r"
         assert verifier(auth_token_secret_key=str(file)).role(secret) == "r"
-    for number, content in enumerate((EC_PUBLIC, base64.b64encode(EC_PUBLIC), pem)):
+    for number, content in enumerate((EC_PUBLIC, base64.b64encode(EC_PUBLIC), pem(EC_PUBLIC))):
         file = tmp_path / f"public{number}"
         file.write_bytes(content)
         assert verifier(auth_token_public_key=file.as_uri()).role(public) == "r"
@@ -254,10 +254,8 @@ def test_a_new_secret_key_is_long_enough_and_new() -> None:
 def test_a_key_of_a_pair_is_no_secret_key(tmp_path: Path, algorithm: str, encoded: str) -> None:
     """Everybody may know the public one, and could make tokens with it."""
     private, public = (RSA_PRIVATE, RSA_PUBLIC) if algorithm == RS256 else (EC_PRIVATE, EC_PUBLIC)
-    pem = serialization.load_der_public_key(public).public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
     file = tmp_path / "key"
-    file.write_bytes({"der": public, "pem": pem, "base64": base64.b64encode(public), "private": private}[encoded])
+    contents = {"der": public, "pem": pem(public), "base64": base64.b64encode(public), "private": private}
+    file.write_bytes(contents[encoded])
     with pytest.raises(Misconfigured, match="it is no secret"):
         verifier(auth_token_secret_key=file.as_uri())

@@ -1,0 +1,100 @@
+"""What the documents of `api/reports.py` hold: one list of fields for the commands and REST.
+
+Apart from the functions, since the commands import those at their start, and these cost some milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from storage.metadata.records import RunState
+
+
+@dataclass
+class Run:
+    """A run as `compactor compactions show` has it; times in milliseconds since 1970."""
+
+    run: int
+    topic: str
+    state: RunState
+    cause: str | None
+    phase: str
+    tasks_done: int | None
+    tasks_total: int | None
+    bytes_done: int | None
+    started_at: int
+    heartbeat_at: int
+    heartbeat_expired: bool | None
+    finished_at: int | None
+    error: str | None
+    compacted_ledger: int | None
+    horizon: str | None
+    horizon_offset: int | None
+    epoch: int
+    attempt: str
+    holder: str
+    policies: dict[str, Any]
+    statistics: dict[str, Any]
+
+
+@dataclass
+class Difference:
+    """One difference: of what kind, where, and what it is; the key as text and in base64."""
+
+    kind: str
+    where: str
+    what: str
+    offset: int | None
+    key: str | None
+    key_base64: str | None
+    key_hash: Any
+
+
+@dataclass
+class VerifyReport:
+    """What was checked, what could not be, and every difference; `total` also counts those that are not named."""
+
+    topic: str
+    compacted_ledger: int | None
+    generation: int
+    checked: dict[str, int]
+    unchecked: list[str]
+    differences: list[Difference]
+    counts: dict[str, int]
+    total: int
+
+
+@dataclass
+class TrimmedLedger:
+    """A ledger that goes, or would."""
+
+    ledger: int
+    first_offset: int
+    last_offset: int
+    messages: int
+    logical_bytes: int
+    why: str
+
+
+@dataclass
+class Held:
+    """The cursor that keeps more from going."""
+
+    cursor: str
+    mark_delete: str | None
+    mark_delete_offset: int | None
+    ledgers: list[TrimmedLedger]
+    start_offset: int
+
+
+@dataclass
+class TrimReport:
+    """What went, or would; as `compactor topics trim --output json` has it."""
+
+    topic: str
+    dry_run: bool
+    start_offset: int
+    ledgers: list[TrimmedLedger]
+    held: Held | None
+    tail_left: str | None
