@@ -12,7 +12,7 @@ stored (`storage.ledger.rows.SCHEMA`), chunks by themselves.
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
 from contextlib import aclosing, closing
 from typing import Annotated, Any
 
@@ -177,23 +177,7 @@ def _page(reader: PageReader, kind: str, limits: ReadLimits) -> tuple[RowsPage |
 
 
 def _encoded(page: RowsPage | MessagesPage, key: TextEncoding, value: TextEncoding) -> bytes:
-    buffer = io.BytesIO()
-    if isinstance(page, RowsPage):
-        with pa.ipc.new_stream(buffer, rows.SCHEMA) as writer:
-            for batch in page.batches:
-                writer.write_batch(batch)
-    else:
-        lines = JsonLines(buffer, key, value)
-        for message in page.messages:
-            _write(lines, message)
-    return buffer.getvalue()
-
-
-def _write(lines: JsonLines, message: Message) -> None:
-    try:
-        lines.write(message)
-    except InvalidInput as error:
-        raise InvalidInput(error.message, _REMEDY) from error
+    return b"".join(_arrow(page.batches) if isinstance(page, RowsPage) else _lines(page.messages, key, value))
 
 
 def _all(
@@ -206,33 +190,42 @@ def _all(
     key: TextEncoding,
     value: TextEncoding,
 ) -> Generator[bytes, None, None]:
-    """The pieces of a stream. The end of an Arrow stream is marked: one without has been cut off."""
+    """The pieces of a stream."""
     batches = source.read(start, read_compacted, limits.messages, limits.bytes, reset)
-    if kind == ARROW:
-        yield from _arrow(batches)
-        return
+    yield from _arrow(batches) if kind == ARROW else _lines(messages(batches, source.name.partition), key, value)
+
+
+def _lines(found: Iterable[Message], key: TextEncoding, value: TextEncoding) -> Iterator[bytes]:
     buffer = io.BytesIO()
     lines = JsonLines(buffer, key, value)
-    for count, message in enumerate(messages(batches, source.name.partition), 1):
-        _write(lines, message)
+    for count, message in enumerate(found, 1):
+        try:
+            lines.write(message)
+        except InvalidInput as error:
+            raise InvalidInput(error.message, _REMEDY) from error
         if not count % _LINES_AT_ONCE:
-            yield buffer.getvalue()
-            buffer.seek(0)
-            buffer.truncate()
+            yield _taken(buffer)
     if buffer.tell():
-        yield buffer.getvalue()
+        yield _taken(buffer)
 
 
-def _arrow(batches: Iterator[pa.RecordBatch]) -> Generator[bytes, None, None]:
+def _arrow(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    """The end of an Arrow stream is marked: one without has been cut off."""
     buffer = io.BytesIO()
     writer = pa.ipc.new_stream(buffer, rows.SCHEMA)
     for batch in batches:
         writer.write_batch(batch)
-        yield buffer.getvalue()
-        buffer.seek(0)
-        buffer.truncate()
+        yield _taken(buffer)
     writer.close()
-    yield buffer.getvalue()
+    yield _taken(buffer)
+
+
+def _taken(buffer: io.BytesIO) -> bytes:
+    """What a buffer holds, which is empty then."""
+    content = buffer.getvalue()
+    buffer.seek(0)
+    buffer.truncate()
+    return content
 
 
 async def _behind(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -6,7 +6,6 @@ it runs. The policies of a partitioned topic are stored with each of its partiti
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,18 +20,31 @@ from storage.model import TopicName
 from storage.options.resolution import Origin, Resolved
 
 
-class PolicyScope(ABC):
-    """A scope that a request names; it need not exist."""
+@dataclass(frozen=True)
+class PolicyScope:
+    """A scope that a request names; it need not exist. `topic`: also a partitioned one, as a whole. Without topic and
+    namespace it is the broker's."""
 
     origin: Origin
+    topic: TopicName | None = None
+    namespace: str | None = None
 
-    @abstractmethod
     def keys(self, service: Service) -> list[str]:
         """The keys of PolicyStore under which its policies are stored, at least one. Raises Problem: 404, 412."""
+        if self.topic is not None:
+            return list(map(topic_scope, resolve.with_policies(service, self.topic)))
+        if self.namespace is None:
+            return [BROKER]
+        resolve.namespace(service, self.namespace)
+        return [namespace_scope(self.namespace)]
 
-    @abstractmethod
     def resolved(self, service: Service) -> Resolved:
-        """The policies that hold in it, wherever they are set. Raises Problem: 404, 412."""
+        """The policies that hold in it, wherever they are set: for a topic, or for one that sets nothing. Raises
+        Problem: 404, 412."""
+        store = service.environment.metadata.policies
+        if self.topic is not None:
+            return store.resolved(resolve.with_policies(service, self.topic)[0])
+        return store.resolved_around(self.keys(service)[0])
 
     def settings(self, service: Service) -> dict[str, object]:
         """What the scope itself sets, by name; also Unreadable. Raises Problem: 404, 412."""
@@ -41,48 +53,6 @@ class PolicyScope(ABC):
     def change(self, service: Service, values: Mapping[str, object], removed: Collection[str] | None = ()) -> None:
         """As PolicyStore.change, under all its keys. Raises Problem: 404, 412."""
         service.environment.metadata.policies.change(self.keys(service), values, removed)
-
-
-@dataclass(frozen=True)
-class TopicScope(PolicyScope):
-    """A topic, or a partitioned topic as a whole."""
-
-    topic: TopicName
-    origin = Origin.TOPIC
-
-    def keys(self, service: Service) -> list[str]:
-        return list(map(topic_scope, resolve.with_policies(service, self.topic)))
-
-    def resolved(self, service: Service) -> Resolved:
-        return service.environment.metadata.policies.resolved(resolve.with_policies(service, self.topic)[0])
-
-
-@dataclass(frozen=True)
-class NamespaceScope(PolicyScope):
-    """A namespace: what holds there holds for a topic that sets nothing."""
-
-    namespace: str
-    origin = Origin.NAMESPACE
-
-    def keys(self, service: Service) -> list[str]:
-        resolve.namespace(service, self.namespace)
-        return [namespace_scope(self.namespace)]
-
-    def resolved(self, service: Service) -> Resolved:
-        return service.environment.metadata.policies.resolved_around(self.keys(service)[0])
-
-
-@dataclass(frozen=True)
-class BrokerScope(PolicyScope):
-    """The broker: what holds there holds where neither topic nor namespace sets anything."""
-
-    origin = Origin.BROKER
-
-    def keys(self, service: Service) -> list[str]:
-        return [BROKER]
-
-    def resolved(self, service: Service) -> Resolved:
-        return service.environment.metadata.policies.resolved_around(BROKER)
 
 
 @dataclass(frozen=True)
@@ -96,15 +66,15 @@ class ScopeKind:
 
 
 async def _topic(topic: Topic) -> PolicyScope:
-    return TopicScope(topic)
+    return PolicyScope(Origin.TOPIC, topic=topic)
 
 
 async def _namespace(namespace: Namespace) -> PolicyScope:
-    return NamespaceScope(namespace)
+    return PolicyScope(Origin.NAMESPACE, namespace=namespace)
 
 
 async def _broker() -> PolicyScope:
-    return BrokerScope()
+    return PolicyScope(Origin.BROKER)
 
 
 TOPIC = ScopeKind("Topic", TOPIC_PATH, Depends(_topic))

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from api.admin.policies.backlog_quotas import BacklogQuota, OverQuotaAction, QuotaType, quota_values
-from api.admin.policies.scopes import TopicScope
+from api.admin.policies.scopes import PolicyScope
 from storage.errors import Unavailable
 from storage.metadata import policy_store
 from storage.model import TopicName
+from storage.options.resolution import Origin
 from tests.workbench import Workbench
 
 TOPIC = TopicName.parse("t")
-SCOPE = TopicScope(TOPIC)
+SCOPE = PolicyScope(Origin.TOPIC, TOPIC)
 TTL = "message.ttl.seconds"
 EVICTING = quota_values(QuotaType.SIZE, BacklogQuota.model_validate({"limit": 5, "policy": OverQuotaAction.EVICT}))
 
