@@ -103,8 +103,8 @@ def serve_app(app: ASGIApp, settings: Settings, listener: Listener, on_signal: C
             try:
                 yield
             finally:
-                for one, handler in before.items():
-                    signal.signal(one, handler)
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     config = uvicorn.Config(
         app,

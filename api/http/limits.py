@@ -37,7 +37,7 @@ _SHOWN_KIB = 1024
 
 @dataclass
 class _Bucket:
-    left: float
+    tokens: float
     at_ms: int
 
 
@@ -61,13 +61,13 @@ class Buckets:
             bucket = self._buckets.setdefault(name, _Bucket(self._room, now))
             self._buckets.move_to_end(name)
             passed = max(0, now - bucket.at_ms) / 1000
-            bucket.left, bucket.at_ms = min(self._room, bucket.left + passed * self._rate), now
+            bucket.tokens, bucket.at_ms = min(self._room, bucket.tokens + passed * self._rate), now
             while len(self._buckets) > self._most:
                 self._buckets.popitem(last=False)
-            if bucket.left >= 1:
-                bucket.left -= 1
+            if bucket.tokens >= 1:
+                bucket.tokens -= 1
                 return 0.0
-            return (1 - bucket.left) / self._rate
+            return (1 - bucket.tokens) / self._rate
 
 
 class Limits:

@@ -84,8 +84,8 @@ class LongPolls:
 
         Ends at that time, when the client `is_gone`, or with the service.
         """
-        one = _Waiting(topic_id)
-        self._waiting.add(one)
+        waiting = _Waiting(topic_id)
+        self._waiting.add(waiting)
         if self._task is None or self._task.done() or self._task.get_loop() is not asyncio.get_running_loop():
             self._task = asyncio.create_task(self._poll_waiting())
         try:
@@ -93,13 +93,13 @@ class LongPolls:
                 not self._ends and (remaining := (until_ms - self._clock.now_ms()) / 1000) > 0 and not await is_gone()
             ):
                 try:
-                    await asyncio.wait_for(one.woken.wait(), min(remaining, _GONE_SECONDS))
+                    await asyncio.wait_for(waiting.woken.wait(), min(remaining, _GONE_SECONDS))
                 except TimeoutError:
                     continue
-                one.woken.clear()
+                waiting.woken.clear()
                 yield
         finally:
-            self._waiting.discard(one)
+            self._waiting.discard(waiting)
 
     async def _poll_waiting(self) -> None:
         while self._waiting:

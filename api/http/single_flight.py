@@ -73,13 +73,13 @@ class RunSingleFlight:
         place = (asyncio.get_running_loop(), run_id)
         if place not in self._reports and len(self._reports) >= _MOST:
             self._reports.clear()
-        one = self._reports.setdefault(place, _Report())
-        async with one.lock:
+        report = self._reports.setdefault(place, _Report())
+        async with report.lock:
             # Older than that, or of a time that is still to come: the clock was set back.
-            if one.document is None or not 0 <= self._clock.now_ms() - one.at < MAX_AGE_MS:
-                one.document = await self._pool.run(self._read, run_id)
-                one.at = self._clock.now_ms()
-            return one.document
+            if report.document is None or not 0 <= self._clock.now_ms() - report.at < MAX_AGE_MS:
+                report.document = await self._pool.run(self._read, run_id)
+                report.at = self._clock.now_ms()
+            return report.document
 
     def _read(self, run_id: int) -> dict[str, Any]:
         self.reads += 1

@@ -194,10 +194,10 @@ class Pool:
         else:
             self._started += 1
 
-    def _refused(self, kind: str, said: str) -> Problem:
+    def _refused(self, kind: str, reason: str) -> Problem:
         """The refusal, which is logged once a minute for each kind."""
-        self._seldom.warn(f"requests are answered 503: the {self._what} {said}", kind)
-        return Problem(503, f"the {self._what} {said}: try again", {"Retry-After": "1"})
+        self._seldom.warn(f"requests are answered 503: the {self._what} {reason}", kind)
+        return Problem(503, f"the {self._what} {reason}: try again", {"Retry-After": "1"})
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:

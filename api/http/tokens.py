@@ -275,7 +275,7 @@ def revoked_tokens(given: str) -> frozenset[str]:
         ) from error
     except UnicodeDecodeError as error:
         raise Misconfigured(f"auth.revoked-tokens-file {given} is no text", "give one id (jti) a line") from error
-    return frozenset(one for line in lines if (one := line.partition("#")[0].strip()))
+    return frozenset(token_id for line in lines if (token_id := line.partition("#")[0].strip()))
 
 
 def file_of(given: str) -> Path | None:

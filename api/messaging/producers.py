@@ -94,23 +94,23 @@ class Producers:
 
         Raises LeaseHeld, Unavailable, what opening raises; then nothing was appended.
         """
-        one = self._use(topic)
+        opened = self._use(topic)
         try:
-            assert one.log is not None
-            answers = _appended(one.log, entries, lambda: self._drop(one))
+            assert opened.log is not None
+            answers = _appended(opened.log, entries, lambda: self._drop(opened))
             taken = [len(entry) for entry, answer in zip(entries, answers, strict=True) if not _refused(answer)]
             with self._lock:
                 self.appended_entries += len(taken)
                 self.appended_bytes += sum(taken)
             return answers
         finally:
-            self._release(one)
+            self._release(opened)
 
     def is_open(self, topic: TopicRecord) -> bool:
         """Whether this service writes the topic now."""
         with self._lock:
-            one = self._open.get(topic.id)
-            return one is not None and one.topic.uid == topic.uid and one.ready.is_set()
+            opened = self._open.get(topic.id)
+            return opened is not None and opened.topic.uid == topic.uid and opened.ready.is_set()
 
     def turn(self) -> int:
         """A number that is one more each time: for messages without a key."""
@@ -143,25 +143,25 @@ class Producers:
                 raise Unavailable(
                     "the service is ending and takes no more messages", "ask another one, or try again", is_public=True
                 )
-            one = self._open.get(topic.record.id)
-            mine = one is None or one.topic.uid != topic.record.uid
+            opened = self._open.get(topic.record.id)
+            mine = opened is None or opened.topic.uid != topic.record.uid
             if mine:
-                room = self._room(None if one is None else topic.record.id)
-                one = _Open(topic.record, threading.Event())
-                self._open[topic.record.id] = one
-            assert one is not None
-            one.users += 1
+                room = self._room(None if opened is None else topic.record.id)
+                opened = _Open(topic.record, threading.Event())
+                self._open[topic.record.id] = opened
+            assert opened is not None
+            opened.users += 1
         self._close(room)
         try:
             if mine:
-                self._opened(one, topic)
-            one.ready.wait()
-            if one.error is not None:
-                raise one.error
+                self._opened(opened, topic)
+            opened.ready.wait()
+            if opened.error is not None:
+                raise opened.error
         except BaseException:
-            self._release(one)
+            self._release(opened)
             raise
-        return one
+        return opened
 
     def _room(self, same: int | None) -> list[_Open]:
         """Take out what must be closed for another one. Raises Unavailable. For the holder of the lock."""
@@ -181,31 +181,31 @@ class Producers:
         oldest = min(idle, key=lambda item: item.used_at)
         return [self._open.pop(oldest.topic.id)]
 
-    def _opened(self, one: _Open, topic: Topic) -> None:
+    def _opened(self, opened: _Open, topic: Topic) -> None:
         try:
             log = topic.append_log(OPEN_WAIT_MS, self._on_rolled, self._watch)
             log.__enter__()
-            one.log = log
+            opened.log = log
         except Exception as error:
-            one.error = error
-            self._drop(one)
+            opened.error = error
+            self._drop(opened)
         finally:
-            one.ready.set()
+            opened.ready.set()
 
-    def _drop(self, one: _Open) -> None:
+    def _drop(self, opened: _Open) -> None:
         """Let the next request open the topic again; this log is closed by the last caller that releases it."""
         with self._lock:
-            one.dropped = True
-            if self._open.get(one.topic.id) is one:
-                del self._open[one.topic.id]
+            opened.dropped = True
+            if self._open.get(opened.topic.id) is opened:
+                del self._open[opened.topic.id]
 
-    def _release(self, one: _Open) -> None:
+    def _release(self, opened: _Open) -> None:
         with self._lock:
-            one.users -= 1
-            one.used_at = self._clock.now_ms()
-            last = one.dropped and not one.users
+            opened.users -= 1
+            opened.used_at = self._clock.now_ms()
+            last = opened.dropped and not opened.users
         if last:
-            self._close([one])
+            self._close([opened])
 
     def _taken(self, wanted: Callable[[_Open], bool]) -> list[_Open]:
         """Take out those that are wanted; those in use are closed by the last caller that releases them."""

@@ -113,7 +113,7 @@ def _masked(value: Any) -> Any:
     if isinstance(value, str):
         return shown(value, LOGGED)
     if isinstance(value, Mapping):
-        return {str(name): HIDDEN if _SECRET_NAME.search(str(name)) else _masked(one) for name, one in value.items()}
+        return {str(name): HIDDEN if _SECRET_NAME.search(str(name)) else _masked(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_masked(item) for item in value]
     return value if isinstance(value, int | float | bool) or value is None else shown(str(value), LOGGED)

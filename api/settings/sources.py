@@ -221,8 +221,8 @@ def _logical_lines(text: str) -> Iterator[str]:
 def _unescaped(text: str) -> str:
     named = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
-    def one(match: re.Match[str]) -> str:
+    def meaning(match: re.Match[str]) -> str:
         escaped = match[1]
         return chr(int(escaped[1:], 16)) if len(escaped) == 5 else named.get(escaped, escaped)
 
-    return _ESCAPE.sub(one, text)
+    return _ESCAPE.sub(meaning, text)

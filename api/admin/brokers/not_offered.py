@@ -62,7 +62,7 @@ class NotOffered:
         """Raises Problem (405)."""
         found = self.answers[verb]
         if isinstance(found, str):
-            offered = sorted(one for one, answer in self.answers.items() if not isinstance(answer, str))
+            offered = sorted(name for name, answer in self.answers.items() if not isinstance(answer, str))
             raise Problem(405, self.reason, {"Allow": ", ".join(offered)})
         return done() if found is None else found.response
 

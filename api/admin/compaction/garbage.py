@@ -72,7 +72,7 @@ def collect_garbage(parts: Parts, wanted: Annotated[CollectGarbage, Body()] = Co
     if wanted.topics is None:
         found = list(collector.collect_all(wanted.dry_run, wanted.unknown_topics))
     else:
-        names = [TopicName.parse(fromkey) for fromkey in dict.fromkeys(wanted.topics)]
+        names = [TopicName.parse(name) for name in dict.fromkeys(wanted.topics)]
         records = [environment.metadata.topics.get(name) for name in names]
         found = [collector.collect(record, wanted.dry_run) for record in records]
     counted = [item for item in found if item.topic is not None or item.deleted]
@@ -84,16 +84,16 @@ def collect_garbage(parts: Parts, wanted: Annotated[CollectGarbage, Body()] = Co
     }
 
 
-def _has_something(one: Collected) -> bool:
-    counts = (one.total.count, one.attempts_given_up, one.compacted_ledgers, one.trimmed_ledgers, one.foreign)
-    return any(counts) or one.error is not None
+def _has_something(item: Collected) -> bool:
+    counts = (item.total.count, item.attempts_given_up, item.compacted_ledgers, item.trimmed_ledgers, item.foreign)
+    return any(counts) or item.error is not None
 
 
-def _shown(one: Collected) -> dict[str, Any]:
+def _shown(item: Collected) -> dict[str, Any]:
     return document_of(
         TopicGarbage,
-        one,
-        topic=None if one.topic is None else str(one.topic),
-        objects={str(kind): {"count": of.count, "bytes": of.bytes} for kind, of in sorted(one.objects.items())},
-        error=shown_error(one.error),
+        item,
+        topic=None if item.topic is None else str(item.topic),
+        objects={str(kind): {"count": of.count, "bytes": of.bytes} for kind, of in sorted(item.objects.items())},
+        error=shown_error(item.error),
     )

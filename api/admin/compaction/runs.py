@@ -115,7 +115,7 @@ def get_scheduler(parts: Parts) -> Scheduler:
     metadata = parts.environment.metadata
     leader = metadata.services.leader()
     names = {record.id: record for record in metadata.topics.all()}
-    controls = [(names[one], control) for one, control in metadata.compaction_state.all().items() if one in names]
+    controls = [(names[key], control) for key, control in metadata.compaction_state.all().items() if key in names]
     running = metadata.runs.newest(MOST_RUNS, state=RunState.RUNNING)
     return Scheduler(
         leader=leader,
@@ -163,24 +163,24 @@ def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Contro
     Of a partitioned topic all partitions are paused, or none.
     """
     records = resolve.topics(parts, topic)
-    created = parts.environment.metadata.compaction_state.pause_all([record.id for record in records])
-    return [_control(record, one, in_full) for record, one in zip(records, created, strict=True)]
+    controls = parts.environment.metadata.compaction_state.pause_all([record.id for record in records])
+    return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 
 
 @router.post(TOPIC_PATH + "/compaction/resume", Action.COMPACT, Action.ADMIN, refuses=(409,))
 def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """Take back one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
     records = resolve.topics(parts, topic)
-    created = parts.environment.metadata.compaction_state.resume_all([record.id for record in records])
-    return [_control(record, one, in_full) for record, one in zip(records, created, strict=True)]
+    controls = parts.environment.metadata.compaction_state.resume_all([record.id for record in records])
+    return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 
 
 @router.post(TOPIC_PATH + "/compaction/abort", Action.COMPACT, Action.ADMIN, refuses=(409,))
 def abort_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """Stop a run that is under way, and drop the request for one; later ones are made as before."""
     records = resolve.topics(parts, topic)
-    created = parts.environment.metadata.compaction_state.abort_all([record.id for record in records])
-    return [_control(record, one, in_full) for record, one in zip(records, created, strict=True)]
+    controls = parts.environment.metadata.compaction_state.abort_all([record.id for record in records])
+    return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 
 
 @router.get(

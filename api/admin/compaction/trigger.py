@@ -58,8 +58,8 @@ def compaction_status(parts: Parts, topic: Topic, in_full: InFull) -> LongRunnin
     """How compaction stands; of a partitioned topic: RUNNING if any partition is, then ERROR, then NOT_RUN."""
     found = {}
     for record in resolve.topics(parts, topic):
-        one = status.compaction_status(parts.environment.metadata, record.id)
-        found[record.name] = StatusAndError(one.status, shown_error(one.last_error, in_full=in_full) or "")
+        state = status.compaction_status(parts.environment.metadata, record.id)
+        found[record.name] = StatusAndError(state.status, shown_error(state.last_error, in_full=in_full) or "")
     whole = summed(found)
     return LongRunningProcessStatus(status=whole.status, last_error=whole.last_error)
 
@@ -69,8 +69,8 @@ def summed(found: dict[TopicName, StatusAndError]) -> StatusAndError:
     if len(found) == 1:
         return next(iter(found.values()))
     for worst in (CompactionStatus.RUNNING, CompactionStatus.ERROR, CompactionStatus.NOT_RUN):
-        of_it = {name: one for name, one in found.items() if one.status is worst}
+        of_it = {name: state for name, state in found.items() if state.status is worst}
         if of_it:
-            errors = [f"{name}: {one.last_error}" for name, one in of_it.items() if one.last_error]
+            errors = [f"{name}: {state.last_error}" for name, state in of_it.items() if state.last_error]
             return StatusAndError(worst, "; ".join(errors))
     return StatusAndError(CompactionStatus.SUCCESS, "")

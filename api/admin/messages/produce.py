@@ -194,9 +194,9 @@ def _appended(parts: Service, record: TopicRecord, messages: Sequence[NewMessage
     now = parts.environment.clock.now_ms()
     entries: list[bytes] = []
     refused: dict[int, CompactorError] = {}
-    for number, one in enumerate(messages):
+    for number, message in enumerate(messages):
         try:
-            entries.append(_entry(one, now))
+            entries.append(_entry(message, now))
         except InvalidRecord as error:
             refused[number] = error
     answers: Iterator[Answer] = iter(())
@@ -207,8 +207,8 @@ def _appended(parts: Service, record: TopicRecord, messages: Sequence[NewMessage
             parts.forwarding.for_writing(record)
             raise Problem(503, str(error), {"Retry-After": "1"}) from error
     return [
-        _ack(one, refused[number] if number in refused else next(answers), record.name.partition)
-        for number, one in enumerate(messages)
+        _ack(message, refused[number] if number in refused else next(answers), record.name.partition)
+        for number, message in enumerate(messages)
     ]
 
 

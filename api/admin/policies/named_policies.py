@@ -113,4 +113,4 @@ def _policies(parts: Service, scope: PolicyScope, applied: bool) -> Policies:
         document = policies_document(scope.resolved(parts))
     else:
         document = settings_document(scope.settings(parts), scope.origin)
-    return {name: Policy.model_validate(one) for name, one in document.items()}
+    return {name: Policy.model_validate(value) for name, value in document.items()}

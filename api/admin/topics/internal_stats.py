@@ -134,4 +134,4 @@ def _numbers(record: CursorRecord) -> dict[str, int]:
 
 def _partitions(parts: Service, whole: PartitionedTopic) -> dict[str, TopicCounts]:
     found = {str(name): topic_counts(parts, name, lines=True) for name in resolve.partition_names(whole)}
-    return {name: one for name, one in found.items() if one is not None}
+    return {name: counts for name, counts in found.items() if counts is not None}
