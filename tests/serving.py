@@ -20,7 +20,6 @@ from api.settings.settings import Settings
 from compactor.engines.engine import Engine, InProcess
 from compactor.run.options import stored_policies
 from compactor.two_phase import TwoPhaseCompactor
-from storage.environment import Environment
 from storage.errors import CompactorError
 from storage.model import TopicName
 from storage.objects.interface import ObjectStore
@@ -64,9 +63,7 @@ class Served:
         """What the service that leads does with requests: each is one run, and its error is the run's."""
         environment = self.service.environment
         metadata = environment.metadata
-        compactor = TwoPhaseCompactor(
-            Environment(metadata, environment.store, environment.clock, environment.log), self.engine
-        )
+        compactor = TwoPhaseCompactor(environment, self.engine)
         for topic, _ in metadata.compaction_state.requests():
             try:
                 compactor.compact(topic.name, lambda record: stored_policies(metadata, record))

@@ -13,13 +13,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from api.http.paths import NAMES
+from api.http.problems import ErrorData
 
-_REASON = {
-    "title": "ErrorData",
-    "type": "object",
-    "properties": {"reason": {"title": "ErrorData", "type": "string"}},
-    "required": ["reason"],
-}
 _CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorData"}}}
 _ANY = {
     "400": "The request cannot be taken.",
@@ -51,7 +46,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
     """The document of an application."""
     document = get_openapi(title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes)
     components = document.setdefault("components", {})
-    components.setdefault("schemas", {}).setdefault("ErrorData", _REASON)
+    components.setdefault("schemas", {}).setdefault("ErrorData", ErrorData.model_json_schema())
     for name in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(name, None)
     for path, operations in document["paths"].items():

@@ -172,7 +172,7 @@ class OwnerProxy:
         try:
             found = await client.send(created, stream=True)
         except httpx.HTTPError as error:
-            return _unreachable(service, error)
+            return answer(503, _reason(service, error), {"Retry-After": "1"})
         headers = {name: value for name, value in found.headers.items() if name.lower() not in _HOP_BY_HOP}
         return _Passed(found, headers)
 
@@ -282,10 +282,6 @@ class _Passed(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             await self._found.aclose()
-
-
-def _unreachable(service: ServiceRecord, error: httpx.HTTPError) -> JSONResponse:
-    return answer(503, _reason(service, error), {"Retry-After": "1"})
 
 
 def _reason(service: ServiceRecord, error: httpx.HTTPError) -> str:
