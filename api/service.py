@@ -21,7 +21,7 @@ from api.http.access import Access
 from api.http.long_polls import LongPolls
 from api.http.owner_proxy import OwnerProxy
 from api.http.single_flight import RunSingleFlight, SingleFlight
-from api.http.thread_pools import Pools, WaitsFor
+from api.http.thread_pools import Pools, WaitsFor, make_pools
 from api.messaging.producers import Producers
 from api.observability.metrics import AppendTotals, Metrics, Sources
 from api.settings.settings import Settings
@@ -95,8 +95,9 @@ def running(settings: Settings) -> Iterator[Service]:
         quick = environment.store.within(settings.limits_request_timeout_ms * _OF_A_REQUEST / 1000)
         if quick is not environment.store:
             parts.callback(quick.close)
-        pools = Pools.of(settings, environment.clock)
-        parts.callback(pools.close)
+        pools = make_pools(settings, environment.clock)
+        for pool in pools.values():
+            parts.callback(pool.close)
         runs = RunSingleFlight(environment.metadata, environment.clock, pools[WaitsFor.DATABASE])
         sources = Sources(
             leads=lambda: control.leads,

@@ -13,7 +13,7 @@ from api.http.access import Access, Authentication
 from api.http.audit import Audit
 from api.http.limits import Limits
 from api.http.routes import Routes
-from api.http.thread_pools import Pools
+from api.http.thread_pools import make_pools
 from api.settings.settings import Settings
 from storage.clock import Clock
 from tests.clocks import ManualClock
@@ -41,7 +41,7 @@ def application(
     """An application of some routes, with threads and errors as `api/app.py` has them; Authentication if there is
     access control, Limits and Audit if there are settings for them."""
     app, clock = FastAPI(), clock or ManualClock()
-    app.state.pools = Pools.of(Settings(), ManualClock())
+    app.state.pools = make_pools(Settings(), ManualClock())
     problems.install(app)
     if router is not None:
         app.router.routes.extend(router.routes)

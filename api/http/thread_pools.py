@@ -20,7 +20,7 @@ import contextvars
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -247,31 +247,21 @@ class Pool:
             LOG.error(reason, exc_info=error)
 
 
-@dataclass(frozen=True)
-class Pools:
-    """A pool for each kind of waiting."""
+Pools = Mapping[WaitsFor, Pool]
+"""A pool for each kind of waiting."""
 
-    by_kind: dict[WaitsFor, Pool]
 
-    @classmethod
-    def of(cls, settings: Settings, clock: Clock) -> Pools:
-        """As the settings say."""
-        deadline = settings.limits_request_timeout_ms
-        sizes = {
-            WaitsFor.DATABASE: (settings.threads_database, deadline),
-            WaitsFor.LOG: (settings.threads_log, deadline),
-            WaitsFor.STORE: (settings.threads_store, deadline),
-            WaitsFor.WORK: (settings.threads_work, None),
-            WaitsFor.PARSING: (PARSERS, deadline),
-        }
-        return cls({what: Pool(what, threads, most, clock) for what, (threads, most) in sizes.items()})
-
-    def __getitem__(self, what: WaitsFor) -> Pool:
-        return self.by_kind[what]
-
-    def close(self) -> None:
-        for pool in self.by_kind.values():
-            pool.close()
+def make_pools(settings: Settings, clock: Clock) -> Pools:
+    """As the settings say."""
+    deadline = settings.limits_request_timeout_ms
+    sizes = {
+        WaitsFor.DATABASE: (settings.threads_database, deadline),
+        WaitsFor.LOG: (settings.threads_log, deadline),
+        WaitsFor.STORE: (settings.threads_store, deadline),
+        WaitsFor.WORK: (settings.threads_work, None),
+        WaitsFor.PARSING: (PARSERS, deadline),
+    }
+    return {what: Pool(what, threads, most, clock) for what, (threads, most) in sizes.items()}
 
 
 def pools_of(request: Request) -> Pools:

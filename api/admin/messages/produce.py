@@ -202,7 +202,7 @@ def _appended(parts: Service, record: TopicRecord, messages: Sequence[NewMessage
     answers: Iterator[Answer] = iter(())
     if entries:
         try:
-            answers = iter(parts.producers.append(_opened(parts, record), entries))
+            answers = iter(parts.producers.append(OpenTopic(parts.environment, record), entries))
         except LeaseHeld as error:
             parts.forwarding.for_writing(record)
             raise Problem(503, str(error), {"Retry-After": "1"}) from error
@@ -210,11 +210,6 @@ def _appended(parts: Service, record: TopicRecord, messages: Sequence[NewMessage
         _ack(message, refused[number] if number in refused else next(answers), record.name.partition)
         for number, message in enumerate(messages)
     ]
-
-
-def _opened(parts: Service, record: TopicRecord) -> OpenTopic:
-    """The topic, without reading its row again."""
-    return OpenTopic(parts.environment, record)
 
 
 async def _sent(

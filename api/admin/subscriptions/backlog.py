@@ -15,7 +15,14 @@ from fastapi import Body, Path, Request
 from api.admin import resolve
 from api.admin.messages.entries import MOST_ENTRIES, entries
 from api.admin.models import PulsarAnswer
-from api.admin.subscriptions.cursor_positions import ONE, ResetCursorData, Subscription, opened, subscription_of
+from api.admin.subscriptions.cursor_positions import (
+    ONE,
+    ResetCursorData,
+    Subscription,
+    next_of,
+    opened,
+    subscription_of,
+)
 from api.admin.subscriptions.cursors import clear_backlog
 from api.admin.tenancy.bundles import bundle_of, check_bundle
 from api.http.access import Action
@@ -85,7 +92,7 @@ def analyze_subscription_backlog(
     with subscription_of(record, name):
         mark = parts.environment.metadata.cursors.get(record.id, name).mark_delete
     source = opened(parts, record)
-    start: AtOffset | MessageId = AtOffset(mark.offset + 1 if mark else 0) if place is None else place.message_id
+    start: AtOffset | MessageId = next_of(mark) if place is None else place.message_id
     cursor = None
     if name != COMPACTION_CURSOR:
         end = source.snapshot_reader().end

@@ -23,7 +23,7 @@ from api.http.thread_pools import WaitsFor, pools_of
 from api.service import Service
 from storage.cursor import Cursor
 from storage.errors import NotFound
-from storage.ledger.seek import AtTime
+from storage.ledger.seek import AtOffset, AtTime
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import EARLIEST, LATEST, MessageId, Position, TopicName
 from storage.reading.positions import first_at, mark_delete_before
@@ -130,6 +130,11 @@ def each(
 
 def opened(parts: Service, record: TopicRecord) -> OpenTopic:
     return open_topic(parts.environment, record.name)
+
+
+def next_of(mark: Position | None) -> AtOffset:
+    """Where a cursor continues that has this mark-delete position."""
+    return AtOffset(mark.offset + 1 if mark else 0)
 
 
 def before_time(topic: OpenTopic, timestamp: int) -> Position | None:

@@ -24,6 +24,7 @@ from api.admin.subscriptions.cursor_positions import (
     before_time,
     changes_it,
     each,
+    next_of,
     opened,
     place_of,
     position_of,
@@ -38,7 +39,6 @@ from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.errors import Conflict
-from storage.ledger.seek import AtOffset
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import LATEST, MessageId
 from storage.reading.positions import is_behind_end, mark_delete_before
@@ -122,15 +122,13 @@ def peek_nth_message(
     name = decoded(subscription)
     record = resolve.local_topic(parts, topic)
     with subscription_of(record, name):
-        parts.environment.metadata.cursors.get(record.id, name)
-    if name == COMPACTION_CURSOR:
         mark = parts.environment.metadata.cursors.get(record.id, name).mark_delete
-        rows = entries(opened(parts, record), AtOffset(mark.offset + 1 if mark else 0))
+    if name == COMPACTION_CURSOR:
+        rows = entries(opened(parts, record), next_of(mark))
     else:
         with OwnedCursor(parts, record, name) as owned:
             cursor = owned.cursor
-            mark = cursor.mark_delete
-            found = entries(owned.topic, AtOffset(mark.offset + 1 if mark else 0))
+            found = entries(owned.topic, next_of(cursor.mark_delete))
             rows = (item for item in found if not all(cursor.is_acknowledged(row["offset"]) for row in item))
     entry = next(islice(rows, position - 1, None), None)
     if entry is None:

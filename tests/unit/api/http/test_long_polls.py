@@ -11,7 +11,7 @@ import pytest
 from api.http import long_polls
 from api.http.long_polls import LongPolls
 from api.http.problems import Problem
-from api.http.thread_pools import Pool, Pools, WaitsFor
+from api.http.thread_pools import Pool, WaitsFor
 from storage.errors import Unavailable
 from tests.entries import one, produce
 from tests.event_loop import in_event_loop
@@ -36,7 +36,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def polls_of(bench: Workbench, most: int = 1000) -> LongPolls:
     assert bench.log is not None
-    pools = Pools({what: Pool(what, 2, 60_000, bench.clock) for what in WaitsFor})
+    pools = {what: Pool(what, 2, 60_000, bench.clock) for what in WaitsFor}
     return LongPolls(bench.metadata, bench.log, bench.clock, pools, most)
 
 
