@@ -10,15 +10,15 @@ import os
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from api.formats.jsonl import read_jsonl
-from api.formats.parquet import read_parquet
 from api.formats.text_encoding import TextEncoding
 from storage.errors import InvalidInput
 
-Reader = Callable[[str, TextEncoding, TextEncoding], Iterator[pa.Table]]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    Reader = Callable[[str, TextEncoding, TextEncoding], Iterator[pa.Table]]
 
 
 class InputFormat(StrEnum):
@@ -28,8 +28,18 @@ class InputFormat(StrEnum):
     PARQUET = "parquet"
 
 
-READERS: dict[InputFormat, Reader] = {InputFormat.JSONL: read_jsonl, InputFormat.PARQUET: read_parquet}
-"""A reader takes the file's name, the encoding of keys and that of values."""
+def reader_of(name: InputFormat) -> Reader:
+    """The reader of a format: it takes the file's name, the encoding of keys and that of values.
+
+    A command names formats in its help, which needs no Arrow.
+    """
+    if name is InputFormat.PARQUET:
+        from api.formats.parquet import read_parquet
+
+        return read_parquet
+    from api.formats.jsonl import read_jsonl
+
+    return read_jsonl
 
 
 def read_messages(
@@ -39,7 +49,7 @@ def read_messages(
     if file != "-":
         check_file(file)
     chosen = given or (InputFormat.PARQUET if file.endswith(".parquet") else InputFormat.JSONL)
-    return READERS[chosen](file, key_encoding, value_encoding)
+    return reader_of(chosen)(file, key_encoding, value_encoding)
 
 
 def check_file(file: str) -> None:

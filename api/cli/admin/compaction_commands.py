@@ -11,9 +11,9 @@ import typer
 from api.cli.admin.arguments import Applied, RetentionSize, RetentionTime, Threshold, parse_megabytes, parse_minutes
 from api.cli.admin.exit_codes import RUN_FAILED
 from api.cli.admin.following import follow_requests, newest_runs
-from api.cli.admin.requests import NAMESPACE, TOPIC, Command, Option, Request, get
+from api.cli.admin.requests import NAMESPACE, TOPIC, Command, Request, RequestOption, get
 from api.cli.admin.session import session, topic_path
-from api.cli.kit.names import Topic
+from api.cli.kit.names import TypedTopic
 from api.cli.kit.quantities import parse_bytes
 from api.cli.kit.stderr import say
 
@@ -30,7 +30,7 @@ _WORDS = {
 
 def compact(
     context: typer.Context,
-    topic: Topic,
+    topic: TypedTopic,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the request until its run has ended.")] = False,
 ) -> None:
     """Have a topic compacted; of a partitioned topic, each partition.
@@ -48,7 +48,7 @@ def compact(
 
 def compaction_status(
     context: typer.Context,
-    topic: Topic,
+    topic: TypedTopic,
     wait_complete: Annotated[bool, typer.Option("-w", "--wait-complete", help="Wait until none is running.")] = False,
 ) -> None:
     """Show how the last compaction of a topic ended, or that one is running.
@@ -68,7 +68,7 @@ def compaction_status(
 
 
 def _limits(
-    path: str, scope: str, above: str, due: str, kept: str, set_threshold: str, applied: Mapping[str, Option]
+    path: str, scope: str, above: str, due: str, kept: str, set_threshold: str, applied: Mapping[str, RequestOption]
 ) -> Mapping[str, Request | Command]:
     """Threshold and retention of a scope. `above`: the scope that counts without them; `due`, `kept`: help texts;
     `set_threshold`: the method that Pulsar's API has for it."""
@@ -79,7 +79,7 @@ def _limits(
             threshold,
             f"Set when {due}.",
             f"compaction threshold of {name} set",
-            {"threshold": Option(Threshold, parse=lambda text: parse_bytes("--threshold", text))},
+            {"threshold": RequestOption(Threshold, parse=lambda text: parse_bytes("--threshold", text))},
         ),
         "get-compaction-threshold": get(threshold, f"Show when {due}, in bytes.", options=applied),
         "remove-compaction-threshold": Request(
@@ -94,8 +94,8 @@ def _limits(
             f"Set {kept}.",
             f"retention of {name} set",
             {
-                "duration": Option(RetentionTime, field="retentionTimeInMinutes", parse=parse_minutes),
-                "size": Option(RetentionSize, field="retentionSizeInMB", parse=parse_megabytes),
+                "duration": RequestOption(RetentionTime, field="retentionTimeInMinutes", parse=parse_minutes),
+                "size": RequestOption(RetentionSize, field="retentionSizeInMB", parse=parse_megabytes),
             },
         ),
         "get-retention": get(retention, f"Show {kept}.", options=applied),
@@ -118,7 +118,7 @@ OF_TOPICS: Mapping[str, Request | Command] = {
         "a compaction of a topic is due",
         "how long, and how much of it, a topic is kept",
         "POST",
-        {"applied": Option(Applied, False, query="applied")},
+        {"applied": RequestOption(Applied, False, query="applied")},
     ),
 }
 OF_NAMESPACES = _limits(

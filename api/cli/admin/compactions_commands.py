@@ -9,7 +9,7 @@ import typer
 
 from api.cli.admin.arguments import Run
 from api.cli.admin.following import follow, show_ended, watch_topic
-from api.cli.admin.requests import TOPIC, Command, Option, Request, get
+from api.cli.admin.requests import TOPIC, Command, Request, RequestOption, get
 from api.cli.admin.session import expand, session, topic_path
 from api.cli.kit.names import TOPIC_HELP, OnlyTopic, StateName
 from api.cli.kit.reports import show_run, show_runs
@@ -29,7 +29,7 @@ def list_runs(
     """List compaction runs, the newest first."""
     admin = session(context)
     path = _COMPACTIONS if topic is None else topic_path(topic, "compactions")
-    show_runs(admin.service.get(path, limit=limit, state=state and state.value), admin.output)
+    show_runs(admin.service.get(path, limit=limit, state=state), admin.output)
 
 
 def show_one_run(context: typer.Context, run: Run) -> None:
@@ -99,7 +99,7 @@ COMMANDS: Mapping[str, Request | Command] = {
         "it from that.",
         "run {run} cancelled",
         {
-            "reason": Option(
+            "reason": RequestOption(
                 Annotated[str, typer.Option(metavar="TEXT", help="Kept with the run.")],
                 "cancelled by hand",
                 query="reason",

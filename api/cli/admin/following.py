@@ -19,9 +19,9 @@ import typer
 
 from api.cli.admin.exit_codes import RUN_FAILED
 from api.cli.admin.session import Session, topic_path
-from api.cli.kit.live_line import LiveLine
 from api.cli.kit.reports import show_run, show_runs
 from api.cli.kit.stderr import number, say, size
+from api.cli.kit.terminal import LiveLine
 from storage.errors import CompactionPaused, NotFound, Unavailable
 
 _CONNECTIONS = 5

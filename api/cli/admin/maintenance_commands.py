@@ -14,13 +14,13 @@ from api.cli.admin.arguments import Execute
 from api.cli.admin.requests import Command, Request
 from api.cli.admin.session import session, topic_path
 from api.cli.kit.exit_codes import DATA_LOSS
-from api.cli.kit.names import TOPIC_HELP, Topic
+from api.cli.kit.names import TOPIC_HELP, TypedTopic
 from api.cli.kit.quantities import parse_duration
 from api.cli.kit.reports import TRIM_COLUMNS, put_lines, trim_lines, verify_lines
 from api.cli.kit.stderr import counted, say, size
 
 
-def verify(context: typer.Context, topic: Topic) -> None:
+def verify(context: typer.Context, topic: TypedTopic) -> None:
     """Have the compacted ledger of a topic derived again, and every difference named. Changes nothing.
 
     Ends with exit code 7 if anything differs.
@@ -39,7 +39,7 @@ def verify(context: typer.Context, topic: Topic) -> None:
 
 def trim(
     context: typer.Context,
-    topic: Topic,
+    topic: TypedTopic,
     before: Annotated[
         str | None,
         typer.Option(metavar="PLACE", help="All before this message id or offset; else what the policies let go."),
@@ -72,7 +72,7 @@ def trim(
 
 def release_lease(
     context: typer.Context,
-    topic: Topic,
+    topic: TypedTopic,
     force: Annotated[bool, typer.Option("--force", help="Also if its owner is alive.")] = False,
     execute: Annotated[bool, typer.Option("--execute", help="Do it. Without it, only show who owns it.")] = False,
 ) -> None:

@@ -6,18 +6,18 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import IO, Annotated, Any, NoReturn
+from typing import IO, Annotated, Any, Literal, NoReturn
 
 import typer
 
 from api.cli.admin.requests import Command, Request
 from api.cli.admin.session import session, topic_path
 from api.cli.kit import exit_codes
-from api.cli.kit.names import EncodingName, ResetName, Topic
+from api.cli.kit.names import ResetName, TypedTopic
 from api.cli.kit.quantities import parse_bytes
 from api.cli.kit.stderr import counted, number, say
 from api.cli.kit.terminal import data_stream, put
+from api.formats.text_encoding import TextEncoding
 from storage.errors import InvalidInput, NotFound
 
 _LINES_AT_ONCE = 1000
@@ -30,23 +30,16 @@ _NAMED = 20
 """Refused lines that an error names."""
 _LINE = re.compile(r"line (\d{1,9})(?=: )")
 
-KeyEncoding = Annotated[EncodingName, typer.Option(help="How keys are written.")]
-ValueEncoding = Annotated[EncodingName, typer.Option(help="How values are written.")]
-
-
-class FormatName(StrEnum):
-    """How messages are given."""
-
-    JSONL = "jsonl"
-    ARROW = "arrow"
+KeyEncoding = Annotated[TextEncoding, typer.Option(help="How keys are written.")]
+ValueEncoding = Annotated[TextEncoding, typer.Option(help="How values are written.")]
 
 
 def produce(
     context: typer.Context,
-    topic: Topic,
+    topic: TypedTopic,
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="JSON Lines; -: standard input.")] = "-",
-    key_encoding: KeyEncoding = EncodingName.UTF8,
-    value_encoding: ValueEncoding = EncodingName.UTF8,
+    key_encoding: KeyEncoding = TextEncoding.UTF8,
+    value_encoding: ValueEncoding = TextEncoding.UTF8,
     ids: Annotated[bool, typer.Option("--ids", help="Print the id of each message.")] = False,
 ) -> None:
     """Append messages, one a line, as `compactor produce` takes them.
@@ -55,7 +48,7 @@ def produce(
     taken.
     """
     admin = session(context)
-    query = {"keyEncoding": key_encoding.value, "valueEncoding": value_encoding.value}
+    query = {"keyEncoding": key_encoding, "valueEncoding": value_encoding}
     path = topic_path(topic).replace("/admin/v2/", "/topics/", 1)
     acknowledged = 0
     opened = _opened(file)
@@ -82,7 +75,7 @@ def produce(
 
 def read(
     context: typer.Context,
-    topic: Topic,
+    topic: TypedTopic,
     read_compacted: Annotated[
         bool, typer.Option("--read-compacted", help="The compacted ledger first, then raw after its horizon.")
     ] = False,
@@ -91,12 +84,12 @@ def read(
     ] = "earliest",
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most this many messages.")] = None,
     max_bytes: Annotated[str | None, typer.Option(metavar="BYTES", help="At most this many bytes: 64M.")] = None,
-    reset: Annotated[
-        ResetName, typer.Option(help="Where a raw read begins if its start was trimmed.")
-    ] = ResetName.EARLIEST,
-    format_: Annotated[FormatName, typer.Option("--format", help="JSON Lines, or an Arrow stream.")] = FormatName.JSONL,
-    key_encoding: KeyEncoding = EncodingName.UTF8,
-    value_encoding: ValueEncoding = EncodingName.UTF8,
+    reset: Annotated[ResetName, typer.Option(help="Where a raw read begins if its start was trimmed.")] = "earliest",
+    format_: Annotated[
+        Literal["jsonl", "arrow"], typer.Option("--format", help="JSON Lines, or an Arrow stream.")
+    ] = "jsonl",
+    key_encoding: KeyEncoding = TextEncoding.UTF8,
+    value_encoding: ValueEncoding = TextEncoding.UTF8,
 ) -> None:
     """Read a topic to the end of now, to standard output."""
     admin = session(context)
@@ -106,11 +99,11 @@ def read(
         "start": start,
         "limit": limit,
         "maxBytes": None if max_bytes is None else parse_bytes("--max-bytes", max_bytes),
-        "reset": reset.value,
-        "keyEncoding": key_encoding.value,
-        "valueEncoding": value_encoding.value,
+        "reset": reset,
+        "keyEncoding": key_encoding,
+        "valueEncoding": value_encoding,
     }
-    kind = _ARROW if format_ is FormatName.ARROW else _JSON_LINES
+    kind = _ARROW if format_ == "arrow" else _JSON_LINES
     with admin.service.stream("GET", topic_path(topic, "messages"), query, Accept=kind) as answer:
         output = data_stream()
         for piece in answer.iter_bytes():
@@ -119,10 +112,10 @@ def read(
 
 def get_key(
     context: typer.Context,
-    topic: Topic,
+    topic: TypedTopic,
     key: Annotated[str, typer.Argument(metavar="KEY", help="The key.")],
-    key_encoding: KeyEncoding = EncodingName.UTF8,
-    value_encoding: ValueEncoding = EncodingName.UTF8,
+    key_encoding: KeyEncoding = TextEncoding.UTF8,
+    value_encoding: ValueEncoding = TextEncoding.UTF8,
     sealed_only: Annotated[
         bool, typer.Option("--sealed-only", help="Leave out the newest messages, which are not sealed yet.")
     ] = False,
@@ -132,7 +125,7 @@ def get_key(
     Ends with exit code 8 if the key has no value.
     """
     admin = session(context)
-    query: dict[str, Any] = {"key": key, "keyEncoding": key_encoding.value, "valueEncoding": value_encoding.value}
+    query: dict[str, Any] = {"key": key, "keyEncoding": key_encoding, "valueEncoding": value_encoding}
     if sealed_only:
         query["sealedOnly"] = True
     try:

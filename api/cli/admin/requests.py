@@ -16,7 +16,7 @@ import typer
 
 from api.cli.admin.arguments import Count, Namespace, Role, Run, Subscription, Tenant
 from api.cli.admin.session import expand, session
-from api.cli.kit.names import Topic
+from api.cli.kit.names import TypedTopic
 
 TOPIC = "/admin/v2/persistent/{topic}"
 NAMESPACE = "/admin/v2/namespaces/{namespace}"
@@ -26,7 +26,7 @@ Command = Callable[..., None]
 
 
 @dataclass(frozen=True)
-class Option:
+class RequestOption:
     """An argument or option of type `kind`, as typer takes it.
 
     `query`: the parameter of the query that has its value; `field`: that of the body; with neither it is the body.
@@ -41,15 +41,15 @@ class Option:
     parse: Callable[[Any], Any] | None = None
 
 
-PARAMETERS: Mapping[str, Option] = {
-    "topic": Option(Topic),
-    "namespace": Option(Namespace),
-    "tenant": Option(Tenant),
-    "cluster": Option(Annotated[str, typer.Argument(metavar="CLUSTER", help="Its name.")]),
-    "subscription": Option(Subscription),
-    "count": Option(Count, 1),
-    "role": Option(Role),
-    "run": Option(Run),
+PARAMETERS: Mapping[str, RequestOption] = {
+    "topic": RequestOption(TypedTopic),
+    "namespace": RequestOption(Namespace),
+    "tenant": RequestOption(Tenant),
+    "cluster": RequestOption(Annotated[str, typer.Argument(metavar="CLUSTER", help="Its name.")]),
+    "subscription": RequestOption(Subscription),
+    "count": RequestOption(Count, 1),
+    "role": RequestOption(Role),
+    "run": RequestOption(Run),
 }
 
 
@@ -64,7 +64,7 @@ class Request:
     path: str
     help: str
     done: str = ""
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, RequestOption] = field(default_factory=dict)
     query: Mapping[str, object] = field(default_factory=dict)
     columns: Sequence[str] = ()
     text: bool = False

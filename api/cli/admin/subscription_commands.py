@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.admin.arguments import Count, Subscription
-from api.cli.admin.requests import TOPIC, Command, Option, Request, get
+from api.cli.admin.requests import TOPIC, Command, Request, RequestOption, get
 from api.cli.admin.session import key_values, session, topic_path
-from api.cli.kit.names import Topic
+from api.cli.kit.names import TypedTopic
 from api.cli.kit.quantities import parse_duration
 from storage.errors import InvalidInput, NotFound
 from storage.model import MessageId
@@ -30,7 +30,7 @@ Properties = Annotated[
 
 def create_subscription(
     context: typer.Context,
-    topic: Topic,
+    topic: TypedTopic,
     subscription: Subscription,
     message_id: Annotated[
         str, typer.Option("-m", "--message-id", "--messageId", metavar="POSITION", help="Where it begins.")
@@ -48,7 +48,7 @@ def create_subscription(
 
 def reset_cursor(
     context: typer.Context,
-    topic: Topic,
+    topic: TypedTopic,
     subscription: Subscription,
     message_id: Annotated[
         str | None,
@@ -75,7 +75,7 @@ def reset_cursor(
     admin.done(f"subscription {subscription} of {topic} moved")
 
 
-def peek_messages(context: typer.Context, topic: Topic, subscription: Subscription, count: Count = 1) -> None:
+def peek_messages(context: typer.Context, topic: TypedTopic, subscription: Subscription, count: Count = 1) -> None:
     """Show the next messages of a subscription, which stays where it is."""
     admin = session(context)
     found: list[dict[str, Any]] = []
@@ -92,7 +92,7 @@ def peek_messages(context: typer.Context, topic: Topic, subscription: Subscripti
 
 def get_message_by_id(
     context: typer.Context,
-    topic: Topic,
+    topic: TypedTopic,
     ledger: Annotated[int, typer.Option("-l", "--ledger-id", "--ledgerId", metavar="LEDGER", min=0, help="Ledger.")],
     entry: Annotated[int, typer.Option("-e", "--entry-id", "--entryId", metavar="ENTRY", min=0, help="Entry.")],
 ) -> None:
@@ -139,7 +139,7 @@ COMMANDS: Mapping[str, Request | Command] = {
         "Delete a subscription.",
         "subscription {subscription} of {topic} deleted",
         {
-            "force": Option(
+            "force": RequestOption(
                 Annotated[bool, typer.Option("-f", "--force", help="__compaction also where keys are lost with it.")],
                 False,
                 query="force",
@@ -152,7 +152,7 @@ COMMANDS: Mapping[str, Request | Command] = {
         f"{_SUBSCRIPTION}/properties",
         "Replace the properties of a subscription by these.",
         "properties of subscription {subscription} of {topic} replaced",
-        {"properties": Option(Properties, None, parse=lambda given: key_values("--property", given or ()))},
+        {"properties": RequestOption(Properties, None, parse=lambda given: key_values("--property", given or ()))},
     ),
     "reset-cursor": reset_cursor,
     "skip": Request(

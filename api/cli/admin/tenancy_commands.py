@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from api.cli.admin.arguments import Tenant
-from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command, Option, Request, get
+from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command, Request, RequestOption, get
 from api.cli.admin.session import expand, session, split_names
 
 _TENANTS = "/admin/v2/tenants"
@@ -54,7 +54,7 @@ def list_brokers(
 
 def _permissions(path: str, show: str, grant: str, revoke: str, where: str) -> Mapping[str, Request | Command]:
     """Permissions of a scope; `show`, `grant`, `revoke`: the help texts."""
-    actions = Option(
+    actions = RequestOption(
         Annotated[
             list[str], typer.Option("--actions", metavar="ACTION,…", help="Of produce, consume, compact and admin.")
         ],

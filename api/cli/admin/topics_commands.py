@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from api.cli.admin.requests import TOPIC, Command, Option, Request, get
+from api.cli.admin.requests import TOPIC, Command, Request, RequestOption, get
 from api.cli.admin.session import key_values, session, topic_path
-from api.cli.kit.names import Topic
+from api.cli.kit.names import TypedTopic
 from storage.errors import NotFound
 
 Partitions = Annotated[int, typer.Option("-p", "--partitions", metavar="N", min=1, help="How many partitions.")]
@@ -22,7 +22,7 @@ BacklogSize = Annotated[
 ]
 _IN_NAMESPACE = "/admin/v2/persistent/{namespace}"
 _FORCE = {
-    "force": Option(
+    "force": RequestOption(
         Annotated[bool, typer.Option("-f", "--force", help="Also while a process writes it that is no service.")],
         False,
         query="force",
@@ -30,7 +30,7 @@ _FORCE = {
 }
 
 
-def create_topic(context: typer.Context, topic: Topic, metadata: Metadata = None) -> None:
+def create_topic(context: typer.Context, topic: TypedTopic, metadata: Metadata = None) -> None:
     """Make a topic without partitions."""
     admin = session(context)
     admin.service.request("PUT", topic_path(topic), body=key_values("--metadata", metadata) if metadata else None)
@@ -38,7 +38,7 @@ def create_topic(context: typer.Context, topic: Topic, metadata: Metadata = None
 
 
 def create_partitioned_topic(
-    context: typer.Context, topic: Topic, partitions: Partitions, metadata: Metadata = None
+    context: typer.Context, topic: TypedTopic, partitions: Partitions, metadata: Metadata = None
 ) -> None:
     """Make a topic of some partitions."""
     admin = session(context)
@@ -52,13 +52,15 @@ def create_partitioned_topic(
     admin.done(f"topic {topic} of {partitions} partitions created")
 
 
-def stats(context: typer.Context, topic: Topic, precise: Precise = False, backlog_size: BacklogSize = False) -> None:
+def stats(
+    context: typer.Context, topic: TypedTopic, precise: Precise = False, backlog_size: BacklogSize = False
+) -> None:
     """Show the numbers of a topic."""
     query = {"getPreciseBacklog": precise, "subscriptionBacklogSize": backlog_size}
     _show_numbers(context, topic, "stats", "partitioned-stats", query)
 
 
-def stats_internal(context: typer.Context, topic: Topic) -> None:
+def stats_internal(context: typer.Context, topic: TypedTopic) -> None:
     """Show the ledgers and cursors of a topic."""
     _show_numbers(context, topic, "internalStats", "partitioned-stats-internal", {})
 
@@ -91,7 +93,7 @@ COMMANDS: Mapping[str, Request | Command] = {
         f"{TOPIC}/partitions",
         "Give a partitioned topic more partitions.",
         "topic {topic} has {partitions} partitions",
-        {"partitions": Option(Partitions)},
+        {"partitions": RequestOption(Partitions)},
     ),
     "get-partitioned-topic-metadata": get(
         f"{TOPIC}/partitions", "Show how many partitions a topic has; 0: it is not partitioned."
@@ -111,7 +113,7 @@ COMMANDS: Mapping[str, Request | Command] = {
         "Set properties of a topic; the others stay.",
         "properties of {topic} set",
         {
-            "properties": Option(
+            "properties": RequestOption(
                 Annotated[
                     list[str],
                     typer.Option("-p", "--property", metavar="KEY=VALUE", help="A property; may be repeated."),
@@ -125,7 +127,11 @@ COMMANDS: Mapping[str, Request | Command] = {
         f"{TOPIC}/properties",
         "Remove a property of a topic.",
         "property {key} of {topic} removed",
-        {"key": Option(Annotated[str, typer.Option("-k", "--key", metavar="KEY", help="The property.")], query="key")},
+        {
+            "key": RequestOption(
+                Annotated[str, typer.Option("-k", "--key", metavar="KEY", help="The property.")], query="key"
+            )
+        },
     ),
     "stats": stats,
     "stats-internal": stats_internal,
@@ -134,7 +140,7 @@ COMMANDS: Mapping[str, Request | Command] = {
         f"{TOPIC}/partitioned-stats",
         "Show the numbers of a partitioned topic.",
         options={
-            "per_partition": Option(
+            "per_partition": RequestOption(
                 Annotated[bool, typer.Option("--per-partition", help="Also of each partition.")],
                 False,
                 query="perPartition",

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from storage.model import TopicName
+
 TOPIC_HELP = "persistent://tenant/namespace/topic; topic alone means persistent://public/default/topic."
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)]
+_PARSED = typer.Argument(metavar="TOPIC", help=TOPIC_HELP, parser=TopicName.parse)
+if TYPE_CHECKING:
+    Topic = Annotated[TopicName, _PARSED]
+else:
+    Topic = Annotated[str, _PARSED]  # help shows the type of what is typed
+TypedTopic = Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)]
+"""The name as it was typed."""
 OnlyTopic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help=f"Only of this topic. {TOPIC_HELP}")]
 
 
@@ -23,25 +31,7 @@ class OutputName(StrEnum):
 Output = Annotated[OutputName, typer.Option(help="For people, or for scripts.")]
 
 
-class EncodingName(StrEnum):
-    """Text encodings; `api.formats.text_encoding` has them (a test compares the two)."""
-
-    UTF8 = "utf8"
-    BASE64 = "base64"
-
-
-class ResetName(StrEnum):
-    """Where a raw read begins if its start was trimmed; `storage.ledger.seek.Reset` has them (a test compares)."""
-
-    EARLIEST = "earliest"
-    LATEST = "latest"
-    FAIL = "fail"
-
-
-class StateName(StrEnum):
-    """States of a run; `storage.metadata.records.RunState` has them (a test compares the two)."""
-
-    RUNNING = "RUNNING"
-    SUCCESS = "SUCCESS"
-    ERROR = "ERROR"
-    CANCELLED = "CANCELLED"
+ResetName = Literal["earliest", "latest", "fail"]
+"""Where a raw read begins if its start was trimmed; `storage.ledger.seek.Reset` has them (a test compares)."""
+StateName = Literal["RUNNING", "SUCCESS", "ERROR", "CANCELLED"]
+"""States of a run; `storage.metadata.records.RunState` has them (a test compares the two)."""

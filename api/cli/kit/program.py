@@ -100,6 +100,12 @@ def hoist(arguments: Sequence[str], name: str, options: Sequence[str], flags: Se
     return front + rest
 
 
+def check_confirmation(yes: bool, dry_run: bool) -> None:
+    """What destroys is a dry run unless `--yes` is given. Raises InvalidInput for both."""
+    if yes and dry_run:
+        raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
+
+
 def _terminate(*_: object) -> None:
     """End as after Ctrl-C: leases are released, and a run is recorded as failed before its heartbeat expires."""
     raise KeyboardInterrupt("ended by SIGTERM")

@@ -6,6 +6,10 @@ A bare duration is seconds, as in Pulsar's tools. Both raise InvalidInput, which
 from __future__ import annotations
 
 import re
+from functools import partial
+from typing import Any
+
+import typer
 
 from storage.errors import InvalidInput
 
@@ -39,3 +43,13 @@ def parse_bytes(option: str, text: str, least: int = 0) -> int:
         number = "positive number" if least else "number"
         raise InvalidInput(f"{text!r} is not a size in bytes for {option}", f"give a {number}, as 4096, 128M or 3T")
     return size
+
+
+def duration(option: str, help_text: str, least: int = 0) -> Any:
+    """An option for `Annotated[int | None, …]`: milliseconds."""
+    return typer.Option(option, metavar="DURATION", help=help_text, parser=partial(parse_duration, option, least=least))
+
+
+def size_in_bytes(option: str, help_text: str, least: int = 0) -> Any:
+    """An option for `Annotated[int | None, …]`."""
+    return typer.Option(option, metavar="BYTES", help=help_text, parser=partial(parse_bytes, option, least=least))

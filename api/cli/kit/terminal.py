@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import re
 import sys
+from contextlib import suppress
 from typing import IO, TextIO, cast
 
 from api.observability.redaction import redacted
@@ -63,6 +64,30 @@ class _JsonOnTerminal:
 
     def flush(self) -> None:
         self._stream.flush()
+
+
+class LiveLine:
+    """A line on `stream` that is written over and over. A terminal that is gone does not stop the work."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._shown = False
+        self.is_live = is_terminal(stream)
+
+    def show(self, text: str) -> None:
+        """Write `text` over what is there."""
+        self._shown = True
+        self._write(f"\r\x1b[K{plain(text)}")
+
+    def end(self) -> None:
+        """Remove the line."""
+        if self._shown:
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+            self._stream.flush()
 
 
 def _for(stream: TextIO, text: str) -> str:

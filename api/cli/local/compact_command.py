@@ -10,17 +10,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from api.cli.kit import exit_codes
 from api.cli.kit.names import TOPIC_HELP
-from api.cli.kit.quantities import parse_bytes, parse_duration
+from api.cli.kit.quantities import duration, size_in_bytes
 from api.cli.kit.stderr import say
-from api.cli.local.progress import progress_for
-from api.cli.local.spark_engine import spark_engine
+from api.cli.local.spark_engine import progress_for, spark_engine
 from api.components import open_for_writing, open_topic
 from storage.environment import Environment
 from storage.errors import CompactorError, InvalidInput, Misconfigured, Unavailable
@@ -37,13 +35,6 @@ if TYPE_CHECKING:
     from storage.topic import Topic
 
 
-class ReportName(StrEnum):
-    """Output formats of compact-topic."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
 def compact_topic(
     context: typer.Context,
     topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help=f"May be repeated. {TOPIC_HELP}")] = None,
@@ -54,39 +45,39 @@ def compact_topic(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only report what would be kept, dropped, written.")
     ] = False,
-    output: Annotated[ReportName, typer.Option(help="For people, or for scripts: one JSON object a topic.")] = (
-        ReportName.TEXT
-    ),
+    output: Annotated[
+        Literal["text", "json"], typer.Option(help="For people, or for scripts: one JSON object a topic.")
+    ] = "text",
     retain_null_key: Annotated[bool, typer.Option("--retain-null-key", help="Keep messages without a key.")] = False,
     tombstone_retention: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="How long tombstones stay in the compacted ledger.")
+        int | None, duration("--tombstone-retention", "How long tombstones stay in the compacted ledger.")
     ] = None,
     tombstones_wait_for_cursors: Annotated[
         bool,
         typer.Option("--tombstones-wait-for-cursors", help="And until the slowest compacted cursor has passed them."),
     ] = False,
-    key_ttl: Annotated[str | None, typer.Option(metavar="DURATION", help="Drop values older than this.")] = None,
+    key_ttl: Annotated[int | None, duration("--key-ttl", "Drop values older than this.", least=1)] = None,
     min_compaction_lag: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Leave younger messages to a later run.")
+        int | None, duration("--min-compaction-lag", "Leave younger messages to a later run.")
     ] = None,
     event_time_order: Annotated[
         bool, typer.Option("--event-time-order", help="The largest event time of a key wins, not the newest message.")
     ] = False,
     event_time_max_lateness: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="How long deletions hold against late values."),
+        int | None, duration("--event-time-max-lateness", "How long deletions hold against late values.")
     ] = None,
     chunk_expiry: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="How long an incomplete chunked message is waited for.")
+        int | None, duration("--chunk-expiry", "How long an incomplete chunked message is waited for.", least=1)
     ] = None,
     max_garbage_ratio: Annotated[
         float, typer.Option(metavar="RATIO", help="Write a part again when more of its rows, from 0 to 1, are dead.")
     ] = 0.5,
     max_read_rate: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Bytes a second to read at most, with K, M or G if you like.")
+        int | None,
+        size_in_bytes("--max-read-rate", "Bytes a second to read at most, with K, M or G if you like.", least=1),
     ] = None,
     max_write_rate: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Bytes a second to write at most, likewise.")
+        int | None, size_in_bytes("--max-write-rate", "Bytes a second to write at most, likewise.", least=1)
     ] = None,
 ) -> None:
     """Keep the newest message of each key.
@@ -105,34 +96,25 @@ def compact_topic(
         raise InvalidInput("--event-time-max-lateness means nothing by itself", "give --event-time-order with it")
     if not 0 <= max_garbage_ratio <= 1:
         raise InvalidInput(f"{max_garbage_ratio} is not a ratio", "give --max-garbage-ratio a number from 0 to 1")
-    durations = {
+    options = {
+        "retain_null_key": retain_null_key or None,
         "tombstone_retention_ms": tombstone_retention,
+        "tombstones_wait_for_cursors": tombstones_wait_for_cursors or None,
         "key_ttl_ms": key_ttl,
         "min_lag_ms": min_compaction_lag,
+        "event_time_order": event_time_order or None,
         "event_time_max_lateness_ms": event_time_max_lateness,
         "incomplete_chunk_max_age_ms": chunk_expiry,
     }
-    given: dict[str, Any] = {
-        name: parse_duration(_OPTIONS[name], text, least=int(name in _AT_LEAST_ONE))
-        for name, text in durations.items()
-        if text is not None
-    }
-    flags = {
-        "retain_null_key": retain_null_key,
-        "tombstones_wait_for_cursors": tombstones_wait_for_cursors,
-        "event_time_order": event_time_order,
-    }
-    given |= {name: True for name, flag in flags.items() if flag}
-    read_rate = None if max_read_rate is None else parse_bytes("--max-read-rate", max_read_rate, least=1)
-    write_rate = None if max_write_rate is None else parse_bytes("--max-write-rate", max_write_rate, least=1)
+    given = {name: value for name, value in options.items() if value is not None}
 
     with open_for_writing(context.obj) as environment:
         from api.cli.local.compact_report import report, report_estimates
         from storage.objects.throttled import Rates
 
-        work = _Work(environment, context.obj, given, Rates(read_rate, write_rate), max_garbage_ratio)
+        work = _Work(environment, context.obj, given, Rates(max_read_rate, max_write_rate), max_garbage_ratio)
         names = named or _listed(environment, namespace)
-        as_json = output is ReportName.JSON
+        as_json = output == "json"
         if dry_run:
             first = report_estimates(work.estimates(names), as_json)
         else:
@@ -173,7 +155,6 @@ _OPTIONS = {
     "incomplete_chunk_max_age_ms": "--chunk-expiry",
 }
 """The option of each policy."""
-_AT_LEAST_ONE = frozenset({"key_ttl_ms", "incomplete_chunk_max_age_ms"})
 
 
 @dataclass(frozen=True)

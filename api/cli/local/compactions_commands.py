@@ -38,7 +38,7 @@ def list_compactions(
         found = metadata.runs.newest(
             limit,
             topic_id=None if name is None else metadata.topics.get(name).id,
-            state=None if state is None else RunState(state.value),
+            state=None if state is None else RunState(state),
         )
         now = environment.clock.now_ms()
     show_runs([run_document(owner, run, now) for owner, run in found], output)

@@ -14,7 +14,6 @@ from api.cli.kit.names import Output, OutputName, Topic
 from api.cli.kit.output import show
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing, open_topic
-from storage.model import TopicName
 from storage.reading.positions import PLACES, described, mark_delete_before, parse_place
 
 if TYPE_CHECKING:
@@ -36,21 +35,19 @@ def create_cursor(
     """Create a cursor: what it has not acknowledged is not deleted."""
     from storage.metadata.records import READ_COMPACTED_PROPERTY
 
-    name = TopicName.parse(topic)
     first = parse_place(at)
     properties = {READ_COMPACTED_PROPERTY: "true"} if read_compacted else {}
     with open_for_writing(context.obj) as environment:
-        opened = open_topic(environment, name)
+        opened = open_topic(environment, topic)
         position = mark_delete_before(opened, first)
         created = environment.metadata.cursors.create(opened.record.id, cursor, position, properties)
-    put(f"Cursor {cursor} of topic {name} created, {_mark(created)}")
+    put(f"Cursor {cursor} of topic {topic} created, {_mark(created)}")
 
 
 def list_cursors(context: typer.Context, topic: Topic, output: Output = OutputName.TABLE) -> None:
     """List the cursors of a topic: their positions, and how far they are behind."""
-    name = TopicName.parse(topic)
     with open_environment(context.obj) as environment:
-        opened = open_topic(environment, name)
+        opened = open_topic(environment, topic)
         found = environment.metadata.cursors.summaries(opened.record.id)
         reader = opened.snapshot_reader()
         documents = [described(reader, record, summary) for record, summary in found]
@@ -59,9 +56,8 @@ def list_cursors(context: typer.Context, topic: Topic, output: Output = OutputNa
 
 def show_cursor(context: typer.Context, topic: Topic, cursor: Cursor, output: Output = OutputName.TABLE) -> None:
     """Show one cursor."""
-    name = TopicName.parse(topic)
     with open_environment(context.obj) as environment:
-        opened = open_topic(environment, name)
+        opened = open_topic(environment, topic)
         found = environment.metadata.cursors.summary(opened.record.id, cursor)
         document = described(opened.snapshot_reader(), *found)
     show(document if output is OutputName.JSON else _for_people(document), output)
@@ -77,13 +73,12 @@ def reset_cursor(
 
     Acknowledgements behind that message are removed. A reader that has the cursor open must open it again.
     """
-    name = TopicName.parse(topic)
     first = parse_place(to)
     with open_for_writing(context.obj) as environment:
-        opened = open_topic(environment, name)
+        opened = open_topic(environment, topic)
         position = mark_delete_before(opened, first)
         moved = environment.metadata.cursors.reset(opened.record.id, cursor, position)
-    put(f"Cursor {cursor} of topic {name} reset, {_mark(moved)}")
+    put(f"Cursor {cursor} of topic {topic} reset, {_mark(moved)}")
 
 
 def delete_cursor(
@@ -99,10 +94,9 @@ def delete_cursor(
     Deleting __compaction clears the compacted ledger: reads are raw until the next run, which starts from raw. A run
     that is under way can no longer publish.
     """
-    name = TopicName.parse(topic)
     with open_for_writing(context.obj) as environment:
-        environment.metadata.cursors.delete(environment.metadata.topics.get(name).id, cursor, force)
-    put(f"Cursor {cursor} of topic {name} deleted")
+        environment.metadata.cursors.delete(environment.metadata.topics.get(topic).id, cursor, force)
+    put(f"Cursor {cursor} of topic {topic} deleted")
 
 
 def _mark(cursor: CursorRecord) -> str:

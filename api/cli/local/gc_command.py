@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from api.cli.kit.program import check_confirmation
 from api.cli.kit.quantities import parse_duration
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
@@ -49,8 +50,7 @@ def collect_garbage(
     wanted = [TopicName.parse(fromkey) for fromkey in dict.fromkeys(topic or ())]
     if wanted and unknown_topics:
         raise InvalidInput("--topic and --unknown-topics do not go together", "leave one of them out")
-    if yes and dry_run:
-        raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
+    check_confirmation(yes, dry_run)
     unconfirmed = unknown_topics and not yes and not dry_run
     dry_run = dry_run or unconfirmed
     with (open_environment if dry_run else open_for_writing)(context.obj) as environment:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.kit.names import EncodingName, Topic
+from api.cli.kit.names import Topic
 from api.cli.kit.quantities import parse_bytes
 from api.cli.kit.stderr import counted, say, size
 from api.components import ensure_topic, open_for_writing
+from api.formats.inputs import InputFormat, read_messages
+from api.formats.text_encoding import TextEncoding
 from storage.errors import InvalidRecord
-from storage.model import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from storage.environment import Environment
     from storage.errors import LeaseHeld
     from storage.metadata.records import TopicRecord
-
-
-class FormatName(StrEnum):
-    """Input formats by name; `api.formats.inputs` has their readers (a test keeps the two equal)."""
-
-    JSONL = "jsonl"
-    PARQUET = "parquet"
 
 
 WAIT_SECONDS = 30
@@ -57,30 +50,24 @@ def import_files(
     topic: Topic,
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="Files to import, in order; - is standard input.")],
     input_format: Annotated[
-        FormatName | None,
+        InputFormat | None,
         typer.Option(help="How the files are read. [default: parquet for names that end so, else jsonl]"),
     ] = None,
     ledger_size: Annotated[
         str, typer.Option(metavar="BYTES", help="Logical bytes a ledger, with K, M or G if you like.")
     ] = "128M",
-    key_encoding: Annotated[EncodingName, typer.Option(help="How keys stand in JSON Lines.")] = EncodingName.UTF8,
-    value_encoding: Annotated[EncodingName, typer.Option(help="How values stand in JSON Lines.")] = EncodingName.UTF8,
+    key_encoding: Annotated[TextEncoding, typer.Option(help="How keys stand in JSON Lines.")] = TextEncoding.UTF8,
+    value_encoding: Annotated[TextEncoding, typer.Option(help="How values stand in JSON Lines.")] = TextEncoding.UTF8,
 ) -> None:
     """Append files to a topic.
 
     They become sealed ledgers, each file wholly or not at all; the topic is made if it does not exist. JSON Lines
     may be compressed by gzip.
     """
-    name = TopicName.parse(topic)
     ledger_bytes = parse_bytes("--ledger-size", ledger_size, least=1)
-    from api.formats.inputs import InputFormat, read_messages
-    from api.formats.text_encoding import TextEncoding
-
-    given = InputFormat(input_format.value) if input_format else None
-    encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)
     with open_for_writing(context.obj) as environment:
-        sources = [(file, read_messages(file, given, *encodings)) for file in files]
-        opened = ensure_topic(environment, name)
+        sources = [(file, read_messages(file, input_format, key_encoding, value_encoding)) for file in files]
+        opened = ensure_topic(environment, topic)
         check_quota(environment, opened.record)
         writer = opened.bulk_append(
             ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=report_wait(WAIT_SECONDS)

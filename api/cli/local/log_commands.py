@@ -10,10 +10,11 @@ import typer
 
 from api.cli.kit import exit_codes
 from api.cli.kit.failures import report
-from api.cli.kit.names import TOPIC_HELP, EncodingName, Topic
+from api.cli.kit.names import TOPIC_HELP, Topic
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import data_stream, put
 from api.components import open_environment, open_for_writing, open_topic
+from api.formats.text_encoding import TextEncoding, to_text
 from storage.errors import CompactorError, DataLoss, InvalidInput, Misconfigured, NotFound
 from storage.model import TopicName
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from api.formats.text_encoding import TextEncoding
     from storage.environment import Environment
     from storage.log.segment_dump import ScannedFrame
     from storage.metadata.records import SegmentRecord, TopicRecord
@@ -36,16 +36,14 @@ def dump_log(
     context: typer.Context,
     what: Annotated[str, typer.Argument(metavar="SEGMENT|LEDGER", help="A segment's file, or the id of a ledger.")],
     keys_only: Annotated[bool, typer.Option("--keys-only", help="Leave values and properties out.")] = False,
-    key_encoding: Annotated[EncodingName, typer.Option(help="How keys are shown.")] = EncodingName.UTF8,
-    value_encoding: Annotated[EncodingName, typer.Option(help="How values are shown.")] = EncodingName.UTF8,
+    key_encoding: Annotated[TextEncoding, typer.Option(help="How keys are shown.")] = TextEncoding.UTF8,
+    value_encoding: Annotated[TextEncoding, typer.Option(help="How values are shown.")] = TextEncoding.UTF8,
 ) -> None:
     """Show what a segment or a sealed ledger holds, also a damaged one: a JSON line a message, or a damaged range.
 
     Nothing is changed. Exit code 7 if something is damaged.
     """
-    from api.formats.text_encoding import TextEncoding
-
-    show = _Shown(keys_only, TextEncoding(key_encoding.value), TextEncoding(value_encoding.value))
+    show = _Shown(keys_only, key_encoding, value_encoding)
     if not (what.isascii() and what.isdigit() and len(what) < 20):
         good = show.lines(_segment_lines(Path(what), -1))
     else:
@@ -135,7 +133,7 @@ def roll_topic(
 ) -> None:
     """Close the topic's open segment; a writer that is at work continues in a new one."""
     with open_for_writing(context.obj) as environment:
-        opened = open_topic(environment, TopicName.parse(topic))
+        opened = open_topic(environment, topic)
         log_manager = opened.log_manager()
         log_manager.roll(opened.record, accept_loss=accept_loss)
         before = len(log_manager.rolled(opened.record))
@@ -271,8 +269,6 @@ class _Shown:
 
 def _text(data: bytes | None, encoding: TextEncoding) -> str | None:
     """Bytes as text; bytes that are not UTF-8 are escaped, because a dump must not fail."""
-    from api.formats.text_encoding import TextEncoding, to_text
-
     if data is None:
         return None
     return to_text(data, encoding) if encoding is TextEncoding.BASE64 else data.decode(errors="backslashreplace")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from api.cli.kit.names import EncodingName, Topic
+from api.cli.kit.names import Topic
 from api.cli.kit.stderr import abandon_output, counted, say
 from api.cli.local.import_command import check_quota, name_file, report_wait
 from api.components import ensure_topic, open_for_writing
+from api.formats.text_encoding import TextEncoding, to_bytes
 from storage.errors import CompactorError, Unavailable
-from storage.model import MessageId, TopicName
+from storage.model import MessageId
 
 if TYPE_CHECKING:
     from storage.log.group_commit import Answer
@@ -23,14 +23,8 @@ if TYPE_CHECKING:
 _REMEDY = "correct it and produce from there on; the lines before it, if any, were appended"
 
 
-class CompressionName(StrEnum):
-    """Compressions of entries by name; `storage.ledger.rows.Codec` has them (a test keeps the two equal)."""
-
-    NONE = "none"
-    LZ4 = "lz4"
-    ZLIB = "zlib"
-    ZSTD = "zstd"
-    SNAPPY = "snappy"
+CompressionName = Literal["none", "lz4", "zlib", "zstd", "snappy"]
+"""Compressions of entries; `storage.ledger.rows.Codec` has them."""
 
 
 def produce_messages(
@@ -42,43 +36,40 @@ def produce_messages(
     linger: Annotated[
         int, typer.Option(metavar="MS", min=1, help="How long a batch that is not full waits for more lines.")
     ] = 100,
-    compression: Annotated[CompressionName, typer.Option(help="Of entries.")] = CompressionName.NONE,
+    compression: Annotated[CompressionName, typer.Option(help="Of entries.")] = "none",
     ids: Annotated[bool, typer.Option("--ids", help="Print the id of each message once it is acknowledged.")] = False,
     wait: Annotated[int, typer.Option(metavar="SECONDS", min=0, help="How long to wait for another writer.")] = 30,
-    key_encoding: Annotated[EncodingName, typer.Option(help="How keys stand in the lines, and in --key.")] = (
-        EncodingName.UTF8
+    key_encoding: Annotated[TextEncoding, typer.Option(help="How keys stand in the lines, and in --key.")] = (
+        TextEncoding.UTF8
     ),
-    value_encoding: Annotated[EncodingName, typer.Option(help="How values stand in the lines.")] = EncodingName.UTF8,
+    value_encoding: Annotated[TextEncoding, typer.Option(help="How values stand in the lines.")] = TextEncoding.UTF8,
 ) -> None:
     """Append messages to a topic's log, each line as it comes.
 
     They are acknowledged as the topic's flush policy says, by default when they are flushed to disk. The topic is made
     if it does not exist. Segments that fill up are sealed in the background.
     """
-    name = TopicName.parse(topic)
     from api.background.sealer_process import BackgroundSealer
     from api.formats.entries import Entries, lingering
     from api.formats.inputs import check_file
     from api.formats.jsonl import read_rows
-    from api.formats.text_encoding import TextEncoding, to_bytes
     from storage.errors import InvalidInput, InvalidRecord
     from storage.ledger.rows import Codec
 
-    encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)
     try:
-        given_key = None if key is None else to_bytes(key, encodings[0])
+        given_key = None if key is None else to_bytes(key, key_encoding)
     except ValueError as error:
         raise InvalidInput(f"the key of --key cannot be taken: {error}", "see --key-encoding") from error
     if file != "-":
         check_file(file)
     started = time.perf_counter()
-    with open_for_writing(context.obj) as environment, BackgroundSealer(context.obj, name) as sealer:
-        opened = ensure_topic(environment, name)
+    with open_for_writing(context.obj) as environment, BackgroundSealer(context.obj, topic) as sealer:
+        opened = ensure_topic(environment, topic)
         check_quota(environment, opened.record)
-        rows = read_rows(file, *encodings, _REMEDY, given_key)
+        rows = read_rows(file, key_encoding, value_encoding, _REMEDY, given_key)
         limit = environment.metadata.policies.effective(opened.record).max_message_bytes
-        entries = Entries(batch, limit, Codec[compression.name], environment.clock)
-        produced = Produced(name.partition, ids)
+        entries = Entries(batch, limit, Codec[compression.upper()], environment.clock)
+        produced = Produced(topic.partition, ids)
         try:
             with opened.append_log(wait * 1000, sealer.wake, on_held=report_wait(wait)) as log:
                 for entry in entries.of(lingering(rows, linger / 1000) if batch > 1 else rows):

@@ -1,20 +1,21 @@
-"""`compactor read`."""
+"""`compactor read` and `compactor get`: messages, for people and for programs."""
 
 from __future__ import annotations
 
 from contextlib import closing
-from enum import StrEnum
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from api.cli.kit.names import EncodingName, ResetName, Topic
+from api.cli.kit import exit_codes
+from api.cli.kit.names import ResetName, Topic
+from api.cli.kit.output import show_table
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import data_stream
 from api.components import open_environment, open_topic
+from api.formats.text_encoding import TextEncoding, to_bytes
 from storage.errors import InvalidInput
-from storage.model import TopicName
 from storage.reading.positions import check_begins, parse_start
 
 if TYPE_CHECKING:
@@ -22,20 +23,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from api.formats.text_encoding import TextEncoding
     from storage.model import Message
     from storage.reading.page_reader import PageReader
 
 _PAGE_BYTES = 8 << 20
 _POLL_MS = 10_000
-
-
-class OutputName(StrEnum):
-    """Output formats."""
-
-    JSONL = "jsonl"
-    TABLE = "table"
-    PARQUET = "parquet"
 
 
 def read_topic(
@@ -56,44 +48,70 @@ def read_topic(
     follow: Annotated[bool, typer.Option("--follow", help="Go on with new messages as they come.")] = False,
     reset: Annotated[
         ResetName, typer.Option(help="Where a raw read begins instead if its start was trimmed.")
-    ] = ResetName.EARLIEST,
+    ] = "earliest",
     limit: Annotated[int | None, typer.Option(metavar="N", min=0, help="At most this many messages.")] = None,
-    output: Annotated[OutputName, typer.Option(help="How messages are shown.")] = OutputName.JSONL,
-    key_encoding: Annotated[EncodingName, typer.Option(help="How keys are shown.")] = EncodingName.UTF8,
-    value_encoding: Annotated[EncodingName, typer.Option(help="How values are shown.")] = EncodingName.UTF8,
+    output: Annotated[Literal["jsonl", "table", "parquet"], typer.Option(help="How messages are shown.")] = "jsonl",
+    key_encoding: Annotated[TextEncoding, typer.Option(help="How keys are shown.")] = TextEncoding.UTF8,
+    value_encoding: Annotated[TextEncoding, typer.Option(help="How values are shown.")] = TextEncoding.UTF8,
 ) -> None:
     """Read a topic, raw or compacted, to standard output or a Parquet file."""
-    name = TopicName.parse(topic)
     first = parse_start(start)
-    if (output is OutputName.PARQUET) != (file is not None):
+    if (output == "parquet") != (file is not None):
         raise InvalidInput(
             "--output parquet and a FILE belong together", "compactor read TOPIC --output parquet out.parquet"
         )
-    from api.formats.text_encoding import TextEncoding
 
-    if follow and output is not OutputName.JSONL:
-        raise InvalidInput(f"--follow cannot be shown as {output.value}", "leave --output out: one JSON line a message")
-    encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)
+    if follow and output != "jsonl":
+        raise InvalidInput(f"--follow cannot be shown as {output}", "leave --output out: one JSON line a message")
+    encodings = key_encoding, value_encoding
     from storage.ledger.seek import Reset
 
     with open_environment(context.obj) as environment:
-        source = open_topic(environment, name)
+        source = open_topic(environment, topic)
         check_begins(source, first)
         if follow:
-            _follow(source.reader(first, read_compacted, Reset(reset.value)), limit, name.partition, *encodings)
+            _follow(source.reader(first, read_compacted, Reset(reset)), limit, topic.partition, *encodings)
             return
         if file is not None:
             from api.formats.parquet import write_parquet
 
-            with closing(source.read(first, read_compacted, reset=Reset(reset.value))) as batches:
-                count = write_parquet(file, batches, name.partition, *encodings, limit)
+            with closing(source.read(first, read_compacted, reset=Reset(reset))) as batches:
+                count = write_parquet(file, batches, topic.partition, *encodings, limit)
             say(f"{file}: {counted(count, 'message')}")
             return
-        found = source.messages(first, read_compacted, limit, Reset(reset.value))
-        if output is OutputName.TABLE:
-            print_messages(found, *encodings)
+        found = source.messages(first, read_compacted, limit, Reset(reset))
+        if output == "table":
+            _print_table(found, *encodings)
         else:
             _print_lines(found, *encodings)
+
+
+def get_value(
+    context: typer.Context,
+    topic: Topic,
+    key: Annotated[str, typer.Argument(metavar="KEY", help='The key; "" is a key like any other.')],
+    output: Annotated[Literal["jsonl", "table"], typer.Option(help="How the message is shown.")] = "jsonl",
+    key_encoding: Annotated[TextEncoding, typer.Option(help="How KEY is given, and shown.")] = TextEncoding.UTF8,
+    value_encoding: Annotated[TextEncoding, typer.Option(help="How the value is shown.")] = TextEncoding.UTF8,
+    sealed_only: Annotated[
+        bool, typer.Option("--sealed-only", help="Leave out the newest messages, which are not sealed yet.")
+    ] = False,
+) -> None:
+    """Show the newest value of one key.
+
+    The key indexes of the compacted ledger and of what was appended since name it: a few small reads,
+    whatever the topic's size. Exit code 8 if the key has no value: there is none, or it was deleted.
+    """
+    try:
+        wanted = to_bytes(key, key_encoding)
+    except ValueError as error:
+        raise InvalidInput(f"the key is not of the given encoding: {error}", "see --key-encoding") from error
+    with open_environment(context.obj) as environment:
+        message = open_topic(environment, topic).get(wanted, sealed_only=sealed_only)
+    if message is None:
+        say(f"compactor: the key {key!r} of {topic} has no value")
+        raise typer.Exit(exit_codes.NO_VALUE)
+    (_print_table if output == "table" else _print_lines)([message], key_encoding, value_encoding)
 
 
 def _follow(
@@ -130,23 +148,19 @@ def _print_lines(found: Iterable[Message], key_encoding: TextEncoding, value_enc
     stdout.flush()
 
 
-def print_messages(shown_ones: Iterable[Message], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
-    """A table of messages."""
-    from api.cli.kit.tables import print_table
+def _print_table(found: Iterable[Message], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
     from api.formats.jsonl import shown
 
-    def cell(value: object) -> str:
-        return "null" if value is None else str(value)
-
     rows = (
-        (
-            str(message.message_id),
-            str(message.offset),
-            cell(shown(message.key, key_encoding, message, "key")),
-            cell(shown(message.payload, value_encoding, message, "value")),
-            str(message.publish_time),
-            cell(message.event_time),
-        )
-        for message in shown_ones
+        {
+            "message_id": message.message_id,
+            "offset": message.offset,
+            "key": shown(message.key, key_encoding, message, "key"),
+            "value": shown(message.payload, value_encoding, message, "value"),
+            "publish_time": message.publish_time,
+            "event_time": message.event_time,
+        }
+        for message in found
     )
-    print_table(("message id", "offset", "key", "value", "publish time", "event time"), rows)
+    columns = ("message_id", "offset", "key", "value", "publish_time", "event_time")
+    show_table(rows, columns, lambda _, value: "null" if value is None else str(value))

@@ -1,4 +1,4 @@
-"""`compactor store check`, `compactor store adopt` and `compactor db upgrade`."""
+"""`compactor serve`, `compactor store check`, `compactor store adopt` and `compactor db upgrade`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,27 @@ from typing import Annotated
 
 import typer
 
+from api.cli.kit.program import check_confirmation
 from api.cli.kit.stderr import say
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_metadata, open_object_store
-from storage.errors import InvalidInput
+
+
+def serve(
+    context: typer.Context,
+    host: Annotated[str | None, typer.Option(help="Address to bind to [COMPACTOR_HOST]")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Port; 0: any that is free [COMPACTOR_PORT]")
+    ] = None,
+    tls_certificate: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Certificate: serve HTTPS [COMPACTOR_TLS_CERTIFICATE]")
+    ] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="Its private key [COMPACTOR_TLS_KEY]")] = None,
+) -> None:
+    """Serve the admin REST API, and compact by itself."""
+    from api import server
+
+    server.serve(context.obj.with_flags(host=host, port=port, tls_certificate=tls_certificate, tls_key=tls_key))
 
 
 def check_store(context: typer.Context) -> None:
@@ -43,8 +60,7 @@ def adopt_store(
     A database knows its store by an object there, `store.uid`, and writes to no other one. After the objects were moved
     without it, or the database was created again or restored from a backup, this binds the two again.
     """
-    if dry_run and yes:
-        raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
+    check_confirmation(yes, dry_run)
     with open_environment(context.obj) as environment:
         from storage.store_identity import StoreIdentity
 

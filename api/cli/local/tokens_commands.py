@@ -10,9 +10,8 @@ import os
 import re
 import secrets
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -35,13 +34,6 @@ SecretKey = Annotated[
 Token = Annotated[str | None, typer.Argument(metavar="[TOKEN]", help="The token, or - for standard input.")]
 
 
-class SignatureName(StrEnum):
-    """What key pairs are for."""
-
-    RS256 = "RS256"
-    ES256 = "ES256"
-
-
 def create_secret_key(
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there, not to stdout.")] = None,
     base64_: Annotated[bool, typer.Option("--base64", help="As Base64.")] = False,
@@ -56,12 +48,12 @@ def create_secret_key(
 def create_key_pair(
     output_private_key: Annotated[Path, typer.Option(metavar="FILE", help="Write the private key there.")],
     output_public_key: Annotated[Path, typer.Option(metavar="FILE", help="Write the public key there.")],
-    signature_algorithm: Annotated[SignatureName, typer.Option(help="What it is for.")] = SignatureName.RS256,
+    signature_algorithm: Annotated[Literal["RS256", "ES256"], typer.Option(help="What it is for.")] = "RS256",
 ) -> None:
     """Make a key pair: the private key signs tokens, services need the public key alone."""
     from api.http.tokens import new_key_pair
 
-    private, public = new_key_pair(signature_algorithm.value)
+    private, public = new_key_pair(signature_algorithm)
     _put(output_private_key, private)
     _put(output_public_key, public)
 

@@ -1,23 +1,29 @@
-"""`compactor topics list` and `compactor topics stats`."""
+"""`compactor topics list`, `stats`, `create`, `delete`, `trim` and `release-lease`: what a topic has, and its end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from api.cli.kit import exit_codes
 from api.cli.kit.names import Output, OutputName, Topic
 from api.cli.kit.output import show
-from api.cli.kit.stderr import say
-from api.components import open_environment, open_topic
-from api.reports import shown_error
+from api.cli.kit.program import check_confirmation
+from api.cli.kit.reports import TRIM_COLUMNS, trim_lines
+from api.cli.kit.stderr import counted, say, size
+from api.cli.kit.terminal import put
+from api.components import open_environment, open_for_writing, open_topic
+from api.reports import shown_error, trim_document
+from storage.errors import InvalidInput
 from storage.model import TopicName
+from storage.reading.positions import parse_trim_place
 
 if TYPE_CHECKING:
     from compactor.scheduling.backlog import Unsealed
-    from storage.metadata.records import TopicSnapshot
-
+    from storage.metadata.records import TopicRecord, TopicSnapshot
+    from storage.metadata.store import MetadataStore
 
 T = TypeVar("T")
 _COLUMNS = ("topic", "ledgers", "messages", "logical_bytes", "tail_messages", "compacted_ledger")
@@ -51,20 +57,15 @@ def list_topics(context: typer.Context, output: Output = OutputName.TABLE) -> No
     show(documents, output, _COLUMNS)
 
 
-def show_stats(
-    context: typer.Context,
-    topic: Topic,
-    output: Output = OutputName.TABLE,
-) -> None:
+def show_stats(context: typer.Context, topic: Topic, output: Output = OutputName.TABLE) -> None:
     """Show one topic.
 
     Its raw ledgers, compacted ledger and horizon, what is not compacted yet, the last run, and the last message ids.
     """
     from compactor.scheduling.backlog import unsealed
 
-    name = TopicName.parse(topic)
     with open_environment(context.obj) as environment:
-        opened = open_topic(environment, name)
+        opened = open_topic(environment, topic)
         reader = opened.snapshot_reader()
         snapshot, end = reader.snapshot, _if_local(lambda: reader.end)
         last = _if_local(lambda: str(opened.last_message_id(read_compacted=False)))
@@ -76,8 +77,146 @@ def show_stats(
         "last_compacted_message_id": last_compacted,
     }
     for log_uid in sorted(elsewhere):
-        say(f"Messages of {name} that are not sealed yet are in the log directory {log_uid}, which is not here")
+        say(f"Messages of {topic} that are not sealed yet are in the log directory {log_uid}, which is not here")
     show(document, output)
+
+
+def create_topic(
+    context: typer.Context,
+    topic: Topic,
+    properties: Annotated[
+        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property of it; may be repeated.")
+    ] = None,
+    partitions: Annotated[int | None, typer.Option(min=1, help="Make it a partitioned topic of N partitions.")] = None,
+) -> None:
+    """Create a topic, which must not exist; its tenant and namespace are made with it."""
+    given = dict(map(_property, properties or ()))
+    with open_for_writing(context.obj) as environment:
+        environment.metadata.tenancy.ensure_namespace(topic)
+        if partitions is None:
+            environment.metadata.tenancy.create_topic(topic, given)
+        else:
+            environment.metadata.partitions.create(topic, partitions, given)
+    of = "" if partitions is None else f" of {counted(partitions, 'partition')}"
+    put(f"Topic {topic}{of} created")
+
+
+def delete_topic(
+    context: typer.Context,
+    topic: Topic,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Delete it; without this, only report what would be lost.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also while a process writes it.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Report what would be lost; so does leaving out --yes.")
+    ] = False,
+) -> None:
+    """Delete a topic, or a partitioned topic with its partitions, for good.
+
+    Its messages, compacted ledger, cursors, policies and runs go at once; a compaction that is under way publishes
+    nothing. Objects go with a later `compactor gc`, after file.delete.delay.ms. A topic that is created again under the
+    name is another one.
+    """
+    check_confirmation(yes, dry_run)
+    with (open_for_writing if yes else open_environment)(context.obj) as environment:
+        partitioned = environment.metadata.partitions.find(topic)
+        records = _records(environment.metadata, topic)
+        messages, logical_bytes, cursors = 0, 0, 0
+        for record in records:
+            snapshot = environment.metadata.snapshot(record.id)
+            messages += sum(ledger.messages for ledger in snapshot.ledgers)
+            messages += sum(segment.content.messages for segment in snapshot.segments if segment.content)
+            logical_bytes += sum(ledger.logical_bytes for ledger in snapshot.ledgers)
+            cursors += len(environment.metadata.cursors.of_topic(record.id))
+        if yes and partitioned is not None:
+            environment.metadata.partitions.delete(topic, force)
+        elif yes:
+            environment.metadata.tenancy.delete_topic(records[0].id, force=force)
+    partitions = "" if partitioned is None else f" of {counted(partitioned.partitions, 'partition')}"
+    lost = f"{counted(messages, 'message')} ({size(logical_bytes)} in ledgers), {counted(cursors, 'cursor')}"
+    put(f"Topic {topic}{partitions} {'deleted' if yes else 'would be deleted'}: {lost}")
+    if not yes:
+        say("Nothing was deleted: give --yes")
+
+
+def release_lease(
+    context: typer.Context,
+    topic: Topic,
+    yes: Annotated[bool, typer.Option("--yes", help="Release it; without this, only show who owns it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also if its owner is alive.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show who owns it; so does leaving out --yes.")] = False,
+) -> None:
+    """Release the writer's lease of a topic, or of each partition, whose owner died on another machine.
+
+    Another writer need not wait for its end then. An owner that lives all the same is fenced: what it appends from
+    then on fails, and nothing is written twice.
+    """
+    check_confirmation(yes, dry_run)
+    with (open_for_writing if yes else open_environment)(context.obj) as environment:
+        from storage.metadata.leases import shown_time
+
+        held = False
+        for record in _records(environment.metadata, topic):
+            lease = environment.metadata.leases.end(record.id, force=force, dry_run=not yes)
+            if lease is None:
+                put(f"Topic {record.name}: no process owns its lease")
+                continue
+            held = True
+            verb = "released" if yes else "would be released"
+            put(f"Topic {record.name}: the lease of {lease.owner}, until {shown_time(lease.expires_at)}, {verb}")
+    if held and not yes:
+        say("Nothing was released: make sure that the owner is dead, and give --yes")
+
+
+def trim_topic(
+    context: typer.Context,
+    topic: Topic,
+    before: Annotated[
+        str | None, typer.Option(metavar="MESSAGE_ID|OFFSET", help="Let all messages before this one go.")
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Also what cursors and compaction still need: it is lost to them. With a deletion that no run has "
+            "seen, new compacted readers get the deleted key back.",
+        ),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would go, and change nothing.")] = False,
+    output: Output = OutputName.TABLE,
+) -> None:
+    """Let old raw ledgers go.
+
+    Without --before, those that the topic's cleanup policies let go now. They are listed no more at once; their
+    objects go with a later `compactor gc`, after file.delete.delay.ms.
+    """
+    position = None if before is None else parse_trim_place(before)
+    with (open_environment if dry_run else open_for_writing)(context.obj) as environment:
+        from compactor.maintenance.retention import Retention
+
+        record = environment.metadata.topics.get(topic)
+        retention = Retention(environment)
+        if position is None:
+            trimmed = retention.apply(record, dry_run=dry_run, force=force)
+            resolved = environment.metadata.policies.resolved(record)
+            if (unreadable := resolved.unreadable.get("cleanup.policy")) is not None:
+                say(f"Nothing of {topic} goes: its cleanup.policy cannot be read ({unreadable.stored.reason})")
+            elif not resolved.policies.cleanup_policy:
+                say(
+                    f"The cleanup.policy of {topic} is nothing: set one (`compactor topics policies`), or give --before"
+                )
+        else:
+            trimmed = retention.trim(record, position, dry_run=dry_run, force=force)
+    report = trim_document(trimmed)
+    if output is OutputName.JSON:
+        show(report, output)
+    elif report["ledgers"]:
+        show(report["ledgers"], output, TRIM_COLUMNS)
+    for line in trim_lines(report):
+        say(line)
+    if position is not None and report["held"] is not None:
+        raise typer.Exit(exit_codes.CONFLICT)
 
 
 def _if_local(value: Callable[[], T]) -> T | None:
@@ -141,3 +280,25 @@ def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, t
             **run.statistics,
         },
     }
+
+
+def _records(metadata: MetadataStore, name: TopicName) -> list[TopicRecord]:
+    """The topic, or the partitions of the partitioned topic of that name. Raises TopicNotFound."""
+    if metadata.partitions.find(name) is None:
+        return [metadata.topics.get(name)]
+    return [
+        record
+        for record in metadata.topics.in_namespace(f"{name.tenant}/{name.namespace}")
+        if _is_of(record.name, name)
+    ]
+
+
+def _is_of(partition: TopicName, name: TopicName) -> bool:
+    return partition.partition >= 0 and partition.topic == f"{name.topic}-partition-{partition.partition}"
+
+
+def _property(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise InvalidInput(f"{text!r} is no property", "give NAME=VALUE")
+    return key, value

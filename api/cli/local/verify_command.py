@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,44 +12,34 @@ from api.cli.kit.names import OutputName, Topic
 from api.cli.kit.output import show
 from api.cli.kit.reports import put_lines, verify_lines
 from api.cli.kit.stderr import counted, say
-from api.cli.local.progress import progress_for
-from api.cli.local.spark_engine import spark_engine
+from api.cli.local.spark_engine import progress_for, spark_engine
 from api.components import open_environment
 from api.reports import verify_document
-from storage.model import TopicName
-
-
-class ReportName(StrEnum):
-    """Output formats of a report."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def verify_topic(
     context: typer.Context,
     topic: Topic,
-    output: Annotated[ReportName, typer.Option(help="For people, or for scripts.")] = ReportName.TEXT,
+    output: Annotated[Literal["text", "json"], typer.Option(help="For people, or for scripts.")] = "text",
 ) -> None:
     """Derive the compacted ledger again, and name every difference.
 
     Checks every object of the topic, and the compacted ledger against the raw messages that are still there. Changes
     nothing; safe beside imports and compactions. Ends with exit code 7 if anything differs.
     """
-    name = TopicName.parse(topic)
     with open_environment(context.obj) as environment:
-        environment.metadata.topics.get(name)  # an unknown topic is an error before Spark starts
+        environment.metadata.topics.get(topic)  # an unknown topic is an error before Spark starts
         from compactor.verify.verify import Verifier
 
         with spark_engine(context.obj) as engine:
-            report = verify_document(Verifier(environment, engine, progress_for(sys.stderr)).verify(name))
-    if output is ReportName.JSON:
+            report = verify_document(Verifier(environment, engine, progress_for(sys.stderr)).verify(topic))
+    if output == "json":
         show(report, OutputName.JSON)
     else:
         put_lines(verify_lines(report))
     if report["total"]:
         say(
-            f"compactor: {counted(report['total'], 'difference')} in {name}: restore the objects from a backup, or "
+            f"compactor: {counted(report['total'], 'difference')} in {topic}: restore the objects from a backup, or "
             "delete the cursor __compaction and compact again from raw"
         )
         raise typer.Exit(exit_codes.DATA_LOSS)

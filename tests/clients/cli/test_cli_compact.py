@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import compactor.engines.spark
-from api.cli.local.progress import PhaseLine
+from api.cli.local.spark_engine import PhaseLine
 from api.components import open_environment, open_topic
 from api.settings.settings import Settings
 from compactor.engines.engine import Failed

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from api.cli.kit.names import ResetName
-from storage.ledger.seek import Reset
 from tests.clients.cli.conftest import Compactor, write_lines
 from tests.clients.cli.processes import ended, piped, received, send, started
 
@@ -52,7 +50,6 @@ def test_a_start_that_was_trimmed(compactor_command: Compactor, topic: str) -> N
     assert values(compactor_command, "--reset", "fail") == [4, 5], "earliest is what there is"
     assert values(compactor_command, "--from", "4", "--reset", "fail") == [4, 5]
     assert compactor_command("read", "t", "--reset", "never").exit_code == 2
-    assert [name.value for name in ResetName] == [reset.value for reset in Reset]
 
 
 @pytest.mark.parametrize("flag", [[], ["--read-compacted"]], ids=["raw", "compacted"])

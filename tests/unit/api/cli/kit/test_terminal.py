@@ -10,9 +10,8 @@ import pytest
 
 from api.cli.admin.following import progress
 from api.cli.kit import stderr, tables
-from api.cli.kit.live_line import LiveLine
-from api.cli.kit.terminal import data_stream, put, put_json
-from api.cli.local.progress import PhaseLine
+from api.cli.kit.terminal import LiveLine, data_stream, put, put_json
+from api.cli.local.spark_engine import PhaseLine
 
 HOSTILE = "a\x1b]0;x\x07b\x9b31mc\u202ed\u2066e\u200ff\x85g\u2028h\U000e0001i é漢"
 
