@@ -10,6 +10,7 @@ import typer
 from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command, Request
 from api.cli.admin.session import expand, session
 from api.cli.kit.names import TOPIC_HELP
+from api.cli.kit.quantities import parse_pair
 from api.cli.kit.reports import show_policies
 from storage.errors import InvalidInput
 
@@ -43,12 +44,7 @@ def set_policies(
     broker: OfBroker = False,
 ) -> None:
     """Set policies, all of these or none; the others stay."""
-    wanted = {}
-    for text in settings:
-        name, separator, value = text.partition("=")
-        if not separator or not name:
-            raise InvalidInput(f"{text!r} is not NAME=VALUE", "give a policy as segment.bytes=64M")
-        wanted[name] = value
+    wanted = dict(parse_pair(text, "give a policy as segment.bytes=64M") for text in settings)
     admin = session(context)
     admin.service.request("PUT", _path(topic, namespace, broker), body=wanted)
     admin.done(f"{', '.join(wanted)} set for {topic or namespace or 'the broker'}")

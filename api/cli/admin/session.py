@@ -18,6 +18,7 @@ import typer
 from api.cli.admin.target import find_target
 from api.cli.kit.names import OutputName
 from api.cli.kit.output import show
+from api.cli.kit.quantities import parse_pair
 from api.cli.kit.stderr import say
 from storage.errors import InvalidInput
 from storage.model import TopicName
@@ -117,13 +118,8 @@ def _encoded(part: str) -> str:
 
 def key_values(option: str, given: Iterable[str]) -> dict[str, str]:
     """`a=b` given many times, or `a=b,c=d`, as a mapping. Raises InvalidInput."""
-    found = {}
-    for pair in (pair for text in given for pair in text.split(",")):
-        key, separator, value = pair.partition("=")
-        if not separator or not key:
-            raise InvalidInput(f"{pair!r} is no key=value for {option}", f"give {option} key=value")
-        found[key] = value
-    return found
+    pairs = (pair for text in given for pair in text.split(","))
+    return dict(parse_pair(pair, f"give {option} key=value") for pair in pairs)
 
 
 def split_names(given: Iterable[str] | None) -> list[str]:

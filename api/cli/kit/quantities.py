@@ -1,6 +1,6 @@
-"""Durations and sizes as they are typed: `90`, `90s`, `10m`, `30d` are milliseconds; `4096`, `128M` are bytes.
+"""Durations, sizes and pairs as they are typed: `90`, `90s`, `10m`, `30d` are milliseconds; `4096`, `128M` are bytes.
 
-A bare duration is seconds, as in Pulsar's tools. Both raise InvalidInput, which names the option.
+A bare duration is seconds, as in Pulsar's tools. All raise InvalidInput, which names the option.
 """
 
 from __future__ import annotations
@@ -43,6 +43,14 @@ def parse_bytes(option: str, text: str, least: int = 0) -> int:
         number = "positive number" if least else "number"
         raise InvalidInput(f"{text!r} is not a size in bytes for {option}", f"give a {number}, as 4096, 128M or 3T")
     return size
+
+
+def parse_pair(text: str, remedy: str) -> tuple[str, str]:
+    """Name and value of `name=value`; the value may be empty."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise InvalidInput(f"{text!r} is not NAME=VALUE", remedy)
+    return name, value
 
 
 def duration(option: str, help_text: str, least: int = 0) -> Any:

@@ -8,6 +8,7 @@ import typer
 
 from api.cli.kit.names import TOPIC_HELP, Output, OutputName
 from api.cli.kit.output import show
+from api.cli.kit.quantities import parse_pair
 from api.cli.kit.reports import show_policies
 from api.components import open_environment, open_for_writing
 from api.reports import policies_document
@@ -46,7 +47,7 @@ def topic_policies(
     from storage.options import policies
 
     removed = [policies.policy(name).name for name in remove or ()]
-    wanted = dict(map(_parsed, set_ or ()))
+    wanted = dict(policies.parse(*parse_pair(text, "give --set NAME=VALUE")) for text in set_ or ())
     if both := sorted(set(removed) & set(wanted)):
         raise InvalidInput(f"{both[0]} is to be both set and removed", "leave one of them out")
     name = None if topic is None else TopicName.parse(topic)
@@ -64,15 +65,6 @@ def topic_policies(
         show({**subject, "policies": found}, output)
     else:
         show_policies(found)
-
-
-def _parsed(text: str) -> tuple[str, object]:
-    from storage.options import policies
-
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise InvalidInput(f"{text!r} has no value for the policy", "give --set NAME=VALUE")
-    return policies.parse(name, value)
 
 
 def _scope(metadata: MetadataStore, topic: TopicName | None, namespace: str | None) -> tuple[str, dict[str, object]]:

@@ -11,12 +11,12 @@ from api.cli.kit import exit_codes
 from api.cli.kit.names import Output, OutputName, Topic
 from api.cli.kit.output import show
 from api.cli.kit.program import check_confirmation
+from api.cli.kit.quantities import parse_pair
 from api.cli.kit.reports import TRIM_COLUMNS, trim_lines
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing, open_topic
 from api.reports import shown_error, trim_document
-from storage.errors import InvalidInput
 from storage.model import TopicName
 from storage.reading.positions import parse_trim_place
 
@@ -90,7 +90,7 @@ def create_topic(
     partitions: Annotated[int | None, typer.Option(min=1, help="Make it a partitioned topic of N partitions.")] = None,
 ) -> None:
     """Create a topic, which must not exist; its tenant and namespace are made with it."""
-    given = dict(map(_property, properties or ()))
+    given = dict(parse_pair(text, "give NAME=VALUE") for text in properties or ())
     with open_for_writing(context.obj) as environment:
         environment.metadata.tenancy.ensure_namespace(topic)
         if partitions is None:
@@ -295,10 +295,3 @@ def _records(metadata: MetadataStore, name: TopicName) -> list[TopicRecord]:
 
 def _is_of(partition: TopicName, name: TopicName) -> bool:
     return partition.partition >= 0 and partition.topic == f"{name.topic}-partition-{partition.partition}"
-
-
-def _property(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not separator or not key:
-        raise InvalidInput(f"{text!r} is no property", "give NAME=VALUE")
-    return key, value
