@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -58,32 +59,45 @@ class Ran:
         return self
 
 
-Program = Callable[..., Ran]
-"""Runs a command: `program("topics", "list", stdin=b"")`."""
+@dataclass(frozen=True)
+class Program:
+    """Runs a command: `program("topics", "list", stdin=b"")`. `folder` takes what it reads from stdin."""
 
+    name: str
+    main: Callable[[], object]
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
 
-def in_this_process(
-    name: str, main: Callable[[], object], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Ran]:
-    """A `Program`; `folder` takes what it reads from stdin."""
-
-    def run(*arguments: str, stdin: bytes = b"") -> Ran:
-        given = folder / "stdin"
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> Ran:
+        given = self.folder / "stdin"
         given.write_bytes(stdin)
         # Both are kept here: a wrapper that nobody holds closes what is below it.
         out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-        with given.open() as text, monkeypatch.context() as process:
-            process.setattr(sys, "argv", [name, *arguments])
+        with given.open() as text, self.monkeypatch.context() as process:
+            process.setattr(sys, "argv", [self.name, *arguments])
             process.setattr(sys, "stdin", text)
             process.setattr(sys, "stdout", out)
             process.setattr(sys, "stderr", err)
             with pytest.raises(SystemExit) as ended:
-                main()
+                self.main()
             out.flush()
         code = ended.value.code
         stdout, stderr = (stream.buffer for stream in (out, err))
         assert isinstance(stdout, io.BytesIO)
         assert isinstance(stderr, io.BytesIO)
-        return Ran(name, code if isinstance(code, int) else 0, stdout.getvalue(), stderr.getvalue().decode())
+        return Ran(self.name, code if isinstance(code, int) else 0, stdout.getvalue(), stderr.getvalue().decode())
 
-    return run
+    def json(self, *arguments: str) -> Any:
+        """The document that a command prints with `--output json`, when it did what it should."""
+        return self(*arguments, "--output", "json").done().json
+
+
+def loaded(program: str, arguments: Sequence[str], modules: Sequence[str]) -> list[str]:
+    """Those of `modules` that a process of the program has imported at its end. `program`: the module of its `main`."""
+    probe = (
+        f"import sys; from {program} import main; sys.argv = ['program', *sys.argv[1:]]\n"
+        "try: main()\n"
+        f"finally: print(*sorted({set(modules)} & set(sys.modules)), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", probe, *arguments], capture_output=True, text=True, check=False)
+    return result.stderr.splitlines()[-1].split()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +13,14 @@ import typer
 from api.cli.admin import exit_codes
 from api.cli.admin.main import GLOBAL_FLAGS, GLOBAL_OPTIONS, app
 from api.cli.admin.target import CLIENT_CONF, CONFIG_VARIABLE, DEFAULT_URL, VARIABLES
-from api.cli.kit import exit_codes as kit_codes
+from tests.docs.commands import assert_exit_codes_are_documented, leaves, options
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "admin-cli.md").read_text(encoding="utf-8")
-
-
-def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each command that does something and is shown, by its words."""
-    if not hasattr(command, "commands"):
-        yield path, command
-        return
-    for name, inner in command.commands.items():
-        if not inner.hidden:
-            yield from leaves(inner, (*path, name))
 
 
 PROGRAM: Any = typer.main.get_command(app)
 COMMANDS = dict(leaves(PROGRAM))
 ROWS = dict(re.findall(r"^\| `([a-z]+ [^`]*|gc[^`]*)` \| (.+) \|$", PAGE, re.MULTILINE))
-
-
-def options(command: Any) -> set[str]:
-    names = {name for parameter in command.params for name in parameter.opts if name.startswith("-")}
-    return {name for name in names if name == name.lower()} - {"--help", "-h"}
 
 
 def command_of(words: list[str]) -> tuple[str, ...]:
@@ -81,8 +65,4 @@ def test_global_options_and_settings_are_documented() -> None:
 
 
 def test_every_exit_code_is_documented() -> None:
-    codes = {value for name, value in vars(kit_codes).items() if name.isupper() and isinstance(value, int)}
-    codes.add(exit_codes.RUN_FAILED)
-    section = PAGE.partition("\n## Exit codes\n")[2]
-    assert [int(row) for row in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)] == sorted(codes)
-    assert {int(code) for code in re.findall(r"(?:^|; |: )(\d+) ", exit_codes.HELP)} == codes
+    assert_exit_codes_are_documented(PAGE.partition("\n## Exit codes\n")[2], exit_codes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,18 +18,10 @@ from api.settings.settings import CONFIG_VARIABLE, SETTINGS
 from storage.ledger.rows import Codec
 from storage.ledger.seek import Reset
 from storage.metadata.records import RunState
+from tests.docs.commands import assert_exit_codes_are_documented, leaves, options
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-
-
-def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each command that does something, by its words."""
-    if not hasattr(command, "commands"):
-        yield path, command
-        return
-    for name, inner in command.commands.items():
-        yield from leaves(inner, (*path, name))
 
 
 PROGRAM: Any = typer.main.get_command(app)
@@ -53,10 +44,6 @@ def examples(text: str) -> list[list[str]]:
 def command_of(words: list[str]) -> tuple[str, ...] | None:
     """The command that these words begin with."""
     return next((path for path in COMMANDS if tuple(words[: len(path)]) == path), None)
-
-
-def options(command: Any) -> set[str]:
-    return {name for parameter in command.params for name in parameter.opts if name.startswith("-")} - {"--help", "-h"}
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
@@ -119,10 +106,7 @@ def test_every_global_option_is_a_setting_documented_with_its_variable_and_defau
 
 
 def test_every_exit_code_is_documented() -> None:
-    codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
-    rows = re.findall(r"^\| (\d+) \|", section("Exit codes"), re.MULTILINE)
-    assert [int(row) for row in rows] == sorted(codes)
-    assert {int(code) for code in re.findall(r"(?:^|; |: )(\d+) ", exit_codes.HELP)} == codes
+    assert_exit_codes_are_documented(section("Exit codes"), exit_codes)
 
 
 def test_names_of_states_starts_and_compressions_are_those_of_what_knows_them() -> None:

@@ -12,13 +12,10 @@ import pytest
 import api.cli.admin.main
 from api.cli.admin import connection
 from api.cli.admin.target import CONFIG_VARIABLE, VARIABLES, Target
-from tests.program import Program, in_this_process
+from tests.program import Program
 from tests.serving import Served, serving
 
 _NUMBERS = itertools.count()
-
-
-Admin = Program
 
 
 class _ToTheService(httpx.BaseTransport):
@@ -51,14 +48,13 @@ def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Admin:
+def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     """The program, with whatever service its options name."""
-
-    return in_this_process("compactor-admin", api.cli.admin.main.main, tmp_path, monkeypatch)
+    return Program("compactor-admin", api.cli.admin.main.main, tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def admin(served: Served, outside: Admin, monkeypatch: pytest.MonkeyPatch) -> Admin:
+def admin(served: Served, outside: Program, monkeypatch: pytest.MonkeyPatch) -> Program:
     """The program, at the service of this module."""
     created = connection.Connection
 
@@ -70,7 +66,7 @@ def admin(served: Served, outside: Admin, monkeypatch: pytest.MonkeyPatch) -> Ad
 
 
 @pytest.fixture
-def topic(admin: Admin) -> str:
+def topic(admin: Program) -> str:
     """A topic of its own, without messages."""
     name = f"t{next(_NUMBERS)}"
     admin("topics", "create", name).done()

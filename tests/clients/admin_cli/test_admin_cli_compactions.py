@@ -6,14 +6,14 @@ import pytest
 
 from api.cli.admin.following import parse_events, progress
 from storage.errors import Unavailable
-from tests.clients.admin_cli.conftest import Admin
+from tests.program import Program
 from tests.serving import Served
 
 LINES = b'{"key": "a", "value": "1"}\n{"key": "b", "value": "2"}\n{"key": "a", "value": "3"}\n'
 
 
 @pytest.fixture
-def compacted(admin: Admin, served: Served, topic: str) -> str:
+def compacted(admin: Program, served: Served, topic: str) -> str:
     """A topic of three messages with two keys, compacted."""
     admin("topics", "produce", topic, stdin=LINES).done()
     admin("topics", "compact", topic).done()
@@ -21,19 +21,19 @@ def compacted(admin: Admin, served: Served, topic: str) -> str:
     return topic
 
 
-def test_a_compaction_asked_for_and_its_status(admin: Admin, served: Served, topic: str) -> None:
+def test_a_compaction_asked_for_and_its_status(admin: Program, served: Served, topic: str) -> None:
     assert "has not been run" in admin("topics", "compaction-status", topic).done().stdout
     admin("topics", "compact", topic).done()
     assert admin("topics", "compaction-status", topic).lines == ["Compaction is currently running"]
     admin("topics", "compact", topic).refused(4, "Compaction already in progress")
     served.compact_requested()
     assert admin("topics", "compaction-status", topic, "--wait-complete").lines == ["Compaction was a success"]
-    answer = admin("topics", "compaction-status", topic, "--output", "json").json
+    answer = admin.json("topics", "compaction-status", topic)
     assert answer == {"status": "SUCCESS", "lastError": ""}
 
 
 def test_a_wait_ends_when_the_run_does(
-    admin: Admin, served: Served, topic: str, monkeypatch: pytest.MonkeyPatch
+    admin: Program, served: Served, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admin("topics", "compact", topic).done()
     monkeypatch.setattr("api.cli.admin.compaction_commands.time.sleep", lambda _: served.compact_requested())
@@ -41,7 +41,7 @@ def test_a_wait_ends_when_the_run_does(
 
 
 def test_a_run_that_failed_is_an_exit_code(
-    admin: Admin, served: Served, topic: str, monkeypatch: pytest.MonkeyPatch
+    admin: Program, served: Served, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admin("topics", "produce", topic, stdin=LINES).done()
     admin("topics", "compact", topic).done()
@@ -60,14 +60,14 @@ def test_a_run_that_failed_is_an_exit_code(
     assert "ended with ERROR" in watched.stderr
 
 
-def test_runs_are_listed_shown_and_watched(admin: Admin, compacted: str) -> None:
-    [run] = admin("compactions", "list", "--topic", compacted, "--output", "json").json
+def test_runs_are_listed_shown_and_watched(admin: Program, compacted: str) -> None:
+    [run] = admin.json("compactions", "list", "--topic", compacted)
     assert (run["state"], run["topic"]) == ("SUCCESS", f"persistent://public/default/{compacted}")
     number = str(run["run"])
     assert number in admin("compactions", "list", "--state", "SUCCESS", "--limit", "1").stdout
-    assert admin("compactions", "show", number, "--output", "json").json == run
+    assert admin.json("compactions", "show", number) == run
     assert "SUCCESS" in admin("compactions", "watch", number).done().stdout
-    assert admin("compactions", "watch", "--topic", compacted, "--output", "json").done().json == run
+    assert admin.json("compactions", "watch", "--topic", compacted) == run
     admin("compactions", "cancel", number).refused(4)
     admin("compactions", "show", "999999").refused(3)
     admin("compactions", "watch", number, "--topic", compacted).refused(2, "RUN or --topic")
@@ -87,9 +87,9 @@ def waiting(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_a_watch_follows_the_request_that_waits_and_not_the_run_before_it(
-    admin: Admin, compacted: str, waiting: list[float]
+    admin: Program, compacted: str, waiting: list[float]
 ) -> None:
-    [old] = admin("compactions", "list", "--topic", compacted, "--output", "json").json
+    [old] = admin.json("compactions", "list", "--topic", compacted)
     admin("topics", "produce", compacted, stdin=LINES).done()
     admin("topics", "compact", compacted).done()
     watched = admin("compactions", "watch", "--topic", compacted, "--output", "json").done()
@@ -99,13 +99,13 @@ def test_a_watch_follows_the_request_that_waits_and_not_the_run_before_it(
 
 
 def test_a_compaction_that_is_waited_for_ends_as_its_run_does(
-    admin: Admin, served: Served, compacted: str, waiting: list[float], monkeypatch: pytest.MonkeyPatch
+    admin: Program, served: Served, compacted: str, waiting: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing_new = admin("topics", "compact", compacted, "--wait", "--output", "json").done()
     assert nothing_new.json is None
     assert "nothing is new" in nothing_new.stderr
     admin("topics", "produce", compacted, stdin=LINES).done()
-    run = admin("topics", "compact", compacted, "--wait", "--output", "json").done().json
+    run = admin.json("topics", "compact", compacted, "--wait")
     assert (run["state"], run["cause"]) == ("SUCCESS", "manual")
     admin("topics", "produce", compacted, stdin=LINES).done()
 
@@ -121,7 +121,7 @@ def test_a_compaction_that_is_waited_for_ends_as_its_run_does(
 
 
 def test_a_request_that_ends_without_a_run_says_why(
-    admin: Admin, served: Served, compacted: str, monkeypatch: pytest.MonkeyPatch
+    admin: Program, served: Served, compacted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metadata = served.service.environment.metadata
     record = served.topic(f"persistent://public/default/{compacted}").record
@@ -144,32 +144,32 @@ def test_a_request_that_ends_without_a_run_says_why(
     metadata.compaction_state.record_success(record.id)
 
 
-def test_the_partitions_of_a_topic_are_followed_one_by_one(admin: Admin, waiting: list[float]) -> None:
+def test_the_partitions_of_a_topic_are_followed_one_by_one(admin: Program, waiting: list[float]) -> None:
     admin("topics", "create-partitioned-topic", "followed", "-p", "2").done()
     for partition in range(2):
         admin("topics", "produce", f"followed-partition-{partition}", stdin=LINES).done()
-    runs = admin("topics", "compact", "followed", "--wait", "--output", "json").done().json
+    runs = admin.json("topics", "compact", "followed", "--wait")
     assert [run["topic"].rpartition("-")[2] for run in runs] == ["0", "1"]
-    assert admin("compactions", "watch", "--topic", "followed", "--output", "json").done().json == runs
+    assert admin.json("compactions", "watch", "--topic", "followed") == runs
 
 
-def test_pausing_and_the_scheduler(admin: Admin, topic: str) -> None:
+def test_pausing_and_the_scheduler(admin: Program, topic: str) -> None:
     assert "Paused(1)" in admin("compactions", "pause", topic).done().stdout
     admin("topics", "compact", topic).refused(4)
-    [paused] = admin("compactions", "scheduler", "--output", "json").json["paused"]
+    [paused] = admin.json("compactions", "scheduler")["paused"]
     assert paused["topic"].endswith(topic)
     assert "paused: 1" in admin("compactions", "scheduler").lines
     admin("compactions", "resume", topic).done()
     admin("compactions", "resume", topic).refused(4)
     admin("topics", "compact", topic).done()
-    [control] = admin("compactions", "control", topic, "--output", "json").json
+    [control] = admin.json("compactions", "control", topic)
     assert control["requested_at"] is not None
     admin("compactions", "abort", topic).done()
-    assert admin("compactions", "control", topic, "--output", "json").json[0]["requested_at"] is None
+    assert admin.json("compactions", "control", topic)[0]["requested_at"] is None
     admin("compactions", "watch", "--topic", topic).refused(3, "no compaction run")
 
 
-def test_policies_of_every_place(admin: Admin, topic: str) -> None:
+def test_policies_of_every_place(admin: Program, topic: str) -> None:
     name, limit = "segment.bytes", ("--output", "json")
     admin("policies", "set", "--broker", f"{name}=1M").done()
     assert admin("policies", "get", name, "--topic", topic, *limit).json == {"value": 1 << 20, "origin": "broker"}
@@ -188,7 +188,7 @@ def test_policies_of_every_place(admin: Admin, topic: str) -> None:
     admin("policies", "get", "--topic", topic, "--broker").refused(2, "--topic, --namespace or --broker")
 
 
-def test_produce_read_and_get(admin: Admin, topic: str) -> None:
+def test_produce_read_and_get(admin: Program, topic: str) -> None:
     sent = admin("topics", "produce", topic, "--ids", stdin=LINES).done()
     assert len(sent.lines) == 3
     assert "3 messages" in sent.stderr
@@ -197,7 +197,7 @@ def test_produce_read_and_get(admin: Admin, topic: str) -> None:
     arrow = admin("topics", "read", topic, "--format", "arrow").done().raw_stdout
     assert arrow.startswith(b"\xff\xff\xff\xff")
     assert admin("topics", "get-key", topic, "a").lines == ["3"]
-    assert admin("topics", "get-key", topic, "a", "--output", "json").json["value"] == "3"
+    assert admin.json("topics", "get-key", topic, "a")["value"] == "3"
     admin("topics", "get-key", topic, "nosuch").refused(8, "has no value")
     admin("topics", "get-key", "nosuch", "a").refused(3, "not found")
     admin("topics", "read", topic, "--start", "5:x").refused(2)
@@ -205,24 +205,24 @@ def test_produce_read_and_get(admin: Admin, topic: str) -> None:
     assert (bad.exit_code, bad.stdout) == (2, "")
 
 
-def test_verify_trim_and_garbage_say_first_and_do_when_told(admin: Admin, compacted: str) -> None:
+def test_verify_trim_and_garbage_say_first_and_do_when_told(admin: Program, compacted: str) -> None:
     assert "No differences" in admin("topics", "verify", compacted).done().stdout
-    [report] = admin("topics", "verify", compacted, "--output", "json").json
+    [report] = admin.json("topics", "verify", compacted)
     assert report["total"] == 0
-    planned = admin("topics", "trim", compacted, "--before", "1", "--force", "--output", "json").json
+    planned = admin.json("topics", "trim", compacted, "--before", "1", "--force")
     assert planned[0]["dry_run"] is True
     message = admin("topics", "trim", compacted, "--before", "1", "--force").done().stderr
     assert "Would trim 0 ledgers" in message
     assert f"{compacted}; its messages begin at offset 1" in message
     assert "nothing was trimmed: give --execute" in message
-    result = admin("topics", "trim", compacted, "--execute", "--output", "json").json
+    result = admin.json("topics", "trim", compacted, "--execute")
     assert result[0]["topic"].endswith(compacted)
-    assert admin("gc", "--topic", compacted, "--grace", "10m", "--output", "json").json["dry_run"] is True
+    assert admin.json("gc", "--topic", compacted, "--grace", "10m")["dry_run"] is True
     assert "would be deleted" in admin("gc").done().stderr
     assert "deleted" in admin("gc", "--execute").done().stderr
     admin("gc", "--topic", "nosuch").refused(3)
     assert "would be released" in admin("topics", "release-lease", compacted, "--force").done().stderr
-    [released] = admin("topics", "release-lease", compacted, "--force", "--execute", "--output", "json").json
+    [released] = admin.json("topics", "release-lease", compacted, "--force", "--execute")
     assert released["topic"].endswith(compacted)
     assert not released["dry_run"]
 

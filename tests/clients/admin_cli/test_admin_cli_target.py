@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import socketserver
 import ssl
 import subprocess
@@ -10,14 +11,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from api.cli.admin.target import DEFAULT_URL, Target, find_target
 from storage.errors import Misconfigured
-from tests.clients.admin_cli.conftest import Admin
 from tests.clients.rest.test_serve_tls import certificate
+from tests.program import Program, loaded
 
 HEAVY = ("pyspark", "sqlalchemy", "alembic", "pyarrow", "polars", "numpy", "boto3", "fastapi", "uvicorn")
 OURS = ("compactor", "storage.metadata", "storage.objects", "storage.ledger", "storage.log", "api.app", "api.service")
@@ -72,7 +74,7 @@ def test_what_cannot_be_is_told(tmp_path: Path, name: str, text: str, says: str)
     assert "a b" not in str(answer.value)
 
 
-def test_no_service_there(outside: Admin, tmp_path: Path) -> None:
+def test_no_service_there(outside: Program, tmp_path: Path) -> None:
     nobody = ("--admin-url", "http://127.0.0.1:1")
     outside("tenants", "list", *nobody).refused(6, "http://127.0.0.1:1", "compactor serve", "--admin-url")
     outside("tenants", "list", "--config", "/nosuch.toml").refused(5, "does not exist")
@@ -82,16 +84,23 @@ def test_no_service_there(outside: Admin, tmp_path: Path) -> None:
     outside("tenants", "nosuch").refused(2, "see `compactor-admin")
 
 
+@dataclass
+class Answering:
+    """A server that answers every request alike, and notes the tokens."""
+
+    url: str = ""
+    answer: tuple[int, str, str] = (200, "", "")
+    tokens: list[str] = field(default_factory=list)
+
+
 @pytest.fixture
-def answering() -> Iterator[tuple[str, dict[str, tuple[int, str, str]], list[str]]]:
-    """A server that answers each path as the test says, and notes the tokens."""
-    answers: dict[str, tuple[int, str, str]] = {}
-    tokens: list[str] = []
+def answering() -> Iterator[Answering]:
+    answering = Answering()
 
     class Answers(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, kind, body = answers[self.path]
-            tokens.append(self.headers.get("Authorization", ""))
+            status, kind, body = answering.answer
+            answering.tokens.append(self.headers.get("Authorization", ""))
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
@@ -106,7 +115,8 @@ def answering() -> Iterator[tuple[str, dict[str, tuple[int, str, str]], list[str
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", answers, tokens
+        answering.url = f"http://127.0.0.1:{server.server_port}"
+        yield answering
         server.shutdown()
         thread.join()
 
@@ -144,60 +154,52 @@ def tls_port(tmp_path: Path) -> Iterator[int]:
         (507, 7, "backup"),
     ],
 )
-def test_what_the_service_refuses(
-    outside: Admin,
-    answering: tuple[str, dict[str, tuple[int, str, str]], list[str]],
-    status: int,
-    code: int,
-    says: str,
-) -> None:
-    url, answers, tokens = answering
-    answers["/admin/v2/tenants"] = (status, "application/json", '{"reason": "of its own"}')
-    answer = outside("tenants", "list", "--admin-url", url, "--token", "sesame").refused(code, "of its own", says)
+def test_what_the_service_refuses(outside: Program, answering: Answering, status: int, code: int, says: str) -> None:
+    answering.answer = (status, "application/json", '{"reason": "of its own"}')
+    token = ("--token", "sesame")
+    answer = outside("tenants", "list", "--admin-url", answering.url, *token).refused(code, "of its own", says)
     assert "sesame" not in answer
-    assert tokens == ["Bearer sesame"]
+    assert answering.tokens == ["Bearer sesame"]
 
 
+@pytest.mark.parametrize(
+    ("answer", "code", "says"),
+    [
+        ((200, "text/html", "<html>hello"), 5, ["is it a compactor service?"]),
+        ((404, "text/html", "<html>nothing here"), 5, ["no compactor service answers at http://127.0.0.1", "404"]),
+        ((404, "text/plain", "404 page not found"), 5, ["no compactor service answers at http://127.0.0.1", "404"]),
+        ((404, "application/json", '{"detail": "Not Found"}'), 5, ["no compactor service answers at", "status 404"]),
+        ((501, "text/html", "<html>"), 5, ["no compactor service answers at", "status 501", "check --admin-url"]),
+        ((502, "text/html", "<html>a proxy"), 6, ["status 502", "try again later"]),
+    ],
+)
 def test_a_server_that_is_another(
-    outside: Admin, answering: tuple[str, dict[str, tuple[int, str, str]], list[str]]
+    outside: Program, answering: Answering, answer: tuple[int, str, str], code: int, says: list[str]
 ) -> None:
-    url, answers, _ = answering
-    answers["/admin/v2/tenants"] = (200, "text/html", "<html>hello")
-    outside("tenants", "list", "--admin-url", url).refused(5, "is it a compactor service?")
-    for status, kind, body in (
-        (404, "text/html", "<html>nothing here"),
-        (404, "text/plain", "404 page not found"),
-        (404, "application/json", '{"detail": "Not Found"}'),
-        (501, "text/html", "<html>"),
-    ):
-        answers["/admin/v2/tenants"] = (status, kind, body)
-        answer = outside("tenants", "list", "--admin-url", url)
-        answer.refused(5, f"no compactor service answers at {url}", f"status {status}", "check --admin-url")
-    answers["/admin/v2/tenants"] = (502, "text/html", "<html>a proxy")
-    outside("tenants", "list", "--admin-url", url).refused(6, "status 502", "try again later")
+    answering.answer = answer
+    line = outside("tenants", "list", "--admin-url", answering.url).refused(code, *says)
+    if "no compactor service" in says[0]:
+        assert f"at {answering.url}: " in line
+        assert line.endswith("check --admin-url")
 
 
+@pytest.mark.parametrize(
+    ("status", "reason", "code", "line"),
+    [
+        (400, "it is wrong: correct it", 2, "it is wrong: correct it"),
+        (429, "too many: try again", 6, "too many: try again (in 7 s)"),
+        (503, "it takes none: have it read on", 6, "it takes none: have it read on; try again in 7 s"),
+    ],
+)
 def test_advice_is_given_once(
-    outside: Admin, answering: tuple[str, dict[str, tuple[int, str, str]], list[str]]
+    outside: Program, answering: Answering, status: int, reason: str, code: int, line: str
 ) -> None:
-    url, answers, _ = answering
-    answers["/admin/v2/tenants"] = (400, "application/json", '{"reason": "it is wrong: correct it"}')
-    answer = outside("tenants", "list", "--admin-url", url).refused(2)
-    assert answer == "compactor-admin: it is wrong: correct it"
-    answers["/admin/v2/tenants"] = (429, "application/json", '{"reason": "too many: try again"}')
-    answer = outside("tenants", "list", "--admin-url", url).refused(6)
-    assert answer == "compactor-admin: too many: try again (in 7 s)"
-    answers["/admin/v2/tenants"] = (503, "application/json", '{"reason": "it takes none: have it read on"}')
-    answer = outside("tenants", "list", "--admin-url", url).refused(6)
-    assert answer == "compactor-admin: it takes none: have it read on; try again in 7 s"
+    answering.answer = (status, "application/json", json.dumps({"reason": reason}))
+    assert outside("tenants", "list", "--admin-url", answering.url).refused(code) == f"compactor-admin: {line}"
 
 
-def test_http_and_https_taken_for_each_other(
-    outside: Admin,
-    answering: tuple[str, dict[str, tuple[int, str, str]], list[str]],
-    tls_port: int,
-) -> None:
-    plain = answering[0].replace("http://", "https://")
+def test_http_and_https_taken_for_each_other(outside: Program, answering: Answering, tls_port: int) -> None:
+    plain = answering.url.replace("http://", "https://")
     outside("tenants", "list", "--admin-url", plain).refused(5, "does not speak TLS", "http://")
     answer = outside("tenants", "list", "--admin-url", f"http://127.0.0.1:{tls_port}")
     answer.refused(5, "speaks TLS", f"https://127.0.0.1:{tls_port}")
@@ -205,13 +207,7 @@ def test_http_and_https_taken_for_each_other(
 
 @pytest.mark.parametrize("arguments", [["--help"], ["topics", "stats", "t", "--admin-url", "http://127.0.0.1:1"]])
 def test_it_loads_nothing_heavy(arguments: list[str]) -> None:
-    probe = (
-        "import sys; from api.cli.admin.main import main; sys.argv = ['compactor-admin', *sys.argv[1:]]\n"
-        "try: main()\n"
-        f"finally: print(sorted(set({HEAVY + OURS}) & set(sys.modules)), file=sys.stderr)"
-    )
-    result = subprocess.run([sys.executable, "-c", probe, *arguments], capture_output=True, text=True, check=False)
-    assert result.stderr.splitlines()[-1] == "[]"
+    assert loaded("api.cli.admin.main", arguments, HEAVY + OURS) == []
 
 
 def test_the_installed_script_is_the_program_and_completes() -> None:

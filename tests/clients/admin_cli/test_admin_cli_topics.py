@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.admin_cli.conftest import Admin
+from tests.program import Program
 
 
-def put(admin: Admin, topic: str, *values: str) -> None:
+def put(admin: Program, topic: str, *values: str) -> None:
     lines = "".join(f'{{"key": "{value[0]}", "value": "{value}"}}\n' for value in values)
     admin("topics", "produce", topic, stdin=lines.encode()).done()
 
 
-def test_tenants_and_namespaces(admin: Admin) -> None:
+def test_tenants_and_namespaces(admin: Program) -> None:
     assert "tenant lab created" in admin("tenants", "create", "lab", "-r", "joe,ann").done().stderr
     admin("tenants", "create", "lab").refused(4, "Tenant already exist")
     assert admin("tenants", "list").lines == ["lab", "public"]
-    assert admin("tenants", "get", "lab", "--output", "json").json["adminRoles"] == ["ann", "joe"]
+    assert admin.json("tenants", "get", "lab")["adminRoles"] == ["ann", "joe"]
     admin("tenants", "update", "lab", "--admin-roles", "eve").done()
-    assert admin("tenants", "get", "lab", "--output", "json").json == {
+    assert admin.json("tenants", "get", "lab") == {
         "adminRoles": ["eve"],
         "allowedClusters": ["standalone"],
     }
@@ -26,13 +26,13 @@ def test_tenants_and_namespaces(admin: Admin) -> None:
     assert admin("namespaces", "list", "lab").lines == ["lab/ns"]
     assert "replication_clusters" in admin("namespaces", "policies", "lab/ns").stdout
     admin("namespaces", "grant-permission", "lab/ns", "--role", "joe", "--actions", "produce,admin").done()
-    found = admin("namespaces", "permissions", "lab/ns", "--output", "json").json
+    found = admin.json("namespaces", "permissions", "lab/ns")
     assert sorted(found["joe"]) == ["admin", "produce"], "also what Pulsar's tools do not know"
     admin("namespaces", "revoke-permission", "lab/ns", "--role", "joe").done()
-    assert admin("namespaces", "permissions", "lab/ns", "--output", "json").json == {}
+    assert admin.json("namespaces", "permissions", "lab/ns") == {}
     admin("topics", "create", "lab/ns/t").done()
     admin("topics", "grant-permission", "lab/ns/t", "--role", "joe", "--actions", "consume,compact").done()
-    assert admin("topics", "permissions", "lab/ns/t", "--output", "json").json == {"joe": ["compact", "consume"]}
+    assert admin.json("topics", "permissions", "lab/ns/t") == {"joe": ["compact", "consume"]}
     admin("topics", "revoke-permission", "lab/ns/t", "--role", "joe").done()
     admin("topics", "revoke-permission", "lab/ns/t", "--role", "joe").refused(2, "not set at the topic level")
     admin("topics", "delete", "lab/ns/t").done()
@@ -47,18 +47,18 @@ def test_tenants_and_namespaces(admin: Admin) -> None:
     admin("namespaces", "create", "nosuch").refused(2, "not the name of a namespace")
 
 
-def test_partitioned_topics_and_properties(admin: Admin) -> None:
+def test_partitioned_topics_and_properties(admin: Program) -> None:
     admin("topics", "create-partitioned-topic", "parted", "-p", "2", "-m", "k=v").done()
     admin("topics", "update-partitioned-topic", "parted", "-p", "3").done()
-    metadata = admin("topics", "get-partitioned-topic-metadata", "parted", "--output", "json").json
+    metadata = admin.json("topics", "get-partitioned-topic-metadata", "parted")
     assert (metadata["partitions"], metadata["properties"]) == (3, {"k": "v"})
     name = "persistent://public/default/parted"
     assert admin("topics", "list-partitioned-topics", "public/default").lines == [name]
     assert f"{name}-partition-2" in admin("topics", "list", "public/default").lines
     admin("topics", "update-properties", "parted", "-p", "a=b").done()
     admin("topics", "remove-properties", "parted", "-k", "k").done()
-    assert admin("topics", "get-properties", "parted", "--output", "json").json == {"a": "b"}
-    assert admin("topics", "partitioned-stats", "parted", "--output", "json").json["msgInCounter"] == 0
+    assert admin.json("topics", "get-properties", "parted") == {"a": "b"}
+    assert admin.json("topics", "partitioned-stats", "parted")["msgInCounter"] == 0
     assert "partition-2" in admin("topics", "partitioned-stats-internal", "parted").stdout
     admin("topics", "stats", "parted").refused(3, "of 3 partitions", "partitioned-stats")
     admin("topics", "stats-internal", "parted").refused(3, "of 3 partitions", "partitioned-stats-internal")
@@ -70,10 +70,10 @@ def test_partitioned_topics_and_properties(admin: Admin) -> None:
     admin("topics", "create-partitioned-topic", "parted", "-p", "0").refused(2)
 
 
-def test_thresholds_and_retention(admin: Admin, topic: str) -> None:
+def test_thresholds_and_retention(admin: Program, topic: str) -> None:
     unset = admin("topics", "get-compaction-threshold", topic).done()
     assert (unset.stdout, unset.stderr) == ("", "compactor-admin: none is set here\n")
-    assert admin("topics", "get-compaction-threshold", topic, "--output", "json").json is None
+    assert admin.json("topics", "get-compaction-threshold", topic) is None
     admin("topics", "set-compaction-threshold", topic, "-t", "100M").done()
     assert admin("topics", "get-compaction-threshold", topic).lines == [str(100 << 20)]
     admin("topics", "remove-compaction-threshold", topic).done()
@@ -84,7 +84,7 @@ def test_thresholds_and_retention(admin: Admin, topic: str) -> None:
     admin("topics", "set-compaction-threshold", topic, "--threshold=many").refused(2, "not a size in bytes")
     for group, what in (("topics", topic), ("namespaces", "public/default")):
         admin(group, "set-retention", what, "-t", "1w", "-s", "10M").done()
-        found = admin(group, "get-retention", what, "--output", "json").json
+        found = admin.json(group, "get-retention", what)
         assert found == {"retentionTimeInMinutes": 7 * 24 * 60, "retentionSizeInMB": 10}
         admin(group, "remove-retention", what).done()
         assert admin(group, "get-retention", what).stdout == ""
@@ -92,22 +92,22 @@ def test_thresholds_and_retention(admin: Admin, topic: str) -> None:
     admin("topics", "set-retention", topic, "-t", "-1", "-s", "10K").refused(2, "whole number of megabytes")
 
 
-def test_subscriptions_and_their_messages(admin: Admin, topic: str) -> None:
+def test_subscriptions_and_their_messages(admin: Program, topic: str) -> None:
     put(admin, topic, "a1", "b1", "c1")
     admin("topics", "create-subscription", topic, "-s", "s", "-m", "earliest", "-p", "k=v").done()
     admin("topics", "create-subscription", topic, "-s", "s").refused(4, "Subscription already exists")
     assert admin("topics", "subscriptions", topic).lines == ["s"]
-    assert admin("topics", "get-subscription-properties", topic, "-s", "s", "--output", "json").json == {"k": "v"}
+    assert admin.json("topics", "get-subscription-properties", topic, "-s", "s") == {"k": "v"}
     admin("topics", "update-subscription-properties", topic, "-s", "s", "-p", "x=y").done()
-    assert admin("topics", "get-subscription-properties", topic, "-s", "s", "--output", "json").json == {"x": "y"}
-    peeked = admin("topics", "peek-messages", topic, "-s", "s", "-n", "2", "--output", "json").json
+    assert admin.json("topics", "get-subscription-properties", topic, "-s", "s") == {"x": "y"}
+    peeked = admin.json("topics", "peek-messages", topic, "-s", "s", "-n", "2")
     assert [(item["partition-key"], item["value"]) for item in peeked] == [("a", "a1"), ("b", "b1")]
     admin("topics", "skip", topic, "-s", "s", "-n", "2").done()
     assert "c1" in admin("topics", "peek-messages", topic, "-s", "s").stdout
-    last = admin("topics", "last-message-id", topic, "--output", "json").json
+    last = admin.json("topics", "last-message-id", topic)
     assert last["entryId"] == 2
     middle = ("-l", str(last["ledgerId"]), "-e", "1")
-    assert admin("topics", "get-message-by-id", topic, *middle, "--output", "json").json["value"] == "b1"
+    assert admin.json("topics", "get-message-by-id", topic, *middle)["value"] == "b1"
     admin("topics", "get-message-by-id", topic, "-l", "99", "-e", "0").refused(3)
     admin("topics", "reset-cursor", topic, "-s", "s", "-m", f"{last['ledgerId']}:1").done()
     assert "b1" in admin("topics", "peek-messages", topic, "-s", "s").stdout
@@ -122,36 +122,36 @@ def test_subscriptions_and_their_messages(admin: Admin, topic: str) -> None:
     assert admin("topics", "read", topic).lines == []
 
 
-def test_numbers_lookup_and_brokers(admin: Admin, topic: str) -> None:
+def test_numbers_lookup_and_brokers(admin: Program, topic: str) -> None:
     put(admin, topic, "a1")
-    assert admin("topics", "stats", topic, "--output", "json").json["msgInCounter"] == 1
+    assert admin.json("topics", "stats", topic)["msgInCounter"] == 1
     assert "numberOfEntries" in admin("topics", "stats-internal", topic).stdout
-    assert admin("topics", "info-internal", topic, "--output", "json").json["version"] >= 0
-    assert admin("topics", "lookup", topic, "--output", "json").json["httpUrl"].startswith("http://")
+    assert admin.json("topics", "info-internal", topic)["version"] >= 0
+    assert admin.json("topics", "lookup", topic)["httpUrl"].startswith("http://")
     admin("topics", "unload", topic).done()
     assert admin("clusters", "list").lines == ["standalone"]
     assert "serviceUrl" in admin("clusters", "get", "standalone").stdout
     admin("clusters", "get", "nosuch").refused(3)
     assert admin("brokers", "version").lines == ["4.2.4"]
     assert admin("brokers", "healthcheck").lines == ["ok"]
-    assert isinstance(admin("brokers", "list", "--output", "json").json, list)
+    assert isinstance(admin.json("brokers", "list"), list)
     assert "topicCompactionRetainNullKey" in admin("brokers", "get-runtime-config").stdout
-    assert isinstance(admin("brokers", "list-dynamic-config", "--output", "json").json, list)
+    assert isinstance(admin.json("brokers", "list-dynamic-config"), list)
 
 
 @pytest.mark.parametrize("name", ["a/b", "non-persistent://public/default/t", "persistent://public/default/"])
-def test_names_that_no_topic_has_are_refused_before_anything_is_asked(outside: Admin, name: str) -> None:
+def test_names_that_no_topic_has_are_refused_before_anything_is_asked(outside: Program, name: str) -> None:
     outside("topics", "stats", name, "--admin-url", "http://127.0.0.1:1").refused(2)
 
 
 @pytest.mark.parametrize("name", ["with space", "ü😀", "per cent%", "q?x#y", "..", "a;b=c"])
-def test_every_character_of_a_name_arrives(admin: Admin, name: str) -> None:
+def test_every_character_of_a_name_arrives(admin: Program, name: str) -> None:
     admin("topics", "create", name).done()
     assert f"persistent://public/default/{name}" in admin("topics", "list", "public/default").lines
     admin("topics", "delete", name).done()
 
 
-def test_what_was_not_taken_is_told_by_its_line_and_the_rest_is_counted(admin: Admin) -> None:
+def test_what_was_not_taken_is_told_by_its_line_and_the_rest_is_counted(admin: Program) -> None:
     admin("topics", "create", "lines").done()
     admin("policies", "set", "--topic", "lines", "max.message.bytes=100").done()
     line = b'{"key": "k", "value": "v"}\n'

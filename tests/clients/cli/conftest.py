@@ -14,14 +14,21 @@ import pytest
 
 import api.cli.main
 import compactor.engines.spark
+import storage.clock
+from api.components import open_environment
+from api.settings.settings import Settings
 from compactor.engines.engine import InProcess
-from tests.program import Program, in_this_process
+from storage.metadata.records import RunRecord
+from storage.model import TopicName
+from tests.clocks import ManualClock
+from tests.program import Program
 from tests.servers.fixtures_s3 import moto_server
 
 __all__ = ["moto_server"]
 
 
-Compactor = Program
+BASE64 = ("--key-encoding", "base64", "--value-encoding", "base64")
+"""For keys and values that are no text."""
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +44,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def compactor_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compactor:
+def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     """Runs the program in this process; Spark's real session is only asked for where a test wants it."""
+    return Program("compactor", api.cli.main.main, tmp_path, monkeypatch)
 
-    return in_this_process("compactor", api.cli.main.main, tmp_path, monkeypatch)
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """What the program takes for the machine's clock; it begins when the store's does."""
+    clock = ManualClock(storage.clock.SystemClock().now_ms())
+    monkeypatch.setattr(storage.clock, "SystemClock", lambda: clock)
+    return clock
 
 
 class InsteadOfSpark(InProcess):
@@ -58,7 +72,7 @@ def in_process_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def history(compactor_command: Compactor, folder: Path) -> str:
+def history(program: Program, folder: Path) -> str:
     """A topic of six messages in one ledger: two live keys, two deleted ones, one message without a key."""
     write_lines(
         folder / "history.jsonl",
@@ -69,7 +83,7 @@ def history(compactor_command: Compactor, folder: Path) -> str:
         {"key": "c", "value": ""},
         {"key": "ключ", "value": "значение 🎉"},
     )
-    compactor_command("import", "t", "history.jsonl").done()
+    program("import", "t", "history.jsonl").done()
     return "t"
 
 
@@ -77,3 +91,16 @@ def write_lines(file: Path, *messages: dict[str, Any]) -> Path:
     """A JSON Lines file."""
     file.write_text("".join(json.dumps(message) + "\n" for message in messages), encoding="utf-8")
     return file
+
+
+def runs(topic: str) -> list[RunRecord]:
+    """The runs of a topic, the newest first."""
+    with open_environment(Settings.load()) as environment:
+        return environment.metadata.runs.of_topic(environment.metadata.topics.get(TopicName.parse(topic)).id, 100)
+
+
+def content(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages without what the topic gave them."""
+    return [
+        {name: field for name, field in message.items() if name not in ("message_id", "offset")} for message in messages
+    ]

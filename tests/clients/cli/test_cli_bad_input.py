@@ -12,20 +12,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.clients.cli.conftest import Compactor
+from tests.program import Program
 
 GOOD = b'{"key":"a","value":"1"}\n'
 
 
 @pytest.fixture
-def refused_import(compactor_command: Compactor, history: str) -> Any:
+def refused_import(program: Program, history: str) -> Any:
     """Imports into a topic that has messages; asserts that it was refused and that the topic stayed as it was."""
 
     def run(file: str, *says: str, options: tuple[str, ...] = (), stdin: bytes = b"") -> None:
-        before = compactor_command("topics", "stats", history, "--output", "json").done().stdout
-        compactor_command("import", history, file, *options, stdin=stdin).refused(2, *says)
-        assert compactor_command("topics", "stats", history, "--output", "json").done().stdout == before
-        assert len(compactor_command("read", history).done().messages) == 6
+        before = program("topics", "stats", history, "--output", "json").done().stdout
+        program("import", history, file, *options, stdin=stdin).refused(2, *says)
+        assert program("topics", "stats", history, "--output", "json").done().stdout == before
+        assert len(program("read", history).done().messages) == 6
 
     return run
 
@@ -56,41 +56,39 @@ def test_parquet_that_is_damaged_after_whole_ledgers(refused_import: Any, folder
     refused_import("in.parquet", "in.parquet cannot be read as Parquet", options=("--ledger-size", "64K"))
 
 
-def test_the_first_of_two_files_is_kept_when_the_second_is_bad(compactor_command: Compactor, folder: Path) -> None:
+def test_the_first_of_two_files_is_kept_when_the_second_is_bad(program: Program, folder: Path) -> None:
     (folder / "good.jsonl").write_bytes(GOOD * 2)
     (folder / "bad.jsonl").write_bytes(GOOD + b"oops\n")
     (folder / "never.jsonl").write_bytes(GOOD)
-    result = compactor_command("import", "t", "good.jsonl", "bad.jsonl", "never.jsonl")
+    result = program("import", "t", "good.jsonl", "bad.jsonl", "never.jsonl")
     assert result.exit_code == 2
     first, second = result.stderr.splitlines()
     assert first.startswith("good.jsonl: 2 messages")
     assert second.startswith("compactor: bad.jsonl, line 2: ")
-    assert len(compactor_command("read", "t").done().messages) == 2
+    assert len(program("read", "t").done().messages) == 2
 
 
-def test_all_files_are_looked_for_before_any_is_imported(compactor_command: Compactor, folder: Path) -> None:
+def test_all_files_are_looked_for_before_any_is_imported(program: Program, folder: Path) -> None:
     (folder / "good.jsonl").write_bytes(GOOD)
-    compactor_command("import", "t", "good.jsonl", "missing.jsonl").refused(2, "missing.jsonl")
-    compactor_command("topics", "stats", "t").refused(3, "persistent://public/default/t does not exist")
+    program("import", "t", "good.jsonl", "missing.jsonl").refused(2, "missing.jsonl")
+    program("topics", "stats", "t").refused(3, "persistent://public/default/t does not exist")
 
 
-def test_arguments_that_are_known_to_be_wrong_before_anything_is_opened(
-    compactor_command: Compactor, folder: Path
-) -> None:
+def test_arguments_that_are_known_to_be_wrong_before_anything_is_opened(program: Program, folder: Path) -> None:
     """Names, sizes and durations themselves are unit tests of their parsers."""
     for arguments in (("import", "a/b", "-"), ("read", "a/b"), ("compact-topic", "--topic", "a/b"), ("verify", "a/b")):
-        compactor_command(*arguments).refused(2, "has 2 parts")
-    compactor_command("read", "non-persistent://public/default/t").refused(2, "not a persistent topic")
-    compactor_command("import", "t", "-", "--ledger-size=0").refused(2, "is not a size in bytes", "128M")
+        program(*arguments).refused(2, "has 2 parts")
+    program("read", "non-persistent://public/default/t").refused(2, "not a persistent topic")
+    program("import", "t", "-", "--ledger-size=0").refused(2, "is not a size in bytes", "128M")
     for port in ("99999", "-1", "x"):
-        compactor_command("serve", "--port", port).refused(2, "--port")
+        program("serve", "--port", port).refused(2, "--port")
     assert not (folder.parent / "data").exists()
 
 
-def test_the_help_of_a_refused_line_says_what_to_do(compactor_command: Compactor, folder: Path) -> None:
+def test_the_help_of_a_refused_line_says_what_to_do(program: Program, folder: Path) -> None:
     """The whole line once, as a contract of its form: what, where, remedy."""
     (folder / "in.jsonl").write_bytes(b'{"key":"a","value":"1"}\n{"key":"a"}\n')
-    assert compactor_command("import", "t", "in.jsonl").stderr == (
+    assert program("import", "t", "in.jsonl").stderr == (
         "compactor: in.jsonl, line 2: Object missing required field `value`: "
         "correct the file and import it again; nothing of it was kept\n"
     )

@@ -8,7 +8,7 @@ import compactor.engines.spark
 from api.components import open_environment, open_topic
 from api.settings.settings import Settings
 from storage.model import TopicName
-from tests.clients.cli.conftest import Compactor
+from tests.program import Program
 
 COMPLETE = "Compaction of topic persistent://public/default/t complete. "
 
@@ -30,38 +30,38 @@ def paused(times: int) -> None:
             control.resume(topic)
 
 
-def append(compactor_command: Compactor, value: str) -> None:
-    compactor_command("produce", "t", "-", stdin=f'{{"key": "a", "value": "{value}"}}\n'.encode()).done()
+def append(program: Program, value: str) -> None:
+    program("produce", "t", "-", stdin=f'{{"key": "a", "value": "{value}"}}\n'.encode()).done()
 
 
-def test_one_settings_file_serves_both(compactor_command: Compactor) -> None:
-    append(compactor_command, "1")
-    assert compactor_command("compact-topic", "--topic", "t", "--dry-run").done().stdout
-    assert compactor_command("compact-topic", "--topic", "t").done().stdout == f"{COMPLETE}Compacted to ledger 2\n"
-    assert compactor_command("verify", "t").done().stdout.splitlines()[-1] == "No differences"
+def test_one_settings_file_serves_both(program: Program) -> None:
+    append(program, "1")
+    assert program("compact-topic", "--topic", "t", "--dry-run").done().stdout
+    assert program("compact-topic", "--topic", "t").done().stdout == f"{COMPLETE}Compacted to ledger 2\n"
+    assert program("verify", "t").done().stdout.splitlines()[-1] == "No differences"
 
 
-def test_what_is_not_sealed_yet_is_new(compactor_command: Compactor) -> None:
+def test_what_is_not_sealed_yet_is_new(program: Program) -> None:
     for value, result in (("1", "Compacted to ledger 2"), ("2", "Compacted to ledger 4")):
-        append(compactor_command, value)
-        assert compactor_command("compact-topic", "--topic", "t").done().stdout == f"{COMPLETE}{result}\n"
-        again = compactor_command("compact-topic", "--topic", "t").done()
+        append(program, value)
+        assert program("compact-topic", "--topic", "t").done().stdout == f"{COMPLETE}{result}\n"
+        again = program("compact-topic", "--topic", "t").done()
         assert again.stdout == f"{COMPLETE}Nothing to compact\n"
         assert again.stderr == "Nothing is new since the last run: no run was made.\n"
 
 
-def test_a_paused_topic_is_a_conflict_whether_or_not_anything_is_new(compactor_command: Compactor) -> None:
-    append(compactor_command, "1")
+def test_a_paused_topic_is_a_conflict_whether_or_not_anything_is_new(program: Program) -> None:
+    append(program, "1")
     for times in (1, 2):
         paused(times)
-        answer = compactor_command("compact-topic", "--topic", "t").refused(4, "t is paused", "resume it")
+        answer = program("compact-topic", "--topic", "t").refused(4, "t is paused", "resume it")
         assert ("(2 times)" in answer) == (times == 2)
     paused(0)
-    compactor_command("compact-topic", "--topic", "t").done()
+    program("compact-topic", "--topic", "t").done()
     paused(1)
-    compactor_command("compact-topic", "--topic", "t").refused(4, "t is paused")
-    append(compactor_command, "2")
-    compactor_command("compact-topic", "--topic", "t").refused(4, "t is paused")
-    compactor_command("compact-topic", "--topic", "t", "--dry-run").done()
-    (document,) = compactor_command("compact-topic", "--topic", "t", "--output", "json").messages
+    program("compact-topic", "--topic", "t").refused(4, "t is paused")
+    append(program, "2")
+    program("compact-topic", "--topic", "t").refused(4, "t is paused")
+    program("compact-topic", "--topic", "t", "--dry-run").done()
+    (document,) = program("compact-topic", "--topic", "t", "--output", "json").messages
     assert document["exit_code"] == 4

@@ -6,7 +6,6 @@ has seen them stopped.
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import subprocess
@@ -25,8 +24,9 @@ from compactor.two_phase import HEARTBEAT_MS
 from storage.metadata.records import RunRecord, RunState
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
-from tests.clients.cli.conftest import Compactor, write_lines
+from tests.clients.cli.conftest import write_lines
 from tests.clocks import ManualClock
+from tests.program import Program
 
 NOW = 1_900_000_000_000
 
@@ -49,29 +49,29 @@ def claim(topic: str, **progress: object) -> RunRecord:
         return run
 
 
-def states(compactor_command: Compactor, *options: str) -> list[tuple[int, str]]:
-    listed = json.loads(compactor_command("compactions", "list", "--output", "json", *options).done().stdout)
+def states(program: Program, *options: str) -> list[tuple[int, str]]:
+    listed = program.json("compactions", "list", *options)
     return [(run["run"], run["state"]) for run in listed]
 
 
 # --- list, show, cancel --------------------------------------------------------------------------------------------
 
 
-def test_list(compactor_command: Compactor, history: str, in_process_engine: None) -> None:
-    assert states(compactor_command) == []
-    compactor_command("import", "u", "history.jsonl").done()
-    compactor_command("compact-topic", "--all").done()
-    compactor_command("compact-topic", "--topic", "u", "--retain-null-key").done()
-    compactor_command("compactions", "cancel", str(claim("t").run_id)).done()
+def test_list(program: Program, history: str, in_process_engine: None) -> None:
+    assert states(program) == []
+    program("import", "u", "history.jsonl").done()
+    program("compact-topic", "--all").done()
+    program("compact-topic", "--topic", "u", "--retain-null-key").done()
+    program("compactions", "cancel", str(claim("t").run_id)).done()
     claim("u", phase="phase two", tasks_done=3, tasks_total=7)
 
     result = [(3, "SUCCESS"), (2, "SUCCESS"), (1, "SUCCESS")]
-    assert states(compactor_command) == [(5, "RUNNING"), (4, "CANCELLED"), *result]
-    assert states(compactor_command, "--limit", "2") == [(5, "RUNNING"), (4, "CANCELLED")]
-    assert states(compactor_command, "--topic", "t") == [(4, "CANCELLED"), (1, "SUCCESS")]
-    assert states(compactor_command, "--state", "SUCCESS", "--topic", "u") == result[:2]
-    assert states(compactor_command, "--state", "ERROR") == []
-    table = compactor_command("compactions", "list").done()
+    assert states(program) == [(5, "RUNNING"), (4, "CANCELLED"), *result]
+    assert states(program, "--limit", "2") == [(5, "RUNNING"), (4, "CANCELLED")]
+    assert states(program, "--topic", "t") == [(4, "CANCELLED"), (1, "SUCCESS")]
+    assert states(program, "--state", "SUCCESS", "--topic", "u") == result[:2]
+    assert states(program, "--state", "ERROR") == []
+    table = program("compactions", "list").done()
     assert table.stderr == ""
     first = next(line for line in table.stdout.splitlines() if "RUNNING" in line)
     assert "persistent://public/default/u" in first
@@ -79,19 +79,19 @@ def test_list(compactor_command: Compactor, history: str, in_process_engine: Non
     assert "3/7" in first
 
 
-def test_wrong_usage(compactor_command: Compactor, history: str) -> None:
-    compactor_command("compactions", "list", "--topic", "nope").refused(3, "nope does not exist")
-    compactor_command("compactions", "list", "--state", "DONE").refused(2, "'DONE'", "'CANCELLED'")
-    compactor_command("compactions", "list", "--limit", "0").refused(2, "--limit")
+def test_wrong_usage(program: Program, history: str) -> None:
+    program("compactions", "list", "--topic", "nope").refused(3, "nope does not exist")
+    program("compactions", "list", "--state", "DONE").refused(2, "'DONE'", "'CANCELLED'")
+    program("compactions", "list", "--limit", "0").refused(2, "--limit")
     for command in ("show", "cancel"):
-        compactor_command("compactions", command, "x").refused(2, "'RUN'", "integer")
-        compactor_command("compactions", command, str(2**63)).refused(2, "RUN")
-        compactor_command("compactions", command, "9").refused(3, "the compaction run 9 does not exist")
+        program("compactions", command, "x").refused(2, "'RUN'", "integer")
+        program("compactions", command, str(2**63)).refused(2, "RUN")
+        program("compactions", command, "9").refused(3, "the compaction run 9 does not exist")
 
 
-def test_show_a_run_that_is_done(compactor_command: Compactor, history: str, in_process_engine: None) -> None:
-    compactor_command("compact-topic", "--topic", history, "--key-ttl", "36500d").done()
-    shown = json.loads(compactor_command("compactions", "show", "1", "--output", "json").done().stdout)
+def test_show_a_run_that_is_done(program: Program, history: str, in_process_engine: None) -> None:
+    program("compact-topic", "--topic", history, "--key-ttl", "36500d").done()
+    shown = program.json("compactions", "show", "1")
     with open_environment(Settings.load()) as environment:
         run = environment.metadata.runs.get(1)
     assert shown == {
@@ -120,7 +120,7 @@ def test_show_a_run_that_is_done(compactor_command: Compactor, history: str, in_
     phases = {"snapshot_ms", "scan_ms", "phase_one_ms", "phase_two_ms", "verify_ms", "publish_ms"}
     numbers = {"messages_in", "messages_out", "keys", "tombstones_removed", "tombstones_kept", "null_keys_kept"}
     assert shown["statistics"].keys() >= phases | numbers | {"bytes_in", "bytes_out", "bytes_read", "bytes_written"}
-    lines = compactor_command("compactions", "show", "1").done().stdout.splitlines()
+    lines = program("compactions", "show", "1").done().stdout.splitlines()
     text = dict(line.split(maxsplit=1) for line in lines)
     assert text["error"] == "-"
     assert text["policies.key_ttl_ms"] == "3,153,600,000,000 ms"
@@ -128,13 +128,11 @@ def test_show_a_run_that_is_done(compactor_command: Compactor, history: str, in_
     assert text["statistics.bytes_out"].endswith(f"({run.statistics['bytes_out']:,} bytes)")
 
 
-def test_show_a_run_that_works_and_one_whose_worker_died(
-    compactor_command: Compactor, history: str, clock: ManualClock
-) -> None:
+def test_show_a_run_that_works_and_one_whose_worker_died(program: Program, history: str, clock: ManualClock) -> None:
     claim(history, phase="phase one", tasks_done=1, tasks_total=4, bytes_done=2048)
 
     def shown() -> dict[str, object]:
-        document = json.loads(compactor_command("compactions", "show", "1", "--output", "json").done().stdout)
+        document = program.json("compactions", "show", "1")
         names = ("state", "phase", "tasks_done", "tasks_total", "bytes_done", "heartbeat_at", "heartbeat_expired")
         return {name: document[name] for name in names}
 
@@ -149,27 +147,27 @@ def test_show_a_run_that_works_and_one_whose_worker_died(
     }
     clock.advance(HEARTBEAT_MS - 1)
     assert shown() == working
-    assert "expired" not in compactor_command("compactions", "list").done().stdout
+    assert "expired" not in program("compactions", "list").done().stdout
     clock.advance(1)
     assert shown() == working | {"heartbeat_expired": True}
-    assert "2030-03-17T17:46:40Z, expired" in compactor_command("compactions", "list").done().stdout
-    text = compactor_command("compactions", "show", "1").done().stdout
+    assert "2030-03-17T17:46:40Z, expired" in program("compactions", "list").done().stdout
+    text = program("compactions", "show", "1").done().stdout
     assert "2.0 KiB (2,048 bytes)" in text
     assert "2030-03-17T17:46:40Z" in text
 
 
-def test_cancel(compactor_command: Compactor, history: str, in_process_engine: None) -> None:
+def test_cancel(program: Program, history: str, in_process_engine: None) -> None:
     claim(history)
-    compactor_command("compact-topic", "--topic", history).refused(4, "run 1", "compactor compactions cancel 1")
-    result = compactor_command("compactions", "cancel", "1", "--reason", "too much\nload").done()
+    program("compact-topic", "--topic", history).refused(4, "run 1", "compactor compactions cancel 1")
+    result = program("compactions", "cancel", "1", "--reason", "too much\nload").done()
     assert (result.stdout, result.stderr) == ("Compaction run 1 of topic persistent://public/default/t cancelled\n", "")
-    shown = json.loads(compactor_command("compactions", "show", "1", "--output", "json").done().stdout)
+    shown = program.json("compactions", "show", "1")
     assert (shown["state"], shown["error"]) == ("CANCELLED", "too much\nload")
-    assert "too much\\nload" in compactor_command("compactions", "show", "1").done().stdout
-    compactor_command("compactions", "cancel", "1").refused(4, "run 1", "has ended as CANCELLED")
-    compactor_command("compact-topic", "--topic", history).done()
-    assert states(compactor_command) == [(2, "SUCCESS"), (1, "CANCELLED")]
-    compactor_command("compactions", "cancel", "2").refused(4, "has ended as SUCCESS")
+    assert "too much\\nload" in program("compactions", "show", "1").done().stdout
+    program("compactions", "cancel", "1").refused(4, "run 1", "has ended as CANCELLED")
+    program("compact-topic", "--topic", history).done()
+    assert states(program) == [(2, "SUCCESS"), (1, "CANCELLED")]
+    program("compactions", "cancel", "2").refused(4, "has ended as SUCCESS")
 
 
 # --- workers that are cancelled, or die ----------------------------------------------------------------------------
@@ -204,52 +202,52 @@ def run_in_phase(process: subprocess.Popen[str], phase: str) -> RunRecord:
 READ_RATES = {"phase one": 1, "phase two": 100}
 
 
-def topic_that_takes_long_in(phase: str, compactor_command: Compactor, folder: Path) -> str:
+def topic_that_takes_long_in(phase: str, program: Program, folder: Path) -> str:
     """At the phase's read rate: an index of 7,200 bytes, or one of 72 bytes and then rows of a megabyte and more."""
     if phase == "phase one":
         lines = [{"key": f"k{n}", "value": "v"} for n in range(300)]
     else:
         lines = [{"key": f"k{n}", "value": random.Random(n).randbytes(500_000).hex()} for n in range(3)]
     write_lines(folder / "in.jsonl", *lines)
-    compactor_command("import", "t", "in.jsonl").done()
+    program("import", "t", "in.jsonl").done()
     return "t"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["phase one", "phase two"])
 def test_a_run_that_is_cancelled_in_a_phase_stops_and_leaves_nothing(
-    compactor_command: Compactor, folder: Path, phase: str, in_process_engine: None
+    program: Program, folder: Path, phase: str, in_process_engine: None
 ) -> None:
-    topic = topic_that_takes_long_in(phase, compactor_command, folder)
-    raw = compactor_command("read", topic).messages
+    topic = topic_that_takes_long_in(phase, program, folder)
+    raw = program("read", topic).messages
     with worker(topic, READ_RATES[phase]) as process:
         run = run_in_phase(process, phase)
         assert (run.statistics["tasks_done"], run.statistics["tasks_total"], run.statistics["bytes_done"]) == (0, 1, 0)
-        compactor_command("compactions", "cancel", str(run.run_id), "--reason", "too much load").done()
+        program("compactions", "cancel", str(run.run_id), "--reason", "too much load").done()
         stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout) == (4, "")
     assert stderr == (
         "compactor: run 1 of persistent://public/default/t is CANCELLED already: too much load: nothing was published; "
         "trigger the compaction again if it is still wanted\n"
     )
-    assert states(compactor_command) == [(1, "CANCELLED")]
-    stats = json.loads(compactor_command("topics", "stats", topic, "--output", "json").done().stdout)
+    assert states(program) == [(1, "CANCELLED")]
+    stats = program.json("topics", "stats", topic)
     assert stats["compacted"] is None
-    assert compactor_command("read", topic, "--read-compacted").messages == raw, "raw: nothing else serves"
+    assert program("read", topic, "--read-compacted").messages == raw, "raw: nothing else serves"
     assert list(Path(Settings.load().data).rglob("compacted/*")) == [], "no manifest was written"
 
-    compactor_command("compact-topic", "--topic", topic).done()
-    assert compactor_command("read", topic, "--read-compacted").messages == raw
-    assert states(compactor_command) == [(2, "SUCCESS"), (1, "CANCELLED")]
+    program("compact-topic", "--topic", topic).done()
+    assert program("read", topic, "--read-compacted").messages == raw
+    assert states(program) == [(2, "SUCCESS"), (1, "CANCELLED")]
 
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_taken_over_after_its_heartbeat(
-    compactor_command: Compactor, folder: Path, in_process_engine: None, monkeypatch: pytest.MonkeyPatch
+    program: Program, folder: Path, in_process_engine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker on another machine: one on this machine is known to be dead at once (storage/owner.py)."""
     monkeypatch.setattr("storage.metadata.liveness.is_dead", lambda _: False)
-    topic = topic_that_takes_long_in("phase one", compactor_command, folder)
+    topic = topic_that_takes_long_in("phase one", program, folder)
     with worker(topic, READ_RATES["phase one"]) as process:
         run = run_in_phase(process, "phase one")
         process.kill()
@@ -263,18 +261,18 @@ def test_a_worker_that_is_killed_is_taken_over_after_its_heartbeat(
         metadata.close()
 
     def expired() -> bool:
-        listed = json.loads(compactor_command("compactions", "list", "--output", "json").done().stdout)
+        listed = program.json("compactions", "list")
         assert [(item["run"], item["state"]) for item in listed] == [(1, "RUNNING")]
         return bool(listed[0]["heartbeat_expired"])
 
     last_sign(-60_000)
     assert not expired()
-    compactor_command("compact-topic", "--topic", topic).refused(4, "run 1", run.owner)
+    program("compact-topic", "--topic", topic).refused(4, "run 1", run.owner)
     last_sign(HEARTBEAT_MS)
     assert expired()
-    result = compactor_command("compact-topic", "--topic", topic).done()
+    result = program("compact-topic", "--topic", topic).done()
     assert " complete. Compacted to ledger " in result.stdout
-    assert states(compactor_command) == [(2, "SUCCESS"), (1, "ERROR")]
-    shown = json.loads(compactor_command("compactions", "show", "1", "--output", "json").done().stdout)
+    assert states(program) == [(2, "SUCCESS"), (1, "ERROR")]
+    shown = program.json("compactions", "show", "1")
     assert shown["error"] == f"its worker {run.owner} stopped answering; taken over by run 2"
-    assert len(compactor_command("read", topic, "--read-compacted").messages) == 300
+    assert len(program("read", topic, "--read-compacted").messages) == 300

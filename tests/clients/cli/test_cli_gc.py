@@ -6,29 +6,21 @@ from pathlib import Path
 
 import pytest
 
-import storage.clock
 from storage.ledger.names import STORE_UID
-from tests.clients.cli.conftest import Compactor, write_lines
+from tests.clients.cli.conftest import write_lines
 from tests.clocks import ManualClock
+from tests.program import Program
 
 HOUR = 3_600_000
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
-    """What the program takes for the machine's clock; it begins when the store's does."""
-    clock = ManualClock(storage.clock.SystemClock().now_ms())
-    monkeypatch.setattr(storage.clock, "SystemClock", lambda: clock)
-    return clock
-
-
-@pytest.fixture
-def replaced(compactor_command: Compactor, in_process_engine: None, clock: ManualClock, folder: Path) -> str:
+def replaced(program: Program, in_process_engine: None, clock: ManualClock, folder: Path) -> str:
     """A topic whose first compacted ledger was replaced an hour ago."""
     for number in range(2):
         write_lines(folder / "in.jsonl", *({"key": f"k{n}", "value": f"{number}"} for n in range(9)))
-        compactor_command("import", "users", "in.jsonl").done()
-        compactor_command("compact-topic", "--topic", "users").done()
+        program("import", "users", "in.jsonl").done()
+        program("compact-topic", "--topic", "users").done()
     clock.advance(HOUR)
     return "users"
 
@@ -39,77 +31,77 @@ def objects(folder: Path) -> set[str]:
 
 
 def test_a_dry_run_prints_what_a_run_then_deletes(
-    compactor_command: Compactor, replaced: str, folder: Path, in_process_engine: None
+    program: Program, replaced: str, folder: Path, in_process_engine: None
 ) -> None:
     before = objects(folder)
-    dry = compactor_command("gc", "--dry-run").done()
+    dry = program("gc", "--dry-run").done()
     assert objects(folder) == before
     assert "users: 1 index (" in dry.stderr
     assert "1 manifest (" in dry.stderr
     assert "1 replaced compacted ledger" in dry.stderr
     assert "Would delete 3 objects, " in dry.stderr
-    wet = compactor_command("gc").done()
+    wet = program("gc").done()
     assert wet.stdout == dry.stdout
     assert wet.stderr == dry.stderr.replace("Would delete", "Deleted")
     assert before - objects(folder) == set(wet.stdout.splitlines())
-    again = compactor_command("gc").done()
+    again = program("gc").done()
     assert (again.stdout, again.stderr) == ("", "Deleted 0 objects, 0 B\n")
-    read = compactor_command("read", replaced, "--read-compacted").done().messages
+    read = program("read", replaced, "--read-compacted").done().messages
     assert {line["value"] for line in read} == {"1"}
 
 
-def test_a_longer_grace_time_keeps_it(compactor_command: Compactor, replaced: str) -> None:
-    assert compactor_command("gc", "--grace", "61m").done().stdout == ""
-    assert compactor_command("gc", "--grace", "1h").done().stdout != ""
+def test_a_longer_grace_time_keeps_it(program: Program, replaced: str) -> None:
+    assert program("gc", "--grace", "61m").done().stdout == ""
+    assert program("gc", "--grace", "1h").done().stdout != ""
 
 
-def test_one_topic(compactor_command: Compactor, replaced: str, history: str, clock: ManualClock) -> None:
-    assert compactor_command("gc", "--topic", history).done().stdout == ""
-    compactor_command("gc", "--topic", history, "--topic", "nosuch").refused(3, "nosuch")
-    assert compactor_command("gc", "--topic", replaced, "--topic", replaced).done().stdout.count("\n") == 3
+def test_one_topic(program: Program, replaced: str, history: str, clock: ManualClock) -> None:
+    assert program("gc", "--topic", history).done().stdout == ""
+    program("gc", "--topic", history, "--topic", "nosuch").refused(3, "nosuch")
+    assert program("gc", "--topic", replaced, "--topic", replaced).done().stdout.count("\n") == 3
 
 
-def test_a_grace_time_that_would_kill_who_is_at_work_is_refused(compactor_command: Compactor, history: str) -> None:
-    compactor_command("gc", "--grace", "59s").refused(2, "--grace", "60000 ms")
-    compactor_command("gc", "--grace", "soon").refused(2, "--grace", "not a duration")
+def test_a_grace_time_that_would_kill_who_is_at_work_is_refused(program: Program, history: str) -> None:
+    program("gc", "--grace", "59s").refused(2, "--grace", "60000 ms")
+    program("gc", "--grace", "soon").refused(2, "--grace", "not a duration")
 
 
 def test_a_manifest_that_is_lost_keeps_its_topic_and_no_other(
-    compactor_command: Compactor, replaced: str, folder: Path, in_process_engine: None
+    program: Program, replaced: str, folder: Path, in_process_engine: None
 ) -> None:
     root = folder.parent / "data" / "objects"
     lost = sorted(name for name in objects(folder) if "/compacted/" in name)[-1]
     (root / lost).unlink()
     before = objects(folder)
-    result = compactor_command("gc")
+    result = program("gc")
     assert result.exit_code == 7
     assert result.stdout == ""
     assert lost in result.stderr.splitlines()[-1]
     assert objects(folder) == before
-    compactor_command("gc", "--topic", replaced).refused(7, lost, "nothing of persistent://public/default/users")
+    program("gc", "--topic", replaced).refused(7, lost, "nothing of persistent://public/default/users")
 
 
 def test_topics_of_another_database_are_only_counted(
-    compactor_command: Compactor, replaced: str, folder: Path, clock: ManualClock
+    program: Program, replaced: str, folder: Path, clock: ManualClock
 ) -> None:
     """The store of one data directory, checked with the database of another."""
     clock.advance(HOUR)
     before, store = objects(folder), f"file://{folder.parent / 'data' / 'objects'}"
     other = ("--data", str(folder.parent / "other"), "--store", store)
     for refused in ((), ("--dry-run",), ("--unknown-topics", "--yes")):
-        compactor_command("gc", *other, *refused).refused(5, "belongs to another database", "store adopt")
-    compactor_command("store", "adopt", *other, "--yes").done()
-    counted = compactor_command("gc", *other).done()
+        program("gc", *other, *refused).refused(5, "belongs to another database", "store adopt")
+    program("store", "adopt", *other, "--yes").done()
+    counted = program("gc", *other).done()
     assert counted.stdout == ""
     assert "unknown topic" in counted.stderr
     assert "--unknown-topics" in counted.stderr
     assert counted.stderr.endswith("Deleted 0 objects, 0 B\n")
     assert objects(folder) == before
-    compactor_command("gc", *other, "--unknown-topics", "--topic", replaced).refused(2, "--unknown-topics")
-    compactor_command("gc", *other, "--yes", "--dry-run").refused(2, "do not go together")
+    program("gc", *other, "--unknown-topics", "--topic", replaced).refused(2, "--unknown-topics")
+    program("gc", *other, "--yes", "--dry-run").refused(2, "do not go together")
     for asking in ((), ("--dry-run",)):
-        answer = compactor_command("gc", *other, "--unknown-topics", *asking).done()
+        answer = program("gc", *other, "--unknown-topics", *asking).done()
         assert answer.stdout.count("\n") == len(before)
     assert objects(folder) == before
-    compactor_command("gc", *other, "--unknown-topics", "--yes").done()
+    program("gc", *other, "--unknown-topics", "--yes").done()
     assert objects(folder) == set()

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.clients.cli.conftest import Compactor, write_lines
+from tests.clients.cli.conftest import BASE64, content, write_lines
+from tests.program import Program
 
 MESSAGES = [
     {"key": "a", "value": "1", "event_time": 5, "publish_time": 9, "properties": {"p": "q", "": "ü"}},
@@ -27,82 +28,73 @@ MESSAGES = [
 ]
 
 
-def content(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages without what the topic gave them."""
-    return [
-        {name: field for name, field in message.items() if name not in ("message_id", "offset")} for message in messages
-    ]
-
-
-def test_json_lines_come_out_as_they_went_in(compactor_command: Compactor, folder: Path) -> None:
+def test_json_lines_come_out_as_they_went_in(program: Program, folder: Path) -> None:
     write_lines(folder / "in.jsonl", *MESSAGES)
-    imported = compactor_command("import", "t", "in.jsonl").done()
+    imported = program("import", "t", "in.jsonl").done()
     assert imported.raw_stdout == b"", "an import has no data to give"
     assert imported.stderr.startswith("in.jsonl: 7 messages, ")
-    assert content(compactor_command("read", "t").done().messages) == MESSAGES
+    assert content(program("read", "t").done().messages) == MESSAGES
 
 
-def test_a_message_of_the_far_future_is_taken_only_where_that_is_allowed(
-    compactor_command: Compactor, folder: Path
-) -> None:
+def test_a_message_of_the_far_future_is_taken_only_where_that_is_allowed(program: Program, folder: Path) -> None:
     write_lines(folder / "in.jsonl", {"key": "a", "value": "1", "publish_time": 2**63 - 1})
-    refused = compactor_command("import", "t", "in.jsonl")
+    refused = program("import", "t", "in.jsonl")
     refused.refused(2, "in.jsonl: the publish time 9223372036854775807 of a message is")
-    compactor_command("topics", "policies", "--broker", "--set", "message.timestamp.after.max.ms=none").done()
-    compactor_command("import", "t", "in.jsonl").done()
-    assert [message["publish_time"] for message in compactor_command("read", "t").done().messages] == [2**63 - 1]
+    program("topics", "policies", "--broker", "--set", "message.timestamp.after.max.ms=none").done()
+    program("import", "t", "in.jsonl").done()
+    assert [message["publish_time"] for message in program("read", "t").done().messages] == [2**63 - 1]
 
 
-def test_an_output_is_an_input(compactor_command: Compactor, folder: Path) -> None:
+def test_an_output_is_an_input(program: Program, folder: Path) -> None:
     write_lines(folder / "in.jsonl", *MESSAGES)
-    compactor_command("import", "t", "in.jsonl").done()
-    first = compactor_command("read", "t").done()
+    program("import", "t", "in.jsonl").done()
+    first = program("read", "t").done()
     (folder / "again.jsonl").write_bytes(first.raw_stdout)
-    compactor_command("import", "again", "again.jsonl").done()
-    assert content(compactor_command("read", "again").done().messages) == content(first.messages)
+    program("import", "again", "again.jsonl").done()
+    assert content(program("read", "again").done().messages) == content(first.messages)
 
 
 @pytest.mark.parametrize("name", ["in.jsonl.gz", "in.whatever"])
-def test_gzip_is_known_by_its_content(compactor_command: Compactor, folder: Path, name: str) -> None:
+def test_gzip_is_known_by_its_content(program: Program, folder: Path, name: str) -> None:
     lines = "".join(json.dumps(message) + "\n" for message in MESSAGES)
     (folder / name).write_bytes(gzip.compress(lines[:200].encode()) + gzip.compress(lines[200:].encode()))
-    compactor_command("import", "t", name).done()
-    assert content(compactor_command("read", "t").done().messages) == MESSAGES
+    program("import", "t", name).done()
+    assert content(program("read", "t").done().messages) == MESSAGES
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_standard_input(compactor_command: Compactor, pack: Any) -> None:
+def test_standard_input(program: Program, pack: Any) -> None:
     given = pack(b'{"key":"a","value":"1"}\r\n{"key":"b","value":"2"}')
-    imported = compactor_command("import", "t", "-", stdin=given).done()
+    imported = program("import", "t", "-", stdin=given).done()
     assert imported.stderr.startswith("standard input: 2 messages, 4 B in 1 ledger (")
-    assert [message["key"] for message in compactor_command("read", "t").messages] == ["a", "b"]
+    assert [message["key"] for message in program("read", "t").messages] == ["a", "b"]
 
 
-def test_a_pipe_is_a_file_too(compactor_command: Compactor, folder: Path) -> None:
+def test_a_pipe_is_a_file_too(program: Program, folder: Path) -> None:
     """`compactor import t <(zcat dump.gz)`."""
     os.mkfifo(folder / "pipe")
     writer = threading.Thread(target=lambda: (folder / "pipe").write_bytes(b'{"key":"a","value":"1"}\n'))
     writer.start()
-    compactor_command("import", "t", "pipe").done()
+    program("import", "t", "pipe").done()
     writer.join()
-    assert len(compactor_command("read", "t").messages) == 1
+    assert len(program("read", "t").messages) == 1
 
 
-def test_an_empty_file_is_no_messages(compactor_command: Compactor) -> None:
-    assert compactor_command("import", "t", "-").done().stderr.startswith("standard input: 0 messages, 0 B in 0 ledg")
-    assert compactor_command("read", "t").done().raw_stdout == b""
+def test_an_empty_file_is_no_messages(program: Program) -> None:
+    assert program("import", "t", "-").done().stderr.startswith("standard input: 0 messages, 0 B in 0 ledg")
+    assert program("read", "t").done().raw_stdout == b""
 
 
-def test_several_files_in_one_call_keep_their_order(compactor_command: Compactor, folder: Path) -> None:
+def test_several_files_in_one_call_keep_their_order(program: Program, folder: Path) -> None:
     write_lines(folder / "one.jsonl", {"key": "a", "value": "1"})
     pq.write_table(pa.table({"key": ["a", "b"], "value": ["2", "3"]}), folder / "two.parquet")
-    result = compactor_command("import", "t", "one.jsonl", "two.parquet", "-", stdin=b'{"key":"z","value":"9"}').done()
+    result = program("import", "t", "one.jsonl", "two.parquet", "-", stdin=b'{"key":"z","value":"9"}').done()
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == [
         "one.jsonl",
         "two.parquet",
         "standard input",
     ]
-    read = compactor_command("read", "t").messages
+    read = program("read", "t").messages
     assert [item["value"] for item in read] == ["1", "2", "3", "9"]
     assert [item["offset"] for item in read] == [0, 1, 2, 3]
     ledgers = [int(item["message_id"].split(":")[0]) for item in read]
@@ -110,30 +102,29 @@ def test_several_files_in_one_call_keep_their_order(compactor_command: Compactor
     assert len(set(ledgers)) == 3
 
 
-def test_ledger_size_cuts_ledgers(compactor_command: Compactor, folder: Path) -> None:
+def test_ledger_size_cuts_ledgers(program: Program, folder: Path) -> None:
     write_lines(folder / "in.jsonl", *({"key": "k", "value": "v" * 1023} for _ in range(10)))
-    result = compactor_command("import", "t", "in.jsonl", "--ledger-size", "4K").done()
+    result = program("import", "t", "in.jsonl", "--ledger-size", "4K").done()
     assert "10 messages, 10.0 KiB in 3 ledgers" in result.stderr
-    ids = [message["message_id"] for message in compactor_command("read", "t").messages]
+    ids = [message["message_id"] for message in program("read", "t").messages]
     entries = [int(item.split(":")[1]) for item in ids]
     assert entries == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
 
 
-def test_base64_carries_any_bytes(compactor_command: Compactor, folder: Path) -> None:
+def test_base64_carries_any_bytes(program: Program, folder: Path) -> None:
     write_lines(folder / "in.jsonl", {"key": "/w==", "value": "AP/+"}, {"key": "YQ==", "value": ""})
-    encodings = ("--key-encoding", "base64", "--value-encoding", "base64")
-    compactor_command("import", "t", "in.jsonl", *encodings).done()
-    read = compactor_command("read", "t", *encodings).done()
+    program("import", "t", "in.jsonl", *BASE64).done()
+    read = program("read", "t", *BASE64).done()
     assert [(message["key"], message["value"]) for message in read.messages] == [("/w==", "AP/+"), ("YQ==", "")]
-    compactor_command("import", "again", "-", *encodings, stdin=read.raw_stdout).done()
-    assert content(compactor_command("read", "again", *encodings).messages) == content(read.messages)
-    compactor_command("read", "t").refused(2, "the key of message", "is not UTF-8 text", "--key-encoding base64")
-    compactor_command("read", "t", "--key-encoding", "base64").refused(2, "the value of", "--value-encoding base64")
+    program("import", "again", "-", *BASE64, stdin=read.raw_stdout).done()
+    assert content(program("read", "again", *BASE64).messages) == content(read.messages)
+    program("read", "t").refused(2, "the key of message", "is not UTF-8 text", "--key-encoding base64")
+    program("read", "t", "--key-encoding", "base64").refused(2, "the value of", "--value-encoding base64")
 
 
-def test_encodings_are_independent(compactor_command: Compactor) -> None:
-    compactor_command("import", "t", "-", "--value-encoding", "base64", stdin=b'{"key":"a","value":"/w=="}').done()
-    read = compactor_command("read", "t", "--value-encoding", "base64").done().messages
+def test_encodings_are_independent(program: Program) -> None:
+    program("import", "t", "-", "--value-encoding", "base64", stdin=b'{"key":"a","value":"/w=="}').done()
+    read = program("read", "t", "--value-encoding", "base64").done().messages
     assert (read[0]["key"], read[0]["value"]) == ("a", "/w==")
 
 
@@ -153,15 +144,15 @@ KEYS, VALUES = ["a", None, ""], ["1", "2", None]
     ],
     ids=str,
 )
-def test_parquet_strings_and_bytes_of_every_kind(compactor_command: Compactor, folder: Path, kind: pa.DataType) -> None:
+def test_parquet_strings_and_bytes_of_every_kind(program: Program, folder: Path, kind: pa.DataType) -> None:
     table = pa.table({"key": pa.array(KEYS).cast(kind), "value": pa.array(VALUES).cast(kind)})
     pq.write_table(table, folder / "in.parquet")
-    compactor_command("import", "t", "in.parquet").done()
-    read = compactor_command("read", "t").done().messages
+    program("import", "t", "in.parquet").done()
+    read = program("read", "t").done().messages
     assert [(item["key"], item["value"]) for item in read] == list(zip(KEYS, VALUES, strict=True))
 
 
-def test_parquet_with_every_optional_column(compactor_command: Compactor, folder: Path) -> None:
+def test_parquet_with_every_optional_column(program: Program, folder: Path) -> None:
     table = pa.table(
         {
             "properties": pa.array([[("p", "q")], None], pa.map_(pa.string(), pa.string())),
@@ -174,34 +165,34 @@ def test_parquet_with_every_optional_column(compactor_command: Compactor, folder
         }
     )
     pq.write_table(table, folder / "in.parquet")
-    compactor_command("import", "t", "in.parquet").done()
-    assert content(compactor_command("read", "t").messages) == [
+    program("import", "t", "in.parquet").done()
+    assert content(program("read", "t").messages) == [
         {"key": "a", "value": "1", "publish_time": 7, "event_time": 1577836800123, "properties": {"p": "q"}},
         {"key": "b", "value": "2", "publish_time": 8},
     ]
 
 
-def test_publish_time_is_now_where_none_is_given(compactor_command: Compactor, folder: Path) -> None:
+def test_publish_time_is_now_where_none_is_given(program: Program, folder: Path) -> None:
     pq.write_table(pa.table({"key": ["a", "b"], "value": ["1", "2"]}), folder / "in.parquet")
-    compactor_command("import", "t", "in.parquet").done()
-    first, second = compactor_command("read", "t").messages
+    program("import", "t", "in.parquet").done()
+    first, second = program("read", "t").messages
     assert first["publish_time"] == second["publish_time"] > 1_700_000_000_000
     assert "event_time" not in first
 
 
-def test_the_format_can_be_told(compactor_command: Compactor, folder: Path) -> None:
+def test_the_format_can_be_told(program: Program, folder: Path) -> None:
     pq.write_table(pa.table({"key": ["a"], "value": ["1"]}), folder / "no-suffix")
-    compactor_command("import", "t", "no-suffix", "--input-format", "parquet").done()
+    program("import", "t", "no-suffix", "--input-format", "parquet").done()
     write_lines(folder / "lines.parquet", {"key": "b", "value": "2"})
-    compactor_command("import", "t", "lines.parquet", "--input-format", "jsonl").done()
-    assert [message["key"] for message in compactor_command("read", "t").messages] == ["a", "b"]
+    program("import", "t", "lines.parquet", "--input-format", "jsonl").done()
+    assert [message["key"] for message in program("read", "t").messages] == ["a", "b"]
 
 
-def test_short_and_full_topic_names_are_one_topic(compactor_command: Compactor) -> None:
+def test_short_and_full_topic_names_are_one_topic(program: Program) -> None:
     line = b'{"key":"a","value":"1"}'
     for name in ("t", "persistent://public/default/t"):
-        compactor_command("import", name, "-", stdin=line).done()
-    assert len(compactor_command("read", "t").messages) == 2
-    compactor_command("import", "persistent://tenant/ns/t-partition-3", "-", stdin=line).done()
-    read = compactor_command("read", "persistent://tenant/ns/t-partition-3").messages
+        program("import", name, "-", stdin=line).done()
+    assert len(program("read", "t").messages) == 2
+    program("import", "persistent://tenant/ns/t-partition-3", "-", stdin=line).done()
+    read = program("read", "persistent://tenant/ns/t-partition-3").messages
     assert read[0]["message_id"].split(":")[1:] == ["0", "3"]

@@ -16,28 +16,23 @@ import pytest
 
 from tests.clients.cli.conftest import write_lines
 from tests.clients.cli.processes import COMMAND, run
+from tests.program import Program, loaded
 
 HEAVY = ("pyspark", "boto3", "botocore", "sqlalchemy", "alembic", "pyarrow", "pandas", "numpy", "polars", "fastapi")
 
 
 @pytest.fixture
-def big_topic(folder: Path) -> str:
+def big_topic(program: Program, folder: Path) -> str:
     """More than any pipe holds."""
     write_lines(folder / "big.jsonl", *({"key": f"k{n}", "value": "v" * 1000} for n in range(1000)))
-    assert run("import", "big", "big.jsonl").returncode == 0
+    program("import", "big", "big.jsonl").done()
     return "big"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["read", "--help"], ["import", "t"], ["read", "a/b"]], ids=" ".join)
 def test_help_and_usage_import_nothing_heavy(arguments: list[str]) -> None:
     """What makes `compactor --help` quick, without a stopwatch."""
-    probe = (
-        "import sys; from api.cli.main import main; sys.argv = ['compactor', *sys.argv[1:]]\n"
-        "try: main()\n"
-        f"finally: print(sorted(set({HEAVY}) & set(sys.modules)), file=sys.stderr)"
-    )
-    result = subprocess.run([sys.executable, "-c", probe, *arguments], capture_output=True, text=True, check=False)
-    assert result.stderr.splitlines()[-1] == "[]"
+    assert loaded("api.cli.main", arguments, HEAVY) == []
 
 
 def test_the_installed_script_is_the_program() -> None:
@@ -78,7 +73,7 @@ def test_output_to_a_full_disk(big_topic: str, arguments: list[str]) -> None:
     assert result.stderr == "compactor: No space left on device: free some space, then try again\n"
 
 
-def test_a_disk_that_fills_up(big_topic: str, folder: Path) -> None:
+def test_a_disk_that_fills_up(program: Program, big_topic: str, folder: Path) -> None:
     """A real limit of the operating system, in the middle of an import of incompressible data."""
     values = [os.urandom(3000).hex() for _ in range(500)]
     write_lines(folder / "more.jsonl", *({"key": value[:9], "value": value} for value in values))
@@ -91,14 +86,14 @@ def test_a_disk_that_fills_up(big_topic: str, folder: Path) -> None:
     assert result.returncode == 6, result.stderr
     assert result.stderr.startswith("compactor: ")
     assert len(result.stderr.splitlines()) == 1
-    assert len(run("read", big_topic).stdout.splitlines()) == 1000
-    assert run("import", big_topic, "more.jsonl").returncode == 0
-    assert len(run("read", big_topic).stdout.splitlines()) == 1500
+    assert len(program("read", big_topic).done().lines) == 1000
+    program("import", big_topic, "more.jsonl").done()
+    assert len(program("read", big_topic).done().lines) == 1500
 
 
-def test_a_terminal_that_is_not_utf8(folder: Path) -> None:
+def test_a_terminal_that_is_not_utf8(program: Program, folder: Path) -> None:
     write_lines(folder / "in.jsonl", {"key": "ключ", "value": "🎉"})
-    assert run("import", "t", "in.jsonl").returncode == 0
+    program("import", "t", "in.jsonl").done()
     environment = dict(os.environ, LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
     table = run("read", "t", "--output", "table", env=environment)
     assert (table.returncode, table.stderr) == (0, "")
@@ -119,14 +114,14 @@ def test_closed_standard_input() -> None:
 
 
 @pytest.mark.slow
-def test_a_compaction_by_spark_says_only_what_it_did(big_topic: str) -> None:
+def test_a_compaction_by_spark_says_only_what_it_did(program: Program, big_topic: str) -> None:
     result = run("compact-topic", "--topic", big_topic, "--spark-master", "local[2]")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(
         "Compaction of topic persistent://public/default/big complete. Compacted to ledger "
     )
     assert [line.split(":")[0].split(" ")[0] for line in result.stderr.splitlines()] == ["phase", "phase", "read"]
-    assert len(run("read", big_topic, "--read-compacted").stdout.splitlines()) == 1000
+    assert len(program("read", big_topic, "--read-compacted").done().lines) == 1000
 
 
 def test_a_start_of_spark_that_is_given_up_forgets_its_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

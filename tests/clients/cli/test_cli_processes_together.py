@@ -6,19 +6,18 @@ Nothing here waits for a time: what a process prints is waited for.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.clients.cli.conftest import write_lines
 from tests.clients.cli.processes import acknowledged, ended, piped, received, run, send, started
+from tests.program import Program
 
 
 def followed(reader: subprocess.Popen[str], count: int) -> list[int]:
@@ -26,14 +25,8 @@ def followed(reader: subprocess.Popen[str], count: int) -> list[int]:
     return [int(received(reader)["value"]) for _ in range(count)]
 
 
-def all_messages(*flags: str) -> list[dict[str, Any]]:
-    result = run("read", "t", *flags)
-    assert result.returncode == 0, result.stderr
-    return [json.loads(line) for line in result.stdout.splitlines()]
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_what_a_producer_acknowledged_is_there_however_it_ends(number: signal.Signals) -> None:
+def test_what_a_producer_acknowledged_is_there_however_it_ends(program: Program, number: signal.Signals) -> None:
     """The lease of one that was killed is free at once: its process is known to be dead."""
     with started("produce", "t", "--ids") as producer:
         send(producer, *range(200))
@@ -46,7 +39,7 @@ def test_what_a_producer_acknowledged_is_there_however_it_ends(number: signal.Si
         send(producer, 1000)
         (last,) = acknowledged(producer, 1)
         assert ended(producer) == 0
-    found = all_messages()
+    found = program("read", "t").done().messages
     values = [int(message["value"]) for message in found]
     assert values == [*range(len(values) - 1), 1000]
     ids = [message["message_id"] for message in found]
@@ -56,7 +49,7 @@ def test_what_a_producer_acknowledged_is_there_however_it_ends(number: signal.Si
 
 
 @pytest.mark.slow
-def test_writers_pass_the_lease_on_and_readers_see_one_sequence(folder: Path) -> None:
+def test_writers_pass_the_lease_on_and_readers_see_one_sequence(program: Program, folder: Path) -> None:
     write_lines(folder / "in.jsonl", *({"key": f"k{n % 7}", "value": str(n)} for n in range(100, 150)))
     with ExitStack() as stack:
         first = stack.enter_context(started("produce", "t", "--ids", "--batch", "1"))
@@ -81,13 +74,13 @@ def test_writers_pass_the_lease_on_and_readers_see_one_sequence(folder: Path) ->
             reader.send_signal(signal.SIGINT)
             assert reader.wait() == 130
         assert ended(second) == 0
-    found = all_messages()
+    found = program("read", "t").done().messages
     assert [int(message["value"]) for message in found] == [*range(200)]
     assert [message["offset"] for message in found] == [*range(200)]
 
 
 @pytest.mark.slow
-def test_a_compaction_beside_a_producer_and_its_readers() -> None:
+def test_a_compaction_beside_a_producer_and_its_readers(program: Program) -> None:
     """The producer is asked to roll, and continues; who follows compacted continues raw behind what it began with."""
     with ExitStack() as stack:
         producer = stack.enter_context(started("produce", "t", "--ids"))
@@ -104,5 +97,5 @@ def test_a_compaction_beside_a_producer_and_its_readers() -> None:
         for reader in (raw, compacted):
             assert followed(reader, 30) == [*range(50, 80)]
         assert ended(producer) == 0
-    assert [int(message["value"]) for message in all_messages()] == [*range(80)]
-    assert [int(message["value"]) for message in all_messages("--read-compacted")] == [*range(43, 80)]
+    for first, flags in ((0, []), (43, ["--read-compacted"])):
+        assert [int(message["value"]) for message in program("read", "t", *flags).messages] == [*range(first, 80)]

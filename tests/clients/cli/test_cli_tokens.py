@@ -9,79 +9,75 @@ from pathlib import Path
 import jwt
 import pytest
 
-from tests.clients.cli.conftest import Compactor
+from tests.program import Program
 
 
-def test_a_secret_key_makes_tokens_that_it_validates(compactor_command: Compactor, folder: Path) -> None:
-    compactor_command("tokens", "create-secret-key", "--output", "secret.key").done()
+def test_a_secret_key_makes_tokens_that_it_validates(program: Program, folder: Path) -> None:
+    program("tokens", "create-secret-key", "--output", "secret.key").done()
     key = folder / "secret.key"
     assert len(key.read_bytes()) == 32
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    created = compactor_command(
-        "tokens", "create", "--subject", "ops", "--secret-key", key.as_uri(), "--expiry-time", "1y"
-    )
+    created = program("tokens", "create", "--subject", "ops", "--secret-key", key.as_uri(), "--expiry-time", "1y")
     token = created.done().stdout.strip()
-    claims = json.loads(compactor_command("tokens", "validate", token, "--secret-key", str(key)).done().stdout)
+    claims = program("tokens", "validate", token, "--secret-key", str(key)).done().json
     assert claims == jwt.decode(token, key.read_bytes(), algorithms=["HS256"])
     assert (claims["sub"], claims["exp"] - claims["iat"]) == ("ops", 365 * 86_400)
-    shown = json.loads(compactor_command("tokens", "show", token).done().stdout)
+    shown = program("tokens", "show", token).done().json
     assert shown == {"header": {"alg": "HS256"}, "claims": claims}
-    other = "data:;base64," + compactor_command("tokens", "create-secret-key", "--base64").done().stdout.strip()
-    refusal = compactor_command("tokens", "validate", token, "--secret-key", other).refused(2, "no key")
+    other = "data:;base64," + program("tokens", "create-secret-key", "--base64").done().stdout.strip()
+    refusal = program("tokens", "validate", token, "--secret-key", other).refused(2, "no key")
     assert token not in refusal
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256"])
 def test_a_key_pair_makes_tokens_that_the_public_key_validates(
-    algorithm: str, compactor_command: Compactor, folder: Path, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = ("--output-private-key", "private.key", "--output-public-key", "public.key")
-    compactor_command("tokens", "create-key-pair", *files, "--signature-algorithm", algorithm).done()
-    compactor_command("tokens", "create-key-pair", *files).refused(2, "private.key is there already")
-    created = compactor_command("tokens", "create", "--subject", "a", "--private-key", "private.key")
+    program("tokens", "create-key-pair", *files, "--signature-algorithm", algorithm).done()
+    program("tokens", "create-key-pair", *files).refused(2, "private.key is there already")
+    created = program("tokens", "create", "--subject", "a", "--private-key", "private.key")
     token = created.done().stdout.strip()
     assert "holds forever" in created.stderr
     assert jwt.get_unverified_header(token)["alg"] == algorithm
     monkeypatch.setenv("COMPACTOR_AUTH_TOKEN_PUBLIC_KEY", "public.key")
-    assert '"sub": "a"' in compactor_command("tokens", "validate", token).done().stdout
+    assert '"sub": "a"' in program("tokens", "validate", token).done().stdout
 
 
-def test_a_token_holds_where_its_settings_do(
-    compactor_command: Compactor, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compactor_command("tokens", "create-secret-key", "--output", "secret.key").done()
+def test_a_token_holds_where_its_settings_do(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program("tokens", "create-secret-key", "--output", "secret.key").done()
     monkeypatch.setenv("COMPACTOR_AUTH_TOKEN_SECRET_KEY", "secret.key")
     monkeypatch.setenv("COMPACTOR_AUTH_ROLE_CLAIM", "role")
     monkeypatch.setenv("COMPACTOR_AUTH_AUDIENCE", "compactor")
-    token = compactor_command("tokens", "create", "--subject", "ops").done().stdout.strip()
-    claims = json.loads(compactor_command("tokens", "validate", token).done().stdout)
+    token = program("tokens", "create", "--subject", "ops").done().stdout.strip()
+    claims = program("tokens", "validate", token).done().json
     assert (claims["role"], claims["aud"]) == ("ops", "compactor")
 
 
-def test_tokens_that_cannot_be_made(compactor_command: Compactor) -> None:
+def test_tokens_that_cannot_be_made(program: Program) -> None:
     create = ("tokens", "create", "--subject", "a")
-    compactor_command(*create).refused(2, "no key to sign")
-    compactor_command(*create, "--secret-key", "data:;base64,c2hvcnQ=").refused(5, "shorter than 32 bytes")
-    compactor_command(*create, "--secret-key", "nope").refused(5, "--secret-key names no existing file")
-    compactor_command("tokens", "create-secret-key", "--output", "k").done()
-    compactor_command(*create, "--secret-key", "k", "--private-key", "k").refused(2, "signed by one key")
-    compactor_command(*create, "--private-key", "k").refused(5, "no private key")
+    program(*create).refused(2, "no key to sign")
+    program(*create, "--secret-key", "data:;base64,c2hvcnQ=").refused(5, "shorter than 32 bytes")
+    program(*create, "--secret-key", "nope").refused(5, "--secret-key names no existing file")
+    program("tokens", "create-secret-key", "--output", "k").done()
+    program(*create, "--secret-key", "k", "--private-key", "k").refused(2, "signed by one key")
+    program(*create, "--private-key", "k").refused(5, "no private key")
     for bad in ("0d", "1", "-1d", "101y", "1 d"):
-        compactor_command(*create, "--secret-key", "k", f"--expiry-time={bad}").refused(2, "--expiry-time")
-    compactor_command("tokens", "create", "--subject", "", "--secret-key", "k").refused(2, "role")
-    compactor_command("tokens", "validate", "x.y.z", "--secret-key", "k").refused(2, "no JSON Web Token")
-    compactor_command("tokens", "validate", "x.y.z").refused(2, "no key to check")
-    compactor_command("tokens", "show", "x").refused(2, "no JSON Web Token")
+        program(*create, "--secret-key", "k", f"--expiry-time={bad}").refused(2, "--expiry-time")
+    program("tokens", "create", "--subject", "", "--secret-key", "k").refused(2, "role")
+    program("tokens", "validate", "x.y.z", "--secret-key", "k").refused(2, "no JSON Web Token")
+    program("tokens", "validate", "x.y.z").refused(2, "no key to check")
+    program("tokens", "show", "x").refused(2, "no JSON Web Token")
 
 
 def test_settings_are_shown_with_their_origins_and_without_secrets(
-    compactor_command: Compactor, folder: Path, monkeypatch: pytest.MonkeyPatch
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "broker.conf").write_text(
         "tokenSecretKey=data:;base64,cGxhbnRlZA==\nbrokerServiceCompactionThresholdInBytes=5\nnumIOThreads=2\n"
     )
     monkeypatch.setenv("COMPACTOR_S3_ENDPOINT", "http://me:planted@s3/")
-    created = compactor_command("config", "show", "--config", "broker.conf", "--origin", "--output", "json").done()
+    created = program("config", "show", "--config", "broker.conf", "--origin", "--output", "json").done()
     found = json.loads(created.stdout)
     assert found["s3-endpoint"] == {"value": "http://me:***@s3/", "origin": "environment COMPACTOR_S3_ENDPOINT"}
     assert found["auth.token-secret-key"] == {"value": "***", "origin": "file broker.conf"}
@@ -89,24 +85,24 @@ def test_settings_are_shown_with_their_origins_and_without_secrets(
     assert found["port"] == {"value": 8080, "origin": "default"}
     assert "numIOThreads" in created.stderr
     assert "planted" not in created.stdout
-    plain = compactor_command("config", "show", "--data", "here").done().stdout
+    plain = program("config", "show", "--data", "here").done().stdout
     assert "http://me:***@s3/" in plain
     assert "planted" not in plain
     monkeypatch.setenv("COMPACTOR_PROT", "1")
-    assert "COMPACTOR_PROT is not a setting" in compactor_command("config", "show").done().stderr
+    assert "COMPACTOR_PROT is not a setting" in program("config", "show").done().stderr
 
 
-def test_policies_of_the_file_are_the_brokers_defaults(compactor_command: Compactor, folder: Path) -> None:
+def test_policies_of_the_file_are_the_brokers_defaults(program: Program, folder: Path) -> None:
     """Below what is set for the broker, and shown as the file's."""
     (folder / "c.toml").write_text('compaction.threshold.bytes = "1M"\n"retention.ms" = "7d"\n')
 
     def shown(*words: str) -> dict[str, object]:
-        created = compactor_command("topics", "policies", "--config", "c.toml", "--output", "json", *words).done()
+        created = program("topics", "policies", "--config", "c.toml", "--output", "json", *words).done()
         found = json.loads(created.stdout)["policies"]
         return {name: found[name] for name in ("compaction.threshold.bytes", "retention.ms")}
 
     (folder / "in.jsonl").write_text('{"key": "k", "value": "v"}\n')
-    compactor_command("import", "t", "in.jsonl").done()
+    program("import", "t", "in.jsonl").done()
     file = {
         "compaction.threshold.bytes": {"value": 1 << 20, "origin": "file"},
         "retention.ms": {"value": 7 * 86_400_000, "origin": "file"},
@@ -119,6 +115,6 @@ def test_policies_of_the_file_are_the_brokers_defaults(compactor_command: Compac
     assert shown("t")["retention.ms"] == file["retention.ms"]
 
 
-def test_a_service_refuses_to_be_open_to_all(compactor_command: Compactor) -> None:
-    compactor_command("serve", "--host", "0.0.0.0").refused(5, "access control is off", "127.0.0.1")
-    compactor_command("serve", "--port", "99999").refused(2, "port")
+def test_a_service_refuses_to_be_open_to_all(program: Program) -> None:
+    program("serve", "--host", "0.0.0.0").refused(5, "access control is off", "127.0.0.1")
+    program("serve", "--port", "99999").refused(2, "port")

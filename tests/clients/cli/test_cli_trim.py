@@ -11,97 +11,85 @@ from typing import Any
 
 import pytest
 
-import storage.clock
-from tests.clients.cli.conftest import Compactor, write_lines
+from tests.clients.cli.conftest import write_lines
 from tests.clocks import ManualClock
+from tests.program import Program
 
 HOUR = 3_600_000
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
-    """What the program takes for the machine's clock; it begins when the store's does."""
-    clock = ManualClock(storage.clock.SystemClock().now_ms())
-    monkeypatch.setattr(storage.clock, "SystemClock", lambda: clock)
-    return clock
-
-
-@pytest.fixture
-def topic(compactor_command: Compactor, clock: ManualClock, folder: Path) -> str:
+def topic(program: Program, clock: ManualClock, folder: Path) -> str:
     """Ledgers that begin at offsets 0, 11 and 23; the topic ends at 40."""
     for length in (11, 12, 17):
         write_lines(folder / "in.jsonl", *({"key": f"k{n}", "value": f"{n}"} for n in range(length)))
-        compactor_command("import", "users", "in.jsonl").done()
+        program("import", "users", "in.jsonl").done()
     return "users"
 
 
-def offsets(compactor_command: Compactor, topic: str, *options: str) -> list[int]:
-    return [line["offset"] for line in compactor_command("read", topic, *options).done().messages]
+def offsets(program: Program, topic: str, *options: str) -> list[int]:
+    return [line["offset"] for line in program("read", topic, *options).done().messages]
 
 
 def gone(document: dict[str, Any]) -> list[tuple[int, int, str]]:
     return [(ledger["first_offset"], ledger["last_offset"], ledger["why"]) for ledger in document["ledgers"]]
 
 
-def test_before_an_offset(compactor_command: Compactor, topic: str) -> None:
+def test_before_an_offset(program: Program, topic: str) -> None:
     """Worked example 7, as it is typed."""
     trim = ("topics", "trim", topic, "--before", "25")
-    dry = compactor_command(*trim, "--dry-run", "--output", "json").done()
+    dry = program(*trim, "--dry-run", "--output", "json").done()
     (document,) = [json.loads(dry.stdout)]
     assert (document["dry_run"], document["start_offset"], document["held"]) == (True, 25, None)
     assert gone(document) == [(0, 10, "start offset"), (11, 22, "start offset")]
     assert dry.stderr.startswith("Would trim 2 ledgers, ")
-    table = compactor_command(*trim, "--dry-run").done().stdout
+    table = program(*trim, "--dry-run").done().stdout
     assert [line.split("│")[-2].strip() for line in table.splitlines()[3:5]] == ["start offset"] * 2
-    assert offsets(compactor_command, topic) == list(range(40))
-    wet = compactor_command(*trim, "--output", "json").done()
+    assert offsets(program, topic) == list(range(40))
+    wet = program(*trim, "--output", "json").done()
     assert json.loads(wet.stdout) == document | {"dry_run": False}
     assert wet.stderr == dry.stderr.replace("Would trim", "Trimmed")
     assert wet.stderr.endswith("of persistent://public/default/users; its messages begin at offset 25\n")
-    assert offsets(compactor_command, topic) == list(range(25, 40))
-    again = compactor_command(*trim, "--output", "json").done()
+    assert offsets(program, topic) == list(range(25, 40))
+    again = program(*trim, "--output", "json").done()
     assert gone(json.loads(again.stdout)) == []
 
 
-def test_what_is_trimmed_goes_with_gc_after_its_delay(
-    compactor_command: Compactor, topic: str, clock: ManualClock
-) -> None:
+def test_what_is_trimmed_goes_with_gc_after_its_delay(program: Program, topic: str, clock: ManualClock) -> None:
     clock.advance(2 * HOUR)
-    compactor_command("topics", "policies", topic, "--set", "file.delete.delay.ms=10m").done()
-    compactor_command("topics", "trim", topic, "--before", "23").done()
+    program("topics", "policies", topic, "--set", "file.delete.delay.ms=10m").done()
+    program("topics", "trim", topic, "--before", "23").done()
     clock.advance(600_000 - 1)
-    assert compactor_command("gc").done().stdout == ""
+    assert program("gc").done().stdout == ""
     clock.advance(1)
-    dry = compactor_command("gc", "--dry-run").done()
+    dry = program("gc", "--dry-run").done()
     assert "2 trimmed ledgers" in dry.stderr
     assert len(dry.stdout.splitlines()) == 4
-    wet = compactor_command("gc").done()
+    wet = program("gc").done()
     assert wet.stdout == dry.stdout
-    assert compactor_command("gc").done().stdout == ""
-    assert offsets(compactor_command, topic) == list(range(23, 40))
+    assert program("gc").done().stdout == ""
+    assert offsets(program, topic) == list(range(23, 40))
 
 
-def test_gc_removes_files_of_sealed_segments(
-    compactor_command: Compactor, topic: str, clock: ManualClock, folder: Path
-) -> None:
-    compactor_command("produce", topic, "-", stdin=b'{"key": "k", "value": "v"}\n').done()
-    compactor_command("topics", "policies", topic, "--set", "cleanup.policy=delete", "--set", "retention.ms=1h").done()
+def test_gc_removes_files_of_sealed_segments(program: Program, topic: str, clock: ManualClock, folder: Path) -> None:
+    program("produce", topic, "-", stdin=b'{"key": "k", "value": "v"}\n').done()
+    program("topics", "policies", topic, "--set", "cleanup.policy=delete", "--set", "retention.ms=1h").done()
     clock.advance(HOUR + 1)
-    trimmed = json.loads(compactor_command("topics", "trim", topic, "--output", "json").done().stdout)
+    trimmed = program.json("topics", "trim", topic)
     assert gone(trimmed)[-1] == (40, 40, "time"), "the open segment was rolled, sealed and trimmed"
     files = lambda: list((folder.parent / "data" / "log").rglob("*.log"))  # noqa: E731
     assert len(files()) == 1
-    assert "sealed segment" not in compactor_command("gc", "--dry-run").done().stderr
+    assert "sealed segment" not in program("gc", "--dry-run").done().stderr
     clock.advance(60_000)
-    assert compactor_command("gc", "--dry-run").done().stderr.count("sealed") == 0
-    assert "Removed the files of 1 sealed segment\n" in compactor_command("gc").done().stderr
+    assert program("gc", "--dry-run").done().stderr.count("sealed") == 0
+    assert "Removed the files of 1 sealed segment\n" in program("gc").done().stderr
     assert files() == []
-    assert offsets(compactor_command, topic) == []
+    assert offsets(program, topic) == []
 
 
-def test_a_cursor_holds_the_rest_and_is_named(compactor_command: Compactor, topic: str) -> None:
-    compactor_command("cursor", "create", topic, "slow", "--at", "12").done()
-    held = compactor_command("topics", "trim", topic, "--before", "30", "--output", "json")
+def test_a_cursor_holds_the_rest_and_is_named(program: Program, topic: str) -> None:
+    program("cursor", "create", topic, "slow", "--at", "12").done()
+    held = program("topics", "trim", topic, "--before", "30", "--output", "json")
     assert held.exit_code == 4
     document = json.loads(held.stdout)
     assert gone(document) == [(0, 10, "start offset")]
@@ -112,31 +100,29 @@ def test_a_cursor_holds_the_rest_and_is_named(compactor_command: Compactor, topi
     assert "The cursor slow, at " in held.stderr
     assert "(offset 11), holds 1 more ledger back" in held.stderr
     assert "--force" in held.stderr
-    assert offsets(compactor_command, topic)[0] == 12
-    forced = compactor_command("topics", "trim", topic, "--before", "30", "--force").done()
+    assert offsets(program, topic)[0] == 12
+    forced = program("topics", "trim", topic, "--before", "30", "--force").done()
     assert "holds" not in forced.stderr
-    assert offsets(compactor_command, topic)[0] == 30
+    assert offsets(program, topic)[0] == 30
 
 
-def test_policies_that_are_held_back_are_no_failure(compactor_command: Compactor, topic: str) -> None:
-    compactor_command("cursor", "create", topic, "slow", "--at", "earliest").done()
-    compactor_command(
-        "topics", "policies", topic, "--set", "cleanup.policy=delete", "--set", "retention.bytes=0"
-    ).done()
-    held = compactor_command("topics", "trim", topic).done()
+def test_policies_that_are_held_back_are_no_failure(program: Program, topic: str) -> None:
+    program("cursor", "create", topic, "slow", "--at", "earliest").done()
+    program("topics", "policies", topic, "--set", "cleanup.policy=delete", "--set", "retention.bytes=0").done()
+    held = program("topics", "trim", topic).done()
     assert "The cursor slow, at nothing, holds 3 more ledgers back: let its reader acknowledge" in held.stderr
     assert held.stdout == "", "nothing went"
-    assert offsets(compactor_command, topic) == list(range(40))
+    assert offsets(program, topic) == list(range(40))
 
 
-def test_nonsense_is_refused(compactor_command: Compactor, topic: str) -> None:
+def test_nonsense_is_refused(program: Program, topic: str) -> None:
     for arguments, code, text in (
         (["users", "--before", "41"], 2, "from 0 to 40"),
         (["users", "--before", "soon"], 2, "neither an offset nor a message id"),
         (["users", "--before=-5"], 2, "neither an offset nor a message id"),
         (["nosuch"], 3, "nosuch"),
     ):
-        compactor_command("topics", "trim", *arguments).refused(code, text)
-    assert offsets(compactor_command, topic) == list(range(40))
-    compactor_command("topics", "policies", topic, "--set", "cleanup.policy=compact").done()
-    compactor_command("topics", "trim", topic, "--before", "3").refused(2, "cleanup policy compact", "--before")
+        program("topics", "trim", *arguments).refused(code, text)
+    assert offsets(program, topic) == list(range(40))
+    program("topics", "policies", topic, "--set", "cleanup.policy=compact").done()
+    program("topics", "trim", topic, "--before", "3").refused(2, "cleanup policy compact", "--before")

@@ -1,0 +1,34 @@
+"""What the documentation of both programs is compared with: their commands, options and exit codes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from api.cli.kit import exit_codes as kit_codes
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each command that does something and is shown, by its words."""
+    if not hasattr(command, "commands"):
+        yield path, command
+        return
+    for name, inner in command.commands.items():
+        if not inner.hidden:
+            yield from leaves(inner, (*path, name))
+
+
+def options(command: Any) -> set[str]:
+    """The options of a command, but help; where Pulsar has a name in camel case, too, the other one."""
+    names = {name for parameter in command.params for name in parameter.opts if name.startswith("-")}
+    return {name for name in names if name == name.lower()} - {"--help", "-h"}
+
+
+def assert_exit_codes_are_documented(section: str, module: ModuleType) -> None:
+    """The table of a page, and the help of the program, have each code of the kit and of the module once."""
+    names = vars(kit_codes) | vars(module)
+    codes = {value for name, value in names.items() if name.isupper() and isinstance(value, int)}
+    assert [int(row) for row in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)] == sorted(codes)
+    assert {int(code) for code in re.findall(r"(?:^|; |: )(\d+) ", module.HELP)} == codes
