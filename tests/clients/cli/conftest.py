@@ -18,6 +18,8 @@ import storage.clock
 from api.components import open_environment
 from api.settings.settings import Settings
 from compactor.engines.engine import InProcess
+from compactor.two_phase import HEARTBEAT_MS
+from storage.ledger.names import STORE_UID
 from storage.metadata.records import RunRecord
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -104,3 +106,19 @@ def content(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {name: field for name, field in message.items() if name not in ("message_id", "offset")} for message in messages
     ]
+
+
+def claim(topic: str, **progress: object) -> RunRecord:
+    """A run of another process, which has reported this progress."""
+    with open_environment(Settings.load()) as environment:
+        metadata = environment.metadata
+        topic_id = metadata.topics.get(TopicName.parse(topic)).id
+        run = metadata.runs.claim(topic_id, "otherhost:4711:cafe", {}, HEARTBEAT_MS)
+        metadata.runs.heartbeat([run], {run.run_id: progress})
+        return run
+
+
+def objects(folder: Path) -> set[str]:
+    """The names of the objects in the store."""
+    root = folder.parent / "data" / "objects"
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} - {STORE_UID}

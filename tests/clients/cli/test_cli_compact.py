@@ -18,7 +18,7 @@ from compactor.engines.engine import Failed
 from storage.metadata.records import RunState
 from storage.model import TopicName
 from storage.objects.throttled import Rates
-from tests.clients.cli.conftest import InsteadOfSpark, runs, write_lines
+from tests.clients.cli.conftest import InsteadOfSpark, claim, objects, runs, write_lines
 from tests.program import Program
 
 DAY = 86_400_000
@@ -70,10 +70,6 @@ def topics(program: Program, folder: Path) -> tuple[str, ...]:
 
 def compacted(*topics: str) -> list[bool]:
     return [bool(runs(topic)) for topic in topics]
-
-
-def files(folder: Path) -> set[Path]:
-    return {path for path in (folder.parent / "data/objects").rglob("*") if path.is_file()}
 
 
 # --- which topics --------------------------------------------------------------------------------------------------
@@ -139,9 +135,7 @@ def test_nothing_new_anywhere_is_known_without_spark(
 def test_a_bad_topic_fails_alone_and_the_first_one_gives_the_exit_code(
     program: Program, topics: tuple[str, ...], engine: Recording
 ) -> None:
-    with open_environment(Settings.load()) as environment:
-        record = environment.metadata.topics.get(TopicName.parse("b"))
-        environment.metadata.runs.claim(record.id, "otherhost:4711:cafe", {}, 600_000)
+    claim("b")
     for path in files_of_ledgers(topics[2]):
         path.unlink()
     args = ["--topic", topics[2], "--topic", "b", "--topic", "nope", "--topic", "a"]
@@ -160,8 +154,8 @@ def test_a_bad_topic_fails_alone_and_the_first_one_gives_the_exit_code(
 def files_of_ledgers(topic: str) -> list[Path]:
     with open_environment(Settings.load()) as environment:
         snapshot = open_topic(environment, TopicName.parse(topic)).snapshot()
-    objects = Settings.load().data_directory / "objects"
-    return [objects / name for ledger in snapshot.ledgers for name in {ledger.rows.name, ledger.index.name}]
+    root = Settings.load().data_directory / "objects"
+    return [root / name for ledger in snapshot.ledgers for name in {ledger.rows.name, ledger.index.name}]
 
 
 def test_a_run_that_is_cancelled_while_it_works(program: Program, topics: tuple[str, ...], engine: Recording) -> None:
@@ -263,13 +257,13 @@ def test_nonsense_is_refused(program: Program, folder: Path) -> None:
 def test_a_dry_run_foretells_the_run_and_changes_nothing(
     program: Program, history: str, folder: Path, engine: Recording
 ) -> None:
-    before, stats = files(folder), program("topics", "stats", history).stdout
+    before, stats = objects(folder), program("topics", "stats", history).stdout
     line = program("compact-topic", "--topic", history, "--dry-run").done().stdout
     assert line.startswith(
         "Compaction of topic persistent://public/default/t would keep 2 of 6 messages, drop 4, write 1 part and about "
     )
     (document,) = program("compact-topic", "--topic", history, "--dry-run", "--output", "json").messages
-    assert files(folder) == before
+    assert objects(folder) == before
     assert program("topics", "stats", history).stdout == stats
     assert runs(history) == []
 

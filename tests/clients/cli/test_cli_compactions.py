@@ -23,8 +23,7 @@ from api.settings.settings import Settings
 from compactor.two_phase import HEARTBEAT_MS
 from storage.metadata.records import RunRecord, RunState
 from storage.metadata.store import MetadataStore
-from storage.model import TopicName
-from tests.clients.cli.conftest import write_lines
+from tests.clients.cli.conftest import claim, write_lines
 from tests.clocks import ManualClock
 from tests.program import Program
 
@@ -36,17 +35,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     clock = ManualClock(NOW)
     monkeypatch.setattr(storage.clock, "SystemClock", lambda: clock)
     return clock
-
-
-def claim(topic: str, **progress: object) -> RunRecord:
-    """A run of another process, which has said this of its progress."""
-    with open_environment(Settings.load()) as environment:
-        metadata = environment.metadata
-        run = metadata.runs.claim(
-            metadata.topics.get(TopicName.parse(topic)).id, "otherhost:4711:cafe", {}, HEARTBEAT_MS
-        )
-        metadata.runs.heartbeat([run], {run.run_id: progress})
-        return run
 
 
 def states(program: Program, *options: str) -> list[tuple[int, str]]:

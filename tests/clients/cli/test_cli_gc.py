@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.ledger.names import STORE_UID
-from tests.clients.cli.conftest import write_lines
+from tests.clients.cli.conftest import objects, write_lines
 from tests.clocks import ManualClock
 from tests.program import Program
 
@@ -23,11 +22,6 @@ def replaced(program: Program, in_process_engine: None, clock: ManualClock, fold
         program("compact-topic", "--topic", "users").done()
     clock.advance(HOUR)
     return "users"
-
-
-def objects(folder: Path) -> set[str]:
-    root = folder.parent / "data" / "objects"
-    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} - {STORE_UID}
 
 
 def test_a_dry_run_prints_what_a_run_then_deletes(

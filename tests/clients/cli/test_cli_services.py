@@ -20,7 +20,7 @@ from api.components import open_environment
 from api.settings.settings import Settings
 from storage.metadata.leases import shown_time
 from storage.model import TopicName
-from tests.clients.cli.conftest import write_lines
+from tests.clients.cli.conftest import objects, write_lines
 from tests.clocks import ManualClock
 from tests.program import Program
 from tests.servers.fixtures_s3 import MotoServer, use_credentials
@@ -238,15 +238,16 @@ def test_no_credentials_at_all(
 # --- disks ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk(program: Program, history: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int, data: memoryview) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def full(descriptor: int, data: memoryview) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    before = {path for path in (folder.parent / "data/objects").rglob("*") if path.is_file()}
+
+def test_a_full_disk(program: Program, history: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = objects(folder)
     with monkeypatch.context() as disk:
         disk.setattr("storage.objects.local.os.write", full)
         program("import", history, "-", stdin=LINE).refused(6, "No space left", "then try again")
-    assert {path for path in (folder.parent / "data/objects").rglob("*") if path.is_file()} == before
+    assert objects(folder) == before
     unchanged(program, history)
     program("import", history, "-", stdin=LINE).done()
 
@@ -254,9 +255,6 @@ def test_a_full_disk(program: Program, history: str, folder: Path, monkeypatch: 
 def test_a_full_disk_while_compacting(
     program: Program, history: str, monkeypatch: pytest.MonkeyPatch, in_process_engine: None
 ) -> None:
-    def full(descriptor: int, data: memoryview) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as disk:
         disk.setattr("storage.objects.local.os.write", full)
         program("compact-topic", "--topic", history).refused(6, "No space left")
@@ -335,15 +333,6 @@ def test_the_lease_of_a_dead_process_elsewhere_is_released(program: Program, clo
     assert clock.now_ms() == started
     assert "no process owns its lease" in program("topics", "release-lease", history, "--yes").done().stdout
     program("topics", "release-lease", "nosuch").refused(3, "does not exist")
-
-
-def test_a_second_compaction_is_refused_and_names_the_first(
-    program: Program, history: str, in_process_engine: None
-) -> None:
-    with open_environment(Settings.load()) as environment:
-        record = environment.metadata.topics.get(TopicName.parse(history))
-        environment.metadata.runs.claim(record.id, "otherhost:4711:cafe", {}, 600_000)
-    program("compact-topic", "--topic", history).refused(4, "otherhost:4711:cafe")
 
 
 # --- damage --------------------------------------------------------------------------------------------------------
