@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from api.cli.admin.arguments import Applied, RetentionSize, RetentionTime, Threshold, parse_megabytes, parse_minutes
 from api.cli.admin.exit_codes import RUN_FAILED
 from api.cli.admin.following import follow_requests, newest_runs
 from api.cli.admin.requests import NAMESPACE, TOPIC, Command, Request, RequestOption, get
 from api.cli.admin.session import session, topic_path
 from api.cli.kit.names import TypedTopic
-from api.cli.kit.quantities import parse_bytes
+from api.cli.kit.quantities import parse_bytes, parse_duration
 from api.cli.kit.stderr import say
+from storage.errors import InvalidInput
 
 _POLL_SECONDS = 0.5
 _RUNNING = "RUNNING"
@@ -26,6 +28,64 @@ _WORDS = {
     "ERROR": "Error in compaction",
 }
 """What Pulsar's tool prints."""
+
+
+_MINUTE_MS = 60_000
+_MIB = 1 << 20
+
+
+def parse_minutes(text: str) -> int:
+    """Pulsar's time of a retention: whole minutes, -1: forever. Raises InvalidInput."""
+    if text == "-1":
+        return -1
+    weeks = re.fullmatch(r"([0-9]{1,4})w", text, re.ASCII)
+    milliseconds = parse_duration("--time", f"{int(weeks[1]) * 7}d" if weeks else text)
+    if milliseconds % _MINUTE_MS:
+        raise InvalidInput(f"{text!r} is no whole number of minutes", "give --time in minutes, as 10m")
+    return milliseconds // _MINUTE_MS
+
+
+def parse_megabytes(text: str) -> int:
+    """Pulsar's size of a retention: whole megabytes, -1: any. Raises InvalidInput."""
+    if text == "-1":
+        return -1
+    size = parse_bytes("--size", text)
+    if size % _MIB:
+        raise InvalidInput(f"{text!r} is no whole number of megabytes", "give --size in megabytes, as 10M")
+    return size // _MIB
+
+
+Threshold = Annotated[
+    int,
+    typer.Option(
+        "-t",
+        "--threshold",
+        metavar="BYTES",
+        parser=partial(parse_bytes, "--threshold"),
+        help="Bytes behind the horizon that make a compaction due: 100M, 16G. 0: off.",
+    ),
+]
+Applied = Annotated[bool, typer.Option("-a", "--applied", help="What holds in the end, wherever it is set.")]
+RetentionTime = Annotated[
+    int,
+    typer.Option(
+        "-t",
+        "--time",
+        metavar="TIME",
+        parser=parse_minutes,
+        help="Seconds, or 100m, 3h, 2d, 5w; 0: none, -1: forever.",
+    ),
+]
+RetentionSize = Annotated[
+    int,
+    typer.Option(
+        "-s",
+        "--size",
+        metavar="BYTES",
+        parser=parse_megabytes,
+        help="Bytes, or 10M, 16G, 3T; 0: none, -1: any number.",
+    ),
+]
 
 
 def compact(
@@ -79,7 +139,7 @@ def _limits(
             threshold,
             f"Set when {due}.",
             f"compaction threshold of {name} set",
-            {"threshold": RequestOption(Threshold, parse=lambda text: parse_bytes("--threshold", text))},
+            {"threshold": RequestOption(Threshold)},
         ),
         "get-compaction-threshold": get(threshold, f"Show when {due}, in bytes.", options=applied),
         "remove-compaction-threshold": Request(
@@ -94,8 +154,8 @@ def _limits(
             f"Set {kept}.",
             f"retention of {name} set",
             {
-                "duration": RequestOption(RetentionTime, field="retentionTimeInMinutes", parse=parse_minutes),
-                "size": RequestOption(RetentionSize, field="retentionSizeInMB", parse=parse_megabytes),
+                "duration": RequestOption(RetentionTime, field="retentionTimeInMinutes"),
+                "size": RequestOption(RetentionSize, field="retentionSizeInMB"),
             },
         ),
         "get-retention": get(retention, f"Show {kept}.", options=applied),

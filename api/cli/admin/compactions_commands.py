@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from api.cli.admin.arguments import Run
 from api.cli.admin.following import follow, show_ended, watch_topic
-from api.cli.admin.requests import TOPIC, Command, Request, RequestOption, get
+from api.cli.admin.requests import TOPIC, Command, Request, RequestOption, Run, get
 from api.cli.admin.session import expand, session, topic_path
 from api.cli.kit.names import TOPIC_HELP, OnlyTopic, StateName
 from api.cli.kit.reports import show_run, show_runs

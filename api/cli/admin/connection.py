@@ -107,9 +107,7 @@ class Connection:
         url = f"{self._url}{path}"
         parameters = {name: _text(value) for name, value in (query or {}).items() if value is not None}
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
-        if body is None:
-            return self._client.build_request(method, url, params=parameters, headers=fields, content=content)
-        return self._client.build_request(method, url, params=parameters, headers=fields, json=body)
+        return self._client.build_request(method, url, params=parameters, headers=fields, content=content, json=body)
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -134,15 +132,12 @@ class Connection:
             raise Unavailable(
                 f"the service at {self._url} did not answer in time", "try again, or give it longer with --timeout"
             ) from error
-        except (httpx.RemoteProtocolError, httpx.ReadError) as error:
-            if self._url.startswith("http://") and _speaks_tls(self._url):
+        except (httpx.TransportError, httpx.TooManyRedirects, httpx.DecodingError) as error:
+            broken = isinstance(error, httpx.RemoteProtocolError | httpx.ReadError)
+            if broken and self._url.startswith("http://") and _speaks_tls(self._url):
                 raise Misconfigured(
                     f"{self._url} speaks TLS, and no plain HTTP", f"name it https{self._url.removeprefix('http')}"
                 ) from error
-            raise Unavailable(
-                f"the connection to {self._url} failed ({type(error).__name__}: {error})", "try again"
-            ) from error
-        except (httpx.TransportError, httpx.TooManyRedirects, httpx.DecodingError) as error:
             raise Unavailable(
                 f"the connection to {self._url} failed ({type(error).__name__}: {error})", "try again"
             ) from error

@@ -10,12 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.admin.arguments import Execute
-from api.cli.admin.requests import Command, Request
+from api.cli.admin.requests import Command, Execute, Request
 from api.cli.admin.session import session, topic_path
 from api.cli.kit.exit_codes import DATA_LOSS
 from api.cli.kit.names import TOPIC_HELP, TypedTopic
-from api.cli.kit.quantities import parse_duration
+from api.cli.kit.quantities import duration
 from api.cli.kit.reports import TRIM_COLUMNS, put_lines, trim_lines, verify_lines
 from api.cli.kit.stderr import counted, say, size
 
@@ -93,7 +92,7 @@ def collect_garbage(
     unknown_topics: Annotated[
         bool, typer.Option("--unknown-topics", help="Also of topics that the database does not know.")
     ] = False,
-    grace: Annotated[str | None, typer.Option(metavar="DURATION", help="How long garbage stays: 10m, 1h, 7d.")] = None,
+    grace: Annotated[int | None, duration("--grace", "How long garbage stays: 10m, 1h, 7d.")] = None,
     execute: Execute = False,
 ) -> None:
     """Delete the objects that nothing refers to.
@@ -105,7 +104,7 @@ def collect_garbage(
     if topic:
         body["topics"] = topic
     if grace is not None:
-        body["graceMs"] = parse_duration("--grace", grace)
+        body["graceMs"] = grace
     report = admin.service.request("POST", "/admin/v2/garbage", body=body)
     if admin.as_json:
         admin.show(report)

@@ -14,7 +14,7 @@ from api.cli.admin.requests import Command, Request
 from api.cli.admin.session import session, topic_path
 from api.cli.kit import exit_codes
 from api.cli.kit.names import ResetName, TypedTopic
-from api.cli.kit.quantities import parse_bytes
+from api.cli.kit.quantities import size_in_bytes
 from api.cli.kit.stderr import counted, number, say
 from api.cli.kit.terminal import data_stream, put
 from api.formats.text_encoding import TextEncoding
@@ -83,7 +83,7 @@ def read(
         str, typer.Option(metavar="PLACE", help="earliest, latest, a message id, an offset, or @ and a time.")
     ] = "earliest",
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most this many messages.")] = None,
-    max_bytes: Annotated[str | None, typer.Option(metavar="BYTES", help="At most this many bytes: 64M.")] = None,
+    max_bytes: Annotated[int | None, size_in_bytes("--max-bytes", "At most this many bytes: 64M.")] = None,
     reset: Annotated[ResetName, typer.Option(help="Where a raw read begins if its start was trimmed.")] = "earliest",
     format_: Annotated[
         Literal["jsonl", "arrow"], typer.Option("--format", help="JSON Lines, or an Arrow stream.")
@@ -98,7 +98,7 @@ def read(
         "readCompacted": read_compacted,
         "start": start,
         "limit": limit,
-        "maxBytes": None if max_bytes is None else parse_bytes("--max-bytes", max_bytes),
+        "maxBytes": max_bytes,
         "reset": reset,
         "keyEncoding": key_encoding,
         "valueEncoding": value_encoding,
@@ -126,8 +126,7 @@ def get_key(
     """
     admin = session(context)
     query: dict[str, Any] = {"key": key, "keyEncoding": key_encoding, "valueEncoding": value_encoding}
-    if sealed_only:
-        query["sealedOnly"] = True
+    query["sealedOnly"] = sealed_only or None
     try:
         found = admin.service.get(topic_path(topic, "key"), **query)
     except NotFound:

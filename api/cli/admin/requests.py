@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.admin.arguments import Count, Namespace, Role, Run, Subscription, Tenant
 from api.cli.admin.session import expand, session
 from api.cli.kit.names import TypedTopic
 
@@ -23,6 +22,14 @@ NAMESPACE = "/admin/v2/namespaces/{namespace}"
 BROKERS = "/admin/v2/brokers"
 
 Command = Callable[..., None]
+
+Namespace = Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE", help="The namespace.")]
+Tenant = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant.")]
+Run = Annotated[int, typer.Argument(metavar="RUN", min=1, max=2**63 - 1, help="Its number, as `list` has it.")]
+Subscription = Annotated[str, typer.Option("-s", "--subscription", metavar="NAME", help="The subscription.")]
+Role = Annotated[str, typer.Option("--role", metavar="ROLE", help="The role.")]
+Count = Annotated[int, typer.Option("-n", "--count", metavar="N", min=1, help="How many messages.")]
+Execute = Annotated[bool, typer.Option("--execute", help="Do it. Without it, only report what would be done.")]
 
 
 @dataclass(frozen=True)

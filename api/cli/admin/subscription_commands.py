@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.admin.arguments import Count, Subscription
-from api.cli.admin.requests import TOPIC, Command, Request, RequestOption, get
+from api.cli.admin.requests import TOPIC, Command, Count, Request, RequestOption, Subscription, get
 from api.cli.admin.session import key_values, session, topic_path
 from api.cli.kit.names import TypedTopic
 from api.cli.kit.quantities import parse_duration

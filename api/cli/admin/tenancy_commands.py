@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from api.cli.admin.arguments import Tenant
-from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command, Request, RequestOption, get
+from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command, Request, RequestOption, Tenant, get
 from api.cli.admin.session import expand, session, split_names
 
 _TENANTS = "/admin/v2/tenants"
