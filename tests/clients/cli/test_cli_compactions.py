@@ -9,10 +9,8 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from compactor.two_phase import HEARTBEAT_MS
 from storage.metadata.records import RunRecord, RunState
 from storage.metadata.store import MetadataStore
 from tests.clients.cli.conftest import claim, write_lines
+from tests.clients.cli.processes import started
 from tests.clocks import ManualClock
 from tests.program import Program
 
@@ -161,16 +160,10 @@ def test_cancel(program: Program, history: str, in_process_engine: None) -> None
 # --- workers that are cancelled, or die ----------------------------------------------------------------------------
 
 
-@contextmanager
-def worker(topic: str, read_rate: int) -> Iterator[subprocess.Popen[str]]:
+def worker(topic: str, read_rate: int) -> AbstractContextManager[subprocess.Popen[str]]:
     """A `compact-topic` on Spark that would take hours, at that many bytes a second."""
-    command = [sys.executable, "-m", "api.cli.main", "compact-topic", "--topic", topic]
-    options = ["--spark-master", "local[1]", "--max-read-rate", str(read_rate)]
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    options = ("--spark-master", "local[1]", "--max-read-rate", str(read_rate))
+    return started("compact-topic", "--topic", topic, *options)
 
 
 def run_in_phase(process: subprocess.Popen[str], phase: str) -> RunRecord:
