@@ -45,28 +45,22 @@ _REMEDY = "correct the file and import it again; nothing of it was kept"
 Millis = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
-class Line(msgspec.Struct, forbid_unknown_fields=True):
+class OptionalKeyLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One line that may leave its key out, because there is one for all."""
+
+    key: str | None = None
+    value: str | None
+    event_time: Millis | None = None
+    publish_time: Millis | None = None
+    properties: dict[str, str] | None = None
+    message_id: str | None = None
+    offset: int | None = None
+
+
+class Line(OptionalKeyLine, forbid_unknown_fields=True, kw_only=True):
     """One line."""
 
     key: str | None
-    value: str | None
-    event_time: Millis | None = None
-    publish_time: Millis | None = None
-    properties: dict[str, str] | None = None
-    message_id: str | None = None
-    offset: int | None = None
-
-
-class OptionalKeyLine(msgspec.Struct, forbid_unknown_fields=True):
-    """One line that may leave its key out, because there is one for all."""
-
-    value: str | None
-    key: str | None = None
-    event_time: Millis | None = None
-    publish_time: Millis | None = None
-    properties: dict[str, str] | None = None
-    message_id: str | None = None
-    offset: int | None = None
 
 
 class Row(NamedTuple):
@@ -126,8 +120,8 @@ def _read(
     default_key: bytes | None = None,
 ) -> Iterator[tuple[dict[str, list[Any]], int]]:
     """Columns of INPUT_SCHEMA of up to `most_rows` messages, not empty, and the bytes of their lines."""
-    decode: Callable[[bytes], Line | OptionalKeyLine]
-    decode = msgspec.json.Decoder(Line).decode if default_key is None else msgspec.json.Decoder(OptionalKeyLine).decode
+    decode: Callable[[bytes], OptionalKeyLine]
+    decode = msgspec.json.Decoder(Line if default_key is None else OptionalKeyLine).decode
     columns: dict[str, list[Any]] = {name: [] for name in INPUT_SCHEMA.names}
     number = size = 0
     shown = "standard input" if file == "-" else file
