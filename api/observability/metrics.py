@@ -26,7 +26,7 @@ from api.observability.run_totals import RunTotals, TopicRunTotals
 from compactor.scheduling.due import Check
 from storage.clock import Clock
 from storage.errors import CompactorError
-from storage.metadata.metrics_store import MetricsStore, Standing
+from storage.metadata.metrics_store import MetricsStore, ServiceCounts
 from storage.metadata.records import CLUSTER
 
 LOG = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ class _Scrape(Collector):
         self._cluster = cluster
         self._lock = threading.Lock()
         self._totals = RunTotals(store)
-        self._standing: Standing | None = None
+        self._counts: ServiceCounts | None = None
         self._read_at: int | None = None
 
     def describe(self) -> Iterable[Metric]:
@@ -194,8 +194,8 @@ class _Scrape(Collector):
             now = self._clock.now_ms()
             up = self._refresh(now)
             yield _plain("compactor_up", int(up))
-            if up and self._standing:
-                yield from self._of_database(self._standing, now)
+            if up and self._counts:
+                yield from self._of_database(self._counts, now)
                 yield from self._of_topics()
         yield from self._of_process(now)
 
@@ -203,7 +203,7 @@ class _Scrape(Collector):
         if self._read_at is not None and 0 <= now - self._read_at < REFRESH_MS:
             return True
         try:
-            self._standing = self._store.standing()
+            self._counts = self._store.counts()
             self._totals.refresh()
         except CompactorError as error:
             LOG.warning("no metrics of the database: %s", error)
@@ -212,9 +212,9 @@ class _Scrape(Collector):
         self._read_at = now
         return True
 
-    def _of_database(self, standing: Standing, now: int) -> Iterator[Metric]:
+    def _of_database(self, counts: ServiceCounts, now: int) -> Iterator[Metric]:
         totals = self._totals
-        yield _plain("compactor_topics", standing.topics)
+        yield _plain("compactor_topics", counts.topics)
         by_state: dict[tuple[str, ...], float] = {
             ("SUCCESS",): sum(topic.succeeded for topic in totals.topics.values()),
             ("ERROR",): sum(topic.failed for topic in totals.topics.values()),
@@ -227,13 +227,13 @@ class _Scrape(Collector):
         yield _plain("compactor_recopy_ratio", totals.bytes_written / totals.bytes_read if totals.bytes_read else 0)
         yield _plain("compactor_max_clean_time_seconds", totals.max_duration_ms / 1000)
         yield _plain("compactor_time_since_last_run_seconds", _since(totals.last_finished_at, now))
-        yield _plain("compactor_queue_topics", standing.requested)
-        yield _plain("compactor_queue_oldest_seconds", _since(standing.oldest_request_at, now) or 0)
-        yield _plain("compactor_paused_topics", standing.paused)
-        yield _plain("compactor_failing_topics", standing.failing)
-        yield _labelled("compactor_log_segments", {(state,): standing.segments.get(state, 0) for state in _SEGMENTS})
-        yield _plain("compactor_log_rolled_bytes", standing.rolled_bytes)
-        yield _plain("compactor_log_segments_given_up", standing.given_up)
+        yield _plain("compactor_queue_topics", counts.requested)
+        yield _plain("compactor_queue_oldest_seconds", _since(counts.oldest_request_at, now) or 0)
+        yield _plain("compactor_paused_topics", counts.paused)
+        yield _plain("compactor_failing_topics", counts.failing)
+        yield _labelled("compactor_log_segments", {(state,): counts.segments.get(state, 0) for state in _SEGMENTS})
+        yield _plain("compactor_log_rolled_bytes", counts.rolled_bytes)
+        yield _plain("compactor_log_segments_given_up", counts.given_up)
 
     def _of_topics(self) -> Iterator[Metric]:
         latest = sorted(self._totals.topics.items(), key=lambda item: -item[1].last_run_id)[: self._max_topics]

@@ -91,14 +91,13 @@ class ControlLoop:
 
     def trigger(self, topic: TopicRecord, cause: str = "manual", by: str = "") -> CompactionState:
         """Ask for a compaction; whichever service leads executes it. Raises CompactionRunning, CompactionPaused."""
-        dead_ms = self._settings.worker.run_dead_ms
-        state = self._environment.metadata.compaction_state.request(topic.id, cause, by or self.name, dead_ms)
+        state = self._environment.metadata.compaction_state.request(topic.id, cause, by or self.name)
         self.wake()
         return state
 
     def pause(self, topic: TopicRecord, wait_seconds: float = 0.0) -> CompactionState:
         """Pause the topic's compaction (S5), and wait up to `wait_seconds` for a running one to end."""
-        state = self._environment.metadata.compaction_state.pause(topic.id, self._settings.worker.run_dead_ms)
+        state = self._environment.metadata.compaction_state.pause(topic.id)
         deadline = self._environment.clock.now_ms() + wait_seconds * 1000
         while state.aborting and self._environment.clock.now_ms() < deadline:
             self._environment.clock.wait(_PAUSE_POLL_SECONDS)
@@ -196,7 +195,7 @@ class ControlLoop:
             self._due, self._led = [], None
             return
         control = self._environment.metadata.compaction_state
-        control.request_interrupted(self.name, self._settings.worker.run_dead_ms)
+        control.request_interrupted(self.name)
         for topic in control.retries(self._settings.worker.retry_most_ms):
             self._request(topic, "retry")
         now = self._environment.clock.now_ms()
@@ -255,9 +254,7 @@ class ControlLoop:
     def _request(self, topic: TopicRecord, cause: str) -> bool:
         """Request a compaction that is due; whether it is requested now."""
         try:
-            self._environment.metadata.compaction_state.request(
-                topic.id, cause, self.name, self._settings.worker.run_dead_ms
-            )
+            self._environment.metadata.compaction_state.request(topic.id, cause, self.name)
         except (CompactionRunning, CompactionPaused):
             return False
         except CompactorError as error:

@@ -30,9 +30,9 @@ class StatusAndError(NamedTuple):
     last_error: str
 
 
-def compaction_status(metadata: MetadataStore, topic_id: int, dead_ms: int | None = None) -> StatusAndError:
+def compaction_status(metadata: MetadataStore, topic_id: int) -> StatusAndError:
     """The status of a topic's compaction now. Raises Unavailable."""
-    return status_of(metadata.compaction_state.activity(topic_id, dead_ms))
+    return status_of(metadata.compaction_state.activity(topic_id))
 
 
 def status_of(activity: Activity) -> StatusAndError:

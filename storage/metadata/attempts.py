@@ -14,16 +14,13 @@ from collections.abc import Collection, Set
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from storage.clock import Clock
 from storage.errors import Fenced
-from storage.metadata import row_mapping, topics
-from storage.metadata.engine import Database
+from storage.metadata import queries, row_mapping, topics
 from storage.metadata.liveness import beating
+from storage.metadata.queries import Store
 from storage.metadata.records import Attempt, AttemptKind
 from storage.metadata.tables import attempts
 
-AT_ONCE = 1000
-"""Ids in one statement: far below what SQLite (32,766) and PostgreSQL (65,535) take."""
 _OF_TOPIC = (
     select(attempts)
     .where(attempts.c.topic_id == bindparam("topic"))
@@ -31,12 +28,8 @@ _OF_TOPIC = (
 )
 
 
-class AttemptStore:
-    """Attempts, over the database of a MetadataStore. Safe to share between threads. RunStore expires them."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
+class AttemptStore(Store):
+    """Attempts. RunStore expires them."""
 
     def begin(self, topic_id: int, kind: AttemptKind, owner: str) -> Attempt:
         """A new attempt, before its first object is written. Raises TopicNotFound."""
@@ -56,9 +49,8 @@ class AttemptStore:
     def find(self, attempt_id: str) -> Attempt | None:
         """None: it was purged, or never begun."""
         with self._database.read() as connection:
-            found = connection.execute(select(attempts).where(attempts.c.attempt_id == attempt_id)).mappings()
-            row = found.one_or_none()
-            return row_mapping.attempt(row) if row is not None else None
+            found = select(attempts).where(attempts.c.attempt_id == attempt_id)
+            return queries.find(connection, found, row_mapping.attempt)
 
     def of_topic(self, topic_id: int) -> list[Attempt]:
         """The topic's attempts that have a row, finished or not, the oldest first."""
@@ -76,8 +68,7 @@ class AttemptStore:
                 attempts.c.topic_id == topic_id, attempts.c.finished_at < finished_before
             )
             purged = sorted(set(connection.execute(finished).scalars()) - keep)
-            for first in range(0, len(purged), AT_ONCE):
-                ids = purged[first : first + AT_ONCE]
+            for ids in queries.batches(purged):
                 connection.execute(delete(attempts).where(attempts.c.attempt_id.in_(ids)))
             return len(purged)
 
@@ -86,16 +77,7 @@ def begin(connection: Connection, topic_id: int, kind: AttemptKind, owner: str, 
     """Raises TopicNotFound."""
     topics.kept(connection, topic_id)
     attempt = Attempt(uuid.uuid4().hex, topic_id, kind, owner, started_at=now, heartbeat_at=now)
-    connection.execute(
-        insert(attempts).values(
-            attempt_id=attempt.attempt_id,
-            topic_id=topic_id,
-            kind=kind.value,
-            holder=owner,
-            started_at=now,
-            heartbeat_at=now,
-        )
-    )
+    connection.execute(insert(attempts).values(**row_mapping.attempt_values(attempt)))
     return attempt
 
 
@@ -137,7 +119,7 @@ def finish(connection: Connection, attempt_ids: Collection[str], now: int) -> No
 
 def of_topic(connection: Connection, topic_id: int) -> tuple[Attempt, ...]:
     """All that have a row, finished or not, the oldest first."""
-    return tuple(row_mapping.attempt(row) for row in connection.execute(_OF_TOPIC, {"topic": topic_id}).mappings())
+    return tuple(queries.fetch(connection, _OF_TOPIC, row_mapping.attempt, {"topic": topic_id}))
 
 
 def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) -> list[str]:

@@ -13,27 +13,21 @@ from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, RowMapping, Select, bindparam, case, func, literal, select
 
-from storage.metadata import row_mapping, topics
-from storage.metadata.engine import Database
+from storage.metadata import queries, row_mapping, topics
+from storage.metadata.queries import Store
 from storage.metadata.records import BacklogRecord, SegmentState
 from storage.metadata.tables import compacted_ledgers, ledgers, segments, topics as topics_table
 
-_AT_ONCE = 1000
 
-
-class BacklogStore:
-    """Backlogs, over the database of a MetadataStore. Safe to share between threads."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class BacklogStore(Store):
+    """Backlogs."""
 
     def of(self, topic_ids: Collection[int]) -> list[BacklogRecord]:
         """What is behind the horizon of these topics (S1), by id; ids that are gone are left out."""
         found = []
-        ids = sorted(topic_ids)
         with self._database.snapshot() as connection:
-            for first in range(0, len(ids), _AT_ONCE):
-                these = {"ids": ids[first : first + _AT_ONCE]}
+            for ids in queries.batches(sorted(topic_ids)):
+                these = {"ids": ids}
                 found += _of_rows(connection, connection.execute(_THESE, these).mappings(), _LISTED, these)
         return found
 

@@ -20,10 +20,11 @@ from sqlalchemy import Connection, func, select
 
 from storage.clock import Clock
 from storage.errors import CompactionRunning, Conflict, TopicNotFound
-from storage.metadata import compaction_state, cursors, row_mapping, runs, services, topics
+from storage.metadata import compaction_state, cursors, runs, services, topics
 from storage.metadata.engine import Database
 from storage.metadata.leases import shown_time
 from storage.metadata.liveness import beating, is_alive
+from storage.metadata.queries import Store
 from storage.metadata.records import (
     COMPACTION_CURSOR,
     RUN_DEAD_MS,
@@ -33,55 +34,61 @@ from storage.metadata.records import (
     RunState,
     TopicRecord,
 )
-from storage.metadata.tables import controls as controls_table, runs as runs_table, topics as topics_table
+from storage.metadata.tables import controls as controls_table, runs as runs_table
 
 _NAMED = 3
 """How many topics an error names at most."""
 _ENDING = "check with `compactor-admin topics compaction-status`, and try again when it has ended"
 
 
-class CompactionStateStore:
-    """What is wanted of compactions, over the database of a MetadataStore. Safe to share between threads."""
+class CompactionStateStore(Store):
+    """What is wanted of compactions."""
 
     def __init__(self, database: Database, clock: Clock, dead_ms: int = RUN_DEAD_MS) -> None:
-        """`dead_ms`: a run without a heartbeat for that long is dead, unless a method is given another value."""
-        self._database = database
-        self._clock = clock
+        """`dead_ms`: a run without a heartbeat for that long is dead."""
+        super().__init__(database, clock)
         self._dead_ms = dead_ms
 
-    def _dead(self, dead_ms: int | None) -> int:
-        return self._dead_ms if dead_ms is None else dead_ms
+    def _find(self, connection: Connection, topic_id: int) -> CompactionState:
+        return compaction_state.find(connection, topic_id, self._clock.now_ms(), self._dead_ms)
+
+    def _lives(self, run: RunRecord | None) -> bool:
+        return _lives(run, self._dead_ms, self._clock.now_ms())
+
+    def _request(self, connection: Connection, topic_id: int, cause: str, by: str) -> CompactionState:
+        requested_at = self._clock.now_ms()
+        compaction_state.put(connection, topic_id, requested_at=requested_at, cause=cause, requested_by=by)
+        return self._find(connection, topic_id)
 
     # Queries
 
     def get(self, topic_id: int) -> CompactionState:
         """What is wanted of the topic's compaction."""
         with self._database.read() as connection:
-            return compaction_state.find(connection, topic_id, self._clock.now_ms(), self._dead_ms)
+            return self._find(connection, topic_id)
 
     def all(self) -> Mapping[int, CompactionState]:
         """By topic id; a topic that is not there wants nothing."""
         with self._database.read() as connection:
             return compaction_state.of_all(connection, self._clock.now_ms(), self._dead_ms)
 
-    def activity(self, topic_id: int, dead_ms: int | None = None) -> Activity:
-        """The topic's compaction as it is now. `dead_ms`: a run without a heartbeat for that long is dead."""
+    def activity(self, topic_id: int) -> Activity:
+        """The topic's compaction as it is now."""
         with self._database.snapshot() as connection:
-            now = self._clock.now_ms()
-            found = compaction_state.find(connection, topic_id, now, self._dead(dead_ms))
+            found = self._find(connection, topic_id)
             last = runs.last(connection, topic_id)
-            return Activity(found, last, found.requested_at is not None or _lives(last, self._dead(dead_ms), now))
+            return Activity(found, last, found.requested_at is not None or self._lives(last))
 
     def requests(self) -> list[tuple[TopicRecord, CompactionState]]:
         """The topics whose compaction is requested, the oldest request first."""
         with self._database.snapshot() as connection:
             found = compaction_state.requested(connection, self._clock.now_ms(), self._dead_ms)
-            records = _topics(connection, list(found))
+            records = topics.by_ids(connection, found)
             return [(records[topic_id], state) for topic_id, state in found.items()]
 
-    def running(self, dead_ms: int | None = None) -> int:
+    def running(self) -> int:
         """How many runs live, of all topics."""
-        alive = beating(self._dead(dead_ms), self._clock.now_ms()).where(runs_table.c.heartbeat_at)
+        alive = beating(self._dead_ms, self._clock.now_ms()).where(runs_table.c.heartbeat_at)
         with self._database.read() as connection:
             statement = select(func.count()).where(runs_table.c.state == RunState.RUNNING.value, alive)
             return int(connection.execute(statement).scalar_one())
@@ -98,20 +105,19 @@ class CompactionStateStore:
             statement = select(controls_table.c.topic_id).where(controls_table.c.failures > 0, due, waiting)
             ordered = statement.order_by(controls_table.c.retry_at, controls_table.c.topic_id)
             found = list(connection.execute(ordered).scalars())
-            records = _topics(connection, found)
+            records = topics.by_ids(connection, found)
             return [records[topic_id] for topic_id in found]
 
     # Requests
 
-    def request(self, topic_id: int, cause: str, by: str, dead_ms: int | None = None) -> CompactionState:
+    def request(self, topic_id: int, cause: str, by: str) -> CompactionState:
         """Ask for a run; the leader executes it. `by`: who asks. The topic has its cursor `__compaction` then (S9).
 
         Raises CompactionRunning if one is requested or runs (S4), CompactionPaused.
         """
         with self._database.write() as connection:
-            now = self._clock.now_ms()
             topic = topics.locked(connection, topic_id)
-            found = compaction_state.find(connection, topic_id, now, self._dead(dead_ms))
+            found = self._find(connection, topic_id)
             compaction_state.check_not_paused(topic, found)
             if found.requested_at is not None:
                 raise CompactionRunning(
@@ -120,10 +126,10 @@ class CompactionStateStore:
                     "wait for it to finish",
                 )
             last = runs.last(connection, topic_id)
-            if last is not None and _lives(last, self._dead(dead_ms), now):
+            if last is not None and self._lives(last):
                 raise runs.is_running(topic, last)
             cursors.ensure(connection, topic_id, COMPACTION_CURSOR)
-            return _request(connection, topic_id, cause, by, now, self._dead(dead_ms))
+            return self._request(connection, topic_id, cause, by)
 
     def withdraw(self, topic_id: int, *, leader: int | None = None, requested_at: int | None = None) -> bool:
         """Withdraw a request, as nothing is new (P11) or it is not wanted any more; whether there was one.
@@ -134,7 +140,7 @@ class CompactionStateStore:
         """
         with self._database.write() as connection:
             topics.locked(connection, topic_id)
-            found = compaction_state.find(connection, topic_id, self._clock.now_ms(), self._dead_ms)
+            found = self._find(connection, topic_id)
             going = found.requested_at is not None and requested_at in (None, found.requested_at)
             if going:
                 compaction_state.put(connection, topic_id, requested_at=None, requested_by="")
@@ -142,7 +148,7 @@ class CompactionStateStore:
                 services.check_leader(connection, leader)
             return going
 
-    def request_interrupted(self, by: str, dead_ms: int | None = None) -> list[TopicRecord]:
+    def request_interrupted(self, by: str) -> list[TopicRecord]:
         """Ask again for the runs that died with their worker; those topics. Each run is asked for once.
 
         The dead run is ended by the claim of the next one.
@@ -156,18 +162,18 @@ class CompactionStateStore:
         now = self._clock.now_ms()
         with self._database.read() as connection:
             rows = connection.execute(candidates).all()
-        found = [row.topic_id for row in rows if not is_alive(row.holder, row.heartbeat_at, self._dead(dead_ms), now)]
+        found = [row.topic_id for row in rows if not is_alive(row.holder, row.heartbeat_at, self._dead_ms, now)]
         asked = []
         for topic_id in found:
             with suppress(TopicNotFound), self._database.write() as connection:  # deleted meanwhile
                 now = self._clock.now_ms()
                 topic = topics.locked(connection, topic_id)
-                wanted = compaction_state.find(connection, topic_id, now, self._dead(dead_ms))
+                wanted = self._find(connection, topic_id)
                 last = runs.last(connection, topic_id)
-                if last is None or last.state is not RunState.RUNNING or _lives(last, self._dead(dead_ms), now):
+                if last is None or last.state is not RunState.RUNNING or self._lives(last):
                     continue
                 if wanted.requested_at is None and not wanted.paused:
-                    _request(connection, topic_id, "interrupted", by, now, self._dead(dead_ms))
+                    self._request(connection, topic_id, "interrupted", by)
                     asked.append(topic)
         return asked
 
@@ -182,29 +188,29 @@ class CompactionStateStore:
                 return False
             now = self._clock.now_ms()
             runs.cancel(connection, run.run_id, reason, now)
-            _request(connection, run.topic_id, "interrupted", by, now, self._dead_ms)
+            self._request(connection, run.topic_id, "interrupted", by)
             return True
 
     # Pausing
 
-    def pause(self, topic_id: int, dead_ms: int | None = None) -> CompactionState:
+    def pause(self, topic_id: int) -> CompactionState:
         """Keep the topic from being compacted, until as many resumes; its request goes, its run is cancelled."""
-        return self.pause_all([topic_id], dead_ms)[0]
+        return self.pause_all([topic_id])[0]
 
-    def pause_all(self, topic_ids: Sequence[int], dead_ms: int | None = None) -> list[CompactionState]:
+    def pause_all(self, topic_ids: Sequence[int]) -> list[CompactionState]:
         """As `pause`, each of these topics or none; how they are then, in their order."""
 
         def pause(connection: Connection) -> list[CompactionState]:
             _lock(connection, topic_ids)
             for topic_id in sorted(topic_ids):
                 reason = "compaction of the topic was paused"
-                found = _stop(connection, topic_id, reason, self._dead(dead_ms), self._clock.now_ms())
+                found = _stop(connection, topic_id, reason, self._dead_ms, self._clock.now_ms())
                 compaction_state.put(connection, topic_id, paused=found.paused + 1)
-            return self._found(connection, topic_ids, dead_ms)
+            return self._found(connection, topic_ids)
 
         def happened(connection: Connection, paused: list[CompactionState]) -> bool:
             topics.all_locked(connection, topic_ids)
-            found = self._found(connection, topic_ids, dead_ms)
+            found = self._found(connection, topic_ids)
             return [(now.paused, now.requested_at) for now in found] == [(then.paused, None) for then in paused]
 
         return self._database.write_once(pause, happened, f"whether the compaction of topics {topic_ids} was paused")
@@ -219,13 +225,8 @@ class CompactionStateStore:
         So topics of which only some were paused come together again. Raises Conflict if none is paused.
         """
         with self._database.write() as connection:
-            now = self._clock.now_ms()
             records = [topics.locked(connection, topic_id) for topic_id in sorted(topic_ids)]
-            paused = [
-                (topic, found)
-                for topic in records
-                if (found := compaction_state.find(connection, topic.id, now, self._dead_ms)).paused
-            ]
+            paused = [(topic, found) for topic in records if (found := self._find(connection, topic.id)).paused]
             if not paused:
                 names = ", ".join(str(topic.name) for topic in records[:_NAMED])
                 raise Conflict(f"compaction of {names} is not paused", "nothing is left to do")
@@ -235,25 +236,22 @@ class CompactionStateStore:
                 compaction_state.put(connection, topic.id, paused=found.paused - 1)
             return self._found(connection, topic_ids)
 
-    def abort(self, topic_id: int, dead_ms: int | None = None) -> CompactionState:
+    def abort(self, topic_id: int) -> CompactionState:
         """End the topic's request, its run and its retries; it may be compacted again at once, if it is not paused."""
-        return self.abort_all([topic_id], dead_ms)[0]
+        return self.abort_all([topic_id])[0]
 
-    def abort_all(self, topic_ids: Sequence[int], dead_ms: int | None = None) -> list[CompactionState]:
+    def abort_all(self, topic_ids: Sequence[int]) -> list[CompactionState]:
         """As `abort`, each of these topics or none; how they are then, in their order."""
         with self._database.write() as connection:
             _lock(connection, topic_ids)
             for topic_id in sorted(topic_ids):
                 reason = "compaction of the topic was aborted"
-                _stop(connection, topic_id, reason, self._dead(dead_ms), self._clock.now_ms())
+                _stop(connection, topic_id, reason, self._dead_ms, self._clock.now_ms())
                 compaction_state.cleared(connection, topic_id)
-            return self._found(connection, topic_ids, dead_ms)
+            return self._found(connection, topic_ids)
 
-    def _found(
-        self, connection: Connection, topic_ids: Sequence[int], dead_ms: int | None = None
-    ) -> list[CompactionState]:
-        now = self._clock.now_ms()
-        return [compaction_state.find(connection, topic_id, now, self._dead(dead_ms)) for topic_id in topic_ids]
+    def _found(self, connection: Connection, topic_ids: Sequence[int]) -> list[CompactionState]:
+        return [self._find(connection, topic_id) for topic_id in topic_ids]
 
     # Failures
 
@@ -271,16 +269,15 @@ class CompactionStateStore:
         `leader`: its request is over with this; Fenced, and `requested_at`, as in `withdraw`.
         """
         with self._database.write() as connection:
-            now = self._clock.now_ms()
             topics.locked(connection, topic_id)
-            found = compaction_state.find(connection, topic_id, now, self._dead_ms)
+            found = self._find(connection, topic_id)
             failures, last_error = found.failures + 1, runs.storable(error)
             compaction_state.put(connection, topic_id, failures=failures, retry_at=retry_at, last_error=last_error)
             if leader is not None:
                 if requested_at in (None, found.requested_at):
                     compaction_state.put(connection, topic_id, requested_at=None, requested_by="")
                 services.check_leader(connection, leader)
-            return compaction_state.find(connection, topic_id, now, self._dead_ms)
+            return self._find(connection, topic_id)
 
     def fail_run(self, run: RunRecord, error: str, retry_at: Callable[[int], int]) -> int | None:
         """The worker of a run has stopped, with this error: the run ends as ERROR, and its topic is tried again (S6).
@@ -295,7 +292,7 @@ class CompactionStateStore:
             runs.fail(connection, run, error, now)
             if not counts:
                 return None
-            failures = compaction_state.find(connection, run.topic_id, now, self._dead_ms).failures + 1
+            failures = self._find(connection, run.topic_id).failures + 1
             values = {"failures": failures, "retry_at": retry_at(failures), "last_error": runs.storable(error)}
             compaction_state.put(connection, run.topic_id, **values)
             return failures
@@ -305,11 +302,6 @@ class CompactionStateStore:
         with self._database.write() as connection:
             topics.locked(connection, topic_id)
             compaction_state.cleared(connection, topic_id)
-
-
-def _request(connection: Connection, topic_id: int, cause: str, by: str, now: int, dead_ms: int) -> CompactionState:
-    compaction_state.put(connection, topic_id, requested_at=now, cause=cause, requested_by=by)
-    return compaction_state.find(connection, topic_id, now, dead_ms)
 
 
 def _lock(connection: Connection, topic_ids: Collection[int]) -> None:
@@ -334,11 +326,3 @@ def _stop(connection: Connection, topic_id: int, reason: str, dead_ms: int, now:
 
 def _lives(run: RunRecord | None, dead_ms: int, now: int) -> bool:
     return run is not None and run.state is RunState.RUNNING and is_alive(run.owner, run.heartbeat_at, dead_ms, now)
-
-
-def _topics(connection: Connection, ids: list[int]) -> dict[int, TopicRecord]:
-    found: dict[int, TopicRecord] = {}
-    for first in range(0, len(ids), 1000):
-        some = select(topics_table).where(topics_table.c.id.in_(ids[first : first + 1000]))
-        found |= {row["id"]: row_mapping.topic(row) for row in connection.execute(some).mappings()}
-    return found

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from pyroaring import BitMap
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
 
 from storage.ack_ranges import RANGE_BITS, RANGE_OVERHEAD, decode, encode, joined, range_number, ranges, without_below
 from storage.errors import Fenced, InvalidInput, NotFound, ObjectDamaged
@@ -65,27 +65,19 @@ def new_incarnation() -> str:
 
 def load(connection: Connection, topic: TopicRecord, name: str, max_bytes: int) -> CursorState:
     """Raises NotFound, and InvalidInput for `__compaction`."""
-    _refuse_compaction(topic, name)
-    row = (
-        connection.execute(select(cursors).where(cursors.c.topic_id == topic.id, cursors.c.name == name))
-        .mappings()
-        .one_or_none()
-    )
-    if row is None:
-        raise _gone(topic, name)
-    record = row_mapping.cursor(row)
+    record, incarnation = _cursor(connection, topic, name, select(cursors))
     taken: dict[int, BitMap] = {}
     remaining = max_bytes
-    for number, stored in _pages(connection, topic.id, name, _mark(record)):
+    for number, stored in _pages(connection, topic.id, name, record.mark):
         remaining -= len(stored) + RANGE_OVERHEAD
         if remaining < 0:
             break
-        taken[number] = without_below(number, _decoded(topic, name, number, stored), _mark(record))
+        taken[number] = without_below(number, _decoded(topic, name, number, stored), record.mark)
     here = cursor_ranges.c
     rows = select(func.count()).where(
-        here.topic_id == topic.id, here.name == name, here.number >= range_number(_mark(record) + 1)
+        here.topic_id == topic.id, here.name == name, here.number >= range_number(record.mark + 1)
     )
-    return CursorState(record, row["life"], taken, connection.execute(rows).scalar_one() - len(taken))
+    return CursorState(record, incarnation, taken, connection.execute(rows).scalar_one() - len(taken))
 
 
 def merge(
@@ -97,23 +89,13 @@ def merge(
     changed: Mapping[int, BitMap],
 ) -> Merged:
     """Add what an owner knows to what is stored. Raises NotFound, Fenced; InvalidInput for `__compaction`."""
-    _refuse_compaction(topic, name)
-    row = (
-        connection.execute(
-            select(cursors).where(cursors.c.topic_id == topic.id, cursors.c.name == name).with_for_update()
-        )
-        .mappings()
-        .one_or_none()
-    )
-    if row is None:
-        raise _gone(topic, name)
-    if row["life"] != incarnation:
+    stored, present = _cursor(connection, topic, name, select(cursors).with_for_update())
+    if present != incarnation:
         raise Fenced(
             f"the cursor {name!r} of {topic.name} was reset, or deleted and created again, by another caller",
             "open the cursor again and read from where it is now; what was not flushed is delivered again",
         )
-    stored = row_mapping.cursor(row)
-    if mark_delete is None or mark_delete.offset <= _mark(stored):
+    if mark_delete is None or mark_delete.offset <= stored.mark:
         mark_delete = stored.mark_delete
     else:
         connection.execute(
@@ -123,7 +105,7 @@ def merge(
         )
     mark = mark_delete.offset if mark_delete else -1
     first = range_number(mark + 1)
-    if first > range_number(_mark(stored) + 1):
+    if first > range_number(stored.mark + 1):
         here = cursor_ranges.c
         connection.execute(
             delete(cursor_ranges).where(here.topic_id == topic.id, here.name == name, here.number < first)
@@ -149,8 +131,8 @@ def summary(connection: Connection, topic: TopicRecord, record: CursorRecord) ->
 
     def parts() -> Iterator[range]:
         nonlocal messages, rows, stored_bytes
-        for number, stored in _pages(connection, topic.id, record.name, _mark(record)):
-            bitmap = without_below(number, _decoded(topic, record.name, number, stored), _mark(record))
+        for number, stored in _pages(connection, topic.id, record.name, record.mark):
+            bitmap = without_below(number, _decoded(topic, record.name, number, stored), record.mark)
             messages += len(bitmap)
             rows += 1
             stored_bytes += len(stored)
@@ -223,17 +205,22 @@ def _decoded(topic: TopicRecord, name: str, number: int, stored: bytes) -> BitMa
         ) from error
 
 
-def _mark(record: CursorRecord) -> int:
-    return record.mark_delete.offset if record.mark_delete else -1
-
-
-def _refuse_compaction(topic: TopicRecord, name: str) -> None:
+def _cursor(
+    connection: Connection, topic: TopicRecord, name: str, rows: Select[tuple[object, ...]]
+) -> tuple[CursorRecord, str]:
+    """A cursor and its incarnation, from `rows` of cursors. Raises NotFound, and InvalidInput for `__compaction`."""
     if name == COMPACTION_CURSOR:
         raise InvalidInput(
             f"the cursor {COMPACTION_CURSOR} of {topic.name} cannot acknowledge: it is the compaction horizon",
             "compact the topic to move it on",
         )
+    ours = rows.where(cursors.c.topic_id == topic.id, cursors.c.name == name)
+    row = connection.execute(ours).mappings().one_or_none()
+    if row is None:
+        raise missing(topic, name)
+    return row_mapping.cursor(row), row["life"]
 
 
-def _gone(topic: TopicRecord, name: str) -> NotFound:
+def missing(topic: TopicRecord, name: str) -> NotFound:
+    """The error that names a cursor that the topic does not have."""
     return NotFound(f"the topic {topic.name} has no cursor {name!r}", "create it first, or check its name")

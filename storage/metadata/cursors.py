@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from pyroaring import BitMap
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from storage.clock import Clock
-from storage.errors import Conflict, InvalidInput, NotFound
-from storage.metadata import cursor_ranges, ledgers, row_mapping, topics
+from storage.errors import Conflict, InvalidInput
+from storage.metadata import cursor_ranges, ledgers, queries, row_mapping, topics
 from storage.metadata.cursor_ranges import CursorState, Merged, RangesSummary
-from storage.metadata.engine import Database
+from storage.metadata.queries import Store
 from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,
     COMPACTION_CURSOR,
@@ -38,12 +37,8 @@ _SERVING = select(compacted_ledgers).where(
 )
 
 
-class CursorStore:
-    """Cursors, over the database of a MetadataStore. Safe to share between threads."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
+class CursorStore(Store):
+    """Cursors."""
 
     # Cursors
 
@@ -151,7 +146,7 @@ class CursorStore:
                 for cursor in of_topic(connection, topic_id)
                 if cursor.name != COMPACTION_CURSOR and cursor.properties.get(READ_COMPACTED_PROPERTY) == "true"
             ]
-        return min((cursor.mark_delete.offset if cursor.mark_delete else -1 for cursor in readers), default=None)
+        return min((cursor.mark for cursor in readers), default=None)
 
     # What they have acknowledged (cursor_ranges.py)
 
@@ -198,14 +193,13 @@ def ensure(connection: Connection, topic_id: int, name: str) -> CursorRecord:
 
 
 def find(connection: Connection, topic_id: int, name: str) -> CursorRecord | None:
-    row = connection.execute(_FIND, {"topic": topic_id, "name": name}).mappings().one_or_none()
-    return row_mapping.cursor(row) if row is not None else None
+    return queries.find(connection, _FIND, row_mapping.cursor, {"topic": topic_id, "name": name})
 
 
 def of_topic(connection: Connection, topic_id: int) -> list[CursorRecord]:
     """By name, in the order of code points."""
-    found = connection.execute(_OF_TOPIC, {"topic": topic_id}).mappings()
-    return sorted((row_mapping.cursor(row) for row in found), key=lambda cursor: cursor.name)
+    found = queries.fetch(connection, _OF_TOPIC, row_mapping.cursor, {"topic": topic_id})
+    return sorted(found, key=lambda cursor: cursor.name)
 
 
 def set_properties(connection: Connection, topic_id: int, name: str, updates: Mapping[str, str]) -> CursorRecord:
@@ -235,8 +229,7 @@ def remove(connection: Connection, topic_id: int, name: str, now: int) -> None:
 
 def serving_compacted(connection: Connection, topic_id: int) -> CompactedLedgerRecord | None:
     """The compacted ledger that compacted reads use now."""
-    row = connection.execute(_SERVING, {"topic": topic_id}).mappings().one_or_none()
-    return row_mapping.compacted_ledger(row) if row is not None else None
+    return queries.find(connection, _SERVING, row_mapping.compacted_ledger, {"topic": topic_id})
 
 
 def retire_compacted(connection: Connection, topic_id: int, now: int) -> None:
@@ -264,7 +257,7 @@ def _get(connection: Connection, topic: TopicRecord, name: str) -> CursorRecord:
     """Raises NotFound."""
     cursor = find(connection, topic.id, name)
     if cursor is None:
-        raise NotFound(f"the topic {topic.name} has no cursor {name!r}", "create it first, or check its name")
+        raise cursor_ranges.missing(topic, name)
     return cursor
 
 

@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, RowMapping, select, update
 
-from storage.clock import Clock
 from storage.errors import Fenced, LeaseHeld
 from storage.metadata import services, topics
-from storage.metadata.engine import Database
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
-from storage.metadata.records import SERVICE_DEAD_MS, Lease
+from storage.metadata.queries import Store
+from storage.metadata.records import SERVICE_DEAD_MS, Lease, TopicRecord
 from storage.metadata.tables import leases
 from storage.model import TopicName
 from storage.owner import is_alive_here, same_process
@@ -32,12 +31,8 @@ class Unrenewed(NamedTuple):
     busy: list[Lease]
 
 
-class LeaseStore:
-    """Leases, over the database of a MetadataStore. Safe to share between threads."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
+class LeaseStore(Store):
+    """Leases."""
 
     def acquire(self, topic_id: int, owner: str, ttl_ms: int) -> Lease:
         """Take the topic's lease if it is free or expired. `owner` must be unique to one piece of work.
@@ -162,6 +157,12 @@ def check(connection: Connection, lease: Lease) -> None:
         f"(token {row['token']})",
         "nothing was written; start again",
     )
+
+
+def lock_topic(connection: Connection, lease: Lease) -> TopicRecord:
+    """The topic of a lease, both locked. Raises Fenced if the lease was overtaken."""
+    check(connection, lease)
+    return topics.locked(connection, lease.topic_id)
 
 
 def shown_time(milliseconds: int) -> str:

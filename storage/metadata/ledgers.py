@@ -11,12 +11,11 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
-from storage.clock import Clock
 from storage.errors import Conflict
 from storage.failpoints import Failpoint, failpoint
-from storage.metadata import attempts, leases, row_mapping, topics
-from storage.metadata.engine import Database
+from storage.metadata import attempts, leases, queries, row_mapping, topics
 from storage.metadata.invariants import check_append
+from storage.metadata.queries import Store
 from storage.metadata.records import Lease, SegmentState
 from storage.metadata.tables import compacted_ledgers, ledgers, segments, sequences, topics as topics_table
 from storage.model import LedgerRecord
@@ -26,12 +25,8 @@ LEDGER_SEQUENCE = "ledger"
 _OF_TOPIC = select(ledgers).where(ledgers.c.topic_id == bindparam("topic")).order_by(ledgers.c.first_offset)
 
 
-class LedgerStore:
-    """Raw ledgers and their ids, over the database of a MetadataStore. Safe to share between threads."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
+class LedgerStore(Store):
+    """Raw ledgers and their ids."""
 
     def allocate_ids(self, count: int) -> int:
         """The first of `count` consecutive ledger ids. No id is allocated twice; one that is not used is lost."""
@@ -103,12 +98,9 @@ def _skip_ids(connection: Connection, highest: int) -> None:
 
 
 def _append(connection: Connection, lease: Lease, new: Sequence[LedgerRecord], now: int) -> None:
-    leases.check(connection, lease)
-    topic = topics.locked(connection, lease.topic_id)
-    open_row = connection.execute(
-        select(segments).where(segments.c.topic_id == topic.id, segments.c.state == SegmentState.OPEN.value)
-    ).mappings()
-    open_segment = next((row_mapping.segment(row) for row in open_row), None)
+    topic = leases.lock_topic(connection, lease)
+    opened = select(segments).where(segments.c.topic_id == topic.id, segments.c.state == SegmentState.OPEN.value)
+    open_segment = queries.find(connection, opened, row_mapping.segment)
     check_append(topic, last_id(connection, topic.id), open_segment, new)
     attempt_ids = {ledger.attempt_id for ledger in new}
     attempts.check_open(connection, attempt_ids)
@@ -135,4 +127,4 @@ def of_topic(connection: Connection, topic_id: int) -> tuple[LedgerRecord, ...]:
 
 def with_trimmed(connection: Connection, topic_id: int) -> tuple[LedgerRecord, ...]:
     """Also those that are trimmed and not purged, in the order of offsets."""
-    return tuple(row_mapping.ledger(row) for row in connection.execute(_OF_TOPIC, {"topic": topic_id}).mappings())
+    return tuple(queries.fetch(connection, _OF_TOPIC, row_mapping.ledger, {"topic": topic_id}))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import RowMapping, case, func, or_, select
 
+from storage.metadata import queries, row_mapping
 from storage.metadata.engine import Database
 from storage.metadata.records import MAX_SEALING_TRIES, RunState, SegmentState
 from storage.metadata.tables import controls, runs, segments, topics
@@ -34,7 +35,7 @@ class RunFigures:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ServiceCounts:
     """How many topics there are, and how many wait for a run, are paused, fail. `segments`: by their state.
 
     `rolled_bytes`: of files that wait to be sealed; `given_up`: segments of these that are sealed by hand alone.
@@ -63,7 +64,7 @@ class MetricsStore:
         with self._database.read() as connection:
             connection.execute(select(1))
 
-    def standing(self) -> Standing:
+    def counts(self) -> ServiceCounts:
         """As of now."""
         wanted = select(
             func.count(controls.c.requested_at),
@@ -80,7 +81,7 @@ class MetricsStore:
             requested, oldest, paused, failing = connection.execute(wanted).one()
             states = {str(state): int(count) for state, count in connection.execute(by_state)}
             size, given_up = (int(item or 0) for item in connection.execute(rolled).one())
-        return Standing(all_topics, requested, oldest, int(paused or 0), int(failing or 0), states, size, given_up)
+        return ServiceCounts(all_topics, requested, oldest, int(paused or 0), int(failing or 0), states, size, given_up)
 
     def topic_names(self) -> dict[int, TopicName]:
         """All topics' names, by id."""
@@ -90,28 +91,12 @@ class MetricsStore:
 
     def runs(self, after: int, again: Collection[int] = ()) -> list[RunFigures]:
         """Runs of a larger id than `after`, by id, one page of them; and before them, those of the ids in `again`."""
-        columns = (
-            runs.c.run_id,
-            runs.c.topic_id,
-            runs.c.state,
-            runs.c.started_at,
-            runs.c.heartbeat_at,
-            runs.c.finished_at,
-            runs.c.statistics,
-        )
+        columns = [runs.c[name] for name in row_mapping.names(RunFigures)]
         which = or_(runs.c.run_id > after, runs.c.run_id.in_(again)) if again else runs.c.run_id > after
         statement = select(*columns).where(which).order_by(runs.c.run_id).limit(PAGE_RUNS + len(again))
         with self._database.read() as connection:
-            return [_figures(row) for row in connection.execute(statement).mappings()]
+            return queries.fetch(connection, statement, _figures)
 
 
 def _figures(row: RowMapping) -> RunFigures:
-    return RunFigures(
-        row["run_id"],
-        row["topic_id"],
-        RunState(row["state"]),
-        row["started_at"],
-        row["heartbeat_at"],
-        row["finished_at"],
-        row["statistics"],
-    )
+    return row_mapping.record(RunFigures, row, state=RunState(row["state"]))

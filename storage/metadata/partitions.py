@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from sqlalchemy import Connection, RowMapping, bindparam, delete, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from storage.clock import Clock
 from storage.errors import Conflict, InvalidInput, NotFound
-from storage.metadata import tenancy, topic_deletion, topics
+from storage.metadata import queries, row_mapping, tenancy, topic_deletion, topics
 from storage.metadata.engine import Database
+from storage.metadata.queries import Store
 from storage.metadata.records import DeletedTopic, PartitionedTopic
 from storage.metadata.tables import partitioned_topics, permissions
 from storage.model import TopicName
@@ -26,13 +26,12 @@ MAX_PARTITIONS = 10_000
 _OF_NAME = select(partitioned_topics).where(partitioned_topics.c.name == bindparam("partitioned"))
 
 
-class PartitionStore:
-    """Partitioned topics, over the database of a MetadataStore. Safe to share between threads."""
+class PartitionStore(Store):
+    """Partitioned topics."""
 
     def __init__(self, database: Database, clock: Clock, defaults: Mapping[str, object]) -> None:
         """`defaults`: the broker's policies (PolicyStore)."""
-        self._database = database
-        self._clock = clock
+        super().__init__(database, clock)
         self._defaults = defaults
 
     def find(self, name: TopicName) -> PartitionedTopic | None:
@@ -45,7 +44,7 @@ class PartitionStore:
         topics.parse_namespace(namespace)
         statement = select(partitioned_topics).where(partitioned_topics.c.namespace == namespace)
         with self._database.read() as connection:
-            found = [_record(row) for row in connection.execute(statement).mappings()]
+            found = queries.fetch(connection, statement, row_mapping.partitioned_topic)
         return sorted(found, key=lambda topic: str(topic.name))
 
     def create(self, name: TopicName, partitions: int, properties: Mapping[str, str]) -> PartitionedTopic:
@@ -64,19 +63,9 @@ class PartitionStore:
             if _find(connection, name) is not None or topics.find(connection, name) is not None:
                 raise _exists(name)
             new = PartitionedTopic(name, partitions, topics.check_properties(properties), now)
-            try:
-                with connection.begin_nested():
-                    connection.execute(
-                        insert(partitioned_topics).values(
-                            name=str(name),
-                            namespace=namespace,
-                            partitions=partitions,
-                            properties=new.properties,
-                            created_at=now,
-                        )
-                    )
-            except IntegrityError as error:  # the namespace's lock makes this impossible
-                raise _exists(name) from error
+            values = {"partitions": partitions, "properties": new.properties, "created_at": now}
+            # The namespace's lock, under which nothing of the name was found, keeps others from inserting it.
+            connection.execute(insert(partitioned_topics).values(name=str(name), namespace=namespace, **values))
             self._create_partitions(connection, name, 0, partitions, now)
             return new
 
@@ -141,16 +130,15 @@ def partition_of(name: TopicName, index: int) -> TopicName:
 
 
 def _find(connection: Connection, name: TopicName) -> PartitionedTopic | None:
-    row = connection.execute(_OF_NAME, {"partitioned": str(name)}).mappings().one_or_none()
-    return _record(row) if row is not None else None
+    return queries.find(connection, _OF_NAME, row_mapping.partitioned_topic, {"partitioned": str(name)})
 
 
 def _locked(connection: Connection, name: TopicName) -> PartitionedTopic:
     statement = select(partitioned_topics).where(partitioned_topics.c.name == str(name)).with_for_update()
-    row = connection.execute(statement).mappings().one_or_none()
-    if row is None:
+    found = queries.find(connection, statement, row_mapping.partitioned_topic)
+    if found is None:
         raise NotFound(f"the partitioned topic {name} does not exist", "create it first, or check the name")
-    return _record(row)
+    return found
 
 
 def _check_number(name: TopicName, partitions: int) -> None:
@@ -162,7 +150,3 @@ def _check_number(name: TopicName, partitions: int) -> None:
 
 def _exists(name: TopicName) -> Conflict:
     return Conflict(f"the topic {name} exists already", "nothing was changed; choose another name")
-
-
-def _record(row: RowMapping) -> PartitionedTopic:
-    return PartitionedTopic(TopicName.parse(row["name"]), row["partitions"], dict(row["properties"]), row["created_at"])

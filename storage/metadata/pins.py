@@ -16,11 +16,10 @@ from dataclasses import replace
 
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, select, update
 
-from storage.clock import Clock
 from storage.errors import Fenced
-from storage.metadata import attempts, cursors, ledgers, row_mapping, snapshots, topics
-from storage.metadata.engine import Database
+from storage.metadata import attempts, cursors, ledgers, queries, row_mapping, snapshots, topics
 from storage.metadata.liveness import PIN_TTL_MS, expiring
+from storage.metadata.queries import Store
 from storage.metadata.records import CompactedLedgerRecord, GcSnapshot, Pin, TopicSnapshot
 from storage.metadata.tables import compacted_ledgers, pins
 
@@ -31,12 +30,8 @@ _UNCOLLECTED = (
 )
 
 
-class PinStore:
-    """Pins, over the database of a MetadataStore. Safe to share between threads."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
+class PinStore(Store):
+    """Pins."""
 
     def take(
         self, topic_id: int, owner: str, ttl_ms: int, ledger_id: int | None = None
@@ -132,13 +127,12 @@ class PinStore:
 def _live(connection: Connection, topic_id: int, now: int) -> tuple[Pin, ...]:
     """The pins that hold a compacted ledger at this moment."""
     statement = select(pins).where(pins.c.topic_id == topic_id, _alive(now)).order_by(pins.c.pin_id)
-    return tuple(row_mapping.pin(row) for row in connection.execute(statement).mappings())
+    return tuple(queries.fetch(connection, statement, row_mapping.pin))
 
 
 def _uncollected(connection: Connection, topic_id: int) -> tuple[CompactedLedgerRecord, ...]:
     """All compacted ledgers whose rows exist: the one that serves and the retired ones, by generation."""
-    rows = connection.execute(_UNCOLLECTED, {"topic": topic_id}).mappings()
-    return tuple(row_mapping.compacted_ledger(row) for row in rows)
+    return tuple(queries.fetch(connection, _UNCOLLECTED, row_mapping.compacted_ledger, {"topic": topic_id}))
 
 
 def _check_ttl(ttl_ms: int) -> None:
@@ -154,5 +148,4 @@ def _find(connection: Connection, topic_id: int, ledger_id: int) -> CompactedLed
     statement = select(compacted_ledgers).where(
         compacted_ledgers.c.topic_id == topic_id, compacted_ledgers.c.ledger_id == ledger_id
     )
-    row = connection.execute(statement).mappings().one_or_none()
-    return row_mapping.compacted_ledger(row) if row is not None else None
+    return queries.find(connection, statement, row_mapping.compacted_ledger)

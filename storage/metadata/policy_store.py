@@ -21,11 +21,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from sqlalchemy import Connection, delete, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Connection, delete, select, update
 
 from storage.errors import TopicNotFound
-from storage.metadata import cursors, topics
+from storage.metadata import cursors, queries, topics
 from storage.metadata.engine import Database
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.tables import policies as policies_table, topics as topics_table
@@ -279,9 +278,6 @@ def _put(connection: Connection, scope: str, name: str, value: object) -> None:
     changed = update(policies_table).where(policies_table.c.scope == scope, policies_table.c.name == name)
     if connection.execute(changed.values(value=value)).rowcount:
         return
-    try:
-        with connection.begin_nested():
-            connection.execute(insert(policies_table).values(scope=scope, name=name, value=value))
-    except IntegrityError:
-        # Another caller set it between our look and our insert; the last one counts.
+    if not queries.insert_new(connection, policies_table, scope=scope, name=name, value=value):
+        # Another caller set it between the update and the insert; the last one counts.
         connection.execute(changed.values(value=value))

@@ -123,6 +123,11 @@ class CursorRecord:
     mark_delete: Position | None
     properties: Mapping[str, str]
 
+    @property
+    def mark(self) -> int:
+        """The offset of mark-delete; -1: nothing is acknowledged."""
+        return self.mark_delete.offset if self.mark_delete else -1
+
 
 @dataclass(frozen=True)
 class CompactedLedgerRecord:

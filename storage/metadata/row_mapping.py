@@ -16,6 +16,8 @@ from storage.metadata.records import (
     AttemptKind,
     CompactedLedgerRecord,
     CursorRecord,
+    DeletedTopic,
+    PartitionedTopic,
     Pin,
     RunRecord,
     RunState,
@@ -30,15 +32,27 @@ Value = TypeVar("Value")
 
 
 def topic(row: RowMapping) -> TopicRecord:
-    return _record(TopicRecord, row, name=TopicName.parse(row["name"]))
+    return record(TopicRecord, row, name=TopicName.parse(row["name"]))
+
+
+def deleted_topic(row: RowMapping) -> DeletedTopic:
+    return record(DeletedTopic, row, name=TopicName.parse(row["name"]))
+
+
+def partitioned_topic(row: RowMapping) -> PartitionedTopic:
+    return record(PartitionedTopic, row, name=TopicName.parse(row["name"]))
 
 
 def attempt(row: RowMapping) -> Attempt:
-    return _record(Attempt, row, kind=AttemptKind(row["kind"]), owner=row["holder"])
+    return record(Attempt, row, kind=AttemptKind(row["kind"]), owner=row["holder"])
+
+
+def attempt_values(attempt: Attempt) -> dict[str, Any]:
+    return {**_values(attempt, "kind", "owner"), "kind": attempt.kind.value, "holder": attempt.owner}
 
 
 def pin(row: RowMapping) -> Pin:
-    return _record(Pin, row, owner=row["holder"])
+    return record(Pin, row, owner=row["holder"])
 
 
 def pin_values(pin: Pin) -> dict[str, Any]:
@@ -46,7 +60,7 @@ def pin_values(pin: Pin) -> dict[str, Any]:
 
 
 def ledger(row: RowMapping) -> LedgerRecord:
-    return _record(
+    return record(
         LedgerRecord,
         row,
         last_message_id=_part(MessageId, row, "last_message"),
@@ -67,8 +81,8 @@ def ledger_values(topic_id: int, ledger: LedgerRecord) -> dict[str, Any]:
 
 def segment(row: RowMapping) -> SegmentRecord:
     last = _message_id(row, "last_message")
-    content = _record(SegmentContent, row, last_message_id=last) if last is not None else None
-    return _record(SegmentRecord, row, state=SegmentState(row["state"]), content=content)
+    content = record(SegmentContent, row, last_message_id=last) if last is not None else None
+    return record(SegmentRecord, row, state=SegmentState(row["state"]), content=content)
 
 
 def segment_values(topic_id: int, segment: SegmentRecord) -> dict[str, Any]:
@@ -85,11 +99,11 @@ def content_values(content: SegmentContent) -> dict[str, Any]:
 
 
 def cursor(row: RowMapping) -> CursorRecord:
-    return _record(CursorRecord, row, mark_delete=_position(row, "mark_delete"))
+    return record(CursorRecord, row, mark_delete=_position(row, "mark_delete"))
 
 
 def compacted_ledger(row: RowMapping) -> CompactedLedgerRecord:
-    return _record(
+    return record(
         CompactedLedgerRecord,
         row,
         horizon=_position(row, "horizon"),
@@ -109,7 +123,7 @@ def compacted_ledger_values(topic_id: int, compacted: CompactedLedgerRecord) -> 
 
 
 def run(row: RowMapping) -> RunRecord:
-    return _record(RunRecord, row, state=RunState(row["state"]), owner=row["holder"], horizon=_position(row, "horizon"))
+    return record(RunRecord, row, state=RunState(row["state"]), owner=row["holder"], horizon=_position(row, "horizon"))
 
 
 def position_values(prefix: str, position: Position | None) -> dict[str, Any]:
@@ -129,26 +143,26 @@ def _message_id(row: RowMapping, prefix: str) -> MessageId | None:
     return None if row[f"{prefix}_ledger_id"] is None else _part(MessageId, row, prefix)
 
 
-def _record(kind: type[Value], row: RowMapping, /, **others: object) -> Value:
+def record(kind: type[Value], row: RowMapping, /, **others: object) -> Value:
     """A record of a row; `others`: the fields that are no column of their name."""
-    return kind(**others, **{name: row[name] for name in _names(kind) if name not in others})
+    return kind(**others, **{name: row[name] for name in names(kind) if name not in others})
 
 
-def _values(record: object, *others: str) -> dict[str, Any]:
+def _values(value: object, *others: str) -> dict[str, Any]:
     """The columns of a record, but for the fields `others`."""
-    return {name: getattr(record, name) for name in _names(type(record)) if name not in others}
+    return {name: getattr(value, name) for name in names(type(value)) if name not in others}
 
 
 def _part(kind: type[Value], row: RowMapping, prefix: str) -> Value:
     """A value that several columns hold."""
-    return kind(*(row[f"{prefix}_{name}"] for name in _names(kind)))
+    return kind(*(row[f"{prefix}_{name}"] for name in names(kind)))
 
 
 def _part_values(kind: type[Value], prefix: str, value: Value | None) -> dict[str, Any]:
     """The columns of a value; all null for None."""
-    return {f"{prefix}_{name}": getattr(value, name, None) for name in _names(kind)}
+    return {f"{prefix}_{name}": getattr(value, name, None) for name in names(kind)}
 
 
-def _names(kind: Any) -> tuple[str, ...]:
+def names(kind: Any) -> tuple[str, ...]:
     """The fields of a dataclass, in their order. `dataclasses.fields` takes ten times as long."""
     return tuple(kind.__dataclass_fields__)

@@ -16,15 +16,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from sqlalchemy import Connection, RowMapping, Select, bindparam, insert, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, insert, select, update
 
-from storage.clock import Clock
 from storage.errors import CompactionRunning, Conflict, NotFound
-from storage.metadata import attempts, compaction_state, row_mapping, services, topics
-from storage.metadata.engine import Database
+from storage.metadata import attempts, compaction_state, queries, row_mapping, services, topics
 from storage.metadata.invariants import check_run_is_current
 from storage.metadata.leases import shown_time
 from storage.metadata.liveness import is_alive
+from storage.metadata.queries import Store
 from storage.metadata.records import AttemptKind, RunRecord, RunState, TopicRecord
 from storage.metadata.tables import attempts as attempts_table, runs, topics as topics_table
 from storage.model import Position, TopicName
@@ -34,12 +33,8 @@ CLAIMED = "claimed"
 _LAST = select(runs).where(runs.c.topic_id == bindparam("topic")).order_by(runs.c.run_id.desc()).limit(1)
 
 
-class RunStore:
-    """Runs, over the database of a MetadataStore. Safe to share between threads."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
+class RunStore(Store):
+    """Runs."""
 
     def claim(
         self,
@@ -65,7 +60,8 @@ class RunStore:
 
         def happened(connection: Connection, claimed: RunRecord) -> bool:
             topics.locked(connection, topic_id)
-            return _find(connection, select(runs).where(runs.c.attempt_id == claimed.attempt_id)) is not None
+            ours = select(runs.c.run_id).where(runs.c.attempt_id == claimed.attempt_id)
+            return connection.execute(ours).first() is not None
 
         return self._database.write_once(claim, happened, f"whether {owner} claimed a compaction run")
 
@@ -102,12 +98,11 @@ class RunStore:
         others got theirs.
         """
         by_attempt = {run.attempt_id: run for run in running}
-        ordered = sorted(by_attempt)
         alive: dict[int, RowMapping] = {}
         with self._database.write() as connection:
             now = self._clock.now_ms()
-            for first in range(0, len(ordered), attempts.AT_ONCE):
-                open_ids = attempts.lock_open(connection, ordered[first : first + attempts.AT_ONCE])
+            for attempt_ids in queries.batches(sorted(by_attempt)):
+                open_ids = attempts.lock_open(connection, attempt_ids)
                 alive |= _lock_current(connection, [by_attempt[attempt_id].run_id for attempt_id in open_ids])
             if alive:
                 values = [_with_progress(alive[run_id], progress.get(run_id, {})) for run_id in sorted(alive)]
@@ -177,7 +172,7 @@ class RunStore:
         """The newest runs of the topic, the newest first."""
         newest = select(runs).where(runs.c.topic_id == topic_id).order_by(runs.c.run_id.desc()).limit(limit)
         with self._database.read() as connection:
-            return [row_mapping.run(row) for row in connection.execute(newest).mappings()]
+            return queries.fetch(connection, newest, row_mapping.run)
 
     def newest(
         self, limit: int, *, topic_id: int | None = None, state: RunState | None = None
@@ -257,7 +252,7 @@ def is_running(topic: TopicRecord, run: RunRecord) -> CompactionRunning:
 
 def get(connection: Connection, run_id: int) -> RunRecord:
     """Raises NotFound."""
-    run = _find(connection, select(runs).where(runs.c.run_id == run_id))
+    run = queries.find(connection, select(runs).where(runs.c.run_id == run_id), row_mapping.run)
     if run is None:
         raise NotFound(
             f"the compaction run {run_id} does not exist", "`compactor compactions list` shows those that do"
@@ -266,8 +261,7 @@ def get(connection: Connection, run_id: int) -> RunRecord:
 
 
 def last(connection: Connection, topic_id: int) -> RunRecord | None:
-    row = connection.execute(_LAST, {"topic": topic_id}).mappings().one_or_none()
-    return row_mapping.run(row) if row is not None else None
+    return queries.find(connection, _LAST, row_mapping.run, {"topic": topic_id})
 
 
 def storable(error: str) -> str:
@@ -286,7 +280,8 @@ def _claim(
 ) -> RunRecord:
     topic = topics.locked(connection, topic_id)
     cause = compaction_state.take_request(connection, topic, requested, now, heartbeat_ttl_ms)
-    running = _find(connection, select(runs).where(runs.c.topic_id == topic_id, runs.c.state == RunState.RUNNING.value))
+    under_way = select(runs).where(runs.c.topic_id == topic_id, runs.c.state == RunState.RUNNING.value)
+    running = queries.find(connection, under_way, row_mapping.run)
     if running is not None:
         if is_alive(running.owner, running.heartbeat_at, heartbeat_ttl_ms, now):
             raise is_running(topic, running)
@@ -334,11 +329,6 @@ def _end(connection: Connection, run: RunRecord, state: RunState, now: int, **va
     connection.execute(
         update(runs).where(runs.c.run_id == run.run_id).values(state=state.value, finished_at=now, **values)
     )
-
-
-def _find(connection: Connection, statement: Select[tuple[object, ...]]) -> RunRecord | None:
-    row = connection.execute(statement).mappings().one_or_none()
-    return row_mapping.run(row) if row is not None else None
 
 
 def _lock_current(connection: Connection, run_ids: Collection[int]) -> dict[int, RowMapping]:

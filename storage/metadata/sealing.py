@@ -16,29 +16,19 @@ from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from storage.clock import Clock
 from storage.failpoints import Failpoint, failpoint
-from storage.metadata import attempts, row_mapping, segments, topics
-from storage.metadata.engine import Database
+from storage.metadata import attempts, queries, row_mapping, segments, topics
 from storage.metadata.invariants import check_seal
 from storage.metadata.liveness import is_alive
+from storage.metadata.queries import Store
 from storage.metadata.records import MAX_SEALING_TRIES, Attempt, AttemptKind, SegmentRecord, SegmentState, TopicRecord
-from storage.metadata.tables import (
-    attempts as attempts_table,
-    ledgers,
-    segments as segments_table,
-    topics as topics_table,
-)
+from storage.metadata.tables import attempts as attempts_table, ledgers, segments as segments_table
 from storage.model import LedgerRecord
 from storage.owner import is_alive_here
 
 
-class SealingStore:
-    """Sealing, over the database of a MetadataStore. Safe to share between threads."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
+class SealingStore(Store):
+    """Sealing."""
 
     def claim(
         self,
@@ -143,10 +133,7 @@ class SealingStore:
         if topic_id is not None:
             statement = statement.where(segments_table.c.topic_id == topic_id)
         with self._database.snapshot() as connection:
-            rows = connection.execute(statement).mappings().all()
-            having = select(topics_table).where(topics_table.c.id.in_({row["topic_id"] for row in rows}))
-            by_id = {row["id"]: row_mapping.topic(row) for row in connection.execute(having).mappings()}
-            return [(by_id[row["topic_id"]], row_mapping.segment(row)) for row in rows]
+            return segments.with_topics(connection, statement)
 
     def purge(self, topic_id: int, ledger_id: int) -> None:
         """Delete the row of a sealed segment whose file is gone; nothing happens without one. Raises TopicNotFound."""
@@ -190,8 +177,8 @@ def _open_claims(connection: Connection, rolled: tuple[SegmentRecord, ...]) -> d
     """The open attempts on those segments, by id; they are locked, so none gets a heartbeat meanwhile."""
     claimed = {segment.sealing_attempt_id for segment in rolled if segment.sealing_attempt_id is not None}
     open_ids = attempts.lock_open(connection, claimed)
-    found = connection.execute(select(attempts_table).where(attempts_table.c.attempt_id.in_(open_ids))).mappings()
-    return {row["attempt_id"]: row_mapping.attempt(row) for row in found}
+    found = select(attempts_table).where(attempts_table.c.attempt_id.in_(open_ids))
+    return {attempt.attempt_id: attempt for attempt in queries.fetch(connection, found, row_mapping.attempt)}
 
 
 def _tries(segment: SegmentRecord, claims: Mapping[str, Attempt]) -> int:

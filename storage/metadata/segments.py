@@ -13,19 +13,18 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
 
-from storage.clock import Clock
 from storage.errors import Fenced
 from storage.failpoints import Failpoint, failpoint
-from storage.metadata import leases, ledgers, row_mapping, topics
-from storage.metadata.attempts import AT_ONCE
-from storage.metadata.engine import Database
+from storage.metadata import leases, ledgers, queries, row_mapping, topics
 from storage.metadata.invariants import check_open_segment, check_roll
 from storage.metadata.liveness import LEASE_TTL_MS, expiring
+from storage.metadata.queries import Store
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicRecord, TopicTail
 from storage.metadata.tables import leases as leases_table, segments, topics as topics_table
 
 TAIL = (SegmentState.OPEN, SegmentState.ROLLED)
 """The states of segments that no ledger replaces yet."""
+_IS_OPEN = segments.c.state == SegmentState.OPEN.value
 _OF_TOPIC = (
     select(segments)
     .where(segments.c.topic_id == bindparam("topic"), segments.c.state.in_(bindparam("states", expanding=True)))
@@ -33,12 +32,8 @@ _OF_TOPIC = (
 )
 
 
-class SegmentStore:
-    """Segments, over the database of a MetadataStore. Safe to share between threads. Changes are the lease owner's."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
+class SegmentStore(Store):
+    """Segments. Changes are the lease owner's."""
 
     # Changes
 
@@ -95,8 +90,7 @@ class SegmentStore:
         Nothing happens if the row is gone. Raises Fenced.
         """
         with self._database.write() as connection:
-            leases.check(connection, lease)
-            topic = topics.locked(connection, lease.topic_id)
+            topic = leases.lock_topic(connection, lease)
             found = find(connection, topic.id, ledger_id)
             if found is not None and found.state is not SegmentState.OPEN:
                 raise AssertionError(
@@ -118,8 +112,7 @@ class SegmentStore:
     def clear_roll_request(self, lease: Lease) -> None:
         """Fulfil a request to roll the topic when there is nothing to roll. Raises Fenced."""
         with self._database.write() as connection:
-            leases.check(connection, lease)
-            _set_request(connection, topics.locked(connection, lease.topic_id).id, None)
+            _set_request(connection, leases.lock_topic(connection, lease).id, None)
 
     def check_open(self, lease: Lease, ledger_id: int | None) -> None:
         """Raises Fenced if the lease was overtaken, or the topic's open segment (None: it has none) is another one.
@@ -129,7 +122,7 @@ class SegmentStore:
         """
         with self._database.write() as connection:
             leases.check(connection, lease)
-            found = _open_of(connection, lease.topic_id)
+            found = open_of(connection, lease.topic_id)
             if (found.ledger_id if found else None) != ledger_id:
                 topic = topics.by_id(connection, lease.topic_id)
                 there = f"the segment of ledger {found.ledger_id} is open" if found else "no segment is open"
@@ -147,20 +140,16 @@ class SegmentStore:
     def find_open(self, topic_id: int) -> SegmentRecord | None:
         """The open segment of the topic."""
         with self._database.read() as connection:
-            return _open_of(connection, topic_id)
+            return open_of(connection, topic_id)
 
     def tails(self, topic_ids: Sequence[int]) -> list[TopicTail]:
         """The topics and their open segments, in a few statements; a topic that was deleted is left out."""
         with self._database.read() as connection:
             found: list[TopicTail] = []
-            for first in range(0, len(topic_ids), AT_ONCE):
-                ids = topic_ids[first : first + AT_ONCE]
-                opened = select(segments).where(
-                    segments.c.state == SegmentState.OPEN.value, segments.c.topic_id.in_(ids)
-                )
+            for ids in queries.batches(topic_ids):
+                opened = select(segments).where(_IS_OPEN, segments.c.topic_id.in_(ids))
                 by_topic = {row["topic_id"]: row_mapping.segment(row) for row in connection.execute(opened).mappings()}
-                present = select(topics_table).where(topics_table.c.id.in_(ids))
-                records = (row_mapping.topic(row) for row in connection.execute(present).mappings())
+                records = topics.by_ids(connection, ids).values()
                 found += [TopicTail(topic, by_topic.get(topic.id)) for topic in records]
             return found
 
@@ -174,21 +163,19 @@ class SegmentStore:
         with self._database.read() as connection:
             found: dict[int, bool] = {}
             columns = (topics_table.c.id, topics_table.c.roll_requested_at)
-            for first in range(0, len(topic_ids), AT_ONCE):
-                statement = select(*columns).where(topics_table.c.id.in_(topic_ids[first : first + AT_ONCE]))
-                found.update((row[0], row[1] is not None) for row in connection.execute(statement))
+            for ids in queries.batches(topic_ids):
+                rows = connection.execute(select(*columns).where(topics_table.c.id.in_(ids)))
+                found.update((topic_id, requested_at is not None) for topic_id, requested_at in rows)
             return found
 
     # Of log directories
 
     def topics_to_roll(self, log_uid: str) -> list[TopicRecord]:
         """The topics with an open segment in that log directory that are requested to roll, by name."""
-        opened = select(segments.c.topic_id).where(
-            segments.c.state == SegmentState.OPEN.value, segments.c.log_uid == log_uid
-        )
+        opened = select(segments.c.topic_id).where(_IS_OPEN, segments.c.log_uid == log_uid)
         requested = topics_table.c.roll_requested_at.is_not(None)
         with self._database.read() as connection:
-            return _by_name(connection, select(topics_table).where(requested, topics_table.c.id.in_(opened)))
+            return topics.of_statement(connection, select(topics_table).where(requested, topics_table.c.id.in_(opened)))
 
     def topics_with(self, states: Collection[SegmentState], log_uid: str | None = None) -> list[TopicRecord]:
         """The topics that have a segment in one of those states, by name; with `log_uid`, in that log directory."""
@@ -196,7 +183,7 @@ class SegmentStore:
         if log_uid is not None:
             having = having.where(segments.c.log_uid == log_uid)
         with self._database.read() as connection:
-            return _by_name(connection, select(topics_table).where(topics_table.c.id.in_(having)))
+            return topics.of_statement(connection, select(topics_table).where(topics_table.c.id.in_(having)))
 
     def first_offsets(self, log_uid: str) -> dict[str, set[int]]:
         """The first offsets of all segments in a log directory that have a row, by the uid of their topic."""
@@ -227,26 +214,27 @@ class SegmentStore:
             statement = (
                 select(segments)
                 .where(
-                    segments.c.state == SegmentState.OPEN.value,
+                    _IS_OPEN,
                     segments.c.log_uid == log_uid,
                     segments.c.created_at <= created_until,
                     segments.c.topic_id.not_in(leased),
                 )
                 .order_by(segments.c.created_at, segments.c.ledger_id)
             )
-            rows = connection.execute(statement).mappings().all()
-            owning = select(topics_table).where(
-                topics_table.c.id.in_(statement.with_only_columns(segments.c.topic_id).order_by(None))
-            )
-            by_id = {row["id"]: row_mapping.topic(row) for row in connection.execute(owning).mappings()}
-            return [(by_id[row["topic_id"]], row_mapping.segment(row)) for row in rows if row["topic_id"] in by_id]
+            return with_topics(connection, statement)
 
 
 def find(connection: Connection, topic_id: int, ledger_id: int) -> SegmentRecord | None:
     """The topic's segment of that ledger id."""
     statement = select(segments).where(segments.c.topic_id == topic_id, segments.c.ledger_id == ledger_id)
-    row = connection.execute(statement).mappings().one_or_none()
-    return row_mapping.segment(row) if row is not None else None
+    return queries.find(connection, statement, row_mapping.segment)
+
+
+def with_topics(connection: Connection, statement: Select[Any]) -> list[tuple[TopicRecord, SegmentRecord]]:
+    """The segments that a statement selects, in its order, with their topics."""
+    rows = connection.execute(statement).mappings().all()
+    records = topics.by_ids(connection, {row["topic_id"] for row in rows})
+    return [(records[row["topic_id"]], row_mapping.segment(row)) for row in rows]
 
 
 def of_topic(
@@ -254,17 +242,16 @@ def of_topic(
 ) -> tuple[SegmentRecord, ...]:
     """The topic's segments in those states, in the order of offsets."""
     wanted = {"topic": topic_id, "states": [state.value for state in states]}
-    return tuple(row_mapping.segment(row) for row in connection.execute(_OF_TOPIC, wanted).mappings())
+    return tuple(queries.fetch(connection, _OF_TOPIC, row_mapping.segment, wanted))
 
 
-def _open_of(connection: Connection, topic_id: int) -> SegmentRecord | None:
+def open_of(connection: Connection, topic_id: int) -> SegmentRecord | None:
     return next(iter(of_topic(connection, topic_id, [SegmentState.OPEN])), None)
 
 
 def _open(connection: Connection, lease: Lease, new: SegmentRecord) -> None:
-    leases.check(connection, lease)
-    topic = topics.locked(connection, lease.topic_id)
-    check_open_segment(topic, ledgers.last_id(connection, topic.id), _open_of(connection, topic.id), new)
+    topic = leases.lock_topic(connection, lease)
+    check_open_segment(topic, ledgers.last_id(connection, topic.id), open_of(connection, topic.id), new)
     connection.execute(insert(segments).values(**row_mapping.segment_values(topic.id, new)))
 
 
@@ -275,8 +262,7 @@ def _take_up(connection: Connection, lease: Lease, lost: SegmentRecord) -> None:
 
 
 def _roll(connection: Connection, lease: Lease, ledger_id: int, content: SegmentContent, now: int) -> SegmentRecord:
-    leases.check(connection, lease)
-    topic = topics.locked(connection, lease.topic_id)
+    topic = leases.lock_topic(connection, lease)
     found = find(connection, topic.id, ledger_id)
     if found is None:
         raise Fenced(
@@ -311,8 +297,3 @@ def _roll_requested(connection: Connection, topic_id: int) -> bool:
 
 def _set_request(connection: Connection, topic_id: int, at: int | None) -> None:
     connection.execute(update(topics_table).where(topics_table.c.id == topic_id).values(roll_requested_at=at))
-
-
-def _by_name(connection: Connection, statement: Select[Any]) -> list[TopicRecord]:
-    found = [row_mapping.topic(row) for row in connection.execute(statement).mappings()]
-    return sorted(found, key=lambda topic: str(topic.name))

@@ -7,13 +7,12 @@ in the transaction of the claim). So a wrong clock costs waiting, never two lead
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Connection, Row, delete, select, update
 
-from storage.clock import Clock
 from storage.errors import Fenced
-from storage.metadata.engine import Database
+from storage.metadata import queries
 from storage.metadata.liveness import beating, is_held
+from storage.metadata.queries import Store
 from storage.metadata.records import SERVICE_DEAD_MS, ServiceRecord
 from storage.metadata.tables import leadership, services
 from storage.owner import is_dead, same_process
@@ -24,16 +23,12 @@ _PURGED_AFTER = 20
 """Rows of dead services are purged at this many times the age at which they count as dead."""
 
 
-class ServiceStore:
-    """Services and their leader, over the database of a MetadataStore. Safe to share between threads.
+class ServiceStore(Store):
+    """Services and their leader.
 
     TTLs are counted by the caller's clock: services of one database should agree on it within a fraction of a TTL; if
     they do not, a leader may be overtaken early, and is then fenced.
     """
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
 
     # Services
 
@@ -45,12 +40,8 @@ class ServiceStore:
             ours = update(services).where(services.c.name == record.name)
             if connection.execute(ours.values(**values)).rowcount:
                 return
-            try:
-                with connection.begin_nested():
-                    new = insert(services).values(name=record.name, started_at=record.started_at, **values)
-                    connection.execute(new)
-            except IntegrityError:  # another thread of the same service was first
-                connection.execute(ours.values(**values))
+            if not queries.insert_new(connection, services, name=record.name, started_at=record.started_at, **values):
+                connection.execute(ours.values(**values))  # another thread of the same service was first
 
     def live(self, dead_ms: int = SERVICE_DEAD_MS) -> list[ServiceRecord]:
         """The services that live, by name."""

@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, select
 
-from storage.metadata import cursor_ranges, cursors, row_mapping, segments, topics
-from storage.metadata.engine import Database
+from storage.metadata import cursor_ranges, cursors, queries, row_mapping, segments, topics
+from storage.metadata.queries import Store
 from storage.metadata.records import (
     CompactedLedgerRecord,
     CursorRecord,
@@ -55,7 +55,7 @@ class LedgerLine:
 
 
 @dataclass(frozen=True)
-class CursorStanding:
+class CursorStatsRecord:
     """A cursor, and what is behind its mark-delete in sealed ledgers; one that straddles it counts whole.
 
     `acknowledged`, `ranges`: messages above mark-delete that are acknowledged, and how many ranges they make; 0 if
@@ -68,14 +68,9 @@ class CursorStanding:
     acknowledged: int = 0
     ranges: int = 0
 
-    @property
-    def mark(self) -> int:
-        """The offset of mark-delete; -1: nothing is acknowledged."""
-        return self.record.mark_delete.offset if self.record.mark_delete else -1
-
 
 @dataclass(frozen=True)
-class TopicStanding:
+class TopicStatsRecord:
     """A topic as stats show it. `lines` and `properties` are empty unless `lines` are asked for.
 
     `succeeded` and `failed` are the last run that did and the last that did not, cancelled ones among these.
@@ -84,7 +79,7 @@ class TopicStanding:
     topic: TopicRecord
     sums: LedgerSums
     segments: tuple[SegmentRecord, ...]
-    cursors: tuple[CursorStanding, ...]
+    cursors: tuple[CursorStatsRecord, ...]
     compacted: CompactedLedgerRecord | None
     succeeded: RunRecord | None
     failed: RunRecord | None
@@ -92,13 +87,10 @@ class TopicStanding:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-class StatsStore:
-    """What stats show, over the database of a MetadataStore. Safe to share between threads."""
+class StatsStore(Store):
+    """What stats show."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def of(self, name: TopicName, *, lines: bool = False, precise: bool = False) -> TopicStanding:
+    def of(self, name: TopicName, *, lines: bool = False, precise: bool = False) -> TopicStatsRecord:
         """The topic of one moment. Raises TopicNotFound.
 
         `lines`: with a line for each ledger, and properties; `precise`: with single acknowledgements counted.
@@ -106,29 +98,25 @@ class StatsStore:
         with self._database.snapshot() as connection:
             topic = topics.by_name(connection, name)
             records = cursors.of_topic(connection, topic.id)
-            sums, behind = _sums(connection, topic.id, sorted({_mark(record) for record in records}))
+            sums, behind = _sums(connection, topic.id, sorted({record.mark for record in records}))
             succeeded, failed = _last_runs(connection, topic.id)
-            standing = []
+            stats = []
             for record in records:
-                size, oldest = behind[_mark(record)]
+                size, oldest = behind[record.mark]
                 above = cursor_ranges.summary(connection, topic, record) if precise else None
                 messages, ranges = (above.messages, above.ranges) if above else (0, 0)
-                standing.append(CursorStanding(record, size, oldest, messages, ranges))
-            return TopicStanding(
+                stats.append(CursorStatsRecord(record, size, oldest, messages, ranges))
+            return TopicStatsRecord(
                 topic=topic,
                 sums=sums,
                 segments=segments.of_topic(connection, topic.id, segments.TAIL),
-                cursors=tuple(standing),
+                cursors=tuple(stats),
                 compacted=cursors.serving_compacted(connection, topic.id),
                 succeeded=succeeded,
                 failed=failed,
                 lines=_lines(connection, topic.id) if lines else (),
                 properties=topics.properties(connection, topic.id) if lines else {},
             )
-
-
-def _mark(record: CursorRecord) -> int:
-    return record.mark_delete.offset if record.mark_delete else -1
 
 
 def _sums(connection: Connection, topic_id: int, marks: Sequence[int]) -> tuple[LedgerSums, dict[int, tuple[int, int]]]:
@@ -208,6 +196,6 @@ _LAST_RUNS = select(runs).where(runs.c.run_id.in_(_SUCCEEDED.union_all(_FAILED))
 
 
 def _last_runs(connection: Connection, topic_id: int) -> tuple[RunRecord | None, RunRecord | None]:
-    found = [row_mapping.run(row) for row in connection.execute(_LAST_RUNS, {"topic": topic_id}).mappings()]
+    found = queries.fetch(connection, _LAST_RUNS, row_mapping.run, {"topic": topic_id})
     succeeded = next((item for item in found if item.state is RunState.SUCCESS), None)
     return succeeded, next((item for item in found if item.state is not RunState.SUCCESS), None)

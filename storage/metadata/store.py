@@ -58,7 +58,7 @@ class MetadataStore:
         Does not connect. Raises Misconfigured for a bad URL.
         """
         self.database = database = Database(url)
-        self.topics = TopicStore(database)
+        self.topics = TopicStore(database, clock)
         self.leases = LeaseStore(database, clock)
         self.attempts = AttemptStore(database, clock)
         self.ledgers = LedgerStore(database, clock)
@@ -70,12 +70,12 @@ class MetadataStore:
         self.publishing = PublishingStore(database, clock)
         self.pins = PinStore(database, clock)
         self.compaction_state = CompactionStateStore(database, clock, run_dead_ms)
-        self.backlogs = BacklogStore(database)
+        self.backlogs = BacklogStore(database, clock)
         self.policies = PolicyStore(database, policies)
         self.tenancy = TenancyStore(database, clock, policies)
         self.partitions = PartitionStore(database, clock, policies)
         self.services = ServiceStore(database, clock)
-        self.stats = StatsStore(database)
+        self.stats = StatsStore(database, clock)
         self.metrics = MetricsStore(database, run_dead_ms)
         self.store_binding = StoreBinding(database, clock)
 

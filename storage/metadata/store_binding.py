@@ -10,11 +10,12 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Connection, select, update
 
 from storage.clock import Clock
+from storage.metadata import queries
 from storage.metadata.engine import Database
+from storage.metadata.queries import Store
 from storage.metadata.tables import compacted_ledgers, ledgers, store_bindings, topics
 
 OBJECTS = "objects"
@@ -30,12 +31,11 @@ class Binding:
     confirmed: bool
 
 
-class StoreBinding:
-    """The store's identity, over the database of a MetadataStore. Safe to share between threads."""
+class StoreBinding(Store):
+    """The store's identity."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
+        super().__init__(database, clock)
         self.verified: set[str] = set()
         """Locations of stores that this process has found to be the right one."""
 
@@ -47,12 +47,7 @@ class StoreBinding:
     def begin(self, url: str) -> Binding:
         """The binding, made with a new uid and unconfirmed if there is none."""
         with self._database.write() as connection:
-            try:
-                with connection.begin_nested():
-                    created = {"role": OBJECTS, "uid": new_uid(), "url": url, "bound_at": None}
-                    connection.execute(insert(store_bindings).values(**created))
-            except IntegrityError:
-                pass  # it was there, or another process was first
+            queries.insert_new(connection, store_bindings, role=OBJECTS, uid=new_uid(), url=url, bound_at=None)
             found = _find(connection)
             assert found is not None
             return found

@@ -14,17 +14,16 @@ and namespace are created with it (`ensure_topic`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
-from sqlalchemy.exc import IntegrityError
 
 from storage.clock import Clock
 from storage.errors import Conflict, NotFound
 from storage.failpoints import Failpoint, failpoint
-from storage.metadata import cursors, policy_store, topic_deletion, topics
+from storage.metadata import cursors, policy_store, queries, topic_deletion, topics
 from storage.metadata.engine import Database
 from storage.metadata.policy_store import namespace_scope
+from storage.metadata.queries import Store
 from storage.metadata.records import (
     CLUSTER,
     COMPACTION_CURSOR,
@@ -49,8 +48,8 @@ _TOPIC = "persistent://"
 """How the scope that is a topic begins: its full name."""
 
 
-class TenancyStore:
-    """Tenants, namespaces and what is in them, over the database of a MetadataStore. Safe to share between threads.
+class TenancyStore(Store):
+    """Tenants, namespaces and what is in them.
 
     Deleting a topic finds out by itself whether a COMMIT whose answer was lost has happened; other deletions and
     creations may raise NotFound or Conflict when they are called again after Unavailable.
@@ -58,8 +57,7 @@ class TenancyStore:
 
     def __init__(self, database: Database, clock: Clock, defaults: Mapping[str, object]) -> None:
         """`defaults`: the broker's policies (PolicyStore)."""
-        self._database = database
-        self._clock = clock
+        super().__init__(database, clock)
         self._defaults = defaults
 
     # Tenants
@@ -80,7 +78,7 @@ class TenancyStore:
             now = self._clock.now_ms()
             TopicName(name, "any", "any")  # which checks its characters
             values = {"admin_roles": list(admin_roles), "allowed_clusters": list(allowed_clusters), "created_at": now}
-            if not _inserted(connection, tenants_table, {"name": name, **values}):
+            if not queries.insert_new(connection, tenants_table, name=name, **values):
                 raise Conflict(
                     f"the tenant {name} exists already", "nothing was changed; update it, or choose another name"
                 )
@@ -133,7 +131,7 @@ class TenancyStore:
             namespace_scope(name)
             tenant, _ = topics.parse_namespace(name)
             _lock_tenant(connection, tenant)
-            if not _inserted(connection, namespaces_table, {"name": name, "tenant": tenant, "created_at": now}):
+            if not queries.insert_new(connection, namespaces_table, name=name, tenant=tenant, created_at=now):
                 raise Conflict(f"the namespace {name} exists already", "nothing was changed; choose another name")
             policy_store.put(connection, namespace_scope(name), wanted)
 
@@ -293,9 +291,9 @@ def _ensure_namespace(connection: Connection, name: TopicName, now: int) -> None
     if connection.execute(select(namespaces_table.c.name).where(namespaces_table.c.name == full)).first() is None:
         values = {"admin_roles": [], "allowed_clusters": [CLUSTER], "created_at": now}
         if connection.execute(select(tenants_table.c.name).where(tenants_table.c.name == name.tenant)).first() is None:
-            _inserted(connection, tenants_table, {"name": name.tenant, **values})
+            queries.insert_new(connection, tenants_table, name=name.tenant, **values)
         _lock_tenant(connection, name.tenant)
-        _inserted(connection, namespaces_table, {"name": full, "tenant": name.tenant, "created_at": now})
+        queries.insert_new(connection, namespaces_table, name=full, tenant=name.tenant, created_at=now)
     lock_namespace(connection, full)
 
 
@@ -341,16 +339,6 @@ def _granted_by_scope(connection: Connection, where: ColumnElement[bool]) -> Gra
     for scope, role, actions in sorted(connection.execute(select(permissions).where(where)).all()):
         found.setdefault(scope, {})[role] = tuple(actions)
     return found
-
-
-def _inserted(connection: Connection, table: Any, values: Mapping[str, object]) -> bool:
-    """Whether the row was made; False: there is one of that name."""
-    try:
-        with connection.begin_nested():
-            connection.execute(insert(table).values(**values))
-    except IntegrityError:
-        return False
-    return True
 
 
 def _no_tenant(name: str) -> NotFound:

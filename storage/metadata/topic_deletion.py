@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, Table, delete, insert, select
 
-from storage.metadata import topics
+from storage.metadata import queries, row_mapping, topics
 from storage.metadata.leases import held
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.policy_store import topic_scope
@@ -30,7 +30,6 @@ from storage.metadata.tables import (
     runs,
     topics as topics_table,
 )
-from storage.model import TopicName
 
 
 def delete_topic(connection: Connection, topic_id: int, now: int, *, force: bool) -> DeletedTopic:
@@ -77,8 +76,9 @@ def delete_topics(connection: Connection, topic_ids: Collection[int], now: int, 
 
 def find(connection: Connection, uid: str) -> DeletedTopic | None:
     """The deleted topic of that uid."""
-    row = connection.execute(select(deleted_topics).where(deleted_topics.c.uid == uid)).mappings().one_or_none()
-    return DeletedTopic(row["uid"], TopicName.parse(row["name"]), row["deleted_at"]) if row is not None else None
+    return queries.find(
+        connection, select(deleted_topics).where(deleted_topics.c.uid == uid), row_mapping.deleted_topic
+    )
 
 
 def _tables_of_a_topic() -> list[Table]:

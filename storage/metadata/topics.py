@@ -15,13 +15,14 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import Connection, RowMapping, Select, bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from storage.errors import InvalidInput, TopicNotFound
-from storage.metadata import row_mapping
-from storage.metadata.engine import Database
+from storage.metadata import queries, row_mapping
+from storage.metadata.queries import Store
 from storage.metadata.records import TopicRecord, TopicSummary
 from storage.metadata.tables import compacted_ledgers, deleted_topics, leases, ledgers, topics
 from storage.model import DOMAIN, TopicName
@@ -34,14 +35,8 @@ _LOCKED = _BY_ID.with_for_update(key_share=True)
 _KEPT = _BY_ID.with_for_update(read=True, key_share=True)
 
 
-class TopicStore:
-    """Topics, over the database of a MetadataStore. Safe to share between threads.
-
-    TenancyStore makes and deletes them, in their namespaces.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class TopicStore(Store):
+    """Topics. TenancyStore makes and deletes them, in their namespaces."""
 
     def get(self, name: TopicName) -> TopicRecord:
         """Raises TopicNotFound."""
@@ -51,8 +46,7 @@ class TopicStore:
     def all(self) -> list[TopicRecord]:
         """All topics, by name, in the order of code points: databases sort text each in their own way."""
         with self._database.read() as connection:
-            found = [row_mapping.topic(row) for row in connection.execute(select(topics)).mappings()]
-        return sorted(found, key=lambda topic: str(topic.name))
+            return of_statement(connection, select(topics))
 
     def in_pages(self, count: int) -> Iterator[list[TopicRecord]]:
         """All topics, by id, `count` at a time; each page is of its own moment."""
@@ -157,8 +151,7 @@ def create(connection: Connection, name: TopicName, now: int) -> TopicRecord:
 
 
 def find(connection: Connection, name: TopicName) -> TopicRecord | None:
-    row = connection.execute(_BY_NAME, {"topic_name": str(name)}).mappings().one_or_none()
-    return row_mapping.topic(row) if row is not None else None
+    return queries.find(connection, _BY_NAME, row_mapping.topic, {"topic_name": str(name)})
 
 
 def ids_of(connection: Connection, names: Collection[TopicName]) -> list[int]:
@@ -180,6 +173,20 @@ def by_id(connection: Connection, topic_id: int) -> TopicRecord:
     return _found(connection, _BY_ID, topic_id)
 
 
+def by_ids(connection: Connection, topic_ids: Collection[int]) -> dict[int, TopicRecord]:
+    """Those of the topics that there are, by id."""
+    found: dict[int, TopicRecord] = {}
+    for ids in queries.batches(topic_ids):
+        these = queries.fetch(connection, select(topics).where(topics.c.id.in_(ids)), row_mapping.topic)
+        found.update((topic.id, topic) for topic in these)
+    return found
+
+
+def of_statement(connection: Connection, statement: Select[Any]) -> list[TopicRecord]:
+    """The topics that a statement selects, by name, in the order of code points."""
+    return sorted(queries.fetch(connection, statement, row_mapping.topic), key=lambda topic: str(topic.name))
+
+
 def locked(connection: Connection, topic_id: int) -> TopicRecord:
     """The topic, whose row no other transaction changes until this one ends. Raises TopicNotFound."""
     # NO KEY: rows that refer to the topic may still be inserted by others (an attempt, say).
@@ -197,7 +204,7 @@ def kept(connection: Connection, topic_id: int) -> TopicRecord:
 def all_locked(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
     """Those of the topics that there are, by id, each `locked`: for a change of several in one transaction."""
     statement = _of_ids(topic_ids).with_for_update(key_share=True)
-    return [row_mapping.topic(row) for row in connection.execute(statement).mappings()]
+    return queries.fetch(connection, statement, row_mapping.topic)
 
 
 def locked_whole(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
@@ -206,7 +213,7 @@ def locked_whole(connection: Connection, topic_ids: Collection[int]) -> list[Top
     Until this transaction ends.
     """
     statement = _of_ids(topic_ids).with_for_update()
-    return [row_mapping.topic(row) for row in connection.execute(statement).mappings()]
+    return queries.fetch(connection, statement, row_mapping.topic)
 
 
 def lock_if_there(connection: Connection, topic_id: int) -> bool:
@@ -224,10 +231,9 @@ def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
     """The topics of `tenant/namespace`, by name; none is no error. Raises InvalidInput for anything else."""
     tenant, local = parse_namespace(namespace)
     like = topics.c.name.startswith(f"{DOMAIN}://{namespace}/", autoescape=True)
-    found = [row_mapping.topic(row) for row in connection.execute(select(topics).where(like)).mappings()]
+    found = of_statement(connection, select(topics).where(like))
     # Again here: SQLite's LIKE does not tell large letters from small ones.
-    exact = [topic for topic in found if (topic.name.tenant, topic.name.namespace) == (tenant, local)]
-    return sorted(exact, key=lambda topic: str(topic.name))
+    return [topic for topic in found if (topic.name.tenant, topic.name.namespace) == (tenant, local)]
 
 
 def parse_namespace(namespace: str) -> tuple[str, str]:
@@ -272,10 +278,10 @@ def _of_ids(topic_ids: Collection[int]) -> Select[tuple[object, ...]]:
 
 
 def _found(connection: Connection, statement: Select[tuple[object, ...]], topic_id: int) -> TopicRecord:
-    row = connection.execute(statement, {"topic": topic_id}).mappings().one_or_none()
-    if row is None:
+    topic = queries.find(connection, statement, row_mapping.topic, {"topic": topic_id})
+    if topic is None:
         raise _gone(connection, topic_id)
-    return row_mapping.topic(row)
+    return topic
 
 
 def _gone(connection: Connection, topic_id: int) -> TopicNotFound:

@@ -17,30 +17,23 @@ from sqlalchemy import Connection, delete, update
 from storage.clock import Clock
 from storage.errors import Conflict
 from storage.failpoints import Failpoint, failpoint
-from storage.metadata import cursors, ledgers, topics
-from storage.metadata.attempts import AT_ONCE
+from storage.metadata import cursors, ledgers, queries, topics
 from storage.metadata.engine import Database
 from storage.metadata.invariants import check_trim
 from storage.metadata.policy_store import ensure_compaction_cursor
-from storage.metadata.records import (
-    COMPACTED_LEDGER_PROPERTY,
-    COMPACTION_CURSOR,
-    CursorRecord,
-    SegmentState,
-    TopicRecord,
-)
+from storage.metadata.queries import Store
+from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, SegmentState, TopicRecord
 from storage.metadata.segments import TAIL, of_topic as segments_of
 from storage.metadata.tables import ledgers as ledgers_table, segments, topics as topics_table
 from storage.model import LedgerRecord
 
 
-class TrimmingStore:
-    """Trims and truncations, over the database of a MetadataStore. Safe to share between threads."""
+class TrimmingStore(Store):
+    """Trims and truncations."""
 
     def __init__(self, database: Database, clock: Clock, defaults: Mapping[str, object]) -> None:
         """`defaults`: the broker's policies (PolicyStore)."""
-        self._database = database
-        self._clock = clock
+        super().__init__(database, clock)
         self._defaults = defaults
 
     def trim(
@@ -169,10 +162,10 @@ def _is_cleared(connection: Connection, topic_id: int, below: int) -> bool:
 
 def _check_cursors(connection: Connection, topic: TopicRecord, gone_below: int) -> None:
     """No cursor needs what is below that offset. Raises Conflict, which names the slowest one that does."""
-    slowest = min(cursors.of_topic(connection, topic.id), key=_needed, default=None)
-    if slowest is None or max(_needed(slowest), topic.start_offset) >= gone_below:
+    slowest = min(cursors.of_topic(connection, topic.id), key=lambda cursor: cursor.mark, default=None)
+    if slowest is None or max(slowest.mark + 1, topic.start_offset) >= gone_below:
         return
-    at = f"at offset {_needed(slowest)}" if slowest.mark_delete else "with nothing acknowledged"
+    at = f"at offset {slowest.mark + 1}" if slowest.mark_delete else "with nothing acknowledged"
     remedy = (
         "compact the topic first, or force it"
         if slowest.name == COMPACTION_CURSOR
@@ -183,12 +176,6 @@ def _check_cursors(connection: Connection, topic: TopicRecord, gone_below: int) 
     )
 
 
-def _needed(cursor: CursorRecord) -> int:
-    """The first offset that the cursor's reader has not acknowledged."""
-    return cursor.mark_delete.offset + 1 if cursor.mark_delete else 0
-
-
 def _mark(connection: Connection, going: Sequence[LedgerRecord], now: int) -> None:
-    for first in range(0, len(going), AT_ONCE):
-        ids = [ledger.ledger_id for ledger in going[first : first + AT_ONCE]]
+    for ids in queries.batches([ledger.ledger_id for ledger in going]):
         connection.execute(update(ledgers_table).where(ledgers_table.c.ledger_id.in_(ids)).values(deleted_at=now))

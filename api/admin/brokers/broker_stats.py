@@ -83,7 +83,7 @@ def _namespaces(parts: Service) -> Iterator[str]:
 
 def _stats(found: TopicCounts) -> dict[str, Any]:
     """A topic, with what this service has none of at a broker's default."""
-    cursors = found.standing.cursors
+    cursors = found.stats.cursors
     return {
         "publishers": [],
         "replication": {},

@@ -23,7 +23,7 @@ from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, CursorRecord, PartitionedTopic
-from storage.metadata.stats import CursorStanding
+from storage.metadata.stats import CursorStatsRecord
 
 router = Routes("stats")
 
@@ -59,24 +59,22 @@ def get_internal_info(parts: Parts, topic: Topic) -> TopicInternalInfo:
 
 def internal_stats(found: TopicCounts) -> TopicInternalStats:
     """The model of one topic; its counts have lines."""
-    standing, extents = found.standing, found.extents
+    stats, extents = found.stats, found.extents
     unrolled = next((extent for extent in extents if extent.open), None)
-    compacted = standing.compacted
+    compacted = stats.compacted
     return TopicInternalStats(
         entries_added_counter=found.entries,
         number_of_entries=found.entries,
         total_size=found.size,
         current_ledger_entries=unrolled.entries if unrolled else 0,
         current_ledger_size=unrolled.size if unrolled else 0,
-        last_ledger_created_timestamp=moment(
-            max([standing.topic.created_at, *(extent.created_at for extent in extents)])
-        ),
+        last_ledger_created_timestamp=moment(max([stats.topic.created_at, *(extent.created_at for extent in extents)])),
         last_confirmed_entry=str(found.last_entry),
         ledgers=[
             LedgerInfo(ledger_id=extent.ledger_id, entries=extent.entries, size=extent.size) for extent in extents
         ],
-        cursors={cursor.record.name: _cursor(found, cursor) for cursor in standing.cursors},
-        properties=dict(standing.properties),
+        cursors={cursor.record.name: _cursor(found, cursor) for cursor in stats.cursors},
+        properties=dict(stats.properties),
         compacted_ledger=LedgerInfo(ledger_id=-1, entries=-1, size=-1)
         if compacted is None
         else LedgerInfo(ledger_id=compacted.ledger_id, entries=compacted.messages, size=compacted.logical_bytes),
@@ -85,7 +83,7 @@ def internal_stats(found: TopicCounts) -> TopicInternalStats:
 
 def internal_info(found: TopicCounts) -> TopicInternalInfo:
     """The model of one topic; its counts have lines."""
-    topic, extents = found.standing.topic, found.extents
+    topic, extents = found.stats.topic, found.extents
     created = moment(topic.created_at)
     changed = moment(max([topic.created_at, *(extent.created_at for extent in extents)]))
     return TopicInternalInfo(
@@ -108,18 +106,18 @@ def internal_info(found: TopicCounts) -> TopicInternalInfo:
                 mark_delete=PositionInfo(**found.position(cursor)._asdict()),
                 properties=_numbers(cursor.record) or None,
             )
-            for cursor in found.standing.cursors
+            for cursor in found.stats.cursors
         },
     )
 
 
-def _cursor(found: TopicCounts, cursor: CursorStanding) -> CursorStats:
+def _cursor(found: TopicCounts, cursor: CursorStatsRecord) -> CursorStats:
     mark = found.position(cursor)
     return CursorStats(
         mark_delete_position=str(mark),
         read_position=str(EntryPosition(mark.ledger_id, mark.entry_id + 1)),
         messages_consumed_counter=max(found.end - found.backlog(cursor), 0),
-        last_ledger_switch_timestamp=moment(found.standing.topic.created_at),
+        last_ledger_switch_timestamp=moment(found.stats.topic.created_at),
         number_of_entries_since_first_not_acked_message=found.backlog(cursor),
         total_non_contiguous_deleted_messages_range=cursor.ranges,
         properties=_numbers(cursor.record),

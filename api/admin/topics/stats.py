@@ -28,7 +28,7 @@ from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, PartitionedTopic
-from storage.metadata.stats import CursorStanding
+from storage.metadata.stats import CursorStatsRecord
 from storage.model import TopicName
 from storage.options.policies import TopicPolicies
 
@@ -53,7 +53,7 @@ def get_stats(
 ) -> TopicStats:
     """A topic's stats."""
     found = of_topic(parts, topic, precise=precise)
-    policies = parts.environment.metadata.policies.effective(found.standing.topic)
+    policies = parts.environment.metadata.policies.effective(found.stats.topic)
     return topic_stats(found, policies, _owner(parts, request), sizes=sizes, earliest=earliest)
 
 
@@ -76,7 +76,7 @@ def get_partitioned_stats(
         found = topic_counts(parts, name, precise=precise)
         if found is not None:
             # What is set is set for the whole, so the first partition's are those of all.
-            policies = policies or parts.environment.metadata.policies.effective(found.standing.topic)
+            policies = policies or parts.environment.metadata.policies.effective(found.stats.topic)
             each[str(name)] = topic_stats(found, policies, owner, sizes=sizes, earliest=earliest)
     summed = PartitionedTopicStats.model_validate(summed_fields(list(each.values())))
     summed.metadata = PartitionedMetadata(partitions=whole.partitions)
@@ -93,7 +93,7 @@ def get_partitioned_stats(
 def get_backlog(parts: Parts, request: Request, topic: Topic) -> OfflineTopicStats:
     """How much a topic holds, and how much of it is before its slowest cursor."""
     found = of_topic(parts, topic)
-    backlogs = {cursor.record.name: found.backlog(cursor) for cursor in found.standing.cursors}
+    backlogs = {cursor.record.name: found.backlog(cursor) for cursor in found.stats.cursors}
     return OfflineTopicStats(
         topic_name=f"{topic.tenant}/{topic.namespace}/persistent/{topic.topic}",
         broker_name=urlsplit(service_urls(parts, request)[0]).hostname or "",
@@ -129,24 +129,22 @@ def partitioned(parts: Service, topic: TopicName) -> PartitionedTopic:
 
 def topic_stats(found: TopicCounts, policies: TopicPolicies, owner: str, *, sizes: bool, earliest: bool) -> TopicStats:
     """The stats of one topic."""
-    standing = found.standing
-    waiting = [cursor for cursor in standing.cursors if found.backlog(cursor)]
+    stats = found.stats
+    waiting = [cursor for cursor in stats.cursors if found.backlog(cursor)]
     return TopicStats(
         bytes_in_counter=found.size,
         msg_in_counter=found.end,
         storage_size=found.size,
-        backlog_size=max((found.backlog_bytes(cursor) for cursor in standing.cursors), default=0),
+        backlog_size=max((found.backlog_bytes(cursor) for cursor in stats.cursors), default=0),
         backlog_quota_limit_size=policies.backlog_quota_bytes,
         backlog_quota_limit_time=policies.backlog_quota_seconds,
         earliest_msg_publish_time_in_backlogs=_earliest(waiting) if earliest else 0,
-        subscriptions={
-            cursor.record.name: _subscription(found, cursor, sizes, earliest) for cursor in standing.cursors
-        },
+        subscriptions={cursor.record.name: _subscription(found, cursor, sizes, earliest) for cursor in stats.cursors},
         deduplication_status="Disabled",
-        non_contiguous_deleted_messages_ranges=sum(cursor.ranges for cursor in standing.cursors),
-        compaction=compaction_stats(standing),
+        non_contiguous_deleted_messages_ranges=sum(cursor.ranges for cursor in stats.cursors),
+        compaction=compaction_stats(stats),
         owner_broker=owner,
-        topic_creation_time_stamp=standing.topic.created_at,
+        topic_creation_time_stamp=stats.topic.created_at,
         last_publish_time_stamp=found.last_publish_time,
     )
 
@@ -200,7 +198,7 @@ def _folded(fold: Callable[[Iterable[int]], int], each: Sequence[BaseModel], nam
     return {name: fold(getattr(item, name) for item in each) for name in names}
 
 
-def _subscription(found: TopicCounts, cursor: CursorStanding, sizes: bool, earliest: bool) -> SubscriptionStats:
+def _subscription(found: TopicCounts, cursor: CursorStatsRecord, sizes: bool, earliest: bool) -> SubscriptionStats:
     backlog = found.backlog(cursor)
     text = {name: value for name, value in cursor.record.properties.items() if name != COMPACTED_LEDGER_PROPERTY}
     return SubscriptionStats(
@@ -219,7 +217,7 @@ def _summed_subscription(each: Sequence[SubscriptionStats]) -> SubscriptionStats
     return SubscriptionStats.model_validate(counted | {"subscription_properties": properties})
 
 
-def _earliest(cursors: Iterable[CursorStanding]) -> int:
+def _earliest(cursors: Iterable[CursorStatsRecord]) -> int:
     return min((cursor.oldest_publish_time for cursor in cursors if cursor.oldest_publish_time), default=0)
 
 

@@ -14,7 +14,7 @@ from api.service import Service
 from storage.errors import TopicNotFound
 from storage.log.unsealed_messages import UnsealedEnd, unsealed_end
 from storage.metadata.records import RunRecord, SegmentRecord
-from storage.metadata.stats import CursorStanding, TopicStanding
+from storage.metadata.stats import CursorStatsRecord, TopicStatsRecord
 from storage.model import TopicName
 
 
@@ -42,48 +42,48 @@ class LedgerCounts(NamedTuple):
 class TopicCounts:
     """A topic at one moment. `active`: the end of the active segment, if it is local."""
 
-    standing: TopicStanding
+    stats: TopicStatsRecord
     active: UnsealedEnd | None
 
     @property
     def end(self) -> int:
         """The offset that the next message gets, as far as can be seen."""
-        known = self.standing.topic.next_offset
+        known = self.stats.topic.next_offset
         return max(known, self.active.next_offset) if self.active else known
 
     @property
     def first(self) -> int:
         """The first offset that can be read."""
-        sums = self.standing.sums
-        starts = [segment.first_offset for segment in self.standing.segments]
+        sums = self.stats.sums
+        starts = [segment.first_offset for segment in self.stats.segments]
         starts += [sums.first_offset] if sums.first_offset is not None else []
-        return max(min(starts, default=self.end), self.standing.topic.start_offset)
+        return max(min(starts, default=self.end), self.stats.topic.start_offset)
 
     @property
     def entries(self) -> int:
-        return self.standing.sums.entries + sum(self._segment(segment)[0] for segment in self.standing.segments)
+        return self.stats.sums.entries + sum(self._segment(segment)[0] for segment in self.stats.segments)
 
     @property
     def size(self) -> int:
-        return self.standing.sums.logical_bytes + sum(self._segment(segment)[1] for segment in self.standing.segments)
+        return self.stats.sums.logical_bytes + sum(self._segment(segment)[1] for segment in self.stats.segments)
 
     @property
     def last_publish_time(self) -> int:
-        rolled = [segment.content.max_publish_time for segment in self.standing.segments if segment.content]
-        return max([self.standing.sums.max_publish_time, *rolled])
+        rolled = [segment.content.max_publish_time for segment in self.stats.segments if segment.content]
+        return max([self.stats.sums.max_publish_time, *rolled])
 
-    def backlog(self, cursor: CursorStanding) -> int:
+    def backlog(self, cursor: CursorStatsRecord) -> int:
         """Messages that a cursor has before it, less those acknowledged one by one, if they were counted."""
-        return max(self.end - max(cursor.mark + 1, self.first) - cursor.acknowledged, 0)
+        return max(self.end - max(cursor.record.mark + 1, self.first) - cursor.acknowledged, 0)
 
-    def backlog_bytes(self, cursor: CursorStanding) -> int:
+    def backlog_bytes(self, cursor: CursorStatsRecord) -> int:
         """Bytes of the ledgers and segments that a cursor is not through with."""
         behind = [
             segment
-            for segment in self.standing.segments
-            if segment.content is None or segment.content.last_offset > cursor.mark
+            for segment in self.stats.segments
+            if segment.content is None or segment.content.last_offset > cursor.record.mark
         ]
-        if self.end - 1 <= cursor.mark:
+        if self.end - 1 <= cursor.record.mark:
             return 0
         return cursor.sealed_bytes + sum(self._segment(item)[1] for item in behind)
 
@@ -92,11 +92,11 @@ class TopicCounts:
         """Ledgers and segments in their order; of ledgers only if their lines were asked for."""
         sealed = [
             LedgerCounts(line.ledger_id, line.entries, line.logical_bytes, line.created_at, False)
-            for line in self.standing.lines
+            for line in self.stats.lines
         ]
         unsealed = [
             LedgerCounts(segment.ledger_id, *self._segment(segment), segment.created_at, segment.content is None)
-            for segment in self.standing.segments
+            for segment in self.stats.segments
         ]
         return sorted((*sealed, *unsealed), key=lambda item: item.ledger_id)
 
@@ -109,7 +109,7 @@ class TopicCounts:
             return EntryPosition(filled[-1].ledger_id, filled[-1].entries - 1)
         return EntryPosition(extents[0].ledger_id if extents else -1, -1)
 
-    def position(self, cursor: CursorStanding) -> EntryPosition:
+    def position(self, cursor: CursorStatsRecord) -> EntryPosition:
         """Mark-delete as a broker shows it: an entry. Asks for lines."""
         mark = cursor.record.mark_delete
         if mark is not None:
@@ -128,17 +128,17 @@ def topic_counts(parts: Service, name: TopicName, *, lines: bool = False, precis
     """None: there is no such topic."""
     environment = parts.environment
     try:
-        standing = environment.metadata.stats.of(name, lines=lines, precise=precise)
+        stats = environment.metadata.stats.of(name, lines=lines, precise=precise)
     except TopicNotFound:
         return None
-    unrolled = next((segment for segment in standing.segments if segment.content is None), None)
-    active = unsealed_end(environment.log, standing.topic, unrolled) if unrolled is not None else None
-    return TopicCounts(standing, active)
+    unrolled = next((segment for segment in stats.segments if segment.content is None), None)
+    active = unsealed_end(environment.log, stats.topic, unrolled) if unrolled is not None else None
+    return TopicCounts(stats, active)
 
 
-def compaction_stats(standing: TopicStanding) -> CompactionStats:
+def compaction_stats(stats: TopicStatsRecord) -> CompactionStats:
     """From the last run that succeeded and the last that did not; times are milliseconds, 0: never."""
-    good, bad = standing.succeeded, standing.failed
+    good, bad = stats.succeeded, stats.failed
     newest = max((run for run in (good, bad) if run is not None), key=lambda run: run.run_id, default=None)
     return CompactionStats(
         last_compaction_removed_event_count=_removed(good) if good is not None else 0,

@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import URL
 
 from storage.errors import Fenced, TopicNotFound
-from storage.metadata import attempts
-from storage.metadata.records import AttemptKind, GcSnapshot, RunRecord, RunState, TopicRecord
+from storage.metadata import queries
+from storage.metadata.records import RUN_DEAD_MS, AttemptKind, GcSnapshot, RunRecord, RunState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -114,11 +114,11 @@ def test_a_requested_run_that_was_given_up_is_asked_for_again(
     if requested:
         store.compaction_state.request(topic.id, "manual", "ann")
     run = claim(store, topic)
-    clock.advance(TTL)
+    clock.advance(RUN_DEAD_MS)
     if meanwhile == "paused":
         store.compaction_state.pause(topic.id)
     elif meanwhile == "requested":
-        store.compaction_state.request(topic.id, "manual", "bob", TTL)
+        store.compaction_state.request(topic.id, "manual", "bob")
     assert store.runs.expire_attempts(topic.id, TTL) == ([] if meanwhile == "paused" else [run.attempt_id])
     causes = [control.cause for _, control in store.compaction_state.requests()]
     assert causes == {"": ["interrupted"] if requested else [], "paused": [], "requested": ["manual"]}[meanwhile]
@@ -245,7 +245,7 @@ def test_attempts_that_have_objects_yet_are_not_forgotten(
         store.attempts.finish(attempt_id)
     clock.advance(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempts, "AT_ONCE", 2)
+        patch.setattr(queries, "AT_ONCE", 2)
         assert store.attempts.purge(topic.id, clock.now_ms(), keep={created[3], "unknown"}) == 4
     assert [attempt.attempt_id for attempt in store.attempts.of_topic(topic.id)] == [created[3]]
 

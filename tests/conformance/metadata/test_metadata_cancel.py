@@ -175,7 +175,7 @@ def test_a_thousand_runs_take_few_statements(store: MetadataStore, clock: Manual
 def test_more_runs_than_fit_into_a_statement(
     store: MetadataStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.metadata.attempts.AT_ONCE", 3)
+    monkeypatch.setattr("storage.metadata.queries.AT_ONCE", 3)
     claimed = seed_runs(store, 10, 0)
     store.runs.cancel(claimed[4].run_id, "one")
     store.runs.cancel(claimed[9].run_id, "another")

@@ -7,7 +7,7 @@ from sqlalchemy import event
 
 from storage.errors import TopicNotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
-from storage.metadata.stats import TopicStanding
+from storage.metadata.stats import TopicStatsRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -50,7 +50,7 @@ def test_what_lies_behind_each_cursor(store: MetadataStore, topic: TopicRecord) 
     for name, mark in (("at-start", None), ("in-between", end_of(first)), ("at-end", end_of(second))):
         store.cursors.create(topic.id, name, mark, {"who": name})
     found = {cursor.record.name: cursor for cursor in store.stats.of(topic.name).cursors}
-    assert {name: (one.mark, one.sealed_bytes) for name, one in found.items()} == {
+    assert {name: (one.record.mark, one.sealed_bytes) for name, one in found.items()} == {
         "at-start": (-1, 1200),
         "in-between": (4, 700),
         "at-end": (11, 0),
@@ -98,7 +98,7 @@ def test_failures_do_not_hide_the_last_success(store: MetadataStore, topic: Topi
     assert store.stats.of(topic.name).succeeded == published
 
 
-def _statements(store: MetadataStore, topic: TopicRecord) -> tuple[list[str], TopicStanding]:
+def _statements(store: MetadataStore, topic: TopicRecord) -> tuple[list[str], TopicStatsRecord]:
     seen: list[str] = []
 
     def before(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:

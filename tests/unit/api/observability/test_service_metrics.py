@@ -12,7 +12,7 @@ from api.observability.metrics import REFRESH_MS, AppendTotals, Metrics, Sources
 from api.observability.run_totals import LATE_LOOKS
 from compactor.scheduling.due import Check
 from storage.errors import Unavailable
-from storage.metadata.metrics_store import MetricsStore, RunFigures, Standing
+from storage.metadata.metrics_store import MetricsStore, RunFigures, ServiceCounts
 from storage.metadata.records import RunState
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -39,11 +39,11 @@ class History:
     run_dead_ms: int = 30_000
     asked: list[int] = field(default_factory=list)
 
-    def standing(self) -> Standing:
+    def counts(self) -> ServiceCounts:
         if self.away:
             raise Unavailable("the database is away", "wait")
         self.looks += 1
-        return Standing(len(self.names), 2, NOW - 5000, 1, 3, {"OPEN": 4}, 99, 1)
+        return ServiceCounts(len(self.names), 2, NOW - 5000, 1, 3, {"OPEN": 4}, 99, 1)
 
     def topic_names(self) -> dict[int, TopicName]:
         return dict(self.names)

@@ -88,7 +88,7 @@ def test_a_look_and_a_renewal_take_a_handful_of_statements_and_no_threads(
 def test_many_are_asked_for_in_batches(
     bench: Workbench, watch: LeaseRenewer, logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.metadata.segments.AT_ONCE", 3)
+    monkeypatch.setattr("storage.metadata.queries.AT_ONCE", 3)
     monkeypatch.setattr(watching, "AT_ONCE", 3)
     seen = statements(bench)
     watch.poll()

@@ -229,11 +229,11 @@ def test_a_segment_that_its_sealers_die_over_is_given_up(bench: Workbench, topic
     with pytest.raises(Misconfigured, match=given_up):
         bench.compact(topic)
     assert states(bench, topic) == ["ROLLED", "SEALED"]
-    assert bench.metadata.metrics.standing().given_up == 1
+    assert bench.metadata.metrics.counts().given_up == 1
     assert raw(topic) == before
     (ledger,) = topic.log_manager().seal(topic.record, again=True)
     assert (ledger.ledger_id, raw(topic)) == (1, before)
-    assert bench.metadata.metrics.standing().given_up == 0
+    assert bench.metadata.metrics.counts().given_up == 0
 
 
 @pytest.mark.parametrize(
