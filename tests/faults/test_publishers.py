@@ -8,6 +8,7 @@ what shows that they would.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,12 +40,10 @@ def play(stores: list[MetadataStore], topic: TopicRecord, rounds: int) -> None:
             horizon = Position(offset, MessageId(ledger.ledger_id, offset))
             candidates.append(compacted(stores[0], run, generation + 1, horizon))
         results = at_once(
-            [
-                lambda store=store, new=new, run=run, generation=generation: store.publishing.publish(
-                    run, generation, new, {}
-                )
+            *(
+                partial(store.publishing.publish, run, generation, new, {})
                 for store, new in zip(stores, candidates, strict=True)
-            ]
+            )
         )
         winners = [new for new, result in zip(candidates, results, strict=True) if isinstance(result, RunRecord)]
         assert len(winners) == 1, f"round {round_number}: {len(winners)} winners"
@@ -166,14 +165,7 @@ def test_a_stale_epoch_has_no_effect_whatever_it_tries(
             )
             for store, run, new in zip(stores[:-1], zombies, candidates[:-1], strict=True)
         ]
-        *late, won = at_once(
-            [
-                *calls,
-                lambda new=candidates[-1], run=current, generation=generation: stores[-1].publishing.publish(
-                    run, generation, new, {}
-                ),
-            ]
-        )
+        *late, won = at_once(*calls, partial(stores[-1].publishing.publish, current, generation, candidates[-1], {}))
         assert isinstance(won, RunRecord)
         assert [type(result) for result in late] == [Fenced] * len(zombies)
         assert stores[0].snapshot(topic.id).compacted == candidates[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,7 @@ def everything(connection: Connection) -> dict[str, list[dict[str, Any]]]:
 def test_upgrading_twice_and_at_once(empty: list[Database]) -> None:
     database = empty[0]
     others = [Database(database.url) for _ in range(4)]
-    assert at_once([lambda other=other: upgrade(other) for other in others]) == [None] * 4
+    assert at_once(*(partial(upgrade, other) for other in others)) == [None] * 4
     upgrade(database)
     check(database)
     for other in others:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -52,6 +52,13 @@ def append(store: MetadataStore, topic: TopicRecord, *counts: int) -> list[Ledge
     return created
 
 
+def finished_at(store: MetadataStore, attempt_id: str) -> int | None:
+    """When an attempt that has a row was finished; None: it is not."""
+    attempt = store.attempts.find(attempt_id)
+    assert attempt is not None
+    return attempt.finished_at
+
+
 def end_of(record: LedgerRecord) -> Position:
     return Position(record.last_offset, record.last_message_id)
 
@@ -90,11 +97,11 @@ def emptied(record: CompactedLedgerRecord) -> CompactedLedgerRecord:
     return replace(record, messages=0, logical_bytes=0, last_message_id=None)
 
 
-def at_once(calls: Sequence[Callable[[], object]]) -> list[object]:
+def at_once(*calls: Callable[[], object]) -> list[object]:
     """Run all calls in threads that start together; what each returned or raised, in order."""
     barrier = threading.Barrier(len(calls))
 
-    def one(call: Callable[[], object]) -> object:
+    def answer(call: Callable[[], object]) -> object:
         barrier.wait()
         try:
             return call()
@@ -102,7 +109,7 @@ def at_once(calls: Sequence[Callable[[], object]]) -> list[object]:
             return error
 
     with ThreadPoolExecutor(len(calls)) as pool:
-        return list(pool.map(one, calls))
+        return list(pool.map(answer, calls))
 
 
 class Sabotage(Exception):

@@ -21,6 +21,7 @@ __all__ = ["postgres_server"]
 DATABASES = ["sqlite", "postgresql"]
 
 OpenStore = Callable[..., MetadataStore]
+OpenStores = Callable[[int], list[MetadataStore]]
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +71,12 @@ def open_store(clock: ManualClock) -> Iterator[OpenStore]:
 
 
 @pytest.fixture
+def open_stores(database_url: URL, open_store: OpenStore) -> OpenStores:
+    """Opens stores of this test's database, as so many processes would."""
+    return lambda count: [open_store(database_url) for _ in range(count)]
+
+
+@pytest.fixture
 def store(database_url: URL, open_store: OpenStore) -> MetadataStore:
     return open_store(database_url)
 
@@ -77,3 +84,9 @@ def store(database_url: URL, open_store: OpenStore) -> MetadataStore:
 @pytest.fixture
 def topic(store: MetadataStore) -> TopicRecord:
     return store.tenancy.ensure_topic(TopicName.parse("orders"))
+
+
+@pytest.fixture
+def other(store: MetadataStore, topic: TopicRecord) -> TopicRecord:
+    """Another topic, which was created after the first."""
+    return store.tenancy.ensure_topic(TopicName.parse("other"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -95,10 +95,22 @@ def state(store: MetadataStore, topic: TopicRecord) -> tuple[object, ...]:
     )
 
 
-def check_all_or_nothing(store: MetadataStore, topic: TopicRecord, call: object, step: Failpoint | None = None) -> None:
-    """`call` changes nothing if any of its statements fails, or something at `step`; then it is done."""
-    assert callable(call)
-    before = state(store, topic)
+def check_all_or_nothing(
+    store: MetadataStore,
+    changed: TopicRecord | Callable[[], object],
+    call: Callable[[], object],
+    step: Failpoint | None = None,
+    at_least: int = 4,
+) -> None:
+    """`call` changes nothing if any of its statements fails, or something at `step`; then it is done.
+
+    `changed`: what it may change, or the topic whose `state` that is; `at_least`: how many statements it has.
+    """
+
+    def seen() -> object:
+        return state(store, changed) if isinstance(changed, TopicRecord) else changed()
+
+    before = seen()
 
     def fail(at: Failpoint) -> None:
         if at is step:
@@ -107,7 +119,7 @@ def check_all_or_nothing(store: MetadataStore, topic: TopicRecord, call: object,
     if step is not None:
         with pytest.raises(Sabotage), observed(fail):
             call()
-        assert state(store, topic) == before
+        assert seen() == before
     statement = 0
     while True:
         statement += 1
@@ -116,12 +128,12 @@ def check_all_or_nothing(store: MetadataStore, topic: TopicRecord, call: object,
             call()
         except Sabotage:
             undo()
-            assert state(store, topic) == before
+            assert seen() == before
         else:
             assert undo() == statement - 1
             break
-    assert statement > 3
-    assert state(store, topic) != before
+    assert statement > at_least - 1
+    assert seen() != before
 
 
 @dataclass(frozen=True)

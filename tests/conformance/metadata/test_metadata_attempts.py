@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
-from sqlalchemy import URL
 
 from storage.errors import Fenced, TopicNotFound
 from storage.metadata import queries
 from storage.metadata.records import RUN_DEAD_MS, AttemptKind, GcSnapshot, RunRecord, RunState, TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.model import TopicName
 from tests.clocks import ManualClock
-from tests.conformance.metadata.builders import (
-    TTL,
-    Sabotage,
-    append,
-    at_once,
-    claim,
-    compacted,
-    end_of,
-    fail_at,
-    ledger,
-    publish_all,
-)
-from tests.conformance.metadata.conftest import OpenStore
+from tests.conformance.metadata.builders import TTL, append, at_once, claim, compacted, end_of, ledger, publish_all
+from tests.conformance.metadata.conftest import OpenStores
+from tests.conformance.metadata.log_builders import check_all_or_nothing
 
 NOBODY = 10**9
 
 
-def test_attempts_are_listed_the_oldest_first(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+def test_attempts_are_listed_the_oldest_first(
+    store: MetadataStore, topic: TopicRecord, other: TopicRecord, clock: ManualClock
+) -> None:
     assert store.attempts.of_topic(topic.id) == []
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     store.attempts.begin(other.id, AttemptKind.IMPORT, "elsewhere")
     created = []
     for number in range(3):
@@ -42,9 +33,8 @@ def test_attempts_are_listed_the_oldest_first(store: MetadataStore, topic: Topic
 
 
 def test_attempts_that_stopped_beating_are_given_up(
-    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+    store: MetadataStore, topic: TopicRecord, other: TopicRecord, clock: ManualClock
 ) -> None:
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     elsewhere = store.attempts.begin(other.id, AttemptKind.IMPORT, "elsewhere")
     dead = store.attempts.begin(topic.id, AttemptKind.IMPORT, "dead")
     result = store.attempts.begin(topic.id, AttemptKind.IMPORT, "done")
@@ -142,36 +132,25 @@ def test_giving_up_that_fails_in_the_middle_changes_nothing(
 ) -> None:
     run = claim(store, topic)
     clock.advance(TTL)
-    before = (store.attempts.of_topic(topic.id), store.snapshot(topic.id))
-    statement = 0
-    while True:
-        statement += 1
-        undo = fail_at(store, statement)
-        try:
-            store.runs.expire_attempts(topic.id, TTL)
-        except Sabotage:
-            undo()
-            assert (store.attempts.of_topic(topic.id), store.snapshot(topic.id)) == before
-        else:
-            undo()
-            break
-    assert statement > 3
+    check_all_or_nothing(
+        store,
+        lambda: (store.attempts.of_topic(topic.id), store.snapshot(topic.id)),
+        lambda: store.runs.expire_attempts(topic.id, TTL),
+    )
     assert store.runs.get(run.run_id).state is RunState.ERROR
 
 
 def test_a_beat_against_giving_up_is_one_or_the_other(
-    database_url: URL, open_store: OpenStore, topic: TopicRecord, clock: ManualClock
+    open_stores: OpenStores, topic: TopicRecord, clock: ManualClock
 ) -> None:
-    stores = [open_store(database_url) for _ in range(3)]
+    stores = open_stores(3)
     for _ in range(8):
         run = claim(stores[0], topic)
         clock.advance(TTL)
         fenced, expired, updated = at_once(
-            [
-                lambda run=run: stores[0].runs.heartbeat([run]),
-                lambda: stores[1].runs.expire_attempts(topic.id, TTL),
-                lambda run=run: stores[2].runs.update(run),
-            ]
+            partial(stores[0].runs.heartbeat, [run]),
+            lambda: stores[1].runs.expire_attempts(topic.id, TTL),
+            partial(stores[2].runs.update, run),
         )
         if expired == []:
             assert fenced == []
@@ -187,10 +166,10 @@ def test_a_beat_against_giving_up_is_one_or_the_other(
 
 
 def test_publish_against_giving_up_is_one_or_the_other(
-    database_url: URL, open_store: OpenStore, topic: TopicRecord, clock: ManualClock
+    open_stores: OpenStores, topic: TopicRecord, clock: ManualClock
 ) -> None:
     """Objects of an attempt that was given up may be deleted at once: no row may name them later."""
-    stores = [open_store(database_url) for _ in range(2)]
+    stores = open_stores(2)
     created = append(stores[0], topic, 3)
     for _ in range(8):
         run = claim(stores[0], topic)
@@ -198,10 +177,8 @@ def test_publish_against_giving_up_is_one_or_the_other(
         new = compacted(stores[0], run, generation + 1, end_of(created[0]))
         clock.advance(TTL)
         published, expired = at_once(
-            [
-                lambda run=run, generation=generation, new=new: stores[0].publishing.publish(run, generation, new, {}),
-                lambda: stores[1].runs.expire_attempts(topic.id, TTL),
-            ]
+            partial(stores[0].publishing.publish, run, generation, new, {}),
+            lambda: stores[1].runs.expire_attempts(topic.id, TTL),
         )
         serving = stores[0].snapshot(topic.id).compacted
         if expired == []:
@@ -214,10 +191,9 @@ def test_publish_against_giving_up_is_one_or_the_other(
 
 
 def test_attempts_are_forgotten_when_long_finished(
-    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+    store: MetadataStore, topic: TopicRecord, other: TopicRecord, clock: ManualClock
 ) -> None:
     created = append(store, topic, 3)
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     append(store, other, 3)
     at_work = store.attempts.begin(topic.id, AttemptKind.IMPORT, "at work")
     clock.advance(10)
@@ -250,14 +226,13 @@ def test_attempts_that_have_objects_yet_are_not_forgotten(
     assert [attempt.attempt_id for attempt in store.attempts.of_topic(topic.id)] == [created[3]]
 
 
-def test_all_that_refers_to_objects(store: MetadataStore, topic: TopicRecord) -> None:
+def test_all_that_refers_to_objects(store: MetadataStore, topic: TopicRecord, other: TopicRecord) -> None:
     assert store.pins.referenced(topic.id) == GcSnapshot(topic, (), (), (), ())
     created = append(store, topic, 3, 4)
     first = publish_all(store, topic)
     pin = store.pins.take(topic.id, "reader", TTL)[1]
     second = publish_all(store, topic)
     run = claim(store, topic)
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     append(store, other, 3)
     publish_all(store, other)
     found = store.pins.referenced(topic.id)
@@ -272,9 +247,9 @@ def test_all_that_refers_to_objects(store: MetadataStore, topic: TopicRecord) ->
         store.pins.referenced(NOBODY)
 
 
-def test_what_refers_to_objects_is_of_one_moment(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
+def test_what_refers_to_objects_is_of_one_moment(open_stores: OpenStores, topic: TopicRecord) -> None:
     """A finished attempt of a run without its compacted ledger would make live objects look like garbage."""
-    stores = [open_store(database_url) for _ in range(2)]
+    stores = open_stores(2)
     append(stores[0], topic, 1)
     for _ in range(8):
         runs = [claim(stores[0], topic)]
@@ -285,7 +260,7 @@ def test_what_refers_to_objects_is_of_one_moment(database_url: URL, open_store: 
         def publish(run: RunRecord = runs[0], generation: int = generation, new: object = new) -> object:
             return stores[0].publishing.publish(run, generation, new, {})  # type: ignore[arg-type]
 
-        _, *seen = at_once([publish, lambda: [stores[1].pins.referenced(topic.id) for _ in range(3)]])
+        _, *seen = at_once(publish, lambda: [stores[1].pins.referenced(topic.id) for _ in range(3)])
         assert isinstance(seen[0], list)
         for snapshot in seen[0]:
             assert isinstance(snapshot, GcSnapshot)

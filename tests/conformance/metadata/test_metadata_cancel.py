@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from sqlalchemy import URL, event, insert
+from sqlalchemy import event, insert
 
 from storage.errors import CompactionRunning, Conflict, Fenced, NotFound
 from storage.metadata.records import RunRecord, RunState, TopicRecord
@@ -14,8 +15,8 @@ from storage.metadata.store import MetadataStore
 from storage.metadata.tables import attempts, runs, topics
 from storage.model import TopicName
 from tests.clocks import ManualClock
-from tests.conformance.metadata.builders import TTL, append, at_once, claim, compacted, end_of, publish_all
-from tests.conformance.metadata.conftest import OpenStore
+from tests.conformance.metadata.builders import TTL, append, at_once, claim, compacted, end_of, finished_at, publish_all
+from tests.conformance.metadata.conftest import OpenStores
 
 
 def other_topics(store: MetadataStore, count: int) -> list[TopicRecord]:
@@ -36,9 +37,7 @@ def test_cancel(store: MetadataStore, topic: TopicRecord, clock: ManualClock) ->
     assert store.runs.get(run.run_id) == ended
     after = store.snapshot(topic.id)
     assert after == replace(before, topic=replace(before.topic, epoch=run.epoch + 1), last_run=ended)
-    attempt = store.attempts.find(run.attempt_id)
-    assert attempt is not None
-    assert attempt.finished_at == clock.now_ms()
+    assert finished_at(store, run.attempt_id) == clock.now_ms()
     for call in (
         lambda: store.runs.update(run),
         lambda: store.runs.finish(run, {}),
@@ -70,20 +69,16 @@ def test_a_run_that_has_ended_cannot_be_cancelled(store: MetadataStore, topic: T
         store.runs.cancel(10_000, "")
 
 
-def test_cancel_against_publish_is_one_or_the_other(
-    database_url: URL, open_store: OpenStore, topic: TopicRecord
-) -> None:
-    stores = [open_store(database_url) for _ in range(2)]
+def test_cancel_against_publish_is_one_or_the_other(open_stores: OpenStores, topic: TopicRecord) -> None:
+    stores = open_stores(2)
     created = append(stores[0], topic, 3)
     for _ in range(10):
         run = claim(stores[0], topic)
         generation = stores[0].topics.get(topic.name).generation
         new = compacted(stores[0], run, generation + 1, end_of(created[0]))
         published, cancelled = at_once(
-            [
-                lambda run=run, generation=generation, new=new: stores[0].publishing.publish(run, generation, new, {}),
-                lambda run=run: stores[1].runs.cancel(run.run_id, "race"),
-            ]
+            partial(stores[0].publishing.publish, run, generation, new, {}),
+            partial(stores[1].runs.cancel, run.run_id, "race"),
         )
         after = stores[0].snapshot(topic.id)
         if isinstance(cancelled, RunRecord):
@@ -97,11 +92,11 @@ def test_cancel_against_publish_is_one_or_the_other(
             assert (after.last_run, after.compacted) == (published, new)
 
 
-def test_of_many_one_cancels(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
-    stores = [open_store(database_url) for _ in range(4)]
+def test_of_many_one_cancels(open_stores: OpenStores, topic: TopicRecord) -> None:
+    stores = open_stores(4)
     for _ in range(5):
         run = claim(stores[0], topic)
-        results = at_once([lambda store=store, run=run: store.runs.cancel(run.run_id, "race") for store in stores])
+        results = at_once(*(partial(store.runs.cancel, run.run_id, "race") for store in stores))
         assert sorted(type(result).__name__ for result in results) == ["Conflict"] * 3 + ["RunRecord"]
         assert stores[0].topics.get(topic.name).epoch == run.epoch + 1
 
@@ -160,7 +155,7 @@ def test_a_thousand_runs_take_few_statements(store: MetadataStore, clock: Manual
     few, many = seed_runs(store, 10, 0), seed_runs(store, 1_000, 10)
     clock.advance(9)
     counted = [
-        statements(store, lambda some=some: store.runs.heartbeat(some, {run.run_id: {"parts": 1} for run in some}))
+        statements(store, partial(store.runs.heartbeat, some, {run.run_id: {"parts": 1} for run in some}))
         for some in (few, many)
     ]
     assert counted[0] == counted[1]
@@ -231,11 +226,9 @@ def statements(store: MetadataStore, call: Callable[[], object]) -> int:
     return len(seen)
 
 
-def test_beats_and_all_that_ends_runs_never_wait_for_each_other(
-    database_url: URL, open_store: OpenStore, clock: ManualClock
-) -> None:
+def test_beats_and_all_that_ends_runs_never_wait_for_each_other(open_stores: OpenStores, clock: ManualClock) -> None:
     """Locks in another order would be a deadlock: PostgreSQL ends one of the two, as Unavailable."""
-    stores = [open_store(database_url) for _ in range(7)]
+    stores = open_stores(7)
     created = other_topics(stores[0], 6)
     ledgers = [append(stores[0], topic, 3)[0] for topic in created]
     for _ in range(6):
@@ -245,17 +238,13 @@ def test_beats_and_all_that_ends_runs_never_wait_for_each_other(
         clock.advance(TTL)
         progress = {run.run_id: {"parts": 1} for run in claimed}
         results = at_once(
-            [
-                lambda claimed=claimed, progress=progress: stores[0].runs.heartbeat(claimed, progress),
-                lambda claimed=claimed, progress=progress: stores[1].runs.heartbeat(claimed[::-1], progress),
-                lambda claimed=claimed, new=new, generation=generation: stores[2].publishing.publish(
-                    claimed[0], generation, new, {}
-                ),
-                lambda claimed=claimed: stores[3].runs.cancel(claimed[1].run_id, "race"),
-                lambda: stores[4].runs.expire_attempts(created[2].id, TTL),
-                lambda claimed=claimed: stores[5].runs.update(claimed[3], statistics={"mine": 1}),
-                lambda claimed=claimed: stores[6].runs.fail(claimed[4], "broken"),
-            ]
+            partial(stores[0].runs.heartbeat, claimed, progress),
+            partial(stores[1].runs.heartbeat, claimed[::-1], progress),
+            partial(stores[2].publishing.publish, claimed[0], generation, new, {}),
+            partial(stores[3].runs.cancel, claimed[1].run_id, "race"),
+            lambda: stores[4].runs.expire_attempts(created[2].id, TTL),
+            partial(stores[5].runs.update, claimed[3], statistics={"mine": 1}),
+            partial(stores[6].runs.fail, claimed[4], "broken"),
         )
         assert [result for result in results if isinstance(result, Exception)] == []
         last = stores[0].runs.get(claimed[5].run_id)

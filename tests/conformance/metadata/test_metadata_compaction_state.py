@@ -16,7 +16,7 @@ from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import TTL, append, at_once, claim, compacted, end_of, publish_all
-from tests.conformance.metadata.conftest import OpenStore
+from tests.conformance.metadata.conftest import OpenStore, OpenStores
 from tests.conformance.metadata.log_builders import broken_link
 from tests.servers.cut_link import Cut
 
@@ -49,11 +49,11 @@ def test_a_leader_claims_only_what_is_requested_and_while_it_leads(
     assert store.runs.claim(topic.id, "worker", {}, TTL, leader=following).state is RunState.RUNNING
 
 
-def test_a_leader_waits_for_no_topic(database_url: URL, open_store: OpenStore) -> None:
+def test_a_leader_waits_for_no_topic(database_url: URL, open_stores: OpenStores) -> None:
     """S6: a claim that must wait for a topic's row does not keep the leader from renewing meanwhile."""
     if database_url.get_backend_name() != "postgresql":
         pytest.skip("SQLite has one lock for everything")
-    one, other = open_store(database_url), open_store(database_url)
+    one, other = open_stores(2)
     topic = one.tenancy.ensure_topic(TopicName.parse("t"))
     token = leading(one)
     one.compaction_state.request(topic.id, "manual", "ann")
@@ -97,13 +97,13 @@ def test_the_oldest_request_comes_first(store: MetadataStore, clock: ManualClock
     assert [one.name for one, _ in store.compaction_state.requests()] == [topics[number].name for number in (1, 2, 0)]
 
 
-def test_of_many_triggers_one_is_taken(database_url: URL, open_store: OpenStore) -> None:
-    stores = [open_store(database_url) for _ in range(4)]
+def test_of_many_triggers_one_is_taken(open_stores: OpenStores) -> None:
+    stores = open_stores(4)
     topic = stores[0].tenancy.ensure_topic(TopicName.parse("t"))
-    asked = at_once([partial(store.compaction_state.request, topic.id, "manual", "ann") for store in stores])
+    asked = at_once(*(partial(store.compaction_state.request, topic.id, "manual", "ann") for store in stores))
     assert sorted(type(item).__name__ for item in asked) == ["CompactionRunning"] * 3 + ["CompactionState"]
     token = leading(stores[0])
-    claimed = at_once([partial(store.runs.claim, topic.id, "worker", {}, TTL, leader=token) for store in stores])
+    claimed = at_once(*(partial(store.runs.claim, topic.id, "worker", {}, TTL, leader=token) for store in stores))
     assert sorted(type(item).__name__ for item in claimed) == ["Fenced"] * 3 + ["RunRecord"]
 
 
@@ -162,7 +162,7 @@ def test_an_interrupted_run_is_asked_for_once(store: MetadataStore, topic: Topic
     clock.advance(RUN_DEAD_MS - 1)
     assert store.compaction_state.request_interrupted("leader") == []
     clock.advance(1)
-    asked = at_once([lambda: store.compaction_state.request_interrupted("leader") for _ in range(3)])
+    asked = at_once(*(lambda: store.compaction_state.request_interrupted("leader") for _ in range(3)))
     assert sorted(len(item) for item in asked if isinstance(item, list)) == [0, 0, 1]
     assert store.compaction_state.get(topic.id).cause == "interrupted"
     run = store.runs.claim(topic.id, "worker", {}, RUN_DEAD_MS, leader=leading(store))
@@ -172,9 +172,8 @@ def test_an_interrupted_run_is_asked_for_once(store: MetadataStore, topic: Topic
 
 
 def test_a_topic_that_is_deleted_meanwhile_stops_no_other(
-    store: MetadataStore, topic: TopicRecord, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    store: MetadataStore, topic: TopicRecord, other: TopicRecord, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     for item in (topic, other):
         claim(store, item)
     clock.advance(RUN_DEAD_MS)
@@ -360,8 +359,9 @@ def test_a_failure_before_the_claim_takes_the_request_along(store: MetadataStore
     assert store.compaction_state.requests() == []
 
 
-def test_live_runs_are_counted(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
+def test_live_runs_are_counted(
+    store: MetadataStore, topic: TopicRecord, other: TopicRecord, clock: ManualClock
+) -> None:
     claim(store, topic)
     clock.advance(RUN_DEAD_MS - 1)
     claim(store, other)

@@ -15,9 +15,10 @@ from storage.metadata.cursor_ranges import RangesSummary
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import cursor_ranges as table
-from storage.model import MessageId, Position, TopicName
-from tests.conformance.metadata.builders import BIG, Sabotage, append, at_once, fail_at, publish_all
+from storage.model import MessageId, Position
+from tests.conformance.metadata.builders import BIG, append, at_once, fail_at, publish_all
 from tests.conformance.metadata.conftest import OpenStore
+from tests.conformance.metadata.log_builders import check_all_or_nothing
 
 MUCH = 1 << 30
 
@@ -192,21 +193,13 @@ def test_made_at_a_position_with_properties(store: MetadataStore, topic: TopicRe
 
 def test_a_flush_is_all_or_nothing(store: MetadataStore, topic: TopicRecord, life: str) -> None:
     store.cursors.merge(topic.id, "s", life, at(9), {0: BitMap([20]), 1: BitMap([1]), 2: BitMap([1])})
-    before = store.cursors.load(topic.id, "s", MUCH)
     new = {1: BitMap([2]), 2: BitMap([2]), 3: BitMap([3])}
-    statement = 0
-    while True:
-        statement += 1
-        undo = fail_at(store, statement)
-        try:
-            store.cursors.merge(topic.id, "s", life, at(RANGE_OFFSETS), new)
-        except Sabotage:
-            undo()
-            assert store.cursors.load(topic.id, "s", MUCH) == before
-            continue
-        assert undo() < statement
-        break
-    assert statement > 6
+    check_all_or_nothing(
+        store,
+        lambda: store.cursors.load(topic.id, "s", MUCH),
+        lambda: store.cursors.merge(topic.id, "s", life, at(RANGE_OFFSETS), new),
+        at_least=7,
+    )
     assert ack_ranges(store, topic) == {1: BitMap([1, 2]), 2: BitMap([1, 2]), 3: BitMap([3])}
 
 
@@ -219,7 +212,7 @@ def test_owners_at_once_lose_nothing(store: MetadataStore, topic: TopicRecord, l
 
         return flushes
 
-    assert at_once([flush(owner) for owner in range(4)]) == [None] * 4
+    assert at_once(*(flush(owner) for owner in range(4))) == [None] * 4
     loaded = store.cursors.load(topic.id, "s", MUCH)
     assert loaded.record.mark_delete == at(39)
     assert loaded.ranges[0] == BitMap(range(100, 140))
@@ -234,7 +227,7 @@ def test_a_deletion_beside_owners_leaves_no_row(store: MetadataStore, topic: Top
 
         return flushes
 
-    outcomes = at_once([flush(0), flush(1), lambda: store.cursors.delete(topic.id, "s")])
+    outcomes = at_once(flush(0), flush(1), lambda: store.cursors.delete(topic.id, "s"))
     assert all(outcome is None or isinstance(outcome, NotFound) for outcome in outcomes), outcomes
     assert rows(store) == 0
 
@@ -271,8 +264,7 @@ def test_a_row_that_is_no_bitmap(store: MetadataStore, topic: TopicRecord, life:
     assert ack_ranges(store, topic) == {}
 
 
-def test_topics_do_not_share_cursors(store: MetadataStore, topic: TopicRecord, life: str) -> None:
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
+def test_topics_do_not_share_cursors(store: MetadataStore, topic: TopicRecord, other: TopicRecord, life: str) -> None:
     store.cursors.create(other.id, "s", None, {})
     store.cursors.merge(topic.id, "s", life, at(9), {0: BitMap([20])})
     loaded = store.cursors.load(other.id, "s", MUCH)

@@ -7,7 +7,7 @@ import pytest
 from storage.errors import InvalidInput, NotFound
 from storage.metadata.records import CursorRecord, TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.model import LATEST, MessageId, Position, TopicName
+from storage.model import LATEST, MessageId, Position
 from tests.conformance.metadata.builders import append, claim, compacted, end_of, publish_all
 
 
@@ -118,7 +118,7 @@ def test_deleting_another_cursor_leaves_compaction_alone(store: MetadataStore, t
     assert store.snapshot(topic.id) == before
 
 
-def test_the_slowest_compacted_reader(store: MetadataStore, topic: TopicRecord) -> None:
+def test_the_slowest_compacted_reader(store: MetadataStore, topic: TopicRecord, other: TopicRecord) -> None:
     """T1: tombstones may wait for cursors of compacted readers, and for no others."""
     assert store.cursors.compacted_floor(topic.id) is None
     created = append(store, topic, 3, 4, 5)
@@ -138,7 +138,6 @@ def test_the_slowest_compacted_reader(store: MetadataStore, topic: TopicRecord) 
     store.cursors.ensure(topic.id, "new")
     store.cursors.set_properties(topic.id, "new", {"readCompacted": "true"})
     assert store.cursors.compacted_floor(topic.id) == -1
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     assert store.cursors.compacted_floor(other.id) is None
     store.cursors.delete(topic.id, "new")
     store.cursors.delete(topic.id, "slow")

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -19,7 +20,7 @@ from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
-from tests.conformance.metadata.conftest import OpenStore
+from tests.conformance.metadata.conftest import OpenStore, OpenStores
 from tests.servers.postgres import PostgresServer
 
 PASSWORD = "s3cret/pa:ss@word"
@@ -89,7 +90,7 @@ def test_a_url_that_cannot_be_used_is_misconfigured() -> None:
         "sqlite:///:memory:",
         "postgresql://host:port/db",
     ):
-        error = raised(Misconfigured, lambda url=url: Database(url))
+        error = raised(Misconfigured, partial(Database, url))
         assert "sqlite:///path" in error.remedy
         assert "pa:ss" not in "".join(traceback.format_exception(error))
 
@@ -108,10 +109,10 @@ def test_a_missing_driver_is_misconfigured(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_locked_database_is_unavailable(
-    database_url: URL, open_store: OpenStore, topic: TopicRecord, monkeypatch: pytest.MonkeyPatch
+    database_url: URL, open_stores: OpenStores, topic: TopicRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storage.metadata.engine.LOCK_WAIT_SECONDS", 0.001)
-    holder, other = open_store(database_url), open_store(database_url)
+    holder, other = open_stores(2)
     with holder.database.write() as connection:
         connection.execute(text("SELECT * FROM topics" + ("" if is_sqlite(database_url) else " FOR UPDATE")))
         error = raised(Unavailable, lambda: other.cursors.ensure(topic.id, "c"))

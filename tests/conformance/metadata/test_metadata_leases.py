@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from sqlalchemy import URL
 
 from storage.errors import Fenced, LeaseHeld, TopicNotFound
 from storage.metadata import leases
@@ -16,8 +16,9 @@ from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord, TopicName
 from storage.owner import is_alive_here, owner_name
 from tests.clocks import ManualClock
-from tests.conformance.metadata.builders import TTL, Sabotage, append, at_once, fail_at, ledger
-from tests.conformance.metadata.conftest import OpenStore
+from tests.conformance.metadata.builders import TTL, append, at_once, finished_at, ledger
+from tests.conformance.metadata.conftest import OpenStores
+from tests.conformance.metadata.log_builders import check_all_or_nothing
 
 
 def prepared(store: MetadataStore, topic: TopicRecord, first_offset: int, messages: int = 1) -> LedgerRecord:
@@ -26,7 +27,9 @@ def prepared(store: MetadataStore, topic: TopicRecord, first_offset: int, messag
     return ledger(store.ledgers.allocate_ids(1), first_offset, messages, attempt.attempt_id)
 
 
-def test_a_lease_has_one_holder(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+def test_a_lease_has_one_holder(
+    store: MetadataStore, topic: TopicRecord, other: TopicRecord, clock: ManualClock
+) -> None:
     lease = store.leases.acquire(topic.id, "first:1", TTL)
     assert lease == Lease(topic.id, "first:1", 1, clock.now_ms() + TTL)
     with pytest.raises(LeaseHeld, match=r"first:1 .*persistent://public/default/orders.*2023-11-14T22:13:35"):
@@ -34,7 +37,6 @@ def test_a_lease_has_one_holder(store: MetadataStore, topic: TopicRecord, clock:
     # Not even the same holder: it would not notice that it works twice.
     with pytest.raises(LeaseHeld):
         store.leases.acquire(topic.id, "first:1", TTL)
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     assert store.leases.acquire(other.id, "second", TTL).token == 1
 
 
@@ -107,12 +109,11 @@ def test_many_are_renewed_at_once(store: MetadataStore, topic: TopicRecord, cloc
 
 
 def test_a_lease_whose_row_is_locked_holds_up_no_other(
-    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+    store: MetadataStore, topic: TopicRecord, other: TopicRecord, clock: ManualClock
 ) -> None:
     """PostgreSQL; in SQLite all who write wait for each other."""
     if store.database.dialect != POSTGRESQL:
         pytest.skip("SQLite has one lock")
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     held = [store.leases.acquire(item.id, "a", TTL) for item in (topic, other)]
     clock.advance(TTL - 1)
     with store.database.write() as rolling:
@@ -176,16 +177,14 @@ def test_a_lease_given_back_is_not_renewed(store: MetadataStore, topic: TopicRec
         store.ledgers.append(lease, [prepared(store, topic, 0)])
 
 
-def test_of_many_one_gets_the_lease(
-    database_url: URL, open_store: OpenStore, topic: TopicRecord, clock: ManualClock
-) -> None:
-    stores = [open_store(database_url) for _ in range(4)]
+def test_of_many_one_gets_the_lease(open_stores: OpenStores, topic: TopicRecord, clock: ManualClock) -> None:
+    stores = open_stores(4)
     for round_number in range(1, 6):
         results = at_once(
-            [
-                lambda store=store, number=number: store.leases.acquire(topic.id, f"holder-{number}", TTL)
+            *(
+                partial(store.leases.acquire, topic.id, f"holder-{number}", TTL)
                 for number, store in enumerate(stores * 2)
-            ]
+            )
         )
         won = [result for result in results if isinstance(result, Lease)]
         assert [lease.token for lease in won] == [round_number]
@@ -221,19 +220,19 @@ def test_an_expired_lease_that_nobody_took_appends(
 
 
 def test_append_against_takeover_is_one_or_the_other(
-    database_url: URL, open_store: OpenStore, topic: TopicRecord, clock: ManualClock
+    open_stores: OpenStores, topic: TopicRecord, clock: ManualClock
 ) -> None:
-    stores = [open_store(database_url) for _ in range(2)]
+    stores = open_stores(2)
     for _ in range(8):
         lease = stores[0].leases.acquire(topic.id, "old", TTL)
         offset = stores[0].topics.get(topic.name).next_offset
         mine = prepared(stores[0], topic, offset)
         clock.advance(TTL)
         calls: list[Callable[[], object]] = [
-            lambda lease=lease, mine=mine: stores[0].ledgers.append(lease, [mine]),
+            partial(stores[0].ledgers.append, lease, [mine]),
             lambda: stores[1].leases.acquire(topic.id, "new", TTL),
         ]
-        appended, taken = at_once(calls)
+        appended, taken = at_once(*calls)
         assert isinstance(taken, Lease)
         assert appended is None or isinstance(appended, Fenced)
         assert stores[0].topics.get(topic.name).next_offset == offset + (appended is None)
@@ -265,24 +264,10 @@ def test_an_append_that_fails_in_the_middle_changes_nothing(store: MetadataStore
     append(store, topic, 3)
     lease = store.leases.acquire(topic.id, "me", TTL)
     mine = [prepared(store, topic, 3, 2), prepared(store, topic, 5)]
-    before = store.snapshot(topic.id)
-    statement = 0
-    while True:
-        statement += 1
-        undo = fail_at(store, statement)
-        try:
-            store.ledgers.append(lease, mine)
-        except Sabotage:
-            undo()
-            assert store.snapshot(topic.id) == before
-            attempt = store.attempts.find(mine[0].attempt_id)
-            assert attempt is not None
-            assert attempt.finished_at is None
-        else:
-            assert undo() == statement - 1
-            break
-    assert statement > 5
-    assert store.ledgers.of_topic(topic.id) == (*before.ledgers, *mine)
+    before = store.ledgers.of_topic(topic.id)
+    assert finished_at(store, mine[0].attempt_id) is None
+    check_all_or_nothing(store, topic, lambda: store.ledgers.append(lease, mine), at_least=6)
+    assert store.ledgers.of_topic(topic.id) == (*before, *mine)
 
 
 def test_an_attempt_from_beginning_to_end(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -306,9 +291,7 @@ def test_an_attempt_from_beginning_to_end(store: MetadataStore, topic: TopicReco
 
 def test_an_append_finishes_its_attempts(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     created = append(store, topic, 1, 1)
-    attempt = store.attempts.find(created[0].attempt_id)
-    assert attempt is not None
-    assert attempt.finished_at == clock.now_ms()
+    assert finished_at(store, created[0].attempt_id) == clock.now_ms()
 
 
 def test_an_attempt_that_was_given_up_appends_nothing(store: MetadataStore, topic: TopicRecord) -> None:

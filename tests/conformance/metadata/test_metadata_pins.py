@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from sqlalchemy import URL, delete, func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 
 from storage.errors import Fenced, TopicNotFound
 from storage.metadata.records import CompactedLedgerRecord, Pin, RunRecord, TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import compacted_ledgers, pins
-from storage.model import TopicName
 from tests.clocks import ManualClock
-from tests.conformance.metadata.builders import (
-    TTL,
-    Sabotage,
-    append,
-    at_once,
-    claim,
-    compacted,
-    end_of,
-    fail_at,
-    publish_all,
-)
-from tests.conformance.metadata.conftest import OpenStore
+from tests.conformance.metadata.builders import TTL, append, at_once, claim, compacted, end_of, publish_all
+from tests.conformance.metadata.conftest import OpenStores
+from tests.conformance.metadata.log_builders import check_all_or_nothing
 
 GRACE = 3_600_000
 NOBODY = 10**9
@@ -73,7 +64,7 @@ def test_a_pin_comes_with_its_snapshot(store: MetadataStore, topic: TopicRecord,
 
 
 def test_a_retired_ledger_is_pinned_by_its_id_until_it_is_collected(
-    store: MetadataStore, topic: TopicRecord, retired: CompactedLedgerRecord
+    store: MetadataStore, topic: TopicRecord, other: TopicRecord, retired: CompactedLedgerRecord
 ) -> None:
     snapshot, pin = store.pins.take(topic.id, "reader", TTL, retired.ledger_id)
     assert pin is not None
@@ -81,7 +72,6 @@ def test_a_retired_ledger_is_pinned_by_its_id_until_it_is_collected(
     assert snapshot == store.snapshot(topic.id), "what serves is what it was"
     assert not store.pins.collect(topic.id, retired.ledger_id, 0)
     store.pins.release(pin)
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     assert store.pins.take(other.id, "reader", TTL, retired.ledger_id)[1] is None
     assert store.pins.collect(topic.id, retired.ledger_id, 0)
     pin = store.pins.take(topic.id, "reader", TTL, retired.ledger_id)[1]
@@ -126,9 +116,8 @@ def test_what_serves_is_never_collected(store: MetadataStore, topic: TopicRecord
 
 
 def test_nor_is_what_another_topic_has(
-    store: MetadataStore, topic: TopicRecord, clock: ManualClock, retired: CompactedLedgerRecord
+    store: MetadataStore, topic: TopicRecord, other: TopicRecord, clock: ManualClock, retired: CompactedLedgerRecord
 ) -> None:
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     clock.advance(GRACE)
     assert not store.pins.collect(other.id, retired.ledger_id, 0)
     assert not store.pins.collect(topic.id, NOBODY, 0)
@@ -242,28 +231,13 @@ def test_a_collection_that_fails_in_the_middle_changes_nothing(
     pin = pinned(store, topic)
     publish_all(store, topic)
     clock.advance(TTL)
-    before = store.pins.referenced(topic.id)
-    statement = 0
-    while True:
-        statement += 1
-        undo = fail_at(store, statement)
-        try:
-            store.pins.collect(topic.id, pin.ledger_id, 0)
-        except Sabotage:
-            undo()
-            assert store.pins.referenced(topic.id) == before
-        else:
-            undo()
-            break
-    assert statement > 4
+    check_all_or_nothing(store, topic, lambda: store.pins.collect(topic.id, pin.ledger_id, 0), at_least=5)
     assert pin.ledger_id not in kept(store, topic)
 
 
-def test_a_pin_in_the_moment_of_collection_keeps_its_ledger(
-    database_url: URL, open_store: OpenStore, topic: TopicRecord
-) -> None:
+def test_a_pin_in_the_moment_of_collection_keeps_its_ledger(open_stores: OpenStores, topic: TopicRecord) -> None:
     """Readers pin while a run publishes and two collectors, without a grace time, take all that has retired."""
-    stores = [open_store(database_url) for _ in range(6)]
+    stores = open_stores(6)
     append(stores[0], topic, 3)
     publish_all(stores[0], topic)
     for _ in range(12):
@@ -280,8 +254,9 @@ def test_a_pin_in_the_moment_of_collection_keeps_its_ledger(
             return collect(stores[0])
 
         first, second, *taken = at_once(
-            [publish, lambda: collect(stores[1])]
-            + [lambda store=store: store.pins.take(topic.id, "reader", TTL) for store in stores[2:]]
+            publish,
+            lambda: collect(stores[1]),
+            *(partial(store.pins.take, topic.id, "reader", TTL) for store in stores[2:]),
         )
         assert isinstance(first, bool)
         assert isinstance(second, bool)
@@ -301,9 +276,9 @@ def test_a_pin_in_the_moment_of_collection_keeps_its_ledger(
 
 
 def test_renewal_against_collection_is_one_or_the_other(
-    database_url: URL, open_store: OpenStore, topic: TopicRecord, clock: ManualClock
+    open_stores: OpenStores, topic: TopicRecord, clock: ManualClock
 ) -> None:
-    stores = [open_store(database_url) for _ in range(2)]
+    stores = open_stores(2)
     append(stores[0], topic, 3)
     publish_all(stores[0], topic)
     for _ in range(8):
@@ -311,10 +286,7 @@ def test_renewal_against_collection_is_one_or_the_other(
         publish_all(stores[0], topic)
         clock.advance(TTL)
         renewed, collected = at_once(
-            [
-                lambda pin=pin: stores[0].pins.renew(pin, TTL),
-                lambda pin=pin: stores[1].pins.collect(topic.id, pin.ledger_id, 0),
-            ]
+            partial(stores[0].pins.renew, pin, TTL), partial(stores[1].pins.collect, topic.id, pin.ledger_id, 0)
         )
         if collected is True:
             assert isinstance(renewed, Fenced)
@@ -325,16 +297,14 @@ def test_renewal_against_collection_is_one_or_the_other(
             stores[0].pins.release(renewed)
 
 
-def test_of_many_collectors_one_collects(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
-    stores = [open_store(database_url) for _ in range(4)]
+def test_of_many_collectors_one_collects(open_stores: OpenStores, topic: TopicRecord) -> None:
+    stores = open_stores(4)
     append(stores[0], topic, 3)
     publish_all(stores[0], topic)
     for _ in range(6):
         old = serving(stores[0], topic)
         publish_all(stores[0], topic)
-        results = at_once(
-            [lambda store=store, old=old: store.pins.collect(topic.id, old.ledger_id, 0) for store in stores]
-        )
+        results = at_once(*(partial(store.pins.collect, topic.id, old.ledger_id, 0) for store in stores))
         assert sorted(map(repr, results)) == ["False"] * 3 + ["True"]
 
 

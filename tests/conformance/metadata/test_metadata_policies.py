@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from sqlalchemy import URL, text
+from sqlalchemy import text
 
 from storage.errors import Conflict, InvalidInput, InvalidTopicName, TopicNotFound
 from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
@@ -15,7 +15,7 @@ from storage.model import TopicName
 from storage.options.policies import POLICIES, TopicPolicies, Unreadable
 from storage.options.resolution import Origin
 from tests.conformance.metadata.builders import append, at_once, publish_all
-from tests.conformance.metadata.conftest import OpenStore
+from tests.conformance.metadata.conftest import OpenStores
 from tests.conformance.metadata.log_builders import state
 from tests.workbench import store_policy
 
@@ -149,8 +149,9 @@ def test_a_policy_of_a_newer_version_is_left_alone(store: MetadataStore, topic: 
     assert store.policies.effective(topic).retention_ms == 5
 
 
-def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(store: MetadataStore, topic: TopicRecord) -> None:
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
+def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(
+    store: MetadataStore, topic: TopicRecord, other: TopicRecord
+) -> None:
     store.policies.set(BROKER, "retention.ms", 5)
     for scope in (topic_scope(topic), NAMESPACE, "topic:gone"):
         store_policy(store, scope, "segment.bytes", 1 << 40)
@@ -249,15 +250,15 @@ def test_policies_never_touch_a_cursor(store: MetadataStore, topic: TopicRecord)
     assert (state(store, topic), store.cursors.of_topic(topic.id)) == before
 
 
-def test_several_set_the_same_policy_at_once(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
-    stores = [open_store(database_url) for _ in range(4)]
+def test_several_set_the_same_policy_at_once(open_stores: OpenStores, topic: TopicRecord) -> None:
+    stores = open_stores(4)
     for name in ("retention.ms", "retention.bytes", "segment.bytes"):
         values = [20_000 + number for number in range(len(stores))]
         results = at_once(
-            [
+            *(
                 lambda item=one, value=value, name=name: item.policies.set(topic_scope(topic), name, value)
                 for one, value in zip(stores, values, strict=True)
-            ]
+            )
         )
         assert results == [(name, value) for value in values]
         assert stores[0].policies.of_scope(topic_scope(topic))[name] in values

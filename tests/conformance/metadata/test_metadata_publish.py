@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from sqlalchemy import URL, select, text
+from sqlalchemy import select, text
 from sqlalchemy.exc import IntegrityError
 
 from storage.errors import Fenced
@@ -16,17 +17,17 @@ from storage.model import MessageId, Position
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import (
     TTL,
-    Sabotage,
     append,
     at_once,
     claim,
     compacted,
     emptied,
     end_of,
-    fail_at,
+    finished_at,
     publish_all,
 )
-from tests.conformance.metadata.conftest import OpenStore
+from tests.conformance.metadata.conftest import OpenStores
+from tests.conformance.metadata.log_builders import check_all_or_nothing
 
 
 def test_publish(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -51,9 +52,7 @@ def test_publish(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -
     assert after.cursor.properties == {"CompactedTopicLedger": str(new.ledger_id)}
     assert after.last_run == ended
     assert after.ledgers == tuple(created)
-    attempt = store.attempts.find(run.attempt_id)
-    assert attempt is not None
-    assert attempt.finished_at == clock.now_ms()
+    assert finished_at(store, run.attempt_id) == clock.now_ms()
 
 
 def test_the_next_generation_retires_the_one_before(
@@ -151,31 +150,27 @@ def test_a_compacted_ledger_that_cannot_be_right_is_refused(store: MetadataStore
 
 
 @pytest.mark.parametrize("publishers", [2, 8])
-def test_of_publishers_of_one_run_one_wins(
-    database_url: URL, open_store: OpenStore, topic: TopicRecord, publishers: int
-) -> None:
-    stores = [open_store(database_url) for _ in range(publishers)]
+def test_of_publishers_of_one_run_one_wins(open_stores: OpenStores, topic: TopicRecord, publishers: int) -> None:
+    stores = open_stores(publishers)
     for generation in range(5):
         created = append(stores[0], topic, 2)
         run = claim(stores[0], topic)
         candidates = [compacted(store, run, generation + 1, end_of(created[0])) for store in stores]
         results = at_once(
-            [
-                lambda store=store, new=new, run=run, generation=generation: store.publishing.publish(
-                    run, generation, new, {}
-                )
+            *(
+                partial(store.publishing.publish, run, generation, new, {})
                 for store, new in zip(stores, candidates, strict=True)
-            ]
+            )
         )
         check_one_winner(stores[0], topic, results, candidates, generation + 1)
 
 
 @pytest.mark.parametrize("publishers", [2, 8])
 def test_of_publishers_of_several_epochs_the_last_wins(
-    database_url: URL, open_store: OpenStore, topic: TopicRecord, clock: ManualClock, publishers: int
+    open_stores: OpenStores, topic: TopicRecord, clock: ManualClock, publishers: int
 ) -> None:
     """Each worker was overtaken by the next; all but the last publish as zombies, at the same moment."""
-    stores = [open_store(database_url) for _ in range(publishers)]
+    stores = open_stores(publishers)
     for generation in range(4):
         created = append(stores[0], topic, 2)
         claimed = []
@@ -187,12 +182,10 @@ def test_of_publishers_of_several_epochs_the_last_wins(
             for store, run in zip(stores, claimed, strict=True)
         ]
         results = at_once(
-            [
-                lambda store=store, run=run, new=new, generation=generation: store.publishing.publish(
-                    run, generation, new, {}
-                )
+            *(
+                partial(store.publishing.publish, run, generation, new, {})
                 for store, run, new in zip(stores, claimed, candidates, strict=True)
-            ]
+            )
         )
         assert isinstance(results[-1], RunRecord)
         check_one_winner(stores[0], topic, results, candidates, generation + 1)
@@ -215,9 +208,9 @@ def check_one_winner(
     assert after.cursor.properties["CompactedTopicLedger"] == str(candidates[won[0]].ledger_id)
 
 
-def test_publish_against_deletion_of_the_cursor(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
+def test_publish_against_deletion_of_the_cursor(open_stores: OpenStores, topic: TopicRecord) -> None:
     """Either the run published and its ledger went with the cursor, or it was fenced; nothing serves afterwards."""
-    stores = [open_store(database_url) for _ in range(2)]
+    stores = open_stores(2)
     created = append(stores[0], topic, 2)
     for _ in range(8):
         stores[0].cursors.ensure(topic.id, "__compaction")
@@ -225,10 +218,8 @@ def test_publish_against_deletion_of_the_cursor(database_url: URL, open_store: O
         generation = stores[0].topics.get(topic.name).generation
         new = compacted(stores[0], run, generation + 1, end_of(created[0]))
         published, deleted = at_once(
-            [
-                lambda run=run, generation=generation, new=new: stores[0].publishing.publish(run, generation, new, {}),
-                lambda: stores[1].cursors.delete(topic.id, "__compaction"),
-            ]
+            partial(stores[0].publishing.publish, run, generation, new, {}),
+            lambda: stores[1].cursors.delete(topic.id, "__compaction"),
         )
         assert deleted is None
         assert isinstance(published, RunRecord | Fenced)
@@ -245,45 +236,26 @@ def test_a_publish_that_fails_in_the_middle_changes_nothing(store: MetadataStore
     created = append(store, topic, 4)
     run = claim(store, topic)
     new = compacted(store, run, 2, end_of(created[0]))
-    before = (store.snapshot(topic.id), store.attempts.find(run.attempt_id))
-    statement = 0
-    while True:
-        statement += 1
-        undo = fail_at(store, statement)
-        try:
-            store.publishing.publish(run, 1, new, {})
-        except Sabotage:
-            undo()
-            assert (store.snapshot(topic.id), store.attempts.find(run.attempt_id)) == before
-        else:
-            assert undo() == statement - 1
-            break
-    assert statement > 8
+    check_all_or_nothing(store, topic, lambda: store.publishing.publish(run, 1, new, {}), at_least=9)
     after = store.snapshot(topic.id)
     assert after.compacted == new
     assert after.cursor is not None
     assert after.cursor.properties == {"owner": "me", "CompactedTopicLedger": str(new.ledger_id)}
 
 
-def test_no_property_and_no_pointer_is_lost_to_a_race(
-    database_url: URL, open_store: OpenStore, topic: TopicRecord
-) -> None:
-    stores = [open_store(database_url) for _ in range(5)]
+def test_no_property_and_no_pointer_is_lost_to_a_race(open_stores: OpenStores, topic: TopicRecord) -> None:
+    stores = open_stores(5)
     stores[0].cursors.ensure(topic.id, "__compaction")
     for generation in range(6):
         created = append(stores[0], topic, 1)
         run = claim(stores[0], topic)
         new = compacted(stores[0], run, generation + 1, end_of(created[0]))
         results = at_once(
-            [
-                lambda run=run, new=new, generation=generation: stores[0].publishing.publish(run, generation, new, {}),
-                *[
-                    lambda store=store, n=n, generation=generation: store.cursors.set_properties(
-                        topic.id, "__compaction", {f"writer-{n}-{generation}": "here"}
-                    )
-                    for n, store in enumerate(stores[1:])
-                ],
-            ]
+            partial(stores[0].publishing.publish, run, generation, new, {}),
+            *[
+                partial(store.cursors.set_properties, topic.id, "__compaction", {f"writer-{n}-{generation}": "here"})
+                for n, store in enumerate(stores[1:])
+            ],
         )
         assert [result for result in results if isinstance(result, Exception)] == []
         cursor = stores[0].cursors.get(topic.id, "__compaction")

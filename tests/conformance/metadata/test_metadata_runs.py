@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from sqlalchemy import URL
 
 from storage.errors import CompactionRunning, Fenced, NotFound
 from storage.metadata.records import AttemptKind, RunRecord, RunState, TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.model import TopicName
 from tests.clocks import ManualClock
-from tests.conformance.metadata.builders import TTL, append, at_once, claim, compacted, end_of, publish_all
-from tests.conformance.metadata.conftest import OpenStore
+from tests.conformance.metadata.builders import TTL, append, at_once, claim, compacted, end_of, finished_at, publish_all
+from tests.conformance.metadata.conftest import OpenStores
 
 
 def test_a_claim(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -30,14 +29,15 @@ def test_a_claim(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -
     assert (attempt.kind, attempt.owner, attempt.finished_at) == (AttemptKind.RUN, "worker", None)
 
 
-def test_a_second_claim_names_the_run(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+def test_a_second_claim_names_the_run(
+    store: MetadataStore, topic: TopicRecord, other: TopicRecord, clock: ManualClock
+) -> None:
     run = claim(store, topic, "host-1:99")
     clock.advance(TTL - 1)
     before = store.snapshot(topic.id)
     with pytest.raises(CompactionRunning, match=rf"run {run.run_id} by host-1:99 .*orders since 2023-11-14T22:13:20"):
         claim(store, topic)
     assert store.snapshot(topic.id) == before
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     assert claim(store, other).epoch == 1
 
 
@@ -78,9 +78,7 @@ def test_a_dead_run_is_taken_over(store: MetadataStore, topic: TopicRecord, cloc
     assert ended.state is RunState.ERROR
     assert ended.finished_at == clock.now_ms()
     assert ended.error == f"its worker dead stopped answering; taken over by run {successor.run_id}"
-    attempt = store.attempts.find(dead.attempt_id)
-    assert attempt is not None
-    assert attempt.finished_at == clock.now_ms()
+    assert finished_at(store, dead.attempt_id) == clock.now_ms()
     # It wakes up, and can do nothing; not even spoil the record of its end.
     with pytest.raises(Fenced, match=f"taken over by run {successor.run_id}"):
         store.runs.update(dead)
@@ -90,12 +88,10 @@ def test_a_dead_run_is_taken_over(store: MetadataStore, topic: TopicRecord, cloc
     assert store.runs.last(topic.id) == successor
 
 
-def test_of_many_one_claims(database_url: URL, open_store: OpenStore, topic: TopicRecord, clock: ManualClock) -> None:
-    stores = [open_store(database_url) for _ in range(4)]
+def test_of_many_one_claims(open_stores: OpenStores, topic: TopicRecord, clock: ManualClock) -> None:
+    stores = open_stores(4)
     for round_number in range(1, 6):
-        results = at_once(
-            [lambda store=store, n=n: claim(store, topic, f"worker-{n}") for n, store in enumerate(stores * 2)]
-        )
+        results = at_once(*(partial(claim, store, topic, f"worker-{n}") for n, store in enumerate(stores * 2)))
         won = [result for result in results if isinstance(result, RunRecord)]
         # Each round but the first also takes over the run of the round before.
         assert [run.epoch for run in won] == [round_number]
@@ -136,9 +132,7 @@ def test_a_failure_keeps_its_error_and_all_else(store: MetadataStore, topic: Top
     after = store.snapshot(topic.id)
     assert (after.cursor, after.compacted, after.ledgers) == (before.cursor, before.compacted, before.ledgers)
     assert store.runs.fail(run, "something later").error == failed.error
-    attempt = store.attempts.find(run.attempt_id)
-    assert attempt is not None
-    assert attempt.finished_at == clock.now_ms()
+    assert finished_at(store, run.attempt_id) == clock.now_ms()
     assert claim(store, topic).epoch == run.epoch + 1
 
 
@@ -164,8 +158,7 @@ def test_a_run_of_a_past_epoch_fails_but_does_nothing_else(store: MetadataStore,
     assert store.runs.fail(run, "the cursor was deleted").state is RunState.ERROR
 
 
-def test_history(store: MetadataStore, topic: TopicRecord) -> None:
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
+def test_history(store: MetadataStore, topic: TopicRecord, other: TopicRecord) -> None:
     created = [store.runs.fail(claim(store, topic), f"error {number}") for number in range(4)]
     store.runs.fail(claim(store, other), "elsewhere")
     assert store.runs.of_topic(topic.id, 10) == created[::-1]

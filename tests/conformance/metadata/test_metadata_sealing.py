@@ -12,7 +12,6 @@ from storage.metadata import sealing
 from storage.metadata.records import MAX_SEALING_TRIES, Attempt, AttemptKind, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import attempts as attempts_table
-from storage.model import TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import TTL, append, ledger
 from tests.conformance.metadata.log_builders import (
@@ -226,8 +225,9 @@ def test_only_a_sealed_segment_is_forgotten(store: MetadataStore, topic: TopicRe
     assert state(store, topic) == before
 
 
-def test_an_attempt_of_another_topic_seals_nothing(store: MetadataStore, topic: TopicRecord) -> None:
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
+def test_an_attempt_of_another_topic_seals_nothing(
+    store: MetadataStore, topic: TopicRecord, other: TopicRecord
+) -> None:
     rolled(store, topic, 1)
     segment, attempt = claimed(store, topic)
     foreign: Attempt = replace(attempt, topic_id=other.id)

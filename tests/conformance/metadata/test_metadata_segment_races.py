@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from sqlalchemy import URL
@@ -14,7 +15,7 @@ from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import TTL, append, at_once
-from tests.conformance.metadata.conftest import OpenStore
+from tests.conformance.metadata.conftest import OpenStore, OpenStores
 from tests.conformance.metadata.log_builders import (
     LOG_UID,
     broken_link,
@@ -90,16 +91,13 @@ def test_a_lost_answer_is_found_out(
 
 
 @pytest.mark.parametrize("threads", [2, 6])
-def test_of_two_that_open_one_wins(database_url: URL, open_store: OpenStore, topic: TopicRecord, threads: int) -> None:
-    stores = [open_store(database_url) for _ in range(threads)]
+def test_of_two_that_open_one_wins(open_stores: OpenStores, topic: TopicRecord, threads: int) -> None:
+    stores = open_stores(threads)
     with leased(stores[0], topic) as lease:
         for _ in range(4):
             new = [new_segment(store, topic) for store in stores]
             results = at_once(
-                [
-                    lambda item=one, segment=segment: item.segments.open(lease, segment)
-                    for one, segment in zip(stores, new, strict=True)
-                ]
+                *(partial(one.segments.open, lease, segment) for one, segment in zip(stores, new, strict=True))
             )
             won = [segment for segment, result in zip(new, results, strict=True) if result is None]
             assert len(won) == 1
@@ -108,18 +106,18 @@ def test_of_two_that_open_one_wins(database_url: URL, open_store: OpenStore, top
             stores[0].segments.roll(lease, won[0].ledger_id, content(won[0], 2))
 
 
-def test_of_two_that_roll_one_wins(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
+def test_of_two_that_roll_one_wins(open_stores: OpenStores, topic: TopicRecord) -> None:
     """One segment, two contents: the topic continues behind the one that counts."""
-    stores = [open_store(database_url) for _ in range(2)]
+    stores = open_stores(2)
     with leased(stores[0], topic) as lease:
         for _ in range(6):
             segment = opened(stores[0], lease, topic)
             held = [content(segment, count) for count in (3, 4)]
             results = at_once(
-                [
-                    lambda item=one, mine=mine, segment=segment: item.segments.roll(lease, segment.ledger_id, mine)
+                *(
+                    partial(one.segments.roll, lease, segment.ledger_id, mine)
                     for one, mine in zip(stores, held, strict=True)
-                ]
+                )
             )
             assert sorted(type(result).__name__ for result in results) == ["AssertionError", "SegmentRecord"]
             (won,) = [result for result in results if isinstance(result, SegmentRecord)]
@@ -128,28 +126,23 @@ def test_of_two_that_roll_one_wins(database_url: URL, open_store: OpenStore, top
             assert stores[0].topics.get(topic.name).next_offset == won.content.last_offset + 1
 
 
-def test_sealers_never_claim_the_same_segment(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
-    stores = [open_store(database_url) for _ in range(6)]
+def test_sealers_never_claim_the_same_segment(open_stores: OpenStores, topic: TopicRecord) -> None:
+    stores = open_stores(6)
     rolled(stores[0], topic, 1, 1, 1, 1)
-    results = at_once([lambda store=store: store.sealing.claim(topic.id, "sealer", LOG_UID, TTL) for store in stores])
+    results = at_once(*(partial(store.sealing.claim, topic.id, "sealer", LOG_UID, TTL) for store in stores))
     taken = [result for result in results if isinstance(result, tuple)]
     assert len({segment.ledger_id for segment, _ in taken}) == len(taken) == 4
     assert results.count(None) == 2
     sealed = at_once(
-        [
-            lambda item=one, pair=pair: item.sealing.seal(pair[1], ledger_of(*pair))
-            for one, pair in zip(stores, taken, strict=False)
-        ]
+        *(partial(one.sealing.seal, pair[1], ledger_of(*pair)) for one, pair in zip(stores, taken, strict=False))
     )
     assert sealed == [None] * 4
     assert [created.first_offset for created in stores[0].ledgers.of_topic(topic.id)] == [0, 1, 2, 3]
 
 
-def test_of_two_that_seal_one_segment_one_wins(
-    database_url: URL, open_store: OpenStore, topic: TopicRecord, clock: ManualClock
-) -> None:
+def test_of_two_that_seal_one_segment_one_wins(open_stores: OpenStores, topic: TopicRecord, clock: ManualClock) -> None:
     """The first claimant slept past its time and commits at the moment in which the second one claims and commits."""
-    stores = [open_store(database_url) for _ in range(2)]
+    stores = open_stores(2)
     for _ in range(6):
         rolled(stores[0], topic, 2)
         segment, slow = claimed(stores[0], topic)
@@ -163,12 +156,7 @@ def test_of_two_that_seal_one_segment_one_wins(
             stores[1].sealing.seal(found[1], created)
             return created
 
-        first, second = at_once(
-            [
-                lambda segment=segment, slow=slow: stores[0].sealing.seal(slow, ledger_of(segment, slow)),
-                overtake,
-            ]
-        )
+        first, second = at_once(partial(stores[0].sealing.seal, slow, ledger_of(segment, slow)), overtake)
         (ledger_made,) = [item for item in stores[0].ledgers.of_topic(topic.id) if item.ledger_id == segment.ledger_id]
         if first is None:
             assert second is None
@@ -179,25 +167,18 @@ def test_of_two_that_seal_one_segment_one_wins(
         assert stores[0].snapshot(topic.id).segments == ()
 
 
-def test_two_commits_of_one_sealer(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
-    stores = [open_store(database_url) for _ in range(2)]
+def test_two_commits_of_one_sealer(open_stores: OpenStores, topic: TopicRecord) -> None:
+    stores = open_stores(2)
     for _ in range(4):
         rolled(stores[0], topic, 2)
         segment, attempt = claimed(stores[0], topic)
-        results = at_once(
-            [
-                lambda store=store, segment=segment, attempt=attempt: store.sealing.seal(
-                    attempt, ledger_of(segment, attempt)
-                )
-                for store in stores
-            ]
-        )
+        results = at_once(*(partial(store.sealing.seal, attempt, ledger_of(segment, attempt)) for store in stores))
         assert sorted(type(result).__name__ for result in results) == ["Fenced", "NoneType"]
 
 
-def test_snapshots_never_miss_or_repeat_a_message(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
+def test_snapshots_never_miss_or_repeat_a_message(open_stores: OpenStores, topic: TopicRecord) -> None:
     """While segments roll, are sealed and purged: ledgers and tail are one row of offsets without a gap (L4)."""
-    writer, sealer, reader = (open_store(database_url) for _ in range(3))
+    writer, sealer, reader = open_stores(3)
     over: list[str] = []
 
     def write() -> None:
@@ -229,7 +210,7 @@ def test_snapshots_never_miss_or_repeat_a_message(database_url: URL, open_store:
             seen.append(reader.pins.take(topic.id, "reader", TTL)[0])
         return seen
 
-    *errors, read_, pinned = at_once([write, seal, read, pin])
+    *errors, read_, pinned = at_once(write, seal, read, pin)
     assert errors == [None, None]
     assert isinstance(read_, list)
     assert isinstance(pinned, list)

@@ -13,7 +13,7 @@ from storage.metadata.records import AttemptKind, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import MessageId, TopicName
 from tests.clocks import ManualClock
-from tests.conformance.metadata.builders import TTL, append, ledger
+from tests.conformance.metadata.builders import TTL, append, finished_at, ledger
 from tests.conformance.metadata.log_builders import (
     LOG_UID,
     claimed,
@@ -53,9 +53,7 @@ def test_the_life_of_a_segment(store: MetadataStore, topic: TopicRecord, clock: 
     assert (after.ledgers, after.segments, after.topic.next_offset) == ((created,), (), 7)
     sealed = replace(mine, state=SegmentState.SEALED, sealed_at=clock.now_ms())
     assert store.segments.of_topic(topic.id) == [sealed]
-    finished = store.attempts.find(attempt.attempt_id)
-    assert finished is not None
-    assert finished.finished_at == clock.now_ms()
+    assert finished_at(store, attempt.attempt_id) == clock.now_ms()
 
     assert store.sealing.files(LOG_UID, clock.now_ms()) == [(store.topics.get(topic.name), sealed)]
     store.sealing.purge(topic.id, sealed.ledger_id)
@@ -207,8 +205,9 @@ def test_a_wish_to_roll_is_as_old_as_when_it_was_said_first(
         assert connection.execute(text("SELECT roll_requested_at FROM topics")).scalars().all() == [answer]
 
 
-def test_a_wish_to_roll_lasts_until_it_is_fulfilled(store: MetadataStore, topic: TopicRecord) -> None:
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
+def test_a_wish_to_roll_lasts_until_it_is_fulfilled(
+    store: MetadataStore, topic: TopicRecord, other: TopicRecord
+) -> None:
     with leased(store, topic) as lease:
         segment = opened(store, lease, topic)
         assert not store.segments.roll_requested(topic.id)

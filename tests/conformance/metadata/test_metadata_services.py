@@ -12,7 +12,7 @@ from storage.metadata.records import SERVICE_DEAD_MS, ServiceRecord
 from storage.metadata.store import MetadataStore
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import at_once
-from tests.conformance.metadata.conftest import OpenStore
+from tests.conformance.metadata.conftest import OpenStores
 
 TTL_MS = 10_000
 
@@ -39,10 +39,10 @@ def test_services_beat_and_leave(store: MetadataStore, clock: ManualClock) -> No
     assert store.services.live(10**9) == []
 
 
-def test_of_many_candidates_one_leads(database_url: str, open_store: OpenStore, clock: ManualClock) -> None:
-    stores = [open_store(database_url) for _ in range(4)]
+def test_of_many_candidates_one_leads(open_stores: OpenStores, clock: ManualClock) -> None:
+    stores = open_stores(4)
     names = [f"host:{number}:x" for number in range(4)]
-    tokens = at_once([partial(one.services.lead, name, TTL_MS) for one, name in zip(stores, names, strict=True)])
+    tokens = at_once(*(partial(one.services.lead, name, TTL_MS) for one, name in zip(stores, names, strict=True)))
     (token,) = [item for item in tokens if item is not None]
     assert token == 1
     leader = names[tokens.index(token)]

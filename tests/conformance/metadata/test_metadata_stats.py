@@ -31,8 +31,9 @@ def test_a_topic_that_does_not_exist(store: MetadataStore) -> None:
         store.stats.of(TopicName.parse("nosuch"))
 
 
-def test_sums_and_lines_are_those_of_the_topic_alone(store: MetadataStore, topic: TopicRecord) -> None:
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
+def test_sums_and_lines_are_those_of_the_topic_alone(
+    store: MetadataStore, topic: TopicRecord, other: TopicRecord
+) -> None:
     append(store, other, 1000)
     created = append(store, topic, 5, 7)
     found = store.stats.of(topic.name, lines=True)

@@ -17,7 +17,7 @@ from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import TTL, at_once, claim
-from tests.conformance.metadata.conftest import OpenStore
+from tests.conformance.metadata.conftest import OpenStores
 
 PT = TopicName("acme", "shop", "pt")
 
@@ -252,12 +252,12 @@ def test_partitions_that_come_back_are_locked_by_id_as_all_topics(store: Metadat
 
 @pytest.mark.parametrize("change", ["delete", "pause", "abort"])
 def test_partitions_are_changed_beside_a_heartbeat_of_all(
-    database_url: URL, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, change: str
+    database_url: URL, open_stores: OpenStores, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     """A heartbeat locks attempts in the order of their ids, whatever their topics'; so does who changes several."""
     if database_url.get_backend_name() != "postgresql":
         pytest.skip("SQLite has one lock for everything")
-    one, other = open_store(database_url), open_store(database_url)
+    one, other = open_stores(2)
     parent = TopicName.parse("p")
     one.partitions.create(parent, 2, {})
     partitions = [one.topics.get(TopicName.parse(f"p-partition-{number}")) for number in range(2)]
@@ -296,18 +296,16 @@ def test_partitions_are_changed_beside_a_heartbeat_of_all(
         assert beaten.result() == []
 
 
-def test_racing_for_one_name(database_url: URL, open_store: OpenStore) -> None:
+def test_racing_for_one_name(open_stores: OpenStores) -> None:
     """Topics, partitioned topics and the end of their namespace, all at once: somebody wins, nothing is half."""
-    stores = [open_store(database_url) for _ in range(4)]
+    stores = open_stores(4)
     stores[0].tenancy.create_tenant("acme", [], [])
     stores[0].tenancy.create_namespace("acme/shop")
     answers = at_once(
-        [
-            lambda: stores[0].tenancy.create_topic(PT, {}),
-            lambda: stores[1].partitions.create(PT, 2, {}),
-            lambda: stores[2].tenancy.create_topic(PT, {}),
-            lambda: stores[3].tenancy.delete_namespace("acme/shop"),
-        ]
+        lambda: stores[0].tenancy.create_topic(PT, {}),
+        lambda: stores[1].partitions.create(PT, 2, {}),
+        lambda: stores[2].tenancy.create_topic(PT, {}),
+        lambda: stores[3].tenancy.delete_namespace("acme/shop"),
     )
     failures = [answer for answer in answers if isinstance(answer, Exception)]
     assert len(failures) == 3
@@ -322,13 +320,13 @@ def test_racing_for_one_name(database_url: URL, open_store: OpenStore) -> None:
         assert names(there) == ["pt"]
 
 
-def test_racing_first_imports_make_one_namespace(database_url: URL, open_store: OpenStore) -> None:
-    stores = [open_store(database_url) for _ in range(4)]
+def test_racing_first_imports_make_one_namespace(open_stores: OpenStores) -> None:
+    stores = open_stores(4)
     answers = at_once(
-        [
+        *(
             lambda item=one, n=n: item.tenancy.ensure_topic(TopicName("new", "ns", f"t{n}"))
             for n, one in enumerate(stores)
-        ]
+        )
     )
     assert all(isinstance(answer, TopicRecord) for answer in answers), answers
     assert stores[0].tenancy.namespaces("new") == ["new/ns"]

@@ -9,26 +9,15 @@ from pyroaring import BitMap
 from sqlalchemy import URL, inspect, text
 
 from storage.errors import CompactorError, Fenced, LeaseHeld, NotFound, TopicNotFound, Unavailable
-from storage.failpoints import Failpoint, observed
+from storage.failpoints import Failpoint
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, AttemptKind, DeletedTopic, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
-from tests.conformance.metadata.builders import (
-    TTL,
-    Sabotage,
-    append,
-    at_once,
-    claim,
-    compacted,
-    end_of,
-    fail_at,
-    ledger,
-    publish_all,
-)
-from tests.conformance.metadata.conftest import OpenStore
-from tests.conformance.metadata.log_builders import LOG_UID, broken_link, content, leased, opened
+from tests.conformance.metadata.builders import TTL, append, at_once, claim, compacted, end_of, ledger, publish_all
+from tests.conformance.metadata.conftest import OpenStore, OpenStores
+from tests.conformance.metadata.log_builders import LOG_UID, broken_link, check_all_or_nothing, content, leased, opened
 from tests.servers.cut_link import Cut
 
 
@@ -184,21 +173,13 @@ def test_a_writer_keeps_it_from_those_who_do_not_force(
 
 def test_all_or_nothing(store: MetadataStore) -> None:
     topic = filled(store, "t")
-    before = rows(store)
-
-    def fail(at: Failpoint) -> None:
-        if at is Failpoint.TOPIC_DELETE_INSIDE_COMMIT:
-            raise Sabotage
-
-    with pytest.raises(Sabotage), observed(fail):
-        store.tenancy.delete_topic(topic.id)
-    assert rows(store) == before
-    for statement in range(1, 10):
-        undo = fail_at(store, statement)
-        with pytest.raises(Sabotage):
-            store.tenancy.delete_topic(topic.id)
-        undo()
-        assert rows(store) == before
+    check_all_or_nothing(
+        store,
+        lambda: rows(store),
+        lambda: store.tenancy.delete_topic(topic.id),
+        Failpoint.TOPIC_DELETE_INSIDE_COMMIT,
+        at_least=10,
+    )
 
 
 @pytest.mark.parametrize("cut", [Cut.BEFORE, Cut.AFTER])
@@ -217,9 +198,9 @@ def test_an_answer_that_is_lost_is_found_out(database_url: URL, open_store: Open
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_racing_with_everybody_at_work(database_url: URL, open_store: OpenStore, seed: int) -> None:
+def test_racing_with_everybody_at_work(open_stores: OpenStores, seed: int) -> None:
     """Each either happened before the end, and went with it, or is told; nothing is left, and nobody waits forever."""
-    stores = [open_store(database_url) for _ in range(2)]
+    stores = open_stores(2)
     before = rows(stores[0])
     topic = filled(stores[0], f"t{seed}")
     run = claim(stores[0], topic)
@@ -236,7 +217,7 @@ def test_racing_with_everybody_at_work(database_url: URL, open_store: OpenStore,
         lambda: one.leases.acquire(topic.id, "other", TTL),
     ]
     calls.insert(seed * 4, lambda: other.tenancy.delete_topic(topic.id))
-    answers = at_once(calls)
+    answers = at_once(*calls)
     for answer in answers:
         assert not isinstance(answer, Exception) or isinstance(answer, (TopicNotFound, Fenced)), repr(answer)
     assert isinstance(answers[seed * 4], DeletedTopic)

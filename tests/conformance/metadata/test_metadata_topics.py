@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -13,7 +14,7 @@ from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord, TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import append, at_once, claim, publish_all
-from tests.conformance.metadata.conftest import OpenStore
+from tests.conformance.metadata.conftest import OpenStore, OpenStores
 
 
 def test_a_topic_is_made_once(store: MetadataStore, clock: ManualClock) -> None:
@@ -35,11 +36,11 @@ def test_a_topic_is_made_once(store: MetadataStore, clock: ManualClock) -> None:
     drawn.assert_called_once_with(63)
 
 
-def test_topics_made_at_once_are_one(database_url: URL, open_store: OpenStore) -> None:
-    stores = [open_store(database_url) for _ in range(4)]
+def test_topics_made_at_once_are_one(open_stores: OpenStores) -> None:
+    stores = open_stores(4)
     for round_number in range(5):
         name = TopicName.parse(f"race-{round_number}")
-        created = at_once([lambda store=store, name=name: store.tenancy.ensure_topic(name) for store in stores * 2])
+        created = at_once(*(partial(store.tenancy.ensure_topic, name) for store in stores * 2))
         assert created == [stores[0].topics.get(name)] * 8
 
 
@@ -100,14 +101,11 @@ def test_summaries_add_up_in_one_statement(store: MetadataStore, topic: TopicRec
     assert len([text for text in statements if text.lstrip().startswith("SELECT")]) == 1
 
 
-def test_ledger_ids_are_given_out_once(database_url: URL, open_store: OpenStore) -> None:
-    stores = [open_store(database_url) for _ in range(4)]
+def test_ledger_ids_are_given_out_once(open_stores: OpenStores) -> None:
+    stores = open_stores(4)
     counts = [1, 2, 3, 5] * 4
     firsts = at_once(
-        [
-            lambda store=store, count=count: store.ledgers.allocate_ids(count)
-            for store, count in zip(stores * 4, counts, strict=True)
-        ]
+        *(partial(store.ledgers.allocate_ids, count) for store, count in zip(stores * 4, counts, strict=True))
     )
     taken = [first + i for first, count in zip(firsts, counts, strict=True) for i in range(count)]  # type: ignore[operator]
     assert sorted(taken) == list(range(min(taken), min(taken) + sum(counts)))
@@ -130,8 +128,8 @@ def test_ledgers_come_back_as_they_went_in(store: MetadataStore, topic: TopicRec
     assert store.ledgers.of_topic(store.tenancy.ensure_topic(TopicName.parse("other")).id) == ()
 
 
-def test_a_snapshot_is_of_one_moment(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
-    reader, writer = open_store(database_url), open_store(database_url)
+def test_a_snapshot_is_of_one_moment(open_stores: OpenStores, topic: TopicRecord) -> None:
+    reader, writer = open_stores(2)
     before = append(writer, topic, 3)
     result: list[LedgerRecord] = []
 
@@ -177,8 +175,8 @@ def test_everything_outlives_the_process(database_url: URL, open_store: OpenStor
     assert again.leases.renew(lease, 1).token == lease.token
 
 
-def test_many_writers_do_not_die_of_locks(database_url: URL, open_store: OpenStore) -> None:
-    stores = [open_store(database_url) for _ in range(2)]
+def test_many_writers_do_not_die_of_locks(open_stores: OpenStores) -> None:
+    stores = open_stores(2)
 
     def work(number: int) -> int:
         store = stores[number % 2]
@@ -189,4 +187,4 @@ def test_many_writers_do_not_die_of_locks(database_url: URL, open_store: OpenSto
             store.snapshot(topic.id)
         return len(store.cursors.get(topic.id, f"cursor-{number}").properties)
 
-    assert at_once([lambda number=number: work(number) for number in range(16)]) == [10] * 16
+    assert at_once(*(partial(work, number) for number in range(16))) == [10] * 16

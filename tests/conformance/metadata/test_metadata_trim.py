@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
-from sqlalchemy import URL
 
 from storage.errors import Conflict, InvalidInput, NotFound
 from storage.failpoints import Failpoint
@@ -12,7 +13,7 @@ from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord, Position, TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import append, at_once, claim, compacted, emptied, end_of, publish_all
-from tests.conformance.metadata.conftest import OpenStore
+from tests.conformance.metadata.conftest import OpenStores
 from tests.conformance.metadata.log_builders import check_all_or_nothing, leased, opened, state
 
 
@@ -59,8 +60,9 @@ def test_a_topic_that_lost_all_goes_on_at_its_end(store: MetadataStore, topic: T
     assert (after.first_offset, store.topics.get(topic.name).start_offset) == (3, 3)
 
 
-def test_other_topics_keep_theirs(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    other = store.tenancy.ensure_topic(TopicName.parse("other"))
+def test_other_topics_keep_theirs(
+    store: MetadataStore, topic: TopicRecord, other: TopicRecord, clock: ManualClock
+) -> None:
     mine, theirs = append(store, topic, 3), append(store, other, 3)
     with pytest.raises(Conflict, match=f"ledger {theirs[0].ledger_id} of .*orders was trimmed already"):
         store.trimming.trim(topic.id, 3, ids(theirs), force=False)
@@ -320,24 +322,19 @@ def test_a_cursor_that_takes_nothing_with_it_is_deleted(store: MetadataStore, to
 # Races
 
 
-def test_of_two_that_trim_one_wins(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
-    stores = [open_store(database_url) for _ in range(2)]
+def test_of_two_that_trim_one_wins(open_stores: OpenStores, topic: TopicRecord) -> None:
+    stores = open_stores(2)
     for _ in range(6):
         made = append(stores[0], topic, 2)
         end = made[0].last_offset + 1
-        results = at_once(
-            [
-                lambda store=store, made=made, end=end: store.trimming.trim(topic.id, end, ids(made), force=False)
-                for store in stores
-            ]
-        )
+        results = at_once(*(partial(store.trimming.trim, topic.id, end, ids(made), force=False) for store in stores))
         assert sorted(type(result).__name__ for result in results) == ["Conflict", "NoneType"]
         assert stores[0].topics.get(topic.name).start_offset == end
 
 
-def test_trim_against_publish(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
+def test_trim_against_publish(open_stores: OpenStores, topic: TopicRecord) -> None:
     """Raw data goes only if the horizon has passed it, in whatever order the two commit."""
-    stores = [open_store(database_url) for _ in range(2)]
+    stores = open_stores(2)
     stores[0].cursors.ensure(topic.id, COMPACTION_CURSOR)
     for generation in range(8):
         made = append(stores[0], topic, 2)
@@ -345,12 +342,15 @@ def test_trim_against_publish(database_url: URL, open_store: OpenStore, topic: T
         new: CompactedLedgerRecord = compacted(stores[0], run, generation + 1, end_of(made[0]))
         keep_start = generation % 2 == 0
         published, trimmed = at_once(
-            [
-                lambda run=run, generation=generation, new=new: stores[0].publishing.publish(run, generation, new, {}),
-                lambda made=made, keep_start=keep_start: stores[1].trimming.trim(
-                    topic.id, made[0].last_offset + 1, ids(made), force=False, keep_start=keep_start
-                ),
-            ]
+            partial(stores[0].publishing.publish, run, generation, new, {}),
+            partial(
+                stores[1].trimming.trim,
+                topic.id,
+                made[0].last_offset + 1,
+                ids(made),
+                force=False,
+                keep_start=keep_start,
+            ),
         )
         assert isinstance(published, RunRecord)
         after = stores[0].snapshot(topic.id)
@@ -363,18 +363,16 @@ def test_trim_against_publish(database_url: URL, open_store: OpenStore, topic: T
             stores[0].trimming.trim(topic.id, made[0].last_offset + 1, ids(made), force=False)
 
 
-def test_trim_against_a_reset_of_a_cursor(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
+def test_trim_against_a_reset_of_a_cursor(open_stores: OpenStores, topic: TopicRecord) -> None:
     """Either the cursor holds the data, or it comes too late for it."""
-    stores = [open_store(database_url) for _ in range(2)]
+    stores = open_stores(2)
     stores[0].cursors.ensure(topic.id, "reader")
     for _ in range(8):
         made = append(stores[0], topic, 2, 2)
         stores[0].cursors.reset(topic.id, "reader", end_of(made[1]))
         reset, trimmed = at_once(
-            [
-                lambda made=made: stores[0].cursors.reset(topic.id, "reader", end_of(made[0])),
-                lambda made=made: stores[1].trimming.trim(topic.id, made[1].last_offset + 1, ids(made), force=False),
-            ]
+            lambda made=made: stores[0].cursors.reset(topic.id, "reader", end_of(made[0])),
+            partial(stores[1].trimming.trim, topic.id, made[1].last_offset + 1, ids(made), force=False),
         )
         assert not isinstance(reset, Exception)
         if trimmed is not None:
@@ -384,17 +382,15 @@ def test_trim_against_a_reset_of_a_cursor(database_url: URL, open_store: OpenSto
         assert stores[0].ledgers.of_topic(topic.id) == ()
 
 
-def test_trim_against_deletion_of_the_cursor(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
+def test_trim_against_deletion_of_the_cursor(open_stores: OpenStores, topic: TopicRecord) -> None:
     """Not both: raw data goes, and the compacted ledger that holds what is left of it."""
-    stores = [open_store(database_url) for _ in range(2)]
+    stores = open_stores(2)
     created = append(stores[0], topic, 2, 2)
     for _ in range(8):
         publish_all(stores[0], topic)
         trimmed, deleted = at_once(
-            [
-                lambda: stores[0].trimming.trim(topic.id, 2, ids(created[:1]), force=False, keep_start=True),
-                lambda: stores[1].cursors.delete(topic.id, COMPACTION_CURSOR),
-            ]
+            lambda: stores[0].trimming.trim(topic.id, 2, ids(created[:1]), force=False, keep_start=True),
+            lambda: stores[1].cursors.delete(topic.id, COMPACTION_CURSOR),
         )
         assert sorted(type(result).__name__ for result in (trimmed, deleted)) == ["Conflict", "NoneType"]
         after = stores[0].snapshot(topic.id)
