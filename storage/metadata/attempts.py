@@ -84,7 +84,7 @@ def begin(connection: Connection, topic_id: int, kind: AttemptKind, owner: str, 
 def heartbeat(connection: Connection, attempt_id: str, now: int) -> None:
     """The attempt is alive. Raises Fenced if it is finished."""
     check_open(connection, [attempt_id])
-    connection.execute(update(attempts).where(attempts.c.attempt_id == attempt_id).values(heartbeat_at=now))
+    queries.change(connection, attempts, attempt_id, heartbeat_at=now)
 
 
 def lock_open(connection: Connection, attempt_ids: Collection[str]) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from storage.errors import CompactionPaused, CompactionRunning, Fenced
+from storage.metadata import queries
 from storage.metadata.liveness import is_alive
 from storage.metadata.records import CompactionState, TopicRecord
 from storage.metadata.tables import controls, runs, topics as topics_table
@@ -46,8 +47,7 @@ def requested(connection: Connection, now: int, dead_ms: int) -> dict[int, Compa
 
 def put(connection: Connection, topic_id: int, **values: object) -> None:
     """Change the topic's row, which is created if need be. The topic is locked."""
-    changed = connection.execute(update(controls).where(controls.c.topic_id == topic_id).values(**values))
-    if not changed.rowcount:
+    if not queries.change(connection, controls, topic_id, **values):
         connection.execute(insert(controls).values(topic_id=topic_id, **values))
 
 

@@ -221,9 +221,7 @@ def remove(connection: Connection, topic_id: int, name: str, now: int) -> None:
     connection.execute(delete(cursors).where(cursors.c.topic_id == topic_id, cursors.c.name == name))
     cursor_ranges.clear(connection, topic_id, name)
     if name == COMPACTION_CURSOR:
-        connection.execute(
-            update(topics_table).where(topics_table.c.id == topic_id).values(epoch=topics_table.c.epoch + 1)
-        )
+        queries.change(connection, topics_table, topic_id, epoch=topics_table.c.epoch + 1)
         retire_compacted(connection, topic_id, now)
 
 

@@ -9,13 +9,14 @@ never two writers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from sqlalchemy import Connection, RowMapping, select, update
 
 from storage.errors import Fenced, LeaseHeld
-from storage.metadata import services, topics
+from storage.metadata import queries, row_mapping, services, topics
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.queries import Store
 from storage.metadata.records import SERVICE_DEAD_MS, Lease, TopicRecord
@@ -52,11 +53,7 @@ class LeaseStore(Store):
                     "append through it, with `compactor-admin topics produce`, or stop it first",
                 )
             taken = Lease(topic_id, owner, row["token"] + 1, now + ttl_ms)
-            connection.execute(
-                update(leases)
-                .where(leases.c.topic_id == topic_id)
-                .values(holder=owner, token=taken.token, expires_at=taken.expires_at)
-            )
+            queries.change(connection, leases, topic_id, holder=owner, token=taken.token, expires_at=taken.expires_at)
             return taken
 
     def renew(self, lease: Lease, ttl_ms: int) -> Lease:
@@ -64,9 +61,8 @@ class LeaseStore(Store):
         with self._database.write() as connection:
             now = self._clock.now_ms()
             check(connection, lease)
-            renewed = Lease(lease.topic_id, lease.owner, lease.token, now + ttl_ms)
-            ours = update(leases).where(leases.c.topic_id == lease.topic_id)
-            connection.execute(ours.values(expires_at=renewed.expires_at))
+            renewed = replace(lease, expires_at=now + ttl_ms)
+            queries.change(connection, leases, lease.topic_id, expires_at=renewed.expires_at)
             return renewed
 
     def renew_many(self, owned: Sequence[Lease], ttl_ms: int) -> Unrenewed:
@@ -104,7 +100,7 @@ class LeaseStore(Store):
             row = connection.execute(select(leases).where(leases.c.topic_id == topic_id)).mappings().one_or_none()
         if row is None or not is_held(row["holder"], row["expires_at"], LEASE_TTL_MS, self._clock.now_ms()):
             return None
-        return Lease(topic_id, row["holder"], row["token"], row["expires_at"])
+        return row_mapping.lease(row)
 
     def end(self, topic_id: int, *, force: bool = False, dry_run: bool = False) -> Lease | None:
         """Take the lease from its owner, which is fenced from then on; the lease as it was, None: it was free.
@@ -118,7 +114,7 @@ class LeaseStore(Store):
             row = _locked(connection, topic_id)
             if not is_held(row["holder"], row["expires_at"], LEASE_TTL_MS, now):
                 return None
-            lease = Lease(topic_id, row["holder"], row["token"], row["expires_at"])
+            lease = row_mapping.lease(row)
             if not force:
                 alive = "its owner is alive: stop it, or force it; what it appends from then on fails"
                 if is_alive_here(lease.owner) or any(

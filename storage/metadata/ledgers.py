@@ -105,9 +105,7 @@ def _append(connection: Connection, lease: Lease, new: Sequence[LedgerRecord], n
     attempt_ids = {ledger.attempt_id for ledger in new}
     attempts.check_open(connection, attempt_ids)
     connection.execute(insert(ledgers), [row_mapping.ledger_values(topic.id, ledger) for ledger in new])
-    connection.execute(
-        update(topics_table).where(topics_table.c.id == topic.id).values(next_offset=new[-1].last_offset + 1)
-    )
+    queries.change(connection, topics_table, topic.id, next_offset=new[-1].last_offset + 1)
     attempts.finish(connection, attempt_ids, now)
 
 

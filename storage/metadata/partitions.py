@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from storage.clock import Clock
 from storage.errors import Conflict, InvalidInput, NotFound
@@ -87,16 +87,15 @@ class PartitionStore(Store):
             present = [partition_of(name, index) for index in range(found.partitions)]
             tenancy.create_topics(connection, present, now, self._defaults)
             self._create_partitions(connection, name, found.partitions, partitions, now)
-            changed = update(partitioned_topics).where(partitioned_topics.c.name == str(name))
-            connection.execute(changed.values(partitions=partitions))
+            queries.change(connection, partitioned_topics, str(name), partitions=partitions)
             return replace(found, partitions=partitions)
 
     def set_properties(self, name: TopicName, updates: Mapping[str, str], removed: Collection[str] = ()) -> None:
         """Add or replace properties, and take those of `removed`; the others stay. Raises NotFound, InvalidInput."""
         with self._database.write() as connection:
             found = {key: value for key, value in _locked(connection, name).properties.items() if key not in removed}
-            changed = update(partitioned_topics).where(partitioned_topics.c.name == str(name))
-            connection.execute(changed.values(properties=topics.check_properties({**found, **updates})))
+            merged = topics.check_properties({**found, **updates})
+            queries.change(connection, partitioned_topics, str(name), properties=merged)
 
     def delete(self, name: TopicName, force: bool) -> list[DeletedTopic]:
         """Delete the partitioned topic and those of its partitions that there are, all or nothing; the partitions.

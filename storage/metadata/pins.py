@@ -14,7 +14,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, select
 
 from storage.errors import Fenced
 from storage.metadata import attempts, cursors, ledgers, queries, row_mapping, snapshots, topics
@@ -73,8 +73,7 @@ class PinStore(Store):
                     "continue at the same position with the compacted ledger that serves now",
                 )
             renewed = replace(pin, expires_at=now + ttl_ms)
-            ours = update(pins).where(pins.c.pin_id == pin.pin_id)
-            if not connection.execute(ours.values(expires_at=renewed.expires_at)).rowcount:  # it expired and was swept
+            if not queries.change(connection, pins, pin.pin_id, expires_at=renewed.expires_at):  # it was swept
                 connection.execute(insert(pins).values(**row_mapping.pin_values(renewed)))
             return renewed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, RowMapping, Select, Table, insert
+from sqlalchemy import Connection, RowMapping, Select, Table, insert, update
 from sqlalchemy.exc import IntegrityError
 
 from storage.clock import Clock
@@ -58,6 +58,12 @@ def insert_new(connection: Connection, table: Table, **values: object) -> bool:
     except IntegrityError:
         return False
     return True
+
+
+def change(connection: Connection, table: Table, key: object, **values: object) -> int:
+    """Change the row of that key, in a table whose key is one column; 0: there is none."""
+    (column,) = table.primary_key.columns
+    return connection.execute(update(table).where(column == key).values(**values)).rowcount
 
 
 def batches(ids: Collection[Id]) -> Iterator[list[Id]]:

@@ -17,6 +17,7 @@ from storage.metadata.records import (
     CompactedLedgerRecord,
     CursorRecord,
     DeletedTopic,
+    Lease,
     PartitionedTopic,
     Pin,
     RunRecord,
@@ -49,6 +50,10 @@ def attempt(row: RowMapping) -> Attempt:
 
 def attempt_values(attempt: Attempt) -> dict[str, Any]:
     return {**_values(attempt, "kind", "owner"), "kind": attempt.kind.value, "holder": attempt.owner}
+
+
+def lease(row: RowMapping) -> Lease:
+    return record(Lease, row, owner=row["holder"])
 
 
 def pin(row: RowMapping) -> Pin:

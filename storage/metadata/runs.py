@@ -85,7 +85,7 @@ class RunStore(Store):
                 values |= row_mapping.position_values("horizon", horizon)
             if statistics is not None:
                 values["statistics"] = dict(statistics)
-            connection.execute(update(runs).where(runs.c.run_id == run.run_id).values(**values))
+            queries.change(connection, runs, run.run_id, **values)
             return get(connection, run.run_id)
 
     def heartbeat(
@@ -199,14 +199,7 @@ def succeed(
     connection: Connection, run: RunRecord, compacted_ledger_id: int, statistics: Mapping[str, object], now: int
 ) -> None:
     """Only for publishing.py, which has checked that the run is current."""
-    _end(
-        connection,
-        run,
-        RunState.SUCCESS,
-        now,
-        statistics=dict(statistics),
-        compacted_ledger_id=compacted_ledger_id,
-    )
+    _end(connection, run, RunState.SUCCESS, now, statistics=dict(statistics), compacted_ledger_id=compacted_ledger_id)
 
 
 def fail(connection: Connection, run: RunRecord, error: str, now: int) -> RunRecord:
@@ -229,7 +222,7 @@ def cancel(connection: Connection, run_id: int, reason: str, now: int) -> RunRec
             f"run {run_id} of {topic.name} cannot be cancelled: it has ended as {found.state.value}",
             "nothing was changed and nothing is left to do; `compactor compactions list` shows which runs continue",
         )
-    connection.execute(update(topics_table).where(topics_table.c.id == topic.id).values(epoch=topic.epoch + 1))
+    queries.change(connection, topics_table, topic.id, epoch=topic.epoch + 1)
     _end(connection, found, RunState.CANCELLED, now, error=storable(reason))
     return get(connection, run_id)
 
@@ -288,7 +281,7 @@ def _claim(
         # Before the insert: at most one row may be RUNNING. The text is completed when the new id is known.
         _end(connection, running, RunState.ERROR, now)
     epoch = topic.epoch + 1
-    connection.execute(update(topics_table).where(topics_table.c.id == topic_id).values(epoch=epoch))
+    queries.change(connection, topics_table, topic_id, epoch=epoch)
     attempt = attempts.begin(connection, topic_id, AttemptKind.RUN, owner, now)
     inserted = connection.execute(
         insert(runs).values(
@@ -310,7 +303,7 @@ def _claim(
     run_id: int = inserted.inserted_primary_key[0]
     if running is not None:
         error = f"its worker {running.owner} stopped answering; taken over by run {run_id}"
-        connection.execute(update(runs).where(runs.c.run_id == running.run_id).values(error=error))
+        queries.change(connection, runs, running.run_id, error=error)
     return get(connection, run_id)
 
 
@@ -326,9 +319,7 @@ def _end(connection: Connection, run: RunRecord, state: RunState, now: int, **va
     attempts.finish(connection, [run.attempt_id], now)
     if state is RunState.SUCCESS:
         compaction_state.cleared(connection, run.topic_id)
-    connection.execute(
-        update(runs).where(runs.c.run_id == run.run_id).values(state=state.value, finished_at=now, **values)
-    )
+    queries.change(connection, runs, run.run_id, state=state.value, finished_at=now, **values)
 
 
 def _lock_current(connection: Connection, run_ids: Collection[int]) -> dict[int, RowMapping]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from storage.failpoints import Failpoint, failpoint
 from storage.metadata import attempts, queries, row_mapping, segments, topics
@@ -72,11 +72,8 @@ class SealingStore(Store):
             if free.sealing_attempt_id is not None:
                 attempts.finish(connection, [free.sealing_attempt_id], now)
             attempt = attempts.begin(connection, topic_id, AttemptKind.SEAL, owner, now)
-            connection.execute(
-                update(segments_table)
-                .where(segments_table.c.ledger_id == free.ledger_id)
-                .values(sealing_attempt_id=attempt.attempt_id, sealing_tries=_tries(free, claims) + 1)
-            )
+            claim = {"sealing_attempt_id": attempt.attempt_id, "sealing_tries": _tries(free, claims) + 1}
+            queries.change(connection, segments_table, free.ledger_id, **claim)
             claimed = segments.find(connection, topic_id, free.ledger_id)
             assert claimed is not None
             return claimed, attempt
@@ -139,14 +136,7 @@ class SealingStore(Store):
         """Delete the row of a sealed segment whose file is gone; nothing happens without one. Raises TopicNotFound."""
         with self._database.write() as connection:
             topic = topics.locked(connection, topic_id)
-            found = segments.find(connection, topic_id, ledger_id)
-            if found is not None and found.state is not SegmentState.SEALED:
-                raise AssertionError(
-                    f"the segment of ledger {ledger_id} of {topic.name} is {found.state.value}; seal it before its row "
-                    "is purged"
-                )
-            ours = (segments_table.c.topic_id == topic_id) & (segments_table.c.ledger_id == ledger_id)
-            connection.execute(delete(segments_table).where(ours))
+            segments.remove(connection, topic, ledger_id, SegmentState.SEALED, "seal it before its row is purged")
 
 
 def seal(connection: Connection, attempt: Attempt, ledger: LedgerRecord, now: int) -> None:
@@ -155,11 +145,7 @@ def seal(connection: Connection, attempt: Attempt, ledger: LedgerRecord, now: in
     attempts.check_open(connection, [attempt.attempt_id])
     check_seal(topic, attempt, segments.find(connection, topic.id, ledger.ledger_id), ledger)
     connection.execute(insert(ledgers).values(**row_mapping.ledger_values(topic.id, ledger)))
-    connection.execute(
-        update(segments_table)
-        .where(segments_table.c.ledger_id == ledger.ledger_id)
-        .values(state=SegmentState.SEALED.value, sealed_at=now)
-    )
+    queries.change(connection, segments_table, ledger.ledger_id, state=SegmentState.SEALED.value, sealed_at=now)
     attempts.finish(connection, [attempt.attempt_id], now)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select
 
 from storage.errors import Fenced
 from storage.failpoints import Failpoint, failpoint
@@ -91,14 +91,8 @@ class SegmentStore(Store):
         """
         with self._database.write() as connection:
             topic = leases.lock_topic(connection, lease)
-            found = find(connection, topic.id, ledger_id)
-            if found is not None and found.state is not SegmentState.OPEN:
-                raise AssertionError(
-                    f"the segment of ledger {ledger_id} of {topic.name} is {found.state.value}; only an open segment "
-                    "that holds nothing may be dropped"
-                )
-            ours = (segments.c.topic_id == topic.id) & (segments.c.ledger_id == ledger_id)
-            connection.execute(delete(segments).where(ours))
+            only = "only an open segment that holds nothing may be dropped"
+            remove(connection, topic, ledger_id, SegmentState.OPEN, only)
             _set_request(connection, topic.id, None)
 
     def request_roll(self, topic_id: int) -> None:
@@ -230,6 +224,15 @@ def find(connection: Connection, topic_id: int, ledger_id: int) -> SegmentRecord
     return queries.find(connection, statement, row_mapping.segment)
 
 
+def remove(connection: Connection, topic: TopicRecord, ledger_id: int, state: SegmentState, only: str) -> None:
+    """Delete the segment's row, if there is one. The topic is locked. AssertionError, with `only`: another state."""
+    found = find(connection, topic.id, ledger_id)
+    if found is not None and found.state is not state:
+        raise AssertionError(f"the segment of ledger {ledger_id} of {topic.name} is {found.state.value}; {only}")
+    ours = (segments.c.topic_id == topic.id) & (segments.c.ledger_id == ledger_id)
+    connection.execute(delete(segments).where(ours))
+
+
 def with_topics(connection: Connection, statement: Select[Any]) -> list[tuple[TopicRecord, SegmentRecord]]:
     """The segments that a statement selects, in its order, with their topics."""
     rows = connection.execute(statement).mappings().all()
@@ -272,16 +275,9 @@ def _roll(connection: Connection, lease: Lease, ledger_id: int, content: Segment
     check_roll(topic, found, content)
     if found.state is not SegmentState.OPEN:
         return found
-    connection.execute(
-        update(segments)
-        .where(segments.c.ledger_id == ledger_id)
-        .values(state=SegmentState.ROLLED.value, rolled_at=now, **row_mapping.content_values(content))
-    )
-    connection.execute(
-        update(topics_table)
-        .where(topics_table.c.id == topic.id)
-        .values(next_offset=content.last_offset + 1, roll_requested_at=None)
-    )
+    values = {"state": SegmentState.ROLLED.value, "rolled_at": now, **row_mapping.content_values(content)}
+    queries.change(connection, segments, ledger_id, **values)
+    queries.change(connection, topics_table, topic.id, next_offset=content.last_offset + 1, roll_requested_at=None)
     rolled = find(connection, topic.id, ledger_id)
     assert rolled is not None
     return rolled
@@ -296,4 +292,4 @@ def _roll_requested(connection: Connection, topic_id: int) -> bool:
 
 
 def _set_request(connection: Connection, topic_id: int, at: int | None) -> None:
-    connection.execute(update(topics_table).where(topics_table.c.id == topic_id).values(roll_requested_at=at))
+    queries.change(connection, topics_table, topic_id, roll_requested_at=at)

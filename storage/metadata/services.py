@@ -7,7 +7,7 @@ in the transaction of the claim). So a wrong clock costs waiting, never two lead
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy import Connection, Row, delete, select
 
 from storage.errors import Fenced
 from storage.metadata import queries
@@ -37,11 +37,10 @@ class ServiceStore(Store):
         with self._database.write() as connection:
             now = self._clock.now_ms()
             values = {"url": record.url, "log_uid": record.log_uid, "heartbeat_at": now}
-            ours = update(services).where(services.c.name == record.name)
-            if connection.execute(ours.values(**values)).rowcount:
+            if queries.change(connection, services, record.name, **values):
                 return
             if not queries.insert_new(connection, services, name=record.name, started_at=record.started_at, **values):
-                connection.execute(ours.values(**values))  # another thread of the same service was first
+                queries.change(connection, services, record.name, **values)  # another thread of the service was first
 
     def live(self, dead_ms: int = SERVICE_DEAD_MS) -> list[ServiceRecord]:
         """The services that live, by name."""
@@ -128,4 +127,4 @@ def _locked(connection: Connection) -> Row[tuple[object, ...]]:
 
 
 def _set(connection: Connection, **values: object) -> None:
-    connection.execute(update(leadership).where(leadership.c.role == SCHEDULER).values(**values))
+    queries.change(connection, leadership, SCHEDULER, **values)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, select
 
 from storage.clock import Clock
 from storage.metadata import queries
@@ -56,7 +56,7 @@ class StoreBinding(Store):
         """The store at `url`, which holds the uid, is this database's, whichever was before. Behind `begin`."""
         with self._database.write() as connection:
             values = {"uid": uid, "url": url, "bound_at": self._clock.now_ms()}
-            connection.execute(update(store_bindings).where(store_bindings.c.role == OBJECTS).values(**values))
+            queries.change(connection, store_bindings, OBJECTS, **values)
 
     def some_object(self) -> str | None:
         """The name of an object that the store must hold: of the newest ledger, or compacted ledger; None: none."""

@@ -43,13 +43,17 @@ METADATA = MetaData(
 BIG_KEY = BigInteger().with_variant(Integer, "sqlite")
 
 
+def _integers(*names: str, nullable: bool = False) -> list[Column[int]]:
+    return [Column(name, BigInteger, nullable=nullable) for name in names]
+
+
 def _message_id(prefix: str, *, nullable: bool = False) -> list[Column[int]]:
     parts = ("ledger_id", "entry_id", "partition", "batch_index")
-    return [Column(f"{prefix}_{part}", BigInteger, nullable=nullable) for part in parts]
+    return _integers(*(f"{prefix}_{part}" for part in parts), nullable=nullable)
 
 
 def _position(prefix: str, *, nullable: bool = False) -> list[Column[int]]:
-    return [Column(f"{prefix}_offset", BigInteger, nullable=nullable), *_message_id(prefix, nullable=nullable)]
+    return [*_integers(f"{prefix}_offset", nullable=nullable), *_message_id(prefix, nullable=nullable)]
 
 
 def _topic_key(*, primary_key: bool = False) -> Column[int]:
@@ -62,11 +66,7 @@ topics = Table(
     Column("id", BIG_KEY, primary_key=True),
     Column("uid", String(32), nullable=False, unique=True),
     Column("name", String, nullable=False, unique=True),
-    Column("hash_seed", BigInteger, nullable=False),
-    Column("generation", BigInteger, nullable=False),
-    Column("epoch", BigInteger, nullable=False),
-    Column("next_offset", BigInteger, nullable=False),
-    Column("created_at", BigInteger, nullable=False),
+    *_integers("hash_seed", "generation", "epoch", "next_offset", "created_at"),
     Column("start_offset", BigInteger, nullable=False, server_default="0"),
     Column("roll_requested_at", BigInteger),
     Column("properties", JSON, nullable=False, server_default="{}"),
@@ -137,8 +137,7 @@ leases = Table(
     METADATA,
     _topic_key(primary_key=True),
     Column("holder", String),
-    Column("token", BigInteger, nullable=False),
-    Column("expires_at", BigInteger, nullable=False),
+    *_integers("token", "expires_at"),
 )
 """One row a topic, made with it. `holder` null: it is free; the token stays, so that it never starts again."""
 
@@ -149,8 +148,7 @@ attempts = Table(
     _topic_key(),
     Column("kind", String(16), nullable=False),
     Column("holder", String, nullable=False),
-    Column("started_at", BigInteger, nullable=False),
-    Column("heartbeat_at", BigInteger, nullable=False),
+    *_integers("started_at", "heartbeat_at"),
     Column("finished_at", BigInteger),
     Index(None, "topic_id"),
 )
@@ -160,21 +158,13 @@ ledgers = Table(
     METADATA,
     Column("ledger_id", BIG_KEY, primary_key=True, autoincrement=False),
     _topic_key(),
-    Column("first_offset", BigInteger, nullable=False),
-    Column("last_offset", BigInteger, nullable=False),
-    Column("messages", BigInteger, nullable=False),
-    Column("entries", BigInteger, nullable=False),
+    *_integers("first_offset", "last_offset", "messages", "entries"),
     *_message_id("last_message"),
-    Column("logical_bytes", BigInteger, nullable=False),
-    Column("min_publish_time", BigInteger, nullable=False),
-    Column("max_publish_time", BigInteger, nullable=False),
+    *_integers("logical_bytes", "min_publish_time", "max_publish_time"),
     Column("rows_name", String, nullable=False),
-    Column("rows_size", BigInteger, nullable=False),
-    Column("rows_crc32c", BigInteger, nullable=False),
-    Column("footer_size", BigInteger, nullable=False),
+    *_integers("rows_size", "rows_crc32c", "footer_size"),
     Column("index_name", String, nullable=False),
-    Column("index_offset", BigInteger, nullable=False),
-    Column("index_length", BigInteger, nullable=False),
+    *_integers("index_offset", "index_length"),
     Column("index_directory", LargeBinary, nullable=False),
     Column("attempt_id", String(32), nullable=False),
     Column("created_at", BigInteger, nullable=False),
@@ -193,18 +183,12 @@ segments = Table(
     Column("log_uid", String(32), nullable=False),
     Column("state", String(16), nullable=False),
     Column("created_at", BigInteger, nullable=False),
-    Column("rolled_at", BigInteger),
-    Column("sealed_at", BigInteger),
+    *_integers("rolled_at", "sealed_at", nullable=True),
     Column("sealing_attempt_id", String(32)),
     Column("sealing_tries", BigInteger, nullable=False, server_default="0"),
     Column("last_offset", BigInteger),
     *_message_id("last_message", nullable=True),
-    Column("messages", BigInteger),
-    Column("entries", BigInteger),
-    Column("logical_bytes", BigInteger),
-    Column("min_publish_time", BigInteger),
-    Column("max_publish_time", BigInteger),
-    Column("size", BigInteger),
+    *_integers("messages", "entries", "logical_bytes", "min_publish_time", "max_publish_time", "size", nullable=True),
     UniqueConstraint("topic_id", "first_offset"),
 )
 """Unsealed segments: OPEN, then ROLLED, then SEALED, when the ledger of the same id has taken its place and the
@@ -256,11 +240,7 @@ compacted_ledgers = Table(
     Column("generation", BigInteger, nullable=False),
     *_position("horizon"),
     Column("manifest_name", String, nullable=False),
-    Column("manifest_size", BigInteger, nullable=False),
-    Column("manifest_crc32c", BigInteger, nullable=False),
-    Column("messages", BigInteger, nullable=False),
-    Column("logical_bytes", BigInteger, nullable=False),
-    Column("stored_bytes", BigInteger, nullable=False),
+    *_integers("manifest_size", "manifest_crc32c", "messages", "logical_bytes", "stored_bytes"),
     *_message_id("last_message", nullable=True),
     Column("attempt_id", String(32), nullable=False),
     Column("created_at", BigInteger, nullable=False),
@@ -299,8 +279,7 @@ runs = Table(
     Column("state", String(16), nullable=False),
     Column("phase", String, nullable=False),
     Column("policies", JSON, nullable=False),
-    Column("started_at", BigInteger, nullable=False),
-    Column("heartbeat_at", BigInteger, nullable=False),
+    *_integers("started_at", "heartbeat_at"),
     Column("finished_at", BigInteger),
     Column("error", Text, nullable=False),
     *_position("horizon", nullable=True),
@@ -352,8 +331,7 @@ services = Table(
     Column("name", String, primary_key=True),
     Column("url", String, nullable=False),
     Column("log_uid", String(32)),
-    Column("started_at", BigInteger, nullable=False),
-    Column("heartbeat_at", BigInteger, nullable=False),
+    *_integers("started_at", "heartbeat_at"),
 )
 """Service processes that live, or died without leaving; `log_uid`: of the log directory, if there is one yet."""
 
@@ -362,8 +340,7 @@ leadership = Table(
     METADATA,
     Column("role", String(32), primary_key=True),
     Column("holder", String),
-    Column("token", BigInteger, nullable=False),
-    Column("expires_at", BigInteger, nullable=False),
+    *_integers("token", "expires_at"),
 )
 """Who schedules, for how long. One row, made with the table; the token grows with each leader and fences those before.
 """

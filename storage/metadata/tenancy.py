@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Table, delete, insert, select
 
 from storage.clock import Clock
 from storage.errors import Conflict, NotFound
@@ -87,9 +87,8 @@ class TenancyStore(Store):
         """Replace both. Raises NotFound."""
         values = {"admin_roles": list(admin_roles), "allowed_clusters": list(allowed_clusters)}
         with self._database.write() as connection:
-            changed = connection.execute(update(tenants_table).where(tenants_table.c.name == name).values(**values))
-            if changed.rowcount == 0:
-                raise _no_tenant(name)
+            if not queries.change(connection, tenants_table, name, **values):
+                raise _missing("tenant", name)
 
     def delete_tenant(self, name: str) -> None:
         """With its permissions. Raises NotFound, Conflict if it has namespaces."""
@@ -117,7 +116,7 @@ class TenancyStore(Store):
         with self._database.snapshot() as connection:
             row = connection.execute(statement).mappings().one_or_none()
             if row is None:
-                raise _no_namespace(name)
+                raise _missing("namespace", name)
             return NamespaceRecord(row["name"], _granted(connection, name), row["created_at"])
 
     def create_namespace(self, name: str, policies: Mapping[str, object] | None = None) -> None:
@@ -245,9 +244,7 @@ class TenancyStore(Store):
 
 def lock_namespace(connection: Connection, name: str) -> None:
     """The namespace stays, and no other transaction creates or deletes in it, until this one ends. Raises NotFound."""
-    statement = select(namespaces_table.c.name).where(namespaces_table.c.name == name).with_for_update(key_share=True)
-    if connection.execute(statement).first() is None:
-        raise _no_namespace(name)
+    _lock(connection, namespaces_table, "namespace", name)
 
 
 def create_topics(
@@ -266,7 +263,7 @@ def _tenant(connection: Connection, name: str) -> TenantRecord:
     """Raises NotFound."""
     row = connection.execute(select(tenants_table).where(tenants_table.c.name == name)).mappings().one_or_none()
     if row is None:
-        raise _no_tenant(name)
+        raise _missing("tenant", name)
     return TenantRecord(
         name=row["name"],
         admin_roles=tuple(row["admin_roles"]),
@@ -307,9 +304,13 @@ def _check_not_partitioned(connection: Connection, name: TopicName) -> None:
 
 
 def _lock_tenant(connection: Connection, name: str) -> None:
-    statement = select(tenants_table.c.name).where(tenants_table.c.name == name).with_for_update(key_share=True)
+    _lock(connection, tenants_table, "tenant", name)
+
+
+def _lock(connection: Connection, table: Table, noun: str, name: str) -> None:
+    statement = select(table.c.name).where(table.c.name == name).with_for_update(key_share=True)
     if connection.execute(statement).first() is None:
-        raise _no_tenant(name)
+        raise _missing(noun, name)
 
 
 def _lock_scope(connection: Connection, scope: str) -> None:
@@ -341,9 +342,5 @@ def _granted_by_scope(connection: Connection, where: ColumnElement[bool]) -> Gra
     return found
 
 
-def _no_tenant(name: str) -> NotFound:
-    return NotFound(f"the tenant {name} does not exist", "create it first, or check the name")
-
-
-def _no_namespace(name: str) -> NotFound:
-    return NotFound(f"the namespace {name} does not exist", "create it first, or check the name")
+def _missing(noun: str, name: str) -> NotFound:
+    return NotFound(f"the {noun} {name} does not exist", "create it first, or check the name")

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, bindparam, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, Select, bindparam, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from storage.errors import InvalidInput, TopicNotFound
@@ -256,7 +256,7 @@ def properties(connection: Connection, topic_id: int) -> dict[str, str]:
 def store_properties(connection: Connection, topic_id: int, given: Mapping[str, str]) -> None:
     """Set the topic's properties instead of those that it has. Raises InvalidInput."""
     values = check_properties(given)
-    connection.execute(update(topics).where(topics.c.id == topic_id).values(properties=values))
+    queries.change(connection, topics, topic_id, properties=values)
 
 
 def check_properties(given: Mapping[str, str]) -> dict[str, str]:

@@ -67,8 +67,8 @@ class TrimmingStore(Store):
                 _check_cursors(connection, topic, end if keep_start else start_offset)
             _mark(connection, going, now)
             if not keep_start:
-                trimmed = update(topics_table).where(topics_table.c.id == topic_id)
-                connection.execute(trimmed.values(start_offset=max(topic.start_offset, start_offset)))
+                start = max(topic.start_offset, start_offset)
+                queries.change(connection, topics_table, topic_id, start_offset=start)
             failpoint(Failpoint.TRIM_INSIDE_COMMIT)
 
         def happened(connection: Connection, _: None) -> bool:
@@ -136,11 +136,7 @@ def truncate(connection: Connection, topic_id: int, now: int) -> TopicRecord:
         kept = {name: value for name, value in cursor.properties.items() if name != COMPACTED_LEDGER_PROPERTY}
         cursors.ensure(connection, topic_id, COMPACTION_CURSOR)
         cursors.set_properties(connection, topic_id, COMPACTION_CURSOR, kept)
-    connection.execute(
-        update(topics_table)
-        .where(topics_table.c.id == topic_id)
-        .values(start_offset=topic.next_offset, epoch=topics_table.c.epoch + 1)
-    )
+    queries.change(connection, topics_table, topic_id, start_offset=topic.next_offset, epoch=topics_table.c.epoch + 1)
     return topics.by_id(connection, topic_id)
 
 
