@@ -49,7 +49,7 @@ class Truncation:
         for topic in topics:
             LogManager(self.environment).roll(topic, wait_ms)
         before = [_of(self.environment.metadata.snapshot(topic.id), truncated=True) for topic in topics]
-        after = self.environment.metadata.trimming.truncate_all([topic.id for topic in topics])
+        after = self.environment.metadata.trimming.truncate([topic.id for topic in topics])
         return [replace(one, topic=topic) for one, topic in zip(before, after, strict=True)]
 
 

@@ -97,7 +97,7 @@ class ControlLoop:
 
     def pause(self, topic: TopicRecord, wait_seconds: float = 0.0) -> CompactionState:
         """Pause the topic's compaction (S5), and wait up to `wait_seconds` for a running one to end."""
-        state = self._environment.metadata.compaction_state.pause(topic.id)
+        (state,) = self._environment.metadata.compaction_state.pause([topic.id])
         deadline = self._environment.clock.now_ms() + wait_seconds * 1000
         while state.aborting and self._environment.clock.now_ms() < deadline:
             self._environment.clock.wait(_PAUSE_POLL_SECONDS)

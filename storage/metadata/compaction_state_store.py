@@ -193,12 +193,11 @@ class CompactionStateStore(Store):
 
     # Pausing
 
-    def pause(self, topic_id: int) -> CompactionState:
-        """Keep the topic from being compacted, until as many resumes; its request goes, its run is cancelled."""
-        return self.pause_all([topic_id])[0]
+    def pause(self, topic_ids: Sequence[int]) -> list[CompactionState]:
+        """Keep topics from being compacted, until as many resumes; their requests go, their runs are cancelled.
 
-    def pause_all(self, topic_ids: Sequence[int]) -> list[CompactionState]:
-        """As `pause`, each of these topics or none; how they are then, in their order."""
+        Each of them or none; how they are then, in their order.
+        """
 
         def pause(connection: Connection) -> list[CompactionState]:
             _lock(connection, topic_ids)
@@ -215,14 +214,11 @@ class CompactionStateStore(Store):
 
         return self._database.write_once(pause, happened, f"whether the compaction of topics {topic_ids} was paused")
 
-    def resume(self, topic_id: int) -> CompactionState:
-        """End one pause. Raises Conflict if the topic is not paused, or a run of it is being aborted still."""
-        return self.resume_all([topic_id])[0]
+    def resume(self, topic_ids: Sequence[int]) -> list[CompactionState]:
+        """End one pause of each of these topics that is paused, or of none; how they are then, in their order.
 
-    def resume_all(self, topic_ids: Sequence[int]) -> list[CompactionState]:
-        """As `resume`, each of these topics that is paused, or none; how they are then, in their order.
-
-        So topics of which only some were paused come together again. Raises Conflict if none is paused.
+        So topics of which only some were paused come together again. Raises Conflict if none is paused, or a run of one
+        is being aborted still.
         """
         with self._database.write() as connection:
             records = [topics.locked(connection, topic_id) for topic_id in sorted(topic_ids)]
@@ -236,12 +232,11 @@ class CompactionStateStore(Store):
                 compaction_state.put(connection, topic.id, paused=found.paused - 1)
             return self._found(connection, topic_ids)
 
-    def abort(self, topic_id: int) -> CompactionState:
-        """End the topic's request, its run and its retries; it may be compacted again at once, if it is not paused."""
-        return self.abort_all([topic_id])[0]
+    def abort(self, topic_ids: Sequence[int]) -> list[CompactionState]:
+        """End requests, runs and retries of topics, which may be compacted again at once, if they are not paused.
 
-    def abort_all(self, topic_ids: Sequence[int]) -> list[CompactionState]:
-        """As `abort`, each of these topics or none; how they are then, in their order."""
+        Each of them or none; how they are then, in their order.
+        """
         with self._database.write() as connection:
             _lock(connection, topic_ids)
             for topic_id in sorted(topic_ids):

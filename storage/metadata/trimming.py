@@ -79,18 +79,15 @@ class TrimmingStore(Store):
 
         self._database.write_once(change, happened, f"whether the topic with id {topic_id} was trimmed")
 
-    def truncate(self, topic_id: int) -> TopicRecord:
-        """Clear what is below the topic's present end, raw and compacted, also what cursors need; offsets continue
+    def truncate(self, topic_ids: Sequence[int]) -> list[TopicRecord]:
+        """Clear what is below the present end of topics, raw and compacted, also what cursors need; offsets continue
         (C2).
 
-        The topic as it is then. An open segment stays: it begins at that end, so roll it before. Rolled ones count as
-        sealed, so their files go as those do. The epoch is over, so a run that continues publishes nothing;
-        `__compaction` has no horizon any more. Called again, it clears what came meanwhile. Raises TopicNotFound.
+        Each of them or none; as they are then, in their order. An open segment stays: it begins at that end, so roll it
+        before. Rolled ones count as sealed, so their files go as those do. The epoch is over, so a run that continues
+        publishes nothing; `__compaction` has no horizon any more. Called again, it clears what came meanwhile. Raises
+        TopicNotFound.
         """
-        return self.truncate_all([topic_id])[0]
-
-    def truncate_all(self, topic_ids: Sequence[int]) -> list[TopicRecord]:
-        """As `truncate`, each of these topics or none; as they are then, in their order."""
 
         def change(connection: Connection) -> list[TopicRecord]:
             now = self._clock.now_ms()

@@ -506,7 +506,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def truncate(self) -> None:
-        self.bench.metadata.trimming.truncate(self.topic.record.id)
+        self.bench.metadata.trimming.truncate([self.topic.record.id])
         self.start = self.kept = self.topic.snapshot().topic.start_offset
         self.state, self.horizon = [], -1
         self.trimmed()

@@ -50,29 +50,29 @@ def test_the_states_by_hand(metadata: MetadataStore) -> None:
         return metadata.runs.claim(topic, "worker", {}, RUN_DEAD_MS)
 
     with pytest.raises(Conflict):
-        control.resume(topic)
+        control.resume([topic])
     run = begin()
     assert state_of(metadata, topic) == (IN_PROGRESS, 0)
     with pytest.raises(CompactionRunning):
         begin()
     for pauses in (1, 2):
-        control.pause(topic)
+        control.pause([topic])
         assert state_of(metadata, topic) == (ABORTED, pauses)
     with pytest.raises(CompactionPaused):
         begin()
     with pytest.raises(Conflict):
-        control.resume(topic)
+        control.resume([topic])
     metadata.runs.fail(run, "it was fenced")
     assert state_of(metadata, topic) == (PAUSED, 2)
     with pytest.raises(CompactionPaused):
         begin()
-    control.resume(topic)
-    control.abort(topic)
+    control.resume([topic])
+    control.abort([topic])
     assert state_of(metadata, topic) == (PAUSED, 1), "an abort leaves pauses alone"
-    control.resume(topic)
+    control.resume([topic])
     assert state_of(metadata, topic) == (NONE, 0)
     run = begin()
-    control.abort(topic)
+    control.abort([topic])
     assert state_of(metadata, topic) == (ABORTED, 0)
     with pytest.raises(CompactionRunning):
         begin()
@@ -166,14 +166,14 @@ class Pausing(RuleBasedStateMachine):
     @rule()
     def pause(self) -> None:
         self.pauses += 1
-        assert self.metadata.compaction_state.pause(self.topic).paused == self.pauses
+        assert self.metadata.compaction_state.pause([self.topic])[0].paused == self.pauses
         self.phase = ABORTED if self.phase in (IN_PROGRESS, ABORTED) else PAUSED
         self.requested = False
 
     @rule()
     def resume(self) -> None:
         try:
-            self.metadata.compaction_state.resume(self.topic)
+            self.metadata.compaction_state.resume([self.topic])
             assert self.phase == PAUSED
             self.pauses -= 1
             self.phase = PAUSED if self.pauses else NONE
@@ -182,7 +182,7 @@ class Pausing(RuleBasedStateMachine):
 
     @rule()
     def abort(self) -> None:
-        self.metadata.compaction_state.abort(self.topic)
+        self.metadata.compaction_state.abort([self.topic])
         self.phase = ABORTED if self.phase == IN_PROGRESS else self.phase
         self.requested = False
 

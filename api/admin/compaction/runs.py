@@ -163,7 +163,7 @@ def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Contro
     Of a partitioned topic all partitions are paused, or none.
     """
     records = resolve.topics(parts, topic)
-    controls = parts.environment.metadata.compaction_state.pause_all([record.id for record in records])
+    controls = parts.environment.metadata.compaction_state.pause([record.id for record in records])
     return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 
 
@@ -171,7 +171,7 @@ def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Contro
 def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """Take back one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
     records = resolve.topics(parts, topic)
-    controls = parts.environment.metadata.compaction_state.resume_all([record.id for record in records])
+    controls = parts.environment.metadata.compaction_state.resume([record.id for record in records])
     return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 
 
@@ -179,7 +179,7 @@ def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Contr
 def abort_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """Stop a run that is under way, and drop the request for one; later ones are made as before."""
     records = resolve.topics(parts, topic)
-    controls = parts.environment.metadata.compaction_state.abort_all([record.id for record in records])
+    controls = parts.environment.metadata.compaction_state.abort([record.id for record in records])
     return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 
 

@@ -126,11 +126,11 @@ def test_a_request_that_ends_without_a_run_says_why(
     metadata = served.service.environment.metadata
     record = served.topic(f"persistent://public/default/{compacted}").record
     admin("topics", "produce", compacted, stdin=LINES).done()
-    monkeypatch.setattr("api.cli.admin.following.sleep", lambda _: metadata.compaction_state.pause(record.id))
+    monkeypatch.setattr("api.cli.admin.following.sleep", lambda _: metadata.compaction_state.pause([record.id]))
     paused = admin("topics", "compact", compacted, "--wait")
     assert (paused.exit_code, paused.stdout) == (4, "")
     assert "was paused before a run began" in paused.stderr
-    metadata.compaction_state.resume(record.id)
+    metadata.compaction_state.resume([record.id])
     now = served.service.environment.clock.now_ms()
 
     def fail(_: float) -> None:

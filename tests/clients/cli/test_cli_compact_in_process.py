@@ -25,9 +25,9 @@ def paused(times: int) -> None:
     with open_environment(Settings.load()) as environment:
         control, topic = environment.metadata.compaction_state, open_topic(environment, TopicName.parse("t")).record.id
         for _ in range(control.get(topic).paused, times):
-            control.pause(topic)
+            control.pause([topic])
         for _ in range(times, control.get(topic).paused):
-            control.resume(topic)
+            control.resume([topic])
 
 
 def append(program: Program, value: str) -> None:

@@ -106,7 +106,7 @@ def test_a_requested_run_that_was_given_up_is_asked_for_again(
     run = claim(store, topic)
     clock.advance(RUN_DEAD_MS)
     if meanwhile == "paused":
-        store.compaction_state.pause(topic.id)
+        store.compaction_state.pause([topic.id])
     elif meanwhile == "requested":
         store.compaction_state.request(topic.id, "manual", "bob")
     assert store.runs.expire_attempts(topic.id, TTL) == ([] if meanwhile == "paused" else [run.attempt_id])

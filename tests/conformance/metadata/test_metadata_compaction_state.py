@@ -122,7 +122,7 @@ def test_a_request_is_withdrawn(store: MetadataStore, topic: TopicRecord) -> Non
 
 def test_a_newer_request_is_not_withdrawn(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     old = store.compaction_state.request(topic.id, "manual", "ann").requested_at
-    store.compaction_state.abort(topic.id)
+    store.compaction_state.abort([topic.id])
     clock.advance(1)
     new = store.compaction_state.request(topic.id, "manual", "ann").requested_at
     token = leading(store)
@@ -208,18 +208,18 @@ def test_a_run_whose_cursor_was_deleted_is_not_handed_over(store: MetadataStore,
 
 def test_a_paused_topic_has_no_run_and_no_request(store: MetadataStore, topic: TopicRecord) -> None:
     store.compaction_state.request(topic.id, "manual", "ann")
-    assert store.compaction_state.pause(topic.id).paused == 1
+    assert store.compaction_state.pause([topic.id])[0].paused == 1
     assert store.compaction_state.requests() == []
     with pytest.raises(CompactionPaused, match="is paused: resume it"):
         store.compaction_state.request(topic.id, "manual", "ann")
     with pytest.raises(CompactionPaused):
         claim(store, topic)
-    assert store.compaction_state.pause(topic.id).paused == 2
+    assert store.compaction_state.pause([topic.id])[0].paused == 2
     with pytest.raises(CompactionPaused, match=r"paused \(2 times\)"):
         claim(store, topic)
-    assert [store.compaction_state.resume(topic.id).paused for _ in range(2)] == [1, 0]
+    assert [store.compaction_state.resume([topic.id])[0].paused for _ in range(2)] == [1, 0]
     with pytest.raises(Conflict, match="is not paused"):
-        store.compaction_state.resume(topic.id)
+        store.compaction_state.resume([topic.id])
     claim(store, topic)
 
 
@@ -228,23 +228,23 @@ def test_several_topics_are_paused_resumed_and_aborted_together_or_not_at_all(
 ) -> None:
     control = store.compaction_state
     ids = [topic.id, store.tenancy.ensure_topic(TopicName.parse("second")).id]
-    for change in (control.pause_all, control.resume_all, control.abort_all):
+    for change in (control.pause, control.resume, control.abort):
         with pytest.raises(TopicNotFound):
             change([*ids, 99_999])
     assert [control.get(item) for item in ids] == [CompactionState(), CompactionState()]
-    assert [item.paused for item in control.pause_all(ids)] == [1, 1]
-    control.pause(ids[0])  # as a pause left them that failed half way, when each had a transaction of its own
-    assert [item.paused for item in control.resume_all(ids)] == [1, 0]
-    assert [item.paused for item in control.resume_all(ids)] == [0, 0]
+    assert [item.paused for item in control.pause(ids)] == [1, 1]
+    control.pause([ids[0]])  # as a pause left them that failed half way, when each had a transaction of its own
+    assert [item.paused for item in control.resume(ids)] == [1, 0]
+    assert [item.paused for item in control.resume(ids)] == [0, 0]
     with pytest.raises(Conflict, match="is not paused"):
-        control.resume_all(ids)
+        control.resume(ids)
     run = claim(store, topic)
-    assert [item.aborting for item in control.pause_all(ids[::-1])] == [False, True]
+    assert [item.aborting for item in control.pause(ids[::-1])] == [False, True]
     with pytest.raises(Conflict, match="has not stopped yet"):
-        control.resume_all(ids)
+        control.resume(ids)
     assert [control.get(item).paused for item in ids] == [1, 1]
     store.runs.fail(run, "fenced")
-    assert [item.paused for item in control.resume_all(ids)] == [0, 0]
+    assert [item.paused for item in control.resume(ids)] == [0, 0]
 
 
 def test_a_pause_whose_answer_was_lost_is_found_out(
@@ -253,28 +253,28 @@ def test_a_pause_whose_answer_was_lost_is_found_out(
     """Repeated, it would count twice, and one resume would leave the topic paused."""
     with broken_link(database_url, open_store) as broken:
         broken.link.cut(Cut.AFTER)
-        assert broken.store.compaction_state.pause(topic.id).paused == 1
+        assert broken.store.compaction_state.pause([topic.id])[0].paused == 1
         broken.link.cut(Cut.BEFORE)
         with pytest.raises(Unavailable):
-            broken.store.compaction_state.pause(topic.id)
-    assert store.compaction_state.resume(topic.id).paused == 0
+            broken.store.compaction_state.pause([topic.id])
+    assert store.compaction_state.resume([topic.id])[0].paused == 0
 
 
 def test_a_pause_ends_the_run_and_waits_for_its_worker(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
     run = claim(store, topic)
-    assert store.compaction_state.pause(topic.id).aborting
+    assert store.compaction_state.pause([topic.id])[0].aborting
     assert store.runs.get(run.run_id).state is RunState.CANCELLED
     with pytest.raises(Conflict, match="has not stopped yet"):
-        store.compaction_state.resume(topic.id)
+        store.compaction_state.resume([topic.id])
     store.runs.fail(run, "fenced")
     assert not store.compaction_state.get(topic.id).aborting
     assert store.runs.get(run.run_id).state is RunState.CANCELLED
-    store.compaction_state.resume(topic.id)
+    store.compaction_state.resume([topic.id])
 
     claim(store, topic)
-    assert store.compaction_state.pause(topic.id).aborting
+    assert store.compaction_state.pause([topic.id])[0].aborting
     clock.advance(RUN_DEAD_MS)
     assert not store.compaction_state.get(topic.id).aborting, "a worker that died is not waited for"
 
@@ -286,7 +286,7 @@ def test_how_long_a_stopped_worker_is_waited_for_is_a_setting(
     for dead_ms in (10 * RUN_DEAD_MS, RUN_DEAD_MS // 10):
         patient = MetadataStore(database_url, clock, run_dead_ms=dead_ms)
         claim(patient, topic, ttl_ms=dead_ms)
-        assert patient.compaction_state.abort(topic.id).aborting
+        assert patient.compaction_state.abort([topic.id])[0].aborting
         clock.advance(dead_ms - 1)
         assert patient.compaction_state.get(topic.id).aborting
         assert patient.compaction_state.all()[topic.id].aborting
@@ -304,7 +304,7 @@ def test_an_aborted_topic_may_be_compacted_when_its_worker_has_stopped(
 ) -> None:
     run = claim(store, topic)
     store.compaction_state.record_failure(topic.id, "boom", 5)
-    found = store.compaction_state.abort(topic.id)
+    (found,) = store.compaction_state.abort([topic.id])
     assert (found.aborting, found.paused, found.failures, found.retry_at) == (True, 0, 0, None)
     with pytest.raises(CompactionRunning, match="has not stopped yet"):
         claim(store, topic)

@@ -38,7 +38,7 @@ def test_all_goes_and_offsets_go_on(store: MetadataStore, topic: TopicRecord, cl
     before = store.snapshot(topic.id)
     clock.advance(5)
 
-    after = store.trimming.truncate(topic.id)
+    (after,) = store.trimming.truncate([topic.id])
     snapshot = store.snapshot(topic.id)
     assert snapshot.topic == after
     assert (after.start_offset, after.next_offset, after.generation) == (9, 9, before.topic.generation)
@@ -66,7 +66,7 @@ def test_an_open_segment_is_what_is_left(store: MetadataStore, topic: TopicRecor
     append(store, topic, 3)
     with leased(store, topic) as lease:
         segment = opened(store, lease, topic)
-    store.trimming.truncate(topic.id)
+    store.trimming.truncate([topic.id])
     snapshot = store.snapshot(topic.id)
     assert (snapshot.extents, snapshot.topic.start_offset) == ((segment,), 3)
 
@@ -77,7 +77,7 @@ def test_a_run_and_a_sealer_under_way_are_fenced(store: MetadataStore, topic: To
     result = compacted(store, run, 1, end_of(store.ledgers.of_topic(topic.id)[-1]))
     rolled(store, topic, 2)
     segment, attempt = claimed(store, topic)
-    store.trimming.truncate(topic.id)
+    store.trimming.truncate([topic.id])
     with pytest.raises(Fenced):
         store.publishing.publish(run, 0, result, {})
     assert store.runs.heartbeat([run]) == [run.run_id]
@@ -89,12 +89,12 @@ def test_a_run_and_a_sealer_under_way_are_fenced(store: MetadataStore, topic: To
 
 def test_one_that_was_never_compacted_has_no_cursor_then(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
-    store.trimming.truncate(topic.id)
+    store.trimming.truncate([topic.id])
     assert store.cursors.of_topic(topic.id) == []
-    store.trimming.truncate(topic.id)
+    store.trimming.truncate([topic.id])
     assert store.topics.get(topic.name).start_offset == 3
     with pytest.raises(TopicNotFound):
-        store.trimming.truncate(topic.id + 1)
+        store.trimming.truncate([topic.id + 1])
 
 
 def test_a_lost_truncation_is_not_taken_for_done_because_a_run_was_claimed(
@@ -114,7 +114,7 @@ def test_a_lost_truncation_is_not_taken_for_done_because_a_run_was_claimed(
         monkeypatch.setattr(broken.store.database, "write", writing)
         broken.link.cut(Cut.BEFORE)
         with pytest.raises(Unavailable):
-            broken.store.trimming.truncate(topic.id)
+            broken.store.trimming.truncate([topic.id])
         assert len(calls) == 2
     assert [ledger.first_offset for ledger in store.ledgers.of_topic(topic.id)] == [0]
 
@@ -127,7 +127,7 @@ def test_a_truncation_whose_answer_was_lost_is_found_out(
     rolled(store, topic, 2)
     with broken_link(database_url, open_store) as broken:
         broken.link.cut(Cut.AFTER)
-        assert broken.store.trimming.truncate(topic.id).start_offset == 5
+        assert broken.store.trimming.truncate([topic.id])[0].start_offset == 5
         assert broken.link.cuts == 1
     assert store.snapshot(topic.id).extents == ()
 
@@ -136,7 +136,7 @@ def test_all_or_nothing(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
     rolled(store, topic, 2)
-    check_all_or_nothing(store, topic, lambda: store.trimming.truncate(topic.id), Failpoint.TRUNCATE_INSIDE_COMMIT)
+    check_all_or_nothing(store, topic, lambda: store.trimming.truncate([topic.id]), Failpoint.TRUNCATE_INSIDE_COMMIT)
 
 
 def test_what_was_sealed_before_stays_as_it_was(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -144,7 +144,7 @@ def test_what_was_sealed_before_stays_as_it_was(store: MetadataStore, topic: Top
     seal_all(store, topic)
     sealed_at = store.segments.of_topic(topic.id)[0].sealed_at
     clock.advance(9)
-    store.trimming.truncate(topic.id)
+    store.trimming.truncate([topic.id])
     (segment,) = store.segments.of_topic(topic.id)
     assert (segment.state, segment.sealed_at) == (SegmentState.SEALED, sealed_at)
 
@@ -154,9 +154,9 @@ def test_topics_are_truncated_together_or_not_at_all(store: MetadataStore, topic
     for item in (topic, second):
         append(store, item, 3)
     with pytest.raises(TopicNotFound):
-        store.trimming.truncate_all([topic.id, second.id, 99_999])
+        store.trimming.truncate([topic.id, second.id, 99_999])
     assert [len(store.ledgers.of_topic(item.id)) for item in (topic, second)] == [1, 1]
     check_all_or_nothing(
-        store, topic, lambda: store.trimming.truncate_all([second.id, topic.id]), Failpoint.TRUNCATE_INSIDE_COMMIT
+        store, topic, lambda: store.trimming.truncate([second.id, topic.id]), Failpoint.TRUNCATE_INSIDE_COMMIT
     )
     assert [store.ledgers.of_topic(item.id) for item in (topic, second)] == [(), ()]

@@ -90,7 +90,7 @@ def forced_trim_above_the_horizon(bench: Workbench, topic: Topic) -> None:
 
 def truncated(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
-    bench.metadata.trimming.truncate(topic.record.id)
+    bench.metadata.trimming.truncate([topic.record.id])
     ten(bench, topic)
 
 

@@ -239,7 +239,7 @@ def test_what_is_taken_away_while_a_run_reads_it_is_no_loss(bench: Workbench, ho
     bench.metadata.policies.set(BROKER, "file.delete.delay.ms", 0)
     (ledger,) = topic.snapshot().ledgers
     take: dict[str, Callable[[], object]] = {
-        "truncate": lambda: bench.metadata.trimming.truncate(topic.record.id),
+        "truncate": lambda: bench.metadata.trimming.truncate([topic.record.id]),
         "delete": lambda: bench.metadata.tenancy.delete_topic(topic.record.id),
         "trim": lambda: bench.metadata.trimming.trim(topic.record.id, 1, [ledger.ledger_id], force=True),
         "damage": lambda: bench.store.delete(ledger.index.name),

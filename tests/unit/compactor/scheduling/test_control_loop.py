@@ -66,7 +66,7 @@ def test_a_request_that_is_gone_before_its_claim_is_no_failure(
     def settled(compactor: TwoPhaseCompactor, record: TopicRecord) -> object:
         remaining = roll_and_seal(compactor, record)
         if taken == "aborted":
-            stage.control.abort(record.id)
+            stage.control.abort([record.id])
         else:
             stage.metadata.runs.finish(stage.metadata.runs.claim(record.id, "hand", {}, RUN_DEAD_MS), {})
         return remaining
@@ -89,7 +89,7 @@ def test_a_request_that_is_made_after_the_look_stays(
     def late(compactor: TwoPhaseCompactor, *arguments: Any) -> Iterator[Any]:
         monkeypatch.setattr(TwoPhaseCompactor, "compact_all", compact_all)
         for outcome in compact_all(compactor, *arguments):
-            stage.control.abort(topic.record.id)
+            stage.control.abort([topic.record.id])
             stage.clock.advance(1)
             produce(topic, [one(b"another", b"v")])
             loop.trigger(topic.record)

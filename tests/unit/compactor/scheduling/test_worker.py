@@ -276,7 +276,7 @@ def test_a_running_compaction_is_stopped(stage: Stage, how: str) -> None:
     if how == "pause":
         assert loop.pause(topic.record).aborting
     elif how == "abort":
-        assert stage.control.abort(topic.record.id).aborting
+        assert stage.control.abort([topic.record.id])[0].aborting
     else:
         (run,) = stage.metadata.runs.of_topic(topic.record.id, 9)
         stage.metadata.runs.cancel(run.run_id, "ann wanted it")
@@ -289,6 +289,6 @@ def test_a_running_compaction_is_stopped(stage: Stage, how: str) -> None:
         with pytest.raises(CompactionPaused):
             loop.trigger(topic.record)
         stage.finish(loop, other)
-        stage.control.resume(topic.record.id)
+        stage.control.resume([topic.record.id])
     stage.finish(loop, topic)
     assert stage.runs(topic) == [RunState.CANCELLED, RunState.SUCCESS]

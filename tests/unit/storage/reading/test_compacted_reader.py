@@ -321,7 +321,7 @@ def test_a_cleared_ledger_that_raw_cannot_stand_in_for_is_said(bench: Workbench,
 
 
 def truncate(bench: Workbench, topic: Topic) -> None:
-    bench.metadata.trimming.truncate(topic.record.id)
+    bench.metadata.trimming.truncate([topic.record.id])
 
 
 def trim_by_force(bench: Workbench, topic: Topic) -> None:

@@ -204,6 +204,6 @@ def test_the_token_of_a_page_that_found_nothing_is_taken(bench: Workbench, topic
         assert page == []
         assert page_of(topic, token, 5) == ([], token)
     bench.append(topic, [content((b"k", None), (b"a", b"1"), (b"b", b"2"))])
-    bench.metadata.trimming.truncate(topic.record.id)
+    bench.metadata.trimming.truncate([topic.record.id])
     bench.append(topic, [content((b"k", b"v"))])
     assert [item.payload for item in page_of(topic, token, 5)[0]] == [b"v"]
