@@ -144,14 +144,14 @@ class PolicyStore:
     def resolver(self) -> PolicyResolver:
         """The policies of all topics, of one moment: one statement, however many topics are asked for then."""
         with self._database.read() as connection:
-            return PolicyResolver(_all_stored(connection), self.broker_defaults)
+            return PolicyResolver(_stored(connection), self.broker_defaults)
 
     def unreadable(self) -> list[UnreadablePolicy]:
         """All stored values that this version cannot read, of what there is, in order."""
         with self._database.snapshot() as connection:
             found = [
                 (scope, name, value)
-                for scope, stored in sorted(_all_stored(connection).items())
+                for scope, stored in sorted(_stored(connection).items())
                 for name, value in values_of(stored).items()
                 if isinstance(value, Unreadable)
             ]
@@ -199,11 +199,7 @@ def put(connection: Connection, scope: str, values: Mapping[str, object]) -> Non
 
 def of_scopes(connection: Connection, scopes: Collection[str]) -> dict[str, dict[str, object]]:
     """What is set, by scope and name, in the order of the policies' table; also Unreadable."""
-    statement = select(policies_table).where(policies_table.c.scope.in_(scopes))
-    stored: dict[str, dict[str, object]] = {scope: {} for scope in scopes}
-    for row in connection.execute(statement).mappings():
-        stored[row["scope"]][row["name"]] = row["value"]
-    return {scope: values_of(found) for scope, found in stored.items()}
+    return {scope: values_of(found) for scope, found in _stored(connection, scopes).items()}
 
 
 def values_of(stored: Mapping[str, object]) -> dict[str, object]:
@@ -251,10 +247,13 @@ def _topics_of(connection: Connection, scopes: Collection[str]) -> dict[str, Top
     return {topic_scope(topic): topic for topic in topics.all_locked(connection, ids)}
 
 
-def _all_stored(connection: Connection) -> dict[str, dict[str, object]]:
-    """All that is set, by scope and name, as JSON has it."""
-    stored: dict[str, dict[str, object]] = {}
-    for row in connection.execute(select(policies_table)).mappings():
+def _stored(connection: Connection, scopes: Collection[str] | None = None) -> dict[str, dict[str, object]]:
+    """What is set, by scope and name, as JSON has it. `scopes` None: all that have something."""
+    these = select(policies_table)
+    if scopes is not None:
+        these = these.where(policies_table.c.scope.in_(scopes))
+    stored: dict[str, dict[str, object]] = {scope: {} for scope in scopes or ()}
+    for row in connection.execute(these).mappings():
         stored.setdefault(row["scope"], {})[row["name"]] = row["value"]
     return stored
 
