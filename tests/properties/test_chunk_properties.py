@@ -208,7 +208,7 @@ BY_EVENT = RunPolicies(event_time_order=True)
 @example(one_run([drawn_row("x", b"1", 130), drawn_row(None, None, None)]), BY_EVENT, False, True)
 @example(one_run([drawn_row("x", b"1", 1)], [drawn_row("u", None, 2), drawn_row("u", b"", 0)]), BY_EVENT, False, True)
 @given(steps, policies, st.booleans(), st.booleans())
-@within(fast=8, ci=25)
+@within(fast=5, ci=25)
 def test_equals_the_reference_replayed_over_the_same_schedule(
     schedule: list[dict[str, Any]], first: RunPolicies, colliding: bool, uniform: bool
 ) -> None:
@@ -218,6 +218,6 @@ def test_equals_the_reference_replayed_over_the_same_schedule(
 @pytest.mark.slow
 @settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies)
-@within(fast=5, ci=15)
+@within(fast=3, ci=15)
 def test_on_spark_too(spark_engine: Engine, schedule: list[dict[str, Any]], first: RunPolicies) -> None:
     replay(spark_engine, schedule, first, False, True)

@@ -78,7 +78,7 @@ run_steps = st.lists(
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(run_steps, run_policies)
-@within(fast=8, ci=25)
+@within(fast=5, ci=25)
 def test_runs_within_limits_of_time_and_start_equal_the_reference(
     schedule: list[dict[str, Any]], used: RunPolicies
 ) -> None:
@@ -152,7 +152,7 @@ trim_steps = st.lists(
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(trim_steps)
-@within(fast=5, ci=15)
+@within(fast=3, ci=15)
 def test_trimming_takes_a_prefix_that_nobody_needs(schedule: list[tuple[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Workbench.embedded(Path(folder), InProcess())

@@ -188,7 +188,7 @@ def retained_at(topic: Topic, horizon: int) -> dict[int, int]:
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies, st.booleans())
-@within(fast=8, ci=25)
+@within(fast=5, ci=25)
 def test_equals_the_reference_replayed_over_the_same_schedule(
     schedule: list[dict[str, Any]], first: RunPolicies, colliding: bool
 ) -> None:
@@ -198,6 +198,6 @@ def test_equals_the_reference_replayed_over_the_same_schedule(
 @pytest.mark.slow
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies)
-@within(fast=5, ci=15)
+@within(fast=3, ci=15)
 def test_on_spark_too(spark_engine: Engine, schedule: list[dict[str, Any]], first: RunPolicies) -> None:
     replay(spark_engine, schedule, first, False)

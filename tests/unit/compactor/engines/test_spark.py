@@ -161,6 +161,7 @@ def test_java_logs_to_the_file_of_the_settings(tmp_path: Path) -> None:
     assert f"fileName = ${{sys:{named}}}\n" in (tmp_path / "log4j2.properties").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_to_the_process_group(tmp_path: Path, number: signal.Signals) -> None:
     """As a service manager sends it. SIGTERM is an interrupt, not a Spark that gave up, and even after SIGKILL nothing

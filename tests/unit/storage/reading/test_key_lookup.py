@@ -182,7 +182,7 @@ class CountingStore(LocalStore):
         raise AssertionError("a point read lists nothing")
 
 
-PARTS, ROWS = 8192, 4
+PARTS, ROWS = 1024, 4
 
 
 def key_of(number: int) -> bytes:
@@ -204,18 +204,18 @@ def table_at(numbers: Sequence[int], tombstones: Collection[int]) -> pa.Table:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["offset order", "event-time order"])
 def large(request: pytest.FixtureRequest, object_store: ObjectStore) -> tuple[TopicSnapshot, dict[bytes, bytes | None]]:
-    """8,192 parts with 32,768 keys, four levels of a hundred fences and more, three ledgers behind; expected values.
+    """1,024 parts with 4,096 keys, four levels of several fences a hash range, three ledgers behind; expected values.
 
     Key number n is in row n. Newer levels moved some keys to other rows (which replace those rows' own keys), deleted
     some and let some expire. Only parts that are read are there, the others have names alone.
     """
     by_event, random, everything = request.param, np.random.default_rng(4), PARTS * ROWS
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_index, "FENCE_RECORDS", 64)
+        patch.setattr(key_index, "FENCE_RECORDS", 8)
         oldest = {number: number for number in range(everything)}
         newer: list[dict[int, int]] = []
         asked = random.choice(everything, 12, replace=False).tolist()
-        for size in (8000, 2000, 500):
+        for size in (1000, 250, 64):
             others = random.choice(everything, size, replace=False).tolist()
             newer.insert(0, dict.fromkeys(others, -1))
         for level_, number in zip([0, 1, 2, 0, 1, 2], asked, strict=False):
