@@ -9,14 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from api.app import ROUTERS, make_app
+from api.app import ROUTERS
 from api.http.routes import Route
 from api.http.tokens import create
-from api.service import running
-from api.settings.settings import Settings
 from storage.errors import Unavailable, recorded
 from storage.model import TopicName
 from tests.asgi import TestClient
+from tests.serving import serving
 
 SECRET = bytes(32)
 OPEN = {"/livez", "/readyz", "/metrics"}
@@ -38,16 +37,10 @@ def bearing(role: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    settings = Settings(
-        data=str(tmp_path_factory.mktemp("access")),
-        spark_master="in-process",
-        compaction_automatic=False,
-        auth_token_secret_key="data:;base64," + base64.b64encode(SECRET).decode(),
-        auth_superuser_roles=("root",),
-        limits_requests_per_second=0.0,
-    )
-    with running(settings) as service, TestClient(make_app(service), raise_server_exceptions=False) as client:
-        yield client
+    key = "data:;base64," + base64.b64encode(SECRET).decode()
+    access = {"auth_token_secret_key": key, "auth_superuser_roles": ("root",), "limits_requests_per_second": 0.0}
+    with serving(tmp_path_factory.mktemp("access"), **access) as served:
+        yield served.client
 
 
 @pytest.fixture(scope="module")
