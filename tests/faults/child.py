@@ -8,20 +8,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import signal
 import threading
-import traceback
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import psycopg  # noqa: F401  imported once, before the forks
 
 from storage.failpoints import Failpoint, observed
 from tests.clocks import ManualClock
-from tests.faults.forks import HUNG_SECONDS, Forks, serve
+from tests.faults.forks import Forks, live_in_child, serve
 from tests.faults.stages import SCENARIOS
 from tests.faults.worlds import World
 
@@ -55,42 +52,16 @@ class Nursery(Forks):
 
 
 def _raise_child(order: dict[str, Any]) -> dict[str, Any]:
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        _live(order, writing)
-    os.close(writing)
-    answer, hung = b"", False
-    while True:
-        if not hung and not select.select([reading], [], [], HUNG_SECONDS)[0]:
-            hung = True
-            os.kill(pid, signal.SIGKILL)
-        if not (more := os.read(reading, 1 << 16)):
-            break
-        answer += more
-    os.close(reading)
-    _, status = os.waitpid(pid, 0)
-    *lines, _ = answer.decode().split("\n")
-    trace = [line.removeprefix("step ") for line in lines if line.startswith("step ")]
-    error = "\n".join(json.loads(line.removeprefix("error ")) for line in lines if line.startswith("error "))
-    return {
-        "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0,
-        "trace": trace,
-        "error": f"it gave no sign for {HUNG_SECONDS} s after {trace[-1:]}" if hung else error,
-    }
+    number, written, error = live_in_child(lambda writing: _live(order, writing))
+    trace = written.decode().split()
+    return {"signal": number, "trace": trace, "error": error and f"{error}\nafter {trace[-1:]}"}
 
 
-def _live(order: dict[str, Any], writing: int) -> NoReturn:
-    """The child's whole life; never returns into the nursery's loop."""
-    try:
-        world = World.decode(order["world"])
-        os.environ.update(world.environment)
-        with world.opened(ManualClock(order["now_ms"])) as bench, observed(_Killer(order, writing)):
-            SCENARIOS[order["scenario"]].run(bench)
-    except BaseException:
-        os.write(writing, f"error {json.dumps(traceback.format_exc())}\n".encode())
-    os._exit(0)
+def _live(order: dict[str, Any], writing: int) -> None:
+    world = World.decode(order["world"])
+    os.environ.update(world.environment)
+    with world.opened(ManualClock(order["now_ms"])) as bench, observed(_Killer(order, writing)):
+        SCENARIOS[order["scenario"]].run(bench)
 
 
 class _Killer:
@@ -104,7 +75,7 @@ class _Killer:
 
     def __call__(self, step: Failpoint) -> None:
         with self._lock:  # held while dying: no other thread gets past its next step
-            os.write(self._writing, f"step {step.name}\n".encode())
+            os.write(self._writing, f"{step.name}\n".encode())
             if step.name == self._step:
                 self._left -= 1
                 if self._left == 0:

@@ -8,8 +8,13 @@ answers are lines of JSON.
 from __future__ import annotations
 
 import json
+import math
+import os
+import select
+import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +48,43 @@ class Forks:
         self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         return answer
+
+
+def live_in_child(live: Callable[[int], object], killed_after: float = math.inf) -> tuple[int, bytes, str]:
+    """Let a child call `live` with a pipe to write to, to its end or until it has written so many bytes.
+
+    The signal that ended it (0: none did), what it wrote, and a traceback, or "".
+    """
+    reading, writing = os.pipe()
+    complaints, complaining = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        os.close(complaints)
+        try:
+            live(writing)
+        except BaseException:
+            os.write(complaining, traceback.format_exc().encode())
+        os._exit(0)
+    os.close(writing)
+    os.close(complaining)
+    written, hung, killed = b"", False, False
+    while True:
+        if len(written) >= killed_after and not killed:
+            os.kill(pid, signal.SIGKILL)
+            killed = True
+        if not hung and not select.select([reading], [], [], HUNG_SECONDS)[0]:
+            hung = True
+            os.kill(pid, signal.SIGKILL)
+        if not (more := os.read(reading, 1 << 16)):
+            break
+        written += more
+    os.close(reading)
+    _, status = os.waitpid(pid, 0)
+    with os.fdopen(complaints) as file:
+        error = file.read()
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    return number, written, f"it gave no sign for {HUNG_SECONDS} s" if hung else error
 
 
 def serve(raise_child: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import os
 import random
-import select
 import signal
 import threading
 import traceback
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from struct import Struct
-from typing import Any, NoReturn
+from typing import Any
 
 from storage.checksums import crc32c
 from storage.clock import SystemClock
@@ -30,7 +30,7 @@ from storage.failpoints import Failpoint, observed
 from storage.log.group_commit import Answer
 from storage.log.segment import AppendResult, FlushPolicy
 from storage.log.segment_writer import SegmentWriter
-from tests.faults.forks import HUNG_SECONDS, Forks, serve
+from tests.faults.forks import Forks, live_in_child, serve
 from tests.pulsar_entries import entry, metadata
 from tests.segments import OneSegment
 
@@ -104,48 +104,17 @@ class LogNursery(Forks):
 
 def _raise_child(ordered: dict[str, Any]) -> dict[str, Any]:
     order = Order(**ordered)
-    reading, writing = os.pipe()
-    complaints, complaining = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        os.close(complaints)
-        _live(order, writing, complaining)
-    os.close(writing)
-    os.close(complaining)
-    answer, hung, killed = b"", False, False
-    while True:
-        if order.records is not None and len(answer) >= order.records * _RECORD.size and not killed:
-            os.kill(pid, signal.SIGKILL)
-            killed = True
-        if not hung and not select.select([reading], [], [], HUNG_SECONDS)[0]:
-            hung = True
-            os.kill(pid, signal.SIGKILL)
-        if not (more := os.read(reading, 1 << 16)):
-            break
-        answer += more
-    _, status = os.waitpid(pid, 0)
-    with os.fdopen(complaints) as file:
-        error = file.read()
-    os.close(reading)
-    return {
-        "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0,
-        "acknowledged": base64.b64encode(answer).decode(),
-        "error": f"it gave no sign for {HUNG_SECONDS} s" if hung else error,
-    }
+    killed_after = math.inf if order.records is None else order.records * _RECORD.size
+    number, written, error = live_in_child(lambda writing: _live(order, writing), killed_after)
+    return {"signal": number, "acknowledged": base64.b64encode(written).decode(), "error": error}
 
 
-def _live(order: Order, writing: int, complaining: int) -> NoReturn:
-    """The child's whole life; never returns into the nursery's loop."""
-    try:
-        with observed(_killer(order)):
-            segment, policy = order.segment, FlushPolicy(order.flush_messages)
-            with segment.create(policy) if order.create else segment.recover(policy) as writer:
-                os.write(writing, _RECORD.pack(0, 0, 0, 0))
-                _Appending(writer, order, writing).run()
-    except BaseException:
-        os.write(complaining, traceback.format_exc().encode())
-    os._exit(0)
+def _live(order: Order, writing: int) -> None:
+    with observed(_killer(order)):
+        segment, policy = order.segment, FlushPolicy(order.flush_messages)
+        with segment.create(policy) if order.create else segment.recover(policy) as writer:
+            os.write(writing, _RECORD.pack(0, 0, 0, 0))
+            _Appending(writer, order, writing).run()
 
 
 def _killer(order: Order) -> Callable[[Failpoint], None]:
