@@ -151,12 +151,14 @@ async def test_a_stream_is_closed_by_a_thread_also_while_the_pool_takes_no_more(
     clock = ManualClock()
     pool = Pool(WaitsFor.STORE, 1, FAR_MS, clock)
     closed_by: list[str] = []
+    closed = threading.Event()
 
     def parts() -> Generator[int, None, None]:
         try:
             yield 1
         finally:
             closed_by.append(threading.current_thread().name)
+            closed.set()
 
     stream = pool.each(parts())
     await anext(stream)
@@ -166,7 +168,7 @@ async def test_a_stream_is_closed_by_a_thread_also_while_the_pool_takes_no_more(
     del stream
     leave.set()
     await asyncio.gather(*tasks)
-    await pool.run(int)  # the one thread is through with what came before
+    assert await asyncio.to_thread(closed.wait, 30)
     assert closed_by == ["store-pool"]
 
 
