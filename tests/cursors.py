@@ -21,6 +21,11 @@ def at(offset: int) -> Position:
     return Position(offset, MessageId(offset // 10, offset % 10 // 5, -1, offset % 5))
 
 
+def to_deliver(cursor: Cursor, end: int) -> list[int]:
+    """The offsets below `end` that are not acknowledged."""
+    return [offset for gap in cursor.unacknowledged(end) for offset in gap]
+
+
 @dataclass
 class World:
     metadata: MetadataStore

@@ -100,6 +100,15 @@ class Workbench(Environment):
         return replace(self, sizing=sizing)
 
 
+def half_compacted(bench: Workbench) -> Topic:
+    """a@0 b@1 a@2 c@3 | compacted: b@1 a@2 c@3 | b@4 -c@5 d@6"""
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"), (b"a", b"2"), (b"c", b"3"))])
+    bench.compact(topic)
+    bench.append(topic, [content((b"b", b"4"), (b"c", None), (b"d", b"6"))])
+    return topic
+
+
 def store_policy(metadata: MetadataStore, scope: str, name: str, value: object) -> None:
     """A policy's value as a newer version may have stored it: unchecked."""
     with metadata.database.write() as connection:

@@ -6,7 +6,7 @@ semantics.md R4, R9, A4; Pulsar #21187 (resume behind mark-delete), #23494 (sing
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,10 @@ import pytest
 from storage.cursor import Cursor, CursorSettings
 from storage.errors import Fenced, InvalidInput, NotFound, ObjectMissing, Unavailable
 from storage.metadata.records import COMPACTION_CURSOR
-from storage.metadata.store import MetadataStore
-from storage.model import Position, TopicName
-from tests.clocks import ManualClock
-from tests.cursors import MANUAL, World, at
+from storage.model import Position
+from tests.cursors import MANUAL, World, at, to_deliver
 from tests.entries import one
 from tests.workbench import Workbench
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    clock = ManualClock()
-    metadata = MetadataStore(f"sqlite:///{tmp_path / 'metadata.db'}", clock)
-    metadata.upgrade()
-    topic = metadata.tenancy.ensure_topic(TopicName.parse("orders"))
-    metadata.cursors.ensure(topic.id, "s")
-    yield World(metadata, clock, topic)
-    metadata.close()
-
-
-def to_deliver(cursor: Cursor, end: int) -> list[int]:
-    return [offset for gap in cursor.unacknowledged(end) for offset in gap]
 
 
 def test_what_was_flushed_is_not_delivered_again(world: World) -> None:

@@ -2,34 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from storage.ack_ranges import MAX_RANGE_BYTES, RANGE_OFFSETS, RANGE_OVERHEAD
-from storage.cursor import Cursor, CursorSettings
-from storage.metadata.store import MetadataStore
-from storage.model import TopicName
-from tests.clocks import ManualClock
+from storage.cursor import CursorSettings
 from tests.cursors import World, at
 
 KIB_64 = 64 * 1024
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    clock = ManualClock()
-    metadata = MetadataStore(f"sqlite:///{tmp_path / 'metadata.db'}", clock)
-    metadata.upgrade()
-    topic = metadata.tenancy.ensure_topic(TopicName.parse("orders"))
-    metadata.cursors.ensure(topic.id, "s")
-    yield World(metadata, clock, topic)
-    metadata.close()
-
-
-def to_deliver(cursor: Cursor, end: int) -> list[int]:
-    return [offset for gap in cursor.unacknowledged(end) for offset in gap]
 
 
 def test_a_thousand_acknowledgements_are_one_transaction(world: World) -> None:

@@ -41,17 +41,12 @@ from storage.reading.last_message import LastMessageFinder
 from storage.reading.snapshot_reader import SnapshotReader, messages
 from storage.topic import Topic
 from tests import chunked
-from tests.workbench import TINY, Workbench, compacted_only, content, ids, raw, view
+from tests.workbench import TINY, Workbench, compacted_only, content, half_compacted, ids, raw, view
 
 
 @pytest.fixture
 def topic(bench: Workbench) -> Topic:
-    """a@0 b@1 a@2 c@3 | compacted: b@1 a@2 c@3 | b@4 -c@5 d@6"""
-    topic = bench.topic()
-    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"), (b"a", b"2"), (b"c", b"3"))])
-    bench.compact(topic)
-    bench.append(topic, [content((b"b", b"4"), (b"c", None), (b"d", b"6"))])
-    return topic
+    return half_compacted(bench)
 
 
 def offsets(topic: Topic, start: MessageId = EARLIEST, read_compacted: bool = False) -> list[int]:

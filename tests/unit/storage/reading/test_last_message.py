@@ -11,26 +11,17 @@ from storage.ledger.chunk_table import Chunks, ChunkTable
 from storage.ledger.key_index import HashRange
 from storage.ledger.manifest import read_manifest
 from storage.metadata.policy_store import topic_scope
-from storage.model import EARLIEST, MessageId
+from storage.model import EARLIEST
 from storage.objects.interface import ObjectStore
 from storage.topic import Topic
 from tests import chunked
 from tests.pulsar_entries import PUBLISHED, entry, metadata
-from tests.workbench import Workbench, compacted_only, content, ids, raw
+from tests.workbench import Workbench, compacted_only, content, half_compacted, ids, raw
 
 
 @pytest.fixture
 def topic(bench: Workbench) -> Topic:
-    """a@0 b@1 a@2 c@3 | compacted: b@1 a@2 c@3 | b@4 -c@5 d@6"""
-    topic = bench.topic()
-    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"), (b"a", b"2"), (b"c", b"3"))])
-    bench.compact(topic)
-    bench.append(topic, [content((b"b", b"4"), (b"c", None), (b"d", b"6"))])
-    return topic
-
-
-def offsets(topic: Topic, start: MessageId = EARLIEST, read_compacted: bool = False) -> list[int]:
-    return [message.offset for message in topic.messages(start, read_compacted)]
+    return half_compacted(bench)
 
 
 def test_last_message_id(bench: Workbench, topic: Topic) -> None:
