@@ -27,6 +27,7 @@ from benchmarks import machine
 from storage.clock import SystemClock
 from storage.entries.decode import StoredEntry
 from storage.entries.encode import encode_batch
+from storage.environment import Environment
 from storage.ledger.rows import Codec
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.directory import LogDirectory
@@ -37,6 +38,7 @@ from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
+from storage.objects.registry import open_store
 
 BATCH_MESSAGES = 1000
 MESSAGE_BYTES = 100
@@ -75,6 +77,8 @@ class Bench:
         self._metadata.upgrade()
         self._metadata.policies.set(BROKER, "segment.bytes", (1 << 31) - 1)
         self._log = LogDirectory(folder / "log")
+        store = open_store((folder / "objects").as_uri())
+        self._environment = Environment(self._metadata, store, SystemClock(), self._log)
         self._next = 0
 
     @contextmanager
@@ -83,7 +87,7 @@ class Bench:
         self._next += 1
         topic = self._metadata.tenancy.ensure_topic(TopicName.parse(f"t{self._next}"))
         self._metadata.policies.set(topic_scope(topic), "flush.messages", 1 if flush else 2**62)
-        with TopicLog(self._metadata, SystemClock(), self._log, topic, f"benchmark-{self._next}") as log:
+        with TopicLog(self._environment, topic, f"benchmark-{self._next}") as log:
             yield log, topic
 
     def entries(self, topic: TopicRecord) -> Iterator[StoredEntry]:

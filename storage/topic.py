@@ -82,18 +82,7 @@ class Topic:
         `on_rolled` is called when a segment waits to be sealed. `renewer`: of a process that has many open at once;
         `on_held`: called with the owner that is waited for.
         """
-        log, owner = self._environment.log, owner_name()
-        return TopicLog(
-            self._environment.metadata,
-            self._environment.clock,
-            log,
-            self.record,
-            owner,
-            wait_ms,
-            on_rolled,
-            renewer,
-            on_held,
-        )
+        return TopicLog(self._environment, self.record, owner_name(), wait_ms, on_rolled, renewer, on_held)
 
     def log_manager(self) -> LogManager:
         """What rolls and seals this topic's segments."""

@@ -53,7 +53,7 @@ def table_of(given: Sequence[Row], ledger_id: int, first_offset: int, now: int) 
 def append(bench: Workbench, topic: Topic, given: Sequence[Row], hasher: KeyHasher | None = None) -> list[Message]:
     """Append rows as one sealed ledger; they, chunks by themselves."""
     metadata, record = bench.metadata, topic.record
-    with writer_lease(metadata, bench.clock, record.id, "test", 1000) as lease:
+    with writer_lease(bench, record.id, "test", 1000) as lease:
         attempt = metadata.attempts.begin(record.id, AttemptKind.IMPORT, "test")
         hashes = hasher or Xxh3KeyHasher(record.hash_seed)
         sealer = Sealer(bench.store, record.uid, -1, hashes, attempt.attempt_id)

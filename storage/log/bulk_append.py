@@ -91,14 +91,7 @@ class BulkAppend:
         `tables` raises; then nothing was appended.
         """
         StoreIdentity(self.environment.metadata, self.environment.store).require()
-        with writer_lease(
-            self.environment.metadata,
-            self.environment.clock,
-            self.topic.id,
-            self.owner,
-            self.wait_ms,
-            on_held=self.on_held,
-        ) as lease:
+        with writer_lease(self.environment, self.topic.id, self.owner, self.wait_ms, on_held=self.on_held) as lease:
             failpoint(Failpoint.IMPORT_LEASE_TAKEN)
             self._roll(lease)
             attempt = self.environment.metadata.attempts.begin(self.topic.id, AttemptKind.IMPORT, self.owner)
@@ -125,7 +118,7 @@ class BulkAppend:
         metadata, log = self.environment.metadata, self.environment.log
         keep_lost_ids(metadata, log)
         if metadata.segments.find_open(self.topic.id) is not None or behind(log.of_topic(self.topic.uid), 0):
-            roll_open_segment(metadata, self.environment.clock, log, self.topic, lease)
+            roll_open_segment(self.environment, self.topic, lease)
 
     def _seal_all(self, sealer: Sealer, next_offset: int, tables: Iterable[pa.Table]) -> Iterator[LedgerRecord]:
         now = self.environment.clock.now_ms()

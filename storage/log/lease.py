@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from storage.clock import Clock
+from storage.environment import Environment
 from storage.errors import CompactorError, LeaseHeld
 from storage.heartbeat import Heartbeat
 from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.records import Lease
-from storage.metadata.store import MetadataStore
 
 _POLL_SECONDS = 0.2
 OnHeld = Callable[[LeaseHeld], object]
@@ -25,8 +24,7 @@ Renewing = Callable[[Lease, Callable[[], object]], AbstractContextManager[object
 
 @contextmanager
 def writer_lease(
-    metadata: MetadataStore,
-    clock: Clock,
+    environment: Environment,
     topic_id: int,
     owner: str,
     wait_ms: int,
@@ -39,12 +37,13 @@ def writer_lease(
     Waits up to `wait_ms` for another holder to finish or expire, then raises LeaseHeld, which names it. `renewing`:
     who renews it; None: a thread of its own (for many leases: storage/log/lease_renewer.py).
     """
-    lease = _acquire(metadata, clock, topic_id, owner, wait_ms, on_held)
+    leases = environment.metadata.leases
+    lease = _acquire(environment, topic_id, owner, wait_ms, on_held)
     with (
-        afterwards(lambda: metadata.leases.release(lease)),
+        afterwards(lambda: leases.release(lease)),
         renewing(lease, on_fenced)
         if renewing is not None
-        else Heartbeat(lambda: metadata.leases.renew(lease, LEASE_TTL_MS), LEASE_TTL_MS / 3000, on_fenced),
+        else Heartbeat(lambda: leases.renew(lease, LEASE_TTL_MS), LEASE_TTL_MS / 3000, on_fenced),
     ):
         yield lease
 
@@ -68,12 +67,13 @@ def afterwards(release: Callable[[], object]) -> Iterator[None]:
         release()
 
 
-def _acquire(metadata: MetadataStore, clock: Clock, topic_id: int, owner: str, wait_ms: int, on_held: OnHeld) -> Lease:
+def _acquire(environment: Environment, topic_id: int, owner: str, wait_ms: int, on_held: OnHeld) -> Lease:
+    clock = environment.clock
     deadline = clock.now_ms() + wait_ms
     waiting = False
     while True:
         try:
-            return metadata.leases.acquire(topic_id, owner, LEASE_TTL_MS)
+            return environment.metadata.leases.acquire(topic_id, owner, LEASE_TTL_MS)
         except LeaseHeld as error:
             if clock.now_ms() >= deadline:
                 raise

@@ -147,15 +147,7 @@ class LogManager:
                         "service has",
                         "try again",
                     )
-                with writer_lease(self.environment.metadata, self.environment.clock, topic.id, self.owner, 0) as lease:
-                    roll_open_segment(
-                        self.environment.metadata,
-                        self.environment.clock,
-                        self.environment.log,
-                        topic,
-                        lease,
-                        accept_loss=accept_loss,
-                    )
+                self._roll_here(topic, accept_loss)
                 return
             except LeaseHeld as error:
                 if asked is not None and self.environment.clock.now_ms() >= deadline:
@@ -169,15 +161,11 @@ class LogManager:
                 asked = segment.ledger_id
             self.environment.clock.wait(_POLL_SECONDS)
         if self._is_behind_its_log(topic):
-            with writer_lease(self.environment.metadata, self.environment.clock, topic.id, self.owner, 0) as lease:
-                roll_open_segment(
-                    self.environment.metadata,
-                    self.environment.clock,
-                    self.environment.log,
-                    topic,
-                    lease,
-                    accept_loss=accept_loss,
-                )
+            self._roll_here(topic, accept_loss)
+
+    def _roll_here(self, topic: TopicRecord, accept_loss: bool) -> None:
+        with writer_lease(self.environment, topic.id, self.owner, 0) as lease:
+            roll_open_segment(self.environment, topic, lease, accept_loss=accept_loss)
 
     def roll_old(self, failing: dict[str, str]) -> int:
         """Close the open segments here that are older than `segment.ms` and that no writer has open; how many.
@@ -374,9 +362,7 @@ class LogManager:
         there is none, Unavailable is raised when all others had their turn.
         """
         failed: dict[str, str] = {} if failing is None else failing
-        removed = LogSweep(
-            self.environment.metadata, self.environment.clock, self.environment.log, self._take_up
-        ).sweep(topic, failed)
+        removed = LogSweep(self.environment, self._take_up).sweep(topic, failed)
         if failing is None and failed:
             owner, why = next(iter(failed.items()))
             raise Unavailable(f"files of {owner} are not swept: {why}", "see to the log directory, then try again")

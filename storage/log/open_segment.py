@@ -16,18 +16,16 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from storage.clock import Clock
+from storage.environment import Environment
 from storage.errors import Conflict, DataLoss, Fenced, Misconfigured, ObjectDamaged, ObjectMissing
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
-from storage.log.directory import LogDirectory
 from storage.log.lost_ids import keep_lost_ids
 from storage.log.segment import FlushPolicy, LocalSegment, SegmentFiles, WriterOptions, naming_file
 from storage.log.segment_file import BeforeWrite, SegmentFile
 from storage.log.segment_writer import SegmentWriter
 from storage.log.unnamed import behind, header_in, set_aside
 from storage.metadata.records import Lease, SegmentRecord, SegmentState, TopicRecord
-from storage.metadata.store import MetadataStore
 
 ENTRY_PADDING = 10 << 10
 """What an entry may have besides `max.message.bytes`: its metadata (Pulsar's padding of a frame)."""
@@ -45,16 +43,12 @@ class _NotTakenUp(Misconfigured):
 class TopicSegments:
     """Opens, recovers and rolls segments, for the holder of the topic's lease."""
 
-    def __init__(
-        self, metadata: MetadataStore, clock: Clock, log: LogDirectory, topic: TopicRecord, lease: Lease
-    ) -> None:
-        self._metadata = metadata
-        self._clock = clock
-        self._log = log
+    def __init__(self, environment: Environment, topic: TopicRecord, lease: Lease) -> None:
+        self._metadata, self._clock, self._log = environment.metadata, environment.clock, environment.log
         self._topic = topic
         self._lease = lease
-        self._policies = metadata.policies.effective(topic)
-        self._opened_at = clock.now_ms()
+        self._policies = self._metadata.policies.effective(topic)
+        self._opened_at = self._clock.now_ms()
 
     def recovered(self) -> SegmentWriter | None:
         """The segment that is open, recovered; None: there is none. Raises ObjectMissing, ObjectDamaged, LeaseHeld."""
@@ -227,21 +221,13 @@ class TopicSegments:
         )
 
 
-def roll_open_segment(
-    metadata: MetadataStore,
-    clock: Clock,
-    log: LogDirectory,
-    topic: TopicRecord,
-    lease: Lease,
-    *,
-    accept_loss: bool = False,
-) -> None:
+def roll_open_segment(environment: Environment, topic: TopicRecord, lease: Lease, *, accept_loss: bool = False) -> None:
     """Close the segment that a writer left open, if there is one, and those that the database has lost.
 
     For the holder of the lease. `accept_loss`: also one that is damaged in what was flushed; it stays as it is, and
     keeps its offsets. And one whose file is gone: it is purged. What cannot be taken up again is set aside.
     """
-    segments = TopicSegments(metadata, clock, log, topic, lease)
+    segments = TopicSegments(environment, topic, lease)
     try:
         segments.roll(segments.recovered())
     except ObjectDamaged:
@@ -249,10 +235,10 @@ def roll_open_segment(
             raise
         segments.damaged()
     except ObjectMissing:
-        lost = metadata.segments.find_open(topic.id)
+        lost = environment.metadata.segments.find_open(topic.id)
         if not accept_loss or lost is None:
             raise
-        metadata.segments.drop(lease, lost.ledger_id)
+        environment.metadata.segments.drop(lease, lost.ledger_id)
     last = segments.taken_up(None, accept_loss=accept_loss)
     if last is not None:
         segments.roll(last)

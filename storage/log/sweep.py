@@ -17,49 +17,46 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.clock import Clock
+from storage.environment import Environment
 from storage.errors import CompactorError, LeaseHeld, TopicNotFound
 from storage.failpoints import Failpoint, failpoint
-from storage.log.directory import LogDirectory, sync_folder
+from storage.log.directory import sync_folder
 from storage.log.segment import SegmentFiles
 from storage.log.unnamed import files_set_aside, holds_data, segments_in, set_aside
 from storage.metadata.policy_store import namespace_scope
 from storage.metadata.records import TopicRecord
-from storage.metadata.store import MetadataStore
 
 
 @dataclass(frozen=True)
 class LogSweep:
-    """Sweeps `log`. `take_up` lets a topic have again what the database has lost of its log."""
+    """Sweeps a log directory. `take_up` lets a topic have again what the database has lost of its log."""
 
-    metadata: MetadataStore
-    clock: Clock
-    log: LogDirectory
+    environment: Environment
     take_up: Callable[[TopicRecord], object]
 
     def sweep(self, topic: TopicRecord | None, failed: dict[str, str]) -> int:
         """Remove what may go, of one topic or of all; how many segments. `failed`: why something stays, by topic."""
-        uid = self.log.known_uid
+        uid = self.environment.log.known_uid
         if uid is None:
             return 0
         removed = 0
-        now = self.clock.now_ms()
-        for owner, segment in self.metadata.sealing.files(uid, now, topic.id if topic else None):
-            delay = self.metadata.policies.effective(owner).file_delete_delay_ms
+        now = self.environment.clock.now_ms()
+        for owner, segment in self.environment.metadata.sealing.files(uid, now, topic.id if topic else None):
+            delay = self.environment.metadata.policies.effective(owner).file_delete_delay_ms
             if segment.sealed_at is not None and segment.sealed_at <= now - delay:
                 with _noted(str(owner.name), failed):
-                    files = SegmentFiles(self.log.of_topic(owner.uid), segment.first_offset)
+                    files = SegmentFiles(self.environment.log.of_topic(owner.uid), segment.first_offset)
                     files.remove()
                     if files.folder.is_dir():
                         sync_folder(files.folder)  # a file that a power cut brings back must find its row
                     failpoint(Failpoint.SEGMENT_FILE_REMOVED)
                     with suppress(TopicNotFound):  # deleted meanwhile, and its rows with it
-                        self.metadata.sealing.purge(owner.id, segment.ledger_id)
+                        self.environment.metadata.sealing.purge(owner.id, segment.ledger_id)
                     failpoint(Failpoint.SEGMENT_FORGOTTEN)
                     removed += 1
         if topic is None:
-            living = {each.uid: each for each in self.metadata.topics.all()}
-            for folder in self.log.topic_folders():
+            living = {each.uid: each for each in self.environment.metadata.topics.all()}
+            for folder in self.environment.log.topic_folders():
                 owner_now = living.get(folder.name)
                 with _noted(str(owner_now.name) if owner_now else folder.name, failed):
                     if owner_now is not None:
@@ -74,11 +71,11 @@ class LogSweep:
         A folder of a topic that the database has never had is another database's, and stays. A writer that has not
         heard yet may make the folder again; then the next sweep removes it.
         """
-        deleted = self.metadata.tenancy.deleted_topic(folder.name)
+        deleted = self.environment.metadata.tenancy.deleted_topic(folder.name)
         if deleted is None:
             return 0
         scope = namespace_scope(f"{deleted.name.tenant}/{deleted.name.namespace}")
-        policies = self.metadata.policies.resolved_around(scope).policies
+        policies = self.environment.metadata.policies.resolved_around(scope).policies
         if deleted.deleted_at > now - policies.file_delete_delay_ms:
             return 0
         removed = 0
@@ -102,9 +99,9 @@ class LogSweep:
         aside. The end is older than the list of files, and that older than the rows that are checked: so whatever a
         live writer makes is at or behind the end, and has a row before it holds anything.
         """
-        folder = self.log.of_topic(topic.uid)
+        folder = self.environment.log.of_topic(topic.uid)
         found = segments_in(folder)
-        named = {segment.first_offset for segment in self.metadata.segments.of_topic(topic.id)}
+        named = {segment.first_offset for segment in self.environment.metadata.segments.of_topic(topic.id)}
         removed = 0
         for first, size in found.items():
             files = SegmentFiles(folder, first)

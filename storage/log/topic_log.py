@@ -22,10 +22,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 
-from storage.clock import Clock
+from storage.environment import Environment
 from storage.errors import CompactorError, Fenced, TopicNotFound
 from storage.heartbeat import Heartbeat
-from storage.log.directory import LogDirectory
 from storage.log.group_commit import Done, copy_of
 from storage.log.lease import OnHeld, writer_lease
 from storage.log.lease_renewer import POLL_SECONDS, LeaseRenewer
@@ -33,7 +32,6 @@ from storage.log.open_segment import TopicSegments
 from storage.log.segment import AppendResult
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata.records import SegmentRecord, TopicRecord
-from storage.metadata.store import MetadataStore
 
 DEFAULT_WAIT_MS = 30_000
 
@@ -43,9 +41,7 @@ class TopicLog:
 
     def __init__(
         self,
-        metadata: MetadataStore,
-        clock: Clock,
-        log: LogDirectory,
+        environment: Environment,
         topic: TopicRecord,
         owner: str,
         wait_ms: int = DEFAULT_WAIT_MS,
@@ -59,9 +55,8 @@ class TopicLog:
         looks, for all logs of the process, and outlives this one; None: two threads of its own. `on_held`: who is
         waited for (lease.py).
         """
-        self._metadata = metadata
-        self._clock = clock
-        self._log = log
+        self._environment = environment
+        self._metadata = environment.metadata
         self._topic = topic
         self._owner = owner
         self._wait_ms = wait_ms
@@ -78,8 +73,7 @@ class TopicLog:
         with ExitStack() as opening:
             lease = opening.enter_context(
                 writer_lease(
-                    self._metadata,
-                    self._clock,
+                    self._environment,
                     self._topic.id,
                     self._owner,
                     self._wait_ms,
@@ -88,7 +82,7 @@ class TopicLog:
                     self._on_held,
                 )
             )
-            self._segments = TopicSegments(self._metadata, self._clock, self._log, self._topic, lease)
+            self._segments = TopicSegments(self._environment, self._topic, lease)
             with self._lock:
                 self._writer = self._segments.taken_up(self._segments.recovered())
             opening.enter_context(self._polling())
@@ -178,7 +172,7 @@ class TopicLog:
     def _current(self, entry: bytes) -> SegmentWriter:
         """The open segment with room for an entry. None is opened for one that cannot be taken (InvalidRecord)."""
         self._check_lease()
-        self._log.check_room()
+        self._environment.log.check_room()
         writer = self._whole()
         if writer is not None and self._open_segments.is_full(writer):
             self._rolled(writer)

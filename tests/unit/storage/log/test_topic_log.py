@@ -156,8 +156,7 @@ def test_the_look_under_the_lock_tells_lease_and_segment(bench: Workbench, topic
     for other in (None, segment.ledger_id + 1):
         with pytest.raises(Fenced, match=f"the segment of ledger {segment.ledger_id} is open"):
             segments.check_open(lease, other)
-    assert bench.log is not None
-    roll_open_segment(bench.metadata, bench.clock, bench.log, topic.record, lease)
+    roll_open_segment(bench, topic.record, lease)
     segments.check_open(lease, None)
     with pytest.raises(Fenced, match="no segment is open"):
         segments.check_open(lease, segment.ledger_id)
