@@ -82,6 +82,10 @@ class Workbench(Environment):
         """The folder of the topic's segments."""
         return self.log.of_topic(topic.record.uid)
 
+    def segment_states(self, topic: Topic) -> list[str]:
+        """The state of each of the topic's segments, in order."""
+        return [segment.state.value for segment in self.metadata.segments.of_topic(topic.record.id)]
+
     def append(self, topic: Topic, tables: Iterable[pa.Table], ledger_bytes: int = 1 << 20) -> list[Message]:
         """Append as one import; the messages as they can now be read raw."""
         appended = topic.bulk_append(ledger_bytes=ledger_bytes, workers=2).append(tables)

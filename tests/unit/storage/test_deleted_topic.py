@@ -164,7 +164,6 @@ def test_a_reader_whose_objects_go_is_told(bench: Workbench, topic: Topic, read_
 
 def test_truncating_leaves_nothing_and_goes_on(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
-    assert bench.log is not None
     truncation = Truncation(bench)
     with topic.append_log() as log:
         log.append(one(b"more", b"v"))
@@ -189,7 +188,6 @@ def test_truncating_leaves_nothing_and_goes_on(bench: Workbench, topic: Topic) -
 
 def test_a_reader_under_way_may_finish_a_truncation(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
-    assert bench.log is not None
     reading = topic.messages(read_compacted=True)
     first = next(reading)
     Truncation(bench).truncate(topic.record)
@@ -197,7 +195,6 @@ def test_a_reader_under_way_may_finish_a_truncation(bench: Workbench, topic: Top
 
 
 def test_a_run_under_way_ends_when_its_topic_is_truncated(bench: Workbench, topic: Topic) -> None:
-    assert bench.log is not None
     truncation = Truncation(bench)
 
     def at(failpoint: Failpoint) -> None:

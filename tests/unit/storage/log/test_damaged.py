@@ -180,7 +180,6 @@ def test_a_row_that_knows_of_less_than_the_file_holds_is_believed(bench: Workben
     damaged(bench, topic, in_entry(0))
     (row,) = bench.metadata.segments.of_topic(topic.record.id)
     assert row.content is not None
-    assert bench.log is not None
     shorter = replace(row.content, entries=10, last_offset=OFFSETS[10] - 1)
     readable = readable_rows(LocalSegment.of(bench.log, topic.record, row), shorter)
     assert readable.table.column("offset").to_pylist() == [*range(OFFSETS[10])]

@@ -24,15 +24,6 @@ from tests.segments import flip
 from tests.workbench import Workbench, content, raw
 
 
-def log_manager(bench: Workbench, holder: str) -> LogManager:
-    assert bench.log is not None
-    return LogManager(bench, holder)
-
-
-def states(bench: Workbench, topic: Topic) -> list[str]:
-    return [item.state.value for item in bench.metadata.segments.of_topic(topic.record.id)]
-
-
 def test_sealing_changes_nothing_that_is_read(bench: Workbench, topic: Topic) -> None:
     """Ids, offsets, payloads, batches in every codec (P7: a null value does not drop its batch)."""
     produce(topic, [one(b"a", b"1", event_time=7), one(None, b"no key"), one(b"gone", None)])
@@ -98,7 +89,7 @@ def test_compaction_asks_a_writer_to_roll(bench: Workbench, topic: Topic, monkey
         assert outcome.compacted_ledger_id is not None
         log.append(one(b"b", b"3"))
         assert [m.payload for m in topic.messages(read_compacted=True)] == [b"2", b"3"]
-    assert states(bench, topic) == ["SEALED", "OPEN"]
+    assert bench.segment_states(topic) == ["SEALED", "OPEN"]
 
 
 def test_a_writer_that_does_not_answer_is_named(
@@ -145,12 +136,11 @@ def test_settling_ends_though_the_writer_rolls_faster_than_it_seals(bench: Workb
         with observed(roll_one_more):
             settled = topic.log_manager().roll_and_seal(topic.record)
     assert [ledger.first_offset for ledger in settled] == [0, 1]
-    assert states(bench, topic) == ["SEALED", "SEALED", "ROLLED", "ROLLED"]
+    assert bench.segment_states(topic) == ["SEALED", "SEALED", "ROLLED", "ROLLED"]
 
 
 def test_a_sealer_that_is_waited_for_in_vain_is_named(bench: Workbench, topic: Topic) -> None:
     """And only for what it has claimed: another segment is sealed meanwhile."""
-    assert bench.log is not None
     for number in range(2):
         produce(topic, [one(b"k", b"%d" % number)])
         topic.log_manager().roll(topic.record)
@@ -158,13 +148,12 @@ def test_a_sealer_that_is_waited_for_in_vain_is_named(bench: Workbench, topic: T
     assert claimed is not None
     with pytest.raises(LeaseHeld, match=r"segment 1 .* is being sealed by the slow one, .* last heard of 10000 ms ago"):
         topic.log_manager().roll_and_seal(topic.record)
-    assert states(bench, topic) == ["ROLLED", "SEALED"]
+    assert bench.segment_states(topic) == ["ROLLED", "SEALED"]
 
 
 def test_a_segment_that_its_sealer_let_go_at_the_last_moment_is_not_said_to_be_claimed(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert bench.log is not None
     produce(topic, [one(b"a", b"1")])
     topic.log_manager().roll(topic.record)
     claimed = bench.metadata.sealing.claim(topic.record.id, "the slow one", bench.log.uid, SEALER_DEAD_MS)
@@ -198,21 +187,20 @@ def test_a_sealer_that_died_is_followed_by_another_when_its_claim_ends(
     before = raw(topic)
     attempts = bench.metadata.attempts.of_topic(topic.record.id)
     with observed(die), pytest.raises(Died):
-        list(log_manager(bench, "dying").seal(topic.record))
+        list(LogManager(bench, "dying").seal(topic.record))
     assert raw(topic) == before
     for attempt in bench.metadata.attempts.of_topic(topic.record.id):
         if attempt not in attempts:  # a process that dies does not say so: take the word back
             _unfinish(bench, attempt.attempt_id)
-    assert list(log_manager(bench, "next").seal(topic.record)) == [], "it may live"
+    assert list(LogManager(bench, "next").seal(topic.record)) == [], "it may live"
     bench.clock.advance(SEALER_DEAD_MS + 1)
-    (ledger,) = log_manager(bench, "next").seal(topic.record)
+    (ledger,) = LogManager(bench, "next").seal(topic.record)
     assert raw(topic) == before
     assert [item.ledger_id for item in topic.snapshot().ledgers] == [ledger.ledger_id]
 
 
 def test_a_segment_that_its_sealers_die_over_is_given_up(bench: Workbench, topic: Topic) -> None:
     """And tried again by hand; others are sealed all the same."""
-    assert bench.log is not None
     for number in range(2):
         produce(topic, [one(b"k", b"%d" % number)])
         topic.log_manager().roll(topic.record)
@@ -228,7 +216,7 @@ def test_a_segment_that_its_sealers_die_over_is_given_up(bench: Workbench, topic
         list(topic.log_manager().seal(topic.record))
     with pytest.raises(Misconfigured, match=given_up):
         bench.compact(topic)
-    assert states(bench, topic) == ["ROLLED", "SEALED"]
+    assert bench.segment_states(topic) == ["ROLLED", "SEALED"]
     assert bench.metadata.metrics.counts().given_up == 1
     assert raw(topic) == before
     (ledger,) = topic.log_manager().seal(topic.record, again=True)
@@ -280,7 +268,6 @@ def test_a_try_does_not_count_if_the_database_is_away_and_the_process_lives(
 
 
 def test_a_last_try_that_stood_still_is_no_reason_to_give_up(bench: Workbench, topic: Topic) -> None:
-    assert bench.log is not None
     produce(topic, [one(b"a", b"1")])
     topic.log_manager().roll(topic.record)
     for holder in [*["killed"] * (MAX_SEALING_TRIES - 1), owner_name()]:
@@ -293,7 +280,6 @@ def test_what_is_large_or_killed_a_sealer_is_left_to_the_process_for_it(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leader that seals by itself could die of it, and the next one, too."""
-    assert bench.log is not None
     monkeypatch.setattr("storage.log.log_manager.SMALL_BYTES", 1000)
     for size in (1, 1, 2000):
         produce(topic, [one(b"k", b"x" * size)])
@@ -303,16 +289,16 @@ def test_what_is_large_or_killed_a_sealer_is_left_to_the_process_for_it(
     woken: list[list[str]] = []
 
     def wake() -> None:
-        woken.append(states(bench, topic))
+        woken.append(bench.segment_states(topic))
         if len(woken) == 2:
             list(topic.log_manager().seal(topic.record))
 
     service = replace(bench, log=replace(bench.log, wake_sealer=wake))
     with pytest.raises(LeaseHeld, match=r"segment 1 .* is being sealed by killed"):
-        log_manager(service, "leader").roll_and_seal(topic.record)
-    log_manager(service, "leader").roll_and_seal(topic.record)
+        LogManager(service, "leader").roll_and_seal(topic.record)
+    LogManager(service, "leader").roll_and_seal(topic.record)
     assert woken == [["ROLLED", "SEALED", "ROLLED"]] * 2
-    assert states(bench, topic) == ["SEALED"] * 3
+    assert bench.segment_states(topic) == ["SEALED"] * 3
 
 
 def _unfinish(bench: Workbench, attempt_id: str) -> None:
@@ -333,10 +319,10 @@ def test_of_two_sealers_one_commits(bench: Workbench, topic: Topic) -> None:
         if step is Failpoint.IMPORT_INDEX_WRITTEN and not other:
             other.append(0)
             clock.advance(SEALER_DEAD_MS + 1)  # asleep for that long
-            other[0] = len(list(log_manager(bench, "other").seal(topic.record)))
+            other[0] = len(list(LogManager(bench, "other").seal(topic.record)))
 
     with observed(overtaken), pytest.raises(Fenced):
-        list(log_manager(bench, "slow").seal(topic.record))
+        list(LogManager(bench, "slow").seal(topic.record))
     assert other == [1]
     assert raw(topic) == before
     assert len(topic.snapshot().ledgers) == 1
@@ -356,7 +342,7 @@ def test_a_damaged_rolled_segment_is_named_and_stays(bench: Workbench, topic: To
     ):
         with pytest.raises(ObjectDamaged, match=rf"{file}"):
             reading()
-    assert states(bench, topic) == ["ROLLED"]
+    assert bench.segment_states(topic) == ["ROLLED"]
     file.write_bytes(good)
     assert len(list(topic.log_manager().seal(topic.record))) == 1
 
@@ -379,12 +365,12 @@ def test_an_open_segment_that_no_writer_has_is_rolled_by_age(
         assert topic.log_manager().roll_old(failing) == 0
         bench.clock.advance(1)
         assert topic.log_manager().roll_old(failing) == 1
-    shown = [states(bench, one_topic) for one_topic in (topic, slower, damaged, written, empty)]
+    shown = [bench.segment_states(one_topic) for one_topic in (topic, slower, damaged, written, empty)]
     assert shown == [["ROLLED"], ["OPEN"], ["OPEN"], ["OPEN"], []]
     assert list(failing) == [str(damaged.name)]
     bench.clock.advance(4000)
     assert slower.log_manager().roll_old({}) == 2
-    assert (states(bench, slower), states(bench, written)) == (["ROLLED"], ["ROLLED"])
+    assert (bench.segment_states(slower), bench.segment_states(written)) == (["ROLLED"], ["ROLLED"])
 
 
 def test_a_lease_from_a_clock_that_ran_ahead_keeps_no_idle_segment_open(bench: Workbench, topic: Topic) -> None:

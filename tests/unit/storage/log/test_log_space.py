@@ -33,7 +33,6 @@ class Disk:
 
 def test_rolled_segments_that_nobody_seals_stop_appends(bench: Workbench, topic: Topic) -> None:
     """While the store is away they would fill the disk."""
-    assert bench.log is not None
     uid, metadata = bench.log.uid, bench.metadata
     room = LogSpace(bench.clock, bench.log.path, lambda: metadata.segments.rolled_bytes(uid), max_rolled_bytes=200)
     bounded = replace(bench, log=replace(bench.log, room=room)).topic(str(topic.name))

@@ -18,10 +18,6 @@ from tests.entries import one, produce
 from tests.workbench import Workbench, content, raw
 
 
-def states(bench: Workbench, topic: Topic) -> list[str]:
-    return [item.state.value for item in bench.metadata.segments.of_topic(topic.record.id)]
-
-
 def test_files_go_after_the_delay_and_rows_after_them(bench: Workbench, topic: Topic) -> None:
     produce(topic, [one(b"a", b"1")])
     topic.log_manager().roll_and_seal(topic.record)
@@ -32,7 +28,7 @@ def test_files_go_after_the_delay_and_rows_after_them(bench: Workbench, topic: T
     bench.clock.advance(60_000)
     assert topic.log_manager().sweep() == 1
     assert list(folder.iterdir()) == []
-    assert states(bench, topic) == []
+    assert bench.segment_states(topic) == []
     assert raw(topic) == before
     assert topic.log_manager().sweep() == 0
 
@@ -61,7 +57,7 @@ def test_a_sweep_of_one_topic_looks_at_no_other(
         patched.setattr(bench.metadata.topics, "all", lambda: pytest.fail("it lists all topics"))
         assert topic.log_manager().sweep(topic.record) == 1
         assert topic.log_manager().sweep(topic.record) == 0
-    assert (states(bench, topic), states(bench, other)) == ([], ["SEALED"])
+    assert (bench.segment_states(topic), bench.segment_states(other)) == ([], ["SEALED"])
     assert topic.log_manager().sweep() == 1
 
 
@@ -104,7 +100,7 @@ def test_another_directory_sweeps_nothing_of_ours(bench: Workbench, topic: Topic
     bench.clock.advance(10**9)
     other = LogManager(Environment(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "other")), "other")
     assert other.sweep() == 0
-    assert states(bench, topic) == ["SEALED"]
+    assert bench.segment_states(topic) == ["SEALED"]
 
 
 def test_a_reader_goes_on_when_its_segment_is_sealed_and_swept(bench: Workbench, topic: Topic) -> None:

@@ -22,7 +22,6 @@ from tests.workbench import Workbench, content, raw
 
 def backed_up(bench: Workbench) -> Callable[[], None]:
     """A backup of the database as it is now; call it to bring it back."""
-    assert bench.log is not None
     database = bench.log.path.parent / "metadata.db"
     backup = database.with_suffix(".backup")
     source, copy = sqlite3.connect(database), sqlite3.connect(backup)
@@ -136,7 +135,6 @@ def test_a_process_gives_no_other_topic_the_ids_of_what_was_lost(bench: Workbenc
     before = segments_of(topic, b"a", b"b")
     newer = ledger_id_of(bench.topic("newer"))
     restore()
-    assert bench.log is not None
     started = replace(bench, log=LogDirectory(bench.log.path))
     other = started.topic("other")
     if by == "writer":
@@ -164,7 +162,6 @@ def test_what_keeps_no_id_is_logged_and_stops_no_other_topic(
     restore()
     file = bench.files(topic).log
     flip(file, 20)
-    assert bench.log is not None
     started = replace(bench, log=LogDirectory(bench.log.path))
     produce(started.topic("other"), [one(b"x", b"1")])
     assert f"the ledger id of {file}, which has no row in the database, is not known" in caplog.text

@@ -26,7 +26,6 @@ def imported(bench: Workbench, topic: Topic, count: int, first: int = 0) -> None
 
 
 def cleanup(bench: Workbench, topic: Topic, policy: str) -> Retention:
-    assert bench.log is not None
     bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", policy)
     return Retention(bench)
 
