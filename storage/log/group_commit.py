@@ -20,6 +20,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, Unavailable
@@ -62,7 +63,8 @@ class GroupCommit:
 
     `commit` writes tickets and, if they are to be, flushes them; it raises if that fails, and is called by one thread
     at a time. `answered` says where a committed ticket's entry went. `due_seconds`: until something is to be done
-    without an append, `tick`; None: nothing is. `broken`: called, once, with the error that ends it.
+    without an append, `tick`, which is `guarded`; None: nothing is. `broken`: called, once, with the error that ends
+    it.
     """
 
     def __init__(
@@ -221,10 +223,8 @@ class GroupCommit:
             with self.committing:
                 self.commit_pending()
                 if self._refusal is None:
-                    try:
+                    with suppress(CompactorError):  # it has ended the queue
                         self._tick()
-                    except Exception as error:
-                        self._break(error, [])
 
 
 def _deliver(group: list[PendingAppend]) -> None:

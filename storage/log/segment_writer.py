@@ -56,7 +56,7 @@ class SegmentWriter:
             self._commit,
             self._appended,
             self._due_seconds,
-            self._flush_if_due,
+            self.flush_due,
             self._break,
             options.max_pending_bytes,
         )
@@ -239,11 +239,6 @@ class SegmentWriter:
         if self._file.flushed < self._file.written:
             self._sync()
             self._file.publish()
-
-    def _flush_if_due(self) -> None:
-        seconds = self._due_seconds()
-        if seconds is not None and seconds <= 0:
-            self._flush()
 
     def _sync(self) -> None:
         self._file.flush()
