@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
-from api.admin.brokers import broker_info, broker_stats, health, not_offered
+from api.admin.brokers import broker_info, broker_stats, health, unsupported_features
 from api.admin.compaction import garbage, runs, trigger, trim, verify
 from api.admin.messages import produce, read, single_messages
 from api.admin.policies import backlog_quotas, named_policies, pulsar_policies
@@ -21,10 +21,10 @@ from api.admin.topics import internal_stats, lifecycle, lookup, non_persistent, 
 from api.http import openapi, partition_fan_out, problems
 from api.http.access import Authentication
 from api.http.audit import Audit
-from api.http.limits import Limits
+from api.http.limits import RequestLimiter
 from api.http.paths import EncodedSlashes
 from api.http.request_metrics import HttpMetrics
-from api.http.routes import Routes
+from api.http.router import Routes
 from api.service import Service
 
 ROUTERS: tuple[Routes, ...] = (
@@ -51,7 +51,7 @@ ROUTERS: tuple[Routes, ...] = (
     trim.router,
     garbage.router,
     broker_stats.router,
-    not_offered.router,
+    unsupported_features.router,
     broker_info.router,  # behind policies: its `/brokers/{cluster}` takes what no other route does
     non_persistent.router,
 )
@@ -82,7 +82,7 @@ def make_app(service: Service) -> FastAPI:
     partition_fan_out.install(app)
     openapi.install(app)
     # The last one is the outermost: the request's path is put right, its caller found, what it changes written down.
-    app.add_middleware(Limits, settings=service.settings, clock=environment.clock)
+    app.add_middleware(RequestLimiter, settings=service.settings, clock=environment.clock)
     app.add_middleware(HttpMetrics, metrics=service.metrics)
     app.add_middleware(Audit, clock=environment.clock)
     app.add_middleware(Authentication, access=app.state.access)

@@ -39,7 +39,7 @@ class Run:
 
 
 @dataclass
-class Difference:
+class VerifyDifference:
     """One difference: of what kind, where, and what it is; the key as text and in base64."""
 
     kind: str
@@ -60,7 +60,7 @@ class VerifyReport:
     generation: int
     checked: dict[str, int]
     unchecked: list[str]
-    differences: list[Difference]
+    differences: list[VerifyDifference]
     counts: dict[str, int]
     total: int
 
@@ -78,7 +78,7 @@ class TrimmedLedger:
 
 
 @dataclass
-class Held:
+class TrimHold:
     """The cursor that keeps more from going."""
 
     cursor: str
@@ -96,5 +96,5 @@ class TrimReport:
     dry_run: bool
     start_offset: int
     ledgers: list[TrimmedLedger]
-    held: Held | None
+    held: TrimHold | None
     tail_left: str | None

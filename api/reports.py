@@ -16,14 +16,14 @@ from storage.errors import full_part, public_part
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from compactor.maintenance.retention import Trimmed
+    from compactor.maintenance.retention import TrimResult
     from compactor.maintenance.retention_plan import TrimCandidate
     from compactor.verify.findings import Difference
     from compactor.verify.report import Report
     from storage.metadata.records import RunRecord
     from storage.model import TopicName
-    from storage.options.policies import Unreadable
-    from storage.options.resolution import Origin, Resolved
+    from storage.options.policies import UnreadableStoredValue
+    from storage.options.resolution import Origin, PolicyResolution
 
 _LOCATION = re.compile(r"\b(?:s3|file|sqlite|postgres(?:ql)?(?:\+\w+)?|https?)://[^\s'\"]*[^\s'\",:;.)]")
 
@@ -92,10 +92,10 @@ def verify_document(report: Report, *, in_full: bool = True) -> dict[str, Any]:
 
 
 def _difference(found: Difference, in_full: bool) -> dict[str, Any]:
-    from api.documents import Difference
+    from api.documents import VerifyDifference
 
     return document_of(
-        Difference,
+        VerifyDifference,
         found,
         kind=str(found.kind),
         what=shown_error(found.what, in_full=in_full),
@@ -104,16 +104,16 @@ def _difference(found: Difference, in_full: bool) -> dict[str, Any]:
     )
 
 
-def trim_document(trimmed: Trimmed, *, in_full: bool = True) -> dict[str, Any]:
+def trim_document(trimmed: TrimResult, *, in_full: bool = True) -> dict[str, Any]:
     """What a trim let go, or would."""
-    from api.documents import Held, TrimReport
+    from api.documents import TrimHold, TrimReport
 
     plan = trimmed.plan
     held = None
     if plan.hold is not None:
         mark = plan.hold.mark_delete
         held = document_of(
-            Held,
+            TrimHold,
             plan.hold,
             mark_delete=None if mark is None else str(mark.message_id),
             mark_delete_offset=None if mark is None else mark.offset,
@@ -138,7 +138,7 @@ def _trimmed_ledger(candidate: TrimCandidate) -> dict[str, Any]:
     return document_of(TrimmedLedger, extent, ledger=extent.ledger_id, why=candidate.reason.value)
 
 
-def policies_document(resolved: Resolved) -> dict[str, dict[str, Any]]:
+def policies_document(resolved: PolicyResolution) -> dict[str, dict[str, Any]]:
     """The policies of a topic: value and origin by name; and the value that would count, where that cannot be read."""
     from storage.options.policies import POLICIES
 
@@ -153,15 +153,15 @@ def policies_document(resolved: Resolved) -> dict[str, dict[str, Any]]:
 
 def settings_document(settings: Mapping[str, object], origin: Origin) -> dict[str, dict[str, Any]]:
     """What one scope sets: value and origin by name; what cannot be read as it is stored."""
-    from storage.options.policies import Unreadable, shown
+    from storage.options.policies import UnreadableStoredValue, shown
 
     return {
         name: {"value": value.value, "origin": origin.value, "unreadable": _unreadable(value, origin)}
-        if isinstance(value, Unreadable)
+        if isinstance(value, UnreadableStoredValue)
         else {"value": shown(name, value), "origin": origin.value}
         for name, value in settings.items()
     }
 
 
-def _unreadable(stored: Unreadable, origin: Origin) -> dict[str, Any]:
+def _unreadable(stored: UnreadableStoredValue, origin: Origin) -> dict[str, Any]:
     return {"value": stored.value, "origin": origin.value, "reason": stored.reason}

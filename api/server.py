@@ -27,12 +27,12 @@ from urllib.parse import unquote, urlsplit
 
 from api.http.connections import Listener, deadline_protocol, loop_errors, most_connections, without_repeats
 from api.observability import logs
-from api.observability.logs import Seldom
+from api.observability.logs import LogThrottle
 from api.settings.settings import Settings
 from api.settings.sources import variable_notes
 from storage.clock import SystemClock
 from storage.errors import Misconfigured, Unavailable
-from storage.private import is_open_to_others, make_private
+from storage.file_modes import is_open_to_others, make_private
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -70,7 +70,7 @@ def serve_app(app: ASGIApp, settings: Settings, listener: Listener, on_signal: C
     """Answer requests on a socket that is bound, until a signal."""
     import uvicorn
 
-    seldom = Seldom(SystemClock(), LOG)
+    seldom = LogThrottle(SystemClock(), LOG)
     logging.getLogger("uvicorn.error").addFilter(without_repeats)
     listener.limit(most_connections(settings), seldom, plain=not settings.tls_certificate)
 

@@ -20,7 +20,7 @@ from api.components import open_for_writing
 from api.http.access import Access
 from api.http.long_polls import LongPolls
 from api.http.owner_proxy import OwnerProxy
-from api.http.single_flight import RunSingleFlight, SingleFlight
+from api.http.single_flight import RunPoller, SingleFlight
 from api.http.thread_pools import Pools, WaitsFor, make_pools
 from api.messaging.producers import Producers
 from api.observability.metrics import AppendTotals, Metrics, Sources
@@ -29,7 +29,7 @@ from compactor.scheduling.control_loop import ControlLoop
 from storage.environment import Environment
 from storage.errors import Unavailable
 from storage.log.lease_renewer import LeaseRenewer
-from storage.log.lost_ids import keep_lost_ids
+from storage.log.ledger_id_recovery import keep_lost_ids
 
 if TYPE_CHECKING:
     from api.admin.brokers.health import HealthCheck
@@ -49,7 +49,7 @@ class Service:
     """For long work."""
     producers: Producers
     forwarding: OwnerProxy
-    runs: RunSingleFlight
+    runs: RunPoller
     metrics: Metrics
     access: Access
     control: ControlLoop
@@ -98,7 +98,7 @@ def running(settings: Settings) -> Iterator[Service]:
         pools = make_pools(settings, environment.clock)
         for pool in pools.values():
             parts.callback(pool.close)
-        runs = RunSingleFlight(environment.metadata, environment.clock, pools[WaitsFor.DATABASE])
+        runs = RunPoller(environment.metadata, environment.clock, pools[WaitsFor.DATABASE])
         sources = Sources(
             leads=lambda: control.leads,
             last_check=lambda: control.last_check,

@@ -157,7 +157,7 @@ def _measure(shape: Shape, folder: Path, options: argparse.Namespace, engine: An
 
 def _import(result: Result, folder: Path, options: argparse.Namespace, environment: Any) -> Topic:
     """Import the data once a round, at most three times; the last topic stays."""
-    from api.cli.kit.quantities import parse_bytes
+    from api.cli.kit.quantity_parsers import parse_bytes
     from benchmarks.importing import delete_objects, import_parquet
 
     ledger_bytes = parse_bytes("--ledger-size", options.ledger_size, least=1)

@@ -15,7 +15,7 @@ from pathlib import Path
 from storage.clock import SystemClock
 from storage.cursor import Cursor, CursorSettings
 from storage.metadata.store import MetadataStore
-from storage.model import MessageId, Position, TopicName
+from storage.model import LogPosition, MessageId, TopicName
 
 SINGLE = 500
 """How many are acknowledged at a transaction each: that is slow, and no faster for more."""
@@ -33,9 +33,9 @@ def run(acknowledgements: int, folder: str | None = None) -> list[tuple[str, int
             ("in order, 1,000 a transaction", 1, 1000, acknowledgements),
             ("every second one, 1,000 a transaction", 2, 1000, acknowledgements),
         ):
-            positions = [Position(1 + step * n, MessageId(1, 1 + step * n)) for n in range(count)]
+            positions = [LogPosition(1 + step * n, MessageId(1, 1 + step * n)) for n in range(count)]
             name = f"cursor-{len(results)}"
-            metadata.cursors.create(topic.id, name, Position(0, MessageId(1, 0)) if step == 1 else None, {})
+            metadata.cursors.create(topic.id, name, LogPosition(0, MessageId(1, 0)) if step == 1 else None, {})
             cursor = Cursor(
                 metadata, SystemClock(), topic, name, lambda offset: None, lambda: 1 << 40, CursorSettings(batch, None)
             )

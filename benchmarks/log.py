@@ -28,7 +28,7 @@ from storage.clock import SystemClock
 from storage.entries.decode import StoredEntry
 from storage.entries.encode import encode_batch
 from storage.environment import Environment
-from storage.ledger.rows import Codec
+from storage.ledger.rows import CompressionType
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.directory import LogDirectory
 from storage.log.segment import LocalSegment
@@ -65,7 +65,9 @@ def batch_entry(messages: int, size: int) -> bytes:
     """An entry as a producer sends it: a batch of random payloads of that size."""
     rows = [{"key": b"key-%d" % n, "payload": os.urandom(size), "publish_time": PUBLISHED} for n in range(messages)]
     table = pa.Table.from_pylist(rows, schema=INPUT_SCHEMA)
-    return encode_batch(table, producer="benchmark", first_sequence_id=0, publish_time=PUBLISHED, codec=Codec.NONE)
+    return encode_batch(
+        table, producer="benchmark", first_sequence_id=0, publish_time=PUBLISHED, codec=CompressionType.NONE
+    )
 
 
 class Bench:

@@ -21,7 +21,7 @@ from storage.entries.decode import StoredEntry, unpack
 from storage.entries.encode import encode_batch
 from storage.entries.entry import inspect
 from storage.ledger.hashing import Xxh3KeyHasher
-from storage.ledger.rows import Codec
+from storage.ledger.rows import CompressionType
 from storage.ledger.sealing import Sealer
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.objects.registry import open_store
@@ -35,7 +35,7 @@ NOW = 1_700_000_000_000
 class Unpacked:
     """Seconds that a segment's entries took."""
 
-    codec: Codec
+    codec: CompressionType
     messages: int
     unpack_seconds: float
     seal_seconds: float
@@ -46,7 +46,9 @@ class Unpacked:
         return self.messages / (self.unpack_seconds + self.seal_seconds)
 
 
-def run(messages: int = 500_000, codecs: tuple[Codec, ...] = (Codec.NONE, Codec.LZ4)) -> list[Unpacked]:
+def run(
+    messages: int = 500_000, codecs: tuple[CompressionType, ...] = (CompressionType.NONE, CompressionType.LZ4)
+) -> list[Unpacked]:
     """Unpack and seal `messages` messages in each codec, after a first time that does not count."""
     pa.set_cpu_count(1)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # polars has threads of its own
@@ -68,7 +70,7 @@ def run(messages: int = 500_000, codecs: tuple[Codec, ...] = (Codec.NONE, Codec.
     return results
 
 
-def make_entries(messages: int, codec: Codec) -> list[StoredEntry]:
+def make_entries(messages: int, codec: CompressionType) -> list[StoredEntry]:
     """Whole batches, `messages` messages in all, with a tenth as many keys."""
     random = np.random.default_rng(7)
     entries = []
@@ -92,7 +94,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     chosen = parser.parse_args(arguments)
     print(machine.summary(machine.describe(Path(tempfile.gettempdir()))), end="\n\n")
-    rates: dict[Codec, list[float]] = {}
+    rates: dict[CompressionType, list[float]] = {}
     for _ in range(chosen.rounds):
         for result in run(chosen.messages):
             rates.setdefault(result.codec, []).append(result.messages_per_second)

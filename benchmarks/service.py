@@ -30,7 +30,7 @@ from sqlalchemy import Connection, insert, select
 from api.components import ensure_topic, open_environment
 from api.settings.settings import Settings
 from benchmarks.bench_session import say
-from compactor.engines.engine import InProcess
+from compactor.engines.engine import InProcessEngine
 from compactor.two_phase import TwoPhaseCompactor
 from storage.environment import Environment
 from storage.log.bulk_append import INPUT_SCHEMA
@@ -126,7 +126,7 @@ def compacted_topic(environment: Environment) -> int:
     table = pa.Table.from_pylist(
         [{"key": b"key-%d" % (n % 100), "payload": b"%0100d" % n} for n in range(1000)], schema=INPUT_SCHEMA
     )
-    compactor = TwoPhaseCompactor(environment, InProcess())
+    compactor = TwoPhaseCompactor(environment, InProcessEngine())
     for number in range(LEDGERS):
         topic.bulk_append(workers=1).append([table])
         if number in (3, 6):

@@ -18,7 +18,7 @@ from unittest import mock
 
 from benchmarks.machine import descendants, peak_resident_bytes
 from compactor import phase_one, phase_two, two_phase
-from compactor.engines.engine import Failed
+from compactor.engines.engine import TaskFailure
 from compactor.engines.spark import SparkEngine
 from compactor.run import result
 from storage.environment import Environment
@@ -122,7 +122,7 @@ class _StrippingEngine:
         task: Callable[[int], Answer],
         on_done: Callable[[int], None],
         weights: Sequence[float] | None = None,
-    ) -> list[Answer | Failed]:
+    ) -> list[Answer | TaskFailure]:
         return self.engine.run(count, _Stripped(task, self.without), on_done, weights)
 
     def cancel(self) -> None:

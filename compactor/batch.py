@@ -1,8 +1,8 @@
 """Driving runs: one, or many that share the jobs of an engine.
 
-A run is a generator that yields `Work` and is sent the answers (two_phase.py). A batch takes the work of all its runs,
-lets the engine do it as one job, hands out the answers, and goes round until every run has ended. Runs need not be in
-the same phase. A run that fails, or is fenced, ends alone: its error is recorded in its row (W3) and kept in its
+A run is a generator that yields `TaskSet` and is sent the answers (two_phase.py). A batch takes the work of all its
+runs, lets the engine do it as one job, hands out the answers, and goes round until every run has ended. Runs need not
+be in the same phase. A run that fails, or is fenced, ends alone: its error is recorded in its row (W3) and kept in its
 outcome, the others continue.
 
 One thread beats for all runs of the batch, with their progress, in one transaction. It hears which runs were fenced
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, islice
 from typing import Any
 
-from compactor.engines.engine import Divided, Engine, Failed, Progress
+from compactor.engines.engine import Engine, Progress, TaskFailure, TaskInputs
 from storage.clock import Clock
 from storage.errors import CompactorError, Fenced, Unavailable, recorded
 from storage.heartbeat import Heartbeat
@@ -49,7 +49,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Work:
+class TaskSet:
     """One phase of a run: `task` for each number, `costs` in bytes to read and write, about (Engine.run: weights).
 
     `messages`: messages or index records that it goes through, for progress.
@@ -61,7 +61,7 @@ class Work:
     messages: int
 
 
-class Stillness:
+class StallDetector:
     """For how long the engine's job has had cores and no task of it has ended. One thread runs the jobs, another one
     looks."""
 
@@ -98,7 +98,7 @@ class Stillness:
         return self.is_over and since is not None
 
 
-Steps = Generator[Work, list[Any], RunRecord]
+Steps = Generator[TaskSet, list[Any], RunRecord]
 OnFailed = Callable[[RunRecord, BaseException, str], object]
 
 
@@ -108,7 +108,7 @@ class Job:
     def __init__(self, topic: TopicName, run: RunRecord, steps: Steps) -> None:
         self.topic = topic
         self.run = run
-        self.work: Work | None = None
+        self.work: TaskSet | None = None
         self.done = 0
         self.fenced = False
         self.outcome: Outcome | None = None
@@ -120,7 +120,7 @@ class Job:
 
     def answer(self, outcomes: list[Any]) -> None:
         """Go on with what came of the work, up to the next; its first failure is raised in the run."""
-        failed = next((outcome for outcome in outcomes if isinstance(outcome, Failed)), None)
+        failed = next((outcome for outcome in outcomes if isinstance(outcome, TaskFailure)), None)
         if failed is not None:
             self.fail(failed.error)
         else:
@@ -130,7 +130,7 @@ class Job:
         """Raise `error` in the run, which then ends."""
         self._advance(lambda: self._steps.throw(error))
 
-    def _advance(self, step: Callable[[], Work]) -> None:
+    def _advance(self, step: Callable[[], TaskSet]) -> None:
         self.work, self.done = None, 0
         try:
             self.work = step()
@@ -169,7 +169,7 @@ class Batch:
     heartbeat_ms: int
     claims_at_once: int = 1
     on_failed: OnFailed | None = None
-    stillness: Stillness | None = None
+    stillness: StallDetector | None = None
 
     def run(
         self, topics: Iterable[TopicName], claim: Callable[[TopicName], Job | None], size: int
@@ -332,15 +332,15 @@ class Batch:
             error.add_note(f"and the failure could not be recorded: {second}")
 
 
-def _together(works: Sequence[Work]) -> Divided:
+def _together(works: Sequence[TaskSet]) -> TaskInputs:
     """The tasks of several works as one sequence; of a divided one, each input goes where its task does."""
-    tasks = tuple(work.task.task if isinstance(work.task, Divided) else work.task for work in works)
+    tasks = tuple(work.task.task if isinstance(work.task, TaskInputs) else work.task for work in works)
     inputs = [
         (number, given)
         for number, work in enumerate(works)
-        for given in (work.task.inputs if isinstance(work.task, Divided) else range(len(work.costs)))
+        for given in (work.task.inputs if isinstance(work.task, TaskInputs) else range(len(work.costs)))
     ]
-    return Divided(_OneOf(tasks), inputs)
+    return TaskInputs(_OneOf(tasks), inputs)
 
 
 @dataclass(frozen=True)

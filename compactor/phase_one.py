@@ -23,7 +23,7 @@ import numpy.typing as npt
 from pyroaring import BitMap, BitMap64
 
 from compactor.engines.engine import stop_of_this_task
-from compactor.run.chunked import Decided, RangeChunks, read_chunks, with_complete, write_chunks
+from compactor.run.chunked import ChunkDecision, RangeChunks, read_chunks, with_complete, write_chunks
 from compactor.run.plan import RangeResult, RangeStatistics, RowSet, RunPlan, RunPolicies, Source
 from compactor.run.resolve import Rules, newest_of, resolve, without_expired, without_gone
 from storage.checksums import crc32c
@@ -32,7 +32,7 @@ from storage.errors import ObjectDamaged
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import key_index, names
 from storage.ledger.deletion_bitmap import read_all_deleted
-from storage.ledger.key_index import OFFSET_MASK, U64, HashRange, Records
+from storage.ledger.key_index import OFFSET_MASK, U64, HashRange, IndexRecords
 from storage.ledger.manifest import DeletedRows
 from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
@@ -72,7 +72,7 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeResul
     failpoint(Failpoint.PHASE_ONE_INDEX_READ)
     resolved = resolve(dirty, levels, plan.merged, Rules(plan.policies, plan.now, plan.cursor_floor))
 
-    decided = chunks.decide(resolved) if chunks is not None else Decided()
+    decided = chunks.decide(resolved) if chunks is not None else ChunkDecision()
     new, old = _read_unkeyed(store, plan, number)
     gone = _gone_offsets(store, plan) if any(map(any, (new.values(), old.values()))) else BitMap64()
     unkeyed = unkeyed_survivors(new, plan.policies, gone)
@@ -105,8 +105,8 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeResul
 
 
 def _read_levels(
-    store: ObjectStore, plan: RunPlan, wanted: HashRange, dirty: Records, chunks: RangeChunks | None
-) -> list[Records]:
+    store: ObjectStore, plan: RunPlan, wanted: HashRange, dirty: IndexRecords, chunks: RangeChunks | None
+) -> list[IndexRecords]:
     """The levels, newest first: those that are merged whole, of the others the fences of dirty keys."""
     events = plan.policies.event_time_order
     levels = []
@@ -124,7 +124,7 @@ def _read_levels(
     return levels
 
 
-def _among(store: ObjectStore, plan: RunPlan, rows: tuple[tuple[int, DeletedRows], ...], winners: Records) -> U64:
+def _among(store: ObjectStore, plan: RunPlan, rows: tuple[tuple[int, DeletedRows], ...], winners: IndexRecords) -> U64:
     """The offsets of those winners that are among some rows of sources, ascending."""
     if not rows:
         return np.empty(0, dtype=np.uint64)
@@ -234,7 +234,7 @@ def _write_row_sets(
 
 
 def _write_index(
-    store: ObjectStore, plan: RunPlan, number: int, level: Records, wanted: HashRange, unkeyed: dict[str, BitMap64]
+    store: ObjectStore, plan: RunPlan, number: int, level: IndexRecords, wanted: HashRange, unkeyed: dict[str, BitMap64]
 ) -> IndexLocation | None:
     if not len(level) and not any(unkeyed.values()):
         return None

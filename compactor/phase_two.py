@@ -45,9 +45,9 @@ from storage.ledger.key_index import TOMBSTONE
 from storage.ledger.manifest import Part
 from storage.ledger.rows_file import RowGroup, RowsObject, RowsReader, RowsWriter
 from storage.ledger.sealing import flagged_offsets, keyed_rows
-from storage.model import MessageId, Position
+from storage.model import LogPosition, MessageId
 from storage.objects.interface import ObjectStore
-from storage.objects.ranges import Range, read_ranges
+from storage.objects.ranges import ByteRange, read_ranges
 
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -106,7 +106,7 @@ def read_offsets(store: ObjectStore, of_sources: Sequence[Located]) -> Iterator[
 
     Row sets of neighbouring sources are neighbours in their objects, and come in one ranged read.
     """
-    ranges = [Range(name, one.start, one.count * 4) for row_sets in of_sources for name, one in row_sets]
+    ranges = [ByteRange(name, one.start, one.count * 4) for row_sets in of_sources for name, one in row_sets]
     blocks = iter(read_ranges(store, ranges))
     for row_sets in of_sources:
         relative = [np.empty(0, dtype=np.uint32)]
@@ -225,8 +225,8 @@ class _Seen:
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
-        self._first: Position | None = None
-        self._last: Position | None = None
+        self._first: LogPosition | None = None
+        self._last: LogPosition | None = None
         self._logical_bytes = 0
         self._publish = (2**63 - 1, -(2**63))
         self._oldest_value: int | None = None
@@ -257,8 +257,8 @@ class _Seen:
                 is_public=True,
             )
         if self._first is None:
-            self._first = Position(int(offsets[0]), _message_id(table, 0, self._partition))
-        self._last = Position(int(offsets[-1]), _message_id(table, len(table) - 1, self._partition))
+            self._first = LogPosition(int(offsets[0]), _message_id(table, 0, self._partition))
+        self._last = LogPosition(int(offsets[-1]), _message_id(table, len(table) - 1, self._partition))
         self._logical_bytes += int(sizes.sum())
         publish = pc.min_max(table.column("publish_time")).as_py()
         self._publish = (min(self._publish[0], publish["min"]), max(self._publish[1], publish["max"]))

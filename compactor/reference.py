@@ -14,7 +14,7 @@ from storage.model import Message
 
 
 @dataclass(frozen=True)
-class State:
+class ReferenceLedger:
     """A compacted ledger. `messages`: its rows, chunks by themselves. `retained_at`: by offset, when a tombstone was
     first kept. `markers`: in event-time order, by key, (event time, offset) of what left the data. `dropped_to`: the
     highest offset of a message that a reader may miss here: a tombstone or value that won its key and left, or one that
@@ -27,13 +27,13 @@ class State:
 
 
 def run(
-    state: State,
+    state: ReferenceLedger,
     raw: Iterable[Message],
     policies: RunPolicies,
     now: int,
     cursor_floor: int | None = None,
     raw_from: int = 0,
-) -> State:
+) -> ReferenceLedger:
     """One run over the state before and the rows after the horizon, in offset order.
 
     `raw_from`: the topic's start; rows of `raw` below it are not there any more.
@@ -77,7 +77,7 @@ def run(
         left = [chunk for chunk in chunks if not _gone(chunk, policies, now)]
         if too_long is None or any(chunk.publish_time > too_long for chunk in left):
             live += left
-    return State(tuple(sorted(live, key=lambda row: row.message_id)), retained_at, markers, dropped_to)
+    return ReferenceLedger(tuple(sorted(live, key=lambda row: row.message_id)), retained_at, markers, dropped_to)
 
 
 def whole_messages(rows: Iterable[Message]) -> tuple[list[Message], dict[int, list[Message]], list[list[Message]]]:
@@ -143,7 +143,7 @@ def _remembered(event_time: int | None, policies: RunPolicies, now: int) -> bool
 
 def compact(previous: Iterable[Message], raw: Iterable[Message], retain_null_key: bool = False) -> list[Message]:
     """A run without policies that go by time: live messages before, raw after the horizon, to the new ones."""
-    return list(run(State(tuple(previous)), raw, RunPolicies(retain_null_key=retain_null_key), 0).messages)
+    return list(run(ReferenceLedger(tuple(previous)), raw, RunPolicies(retain_null_key=retain_null_key), 0).messages)
 
 
 def view(messages: Iterable[Message]) -> dict[bytes, bytes | None]:

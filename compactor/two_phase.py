@@ -28,8 +28,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from compactor.batch import Batch, Job, OnFailed, Outcome, Steps, Stillness, Work
-from compactor.engines.engine import Divided, Engine, Progress, Quiet, answers
+from compactor.batch import Batch, Job, OnFailed, Outcome, StallDetector, Steps, TaskSet
+from compactor.engines.engine import Engine, Progress, SilentProgress, TaskInputs, answers
 from compactor.phase_one import run_range
 from compactor.phase_two import run_task
 from compactor.run import run_input
@@ -46,8 +46,8 @@ from storage.ledger import names
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest, read_manifest, write_manifest
 from storage.log.lease import afterwards
+from storage.log.ledger_id_recovery import keep_lost_ids
 from storage.log.log_manager import LogManager
-from storage.log.lost_ids import keep_lost_ids
 from storage.metadata.records import (
     Attempt,
     AttemptKind,
@@ -84,7 +84,7 @@ class TwoPhaseCompactor:
 
     environment: Environment
     engine: Engine
-    progress: Progress = field(default_factory=Quiet)
+    progress: Progress = field(default_factory=SilentProgress)
     sizing: Sizing | None = None
     rates: Rates = field(default_factory=Rates)
     hasher: Callable[[int], KeyHasher] = Xxh3KeyHasher
@@ -114,7 +114,7 @@ class TwoPhaseCompactor:
 
         Raises only what stops all of them, such as Ctrl-C; then every run under way is recorded as failed.
         """
-        still = None if self.stalled_ms is None else Stillness(self.environment.clock, self.stalled_ms)
+        still = None if self.stalled_ms is None else StallDetector(self.environment.clock, self.stalled_ms)
         batch = Batch(
             self.environment.metadata,
             self.engine,
@@ -264,7 +264,7 @@ class TwoPhaseCompactor:
 
     def _decide(
         self, snapshot: TopicSnapshot, attempt_id: str, policies: RunPolicies, now: int, timer: _PhaseTimer
-    ) -> Generator[Work, list[Any], PlannedRun]:
+    ) -> Generator[TaskSet, list[Any], PlannedRun]:
         """Scan, phase one and layout: row sets and an index level are made, which nothing refers to."""
         previous = self._previous(snapshot)
         topic = snapshot.topic
@@ -291,14 +291,14 @@ class TwoPhaseCompactor:
         scanned = []
         if scans:
             sizes = [plan.sources[scan.source].rows.stored.size for scan in scans]
-            scanned = yield Work("scan", Divided(partial(run_scan, plan), scans), sizes, len(scans))
+            scanned = yield TaskSet("scan", TaskInputs(partial(run_scan, plan), scans), sizes, len(scans))
             plan = run_input.with_scans(plan, scanned, reindexed=reindexed)
         plan = run_input.sized(plan, previous, self._sizing, reindexed=reindexed)
         failpoint(Failpoint.RUN_SCAN_DONE)
         timer.lap("scan")
 
         messages_in = sum(source.messages for source in plan.sources[plan.old_parts :])
-        ranges: list[RangeResult] = yield Work(
+        ranges: list[RangeResult] = yield TaskSet(
             "phase one", partial(run_range, plan), run_input.range_costs(plan), messages_in
         )
         failpoint(Failpoint.PHASE_ONE_DONE)
@@ -310,14 +310,14 @@ class TwoPhaseCompactor:
         failpoint(Failpoint.RUN_LAYOUT_DECIDED)
         return PlannedRun(plan, previous, scanned, ranges, left, layout)
 
-    def _carry_out(self, planned: PlannedRun) -> Generator[Work, list[Any], RunOutput]:
+    def _carry_out(self, planned: PlannedRun) -> Generator[TaskSet, list[Any], RunOutput]:
         """Phase two: parts and bitmaps are made, which nothing refers to."""
         plan, layout = planned.plan, planned.layout
         results: list[PartResult | BitmapResult] = []
         if layout.tasks:
             survivors = sum(totals.count for totals in planned.left.values())
-            task = Divided(partial(run_task, plan), layout.tasks)
-            results = yield Work("phase two", task, layout.costs(plan), survivors)
+            task = TaskInputs(partial(run_task, plan), layout.tasks)
+            results = yield TaskSet("phase two", task, layout.costs(plan), survivors)
         failpoint(Failpoint.PHASE_TWO_DONE)
         return RunOutput(
             planned,

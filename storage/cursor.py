@@ -36,11 +36,11 @@ from storage.errors import DataLoss, Fenced, InvalidInput, NotFound, OffsetOutOf
 from storage.metadata.cursor_ranges import CursorState
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.model import Position
+from storage.model import LogPosition
 
 End = Callable[[], int]
 """The offset of the topic's next message, also in unsealed segments, as `SnapshotReader.end` gives it."""
-Locate = Callable[[int], Position | None]
+Locate = Callable[[int], LogPosition | None]
 """The first message at or behind an offset that still exists, as `Topic.locate` gives it; None: there is none."""
 
 
@@ -90,7 +90,7 @@ class Cursor:
         self._offsets = AcknowledgedOffsets(_offset(self._stored), self._settings.max_held_bytes)
         for number, bitmap in loaded.ranges.items():
             self._offsets.adopt(number, bitmap)
-        self._highest: Position | None = None
+        self._highest: LogPosition | None = None
         self._gone = -1
         self._gathered = 0
         self._oldest: int | None = None
@@ -98,7 +98,7 @@ class Cursor:
         """Stored bitmaps that went beyond `max_held_bytes` when the cursor was opened: delivered again, not lost."""
 
     @property
-    def mark_delete(self) -> Position | None:
+    def mark_delete(self) -> LogPosition | None:
         """The last message up to which all is acknowledged and whose id is known; flushed or not. None: nothing."""
         with self._state:
             return self._position
@@ -115,7 +115,7 @@ class Cursor:
         with self._state:
             return self._offsets.held_bytes
 
-    def acknowledge(self, position: Position, first: int | None = None) -> None:
+    def acknowledge(self, position: LogPosition, first: int | None = None) -> None:
         """Acknowledge one message; with `first`, all offsets from there to it.
 
         `first` is for offsets of which a reader is given nothing: those that compaction took, markers. Without it they
@@ -138,7 +138,7 @@ class Cursor:
             self._gather()
         self.flush_due()
 
-    def acknowledge_cumulative(self, position: Position) -> None:
+    def acknowledge_cumulative(self, position: LogPosition) -> None:
         """Acknowledge a message and all before it."""
         self.acknowledge(position, 0)
 
@@ -193,7 +193,7 @@ class Cursor:
             self.acknowledge_below(last + 1)
         return count - remaining
 
-    def reset(self, position: Position | None) -> None:
+    def reset(self, position: LogPosition | None) -> None:
         """Move the cursor, at once: `position` is the last message that counts as acknowledged; None: none does.
 
         Every other owner is Fenced. What was acknowledged and not flushed is dropped.
@@ -284,7 +284,7 @@ class Cursor:
             yield from parts
             start = stop
 
-    def _found(self, end: int, highest: Position | None) -> Position | None:
+    def _found(self, end: int, highest: LogPosition | None) -> LogPosition | None:
         """The position of the message at `end`; None if its id cannot be had now."""
         if highest is not None and highest.offset == end:
             return highest
@@ -299,7 +299,7 @@ class Cursor:
             return None
         return found
 
-    def _move(self, position: Position) -> None:
+    def _move(self, position: LogPosition) -> None:
         """All up to `position` is acknowledged."""
         if position.offset > _offset(self._position):
             self._position = position
@@ -328,5 +328,5 @@ class Cursor:
             raise Fenced(self._fenced.message, self._fenced.remedy)
 
 
-def _offset(position: Position | None) -> int:
+def _offset(position: LogPosition | None) -> int:
     return position.offset if position is not None else -1

@@ -153,7 +153,7 @@ LATEST = MessageId(2**63 - 1, 2**63 - 1)
 
 
 @dataclass(frozen=True, order=True)
-class Position:
+class LogPosition:
     """A message's two names: its offset in the topic and its id."""
 
     offset: int

@@ -20,23 +20,23 @@ from storage.environment import Environment
 from storage.errors import ObjectMissing
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
-from storage.ledger.seek import AtOffset, Reset, StartPosition
+from storage.ledger.seek import OffsetReset, StartOffset, StartPosition
 from storage.log.bulk_append import DEFAULT_LEDGER_BYTES, DEFAULT_WAIT_MS, BulkAppend
 from storage.log.lease import OnHeld
 from storage.log.lease_renewer import LeaseRenewer
 from storage.log.log_manager import LogManager
-from storage.log.segment_tables import UnsealedSegments
+from storage.log.segment_tables import SegmentTableReader
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord, TopicSnapshot
-from storage.model import EARLIEST, Message, MessageId, Position, TopicName
+from storage.model import EARLIEST, LogPosition, Message, MessageId, TopicName
 from storage.owner import owner_name
 from storage.reading.compacted_reader import CompactedReader
+from storage.reading.continuation_token import ContinuationToken
 from storage.reading.key_lookup import point_read
 from storage.reading.last_message import LastMessageFinder
 from storage.reading.limits import ReadLimits, limited
 from storage.reading.page_reader import PageReader
 from storage.reading.raw_reader import RawReader
-from storage.reading.reader_state import ReaderState
 from storage.reading.retention_filter import RetentionFilter, retention_filter
 from storage.reading.snapshot_reader import SnapshotReader, messages
 
@@ -48,7 +48,7 @@ class Topic:
         self._environment = environment
         self.record = record
         self._hasher = hasher or Xxh3KeyHasher(record.hash_seed)
-        self._unsealed = UnsealedSegments(environment.log)
+        self._unsealed = SegmentTableReader(environment.log)
 
     @property
     def name(self) -> TopicName:
@@ -98,7 +98,7 @@ class Topic:
         read_compacted: bool = False,
         max_messages: int | None = None,
         max_bytes: int | None = None,
-        reset: Reset = Reset.EARLIEST,
+        reset: OffsetReset = OffsetReset.EARLIEST,
     ) -> Generator[pa.RecordBatch, None, None]:
         """Messages from `start` on, as record batches of `storage.ledger.rows.SCHEMA`, up to the topic's end of now.
 
@@ -110,21 +110,24 @@ class Topic:
         """
         limits = ReadLimits(max_messages, max_bytes)
         if read_compacted:
-            return limited(self._compacted_source(ReaderState(start), reset).tables(), limits)
+            return limited(self._compacted_source(ContinuationToken(start), reset).tables(), limits)
         return limited(self._raw_source(start, reset).tables(self.snapshot()), limits)
 
     def reader(
-        self, start: StartPosition | ReaderState = EARLIEST, read_compacted: bool = False, reset: Reset = Reset.EARLIEST
+        self,
+        start: StartPosition | ContinuationToken = EARLIEST,
+        read_compacted: bool = False,
+        reset: OffsetReset = OffsetReset.EARLIEST,
     ) -> PageReader:
         """A reader that continues as messages come, page by page, from a start or from where another page ended."""
-        state = start if isinstance(start, ReaderState) else ReaderState(start)
+        state = start if isinstance(start, ContinuationToken) else ContinuationToken(start)
         source = self._compacted_source(state, reset) if read_compacted else self._raw_source(state.start, reset)
         return PageReader(self._environment.clock, source, state, self.name.partition)
 
-    def _raw_source(self, start: StartPosition, reset: Reset) -> RawReader:
+    def _raw_source(self, start: StartPosition, reset: OffsetReset) -> RawReader:
         return RawReader(self._environment.store, self._unsealed, self.snapshot, start, reset)
 
-    def _compacted_source(self, state: ReaderState, reset: Reset) -> CompactedReader:
+    def _compacted_source(self, state: ContinuationToken, reset: OffsetReset) -> CompactedReader:
         return CompactedReader(
             self._environment, self.record.id, owner_name(), state, self._unsealed, reset, self._retention_filter
         )
@@ -164,7 +167,7 @@ class Topic:
         start: StartPosition = EARLIEST,
         read_compacted: bool = False,
         max_messages: int | None = None,
-        reset: Reset = Reset.EARLIEST,
+        reset: OffsetReset = OffsetReset.EARLIEST,
     ) -> Iterator[Message]:
         """As `read`, a message at a time; a chunked one is one (P10), and counts as one."""
         return self._messages(self.read(start, read_compacted, reset=reset), max_messages)
@@ -183,8 +186,8 @@ class Topic:
                 if self.snapshot().extents == reader.extents:
                     raise
 
-    def locate(self, offset: int) -> Position | None:
+    def locate(self, offset: int) -> LogPosition | None:
         """The first raw message at or behind an offset, with its id; None: there is none yet."""
-        for batch in self.read(AtOffset(offset), max_messages=1):
-            return Position(batch.column("offset")[0].as_py(), rows.message_id(batch, 0, self.name.partition))
+        for batch in self.read(StartOffset(offset), max_messages=1):
+            return LogPosition(batch.column("offset")[0].as_py(), rows.message_id(batch, 0, self.name.partition))
         return None

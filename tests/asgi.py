@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from api.http import problems
 from api.http.access import Access, Authentication
 from api.http.audit import Audit
-from api.http.limits import Limits
-from api.http.routes import Routes
+from api.http.limits import RequestLimiter
+from api.http.router import Routes
 from api.http.thread_pools import make_pools
 from api.settings.settings import Settings
 from storage.clock import Clock
@@ -46,7 +46,7 @@ def application(
     if router is not None:
         app.router.routes.extend(router.routes)
     if limits is not None:
-        app.add_middleware(Limits, settings=limits, clock=clock)
+        app.add_middleware(RequestLimiter, settings=limits, clock=clock)
         app.add_middleware(Audit, clock=clock)
     if access is not None:
         app.state.access = access

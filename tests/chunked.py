@@ -23,13 +23,13 @@ Row = dict[str, Any]
 
 def message(key: bytes | None, payload: bytes | None, **columns: Any) -> Row:
     """A plain message."""
-    return {"key": key, "payload": payload, "slot": int(rows.Slot.MESSAGE), **columns}
+    return {"key": key, "payload": payload, "slot": int(rows.RowType.MESSAGE), **columns}
 
 
 def chunk(uuid: str, index: int, count: int, key: bytes | None, payload: bytes | None, **columns: Any) -> Row:
     """One chunk."""
     numbers = {"chunk_uuid": uuid, "chunk_index": index, "chunk_count": count}
-    return {"key": key, "payload": payload, "slot": int(rows.Slot.CHUNK), **numbers, **columns}
+    return {"key": key, "payload": payload, "slot": int(rows.RowType.CHUNK), **numbers, **columns}
 
 
 def whole(uuid: str, key: bytes | None, *payloads: bytes | None, **columns: Any) -> list[Row]:

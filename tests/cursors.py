@@ -10,15 +10,15 @@ from sqlalchemy import event
 from storage.cursor import Cursor, CursorSettings
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.model import MessageId, Position
+from storage.model import LogPosition, MessageId
 from tests.clocks import ManualClock
 
 MANUAL = CursorSettings(flush_acknowledgements=None, flush_ms=None)
 
 
-def at(offset: int) -> Position:
+def at(offset: int) -> LogPosition:
     """A topic of ledgers of ten messages, in batches of five."""
-    return Position(offset, MessageId(offset // 10, offset % 10 // 5, -1, offset % 5))
+    return LogPosition(offset, MessageId(offset // 10, offset % 10 // 5, -1, offset % 5))
 
 
 def to_deliver(cursor: Cursor, end: int) -> list[int]:
@@ -39,7 +39,7 @@ class World:
     asked: int = 0
     """How often the end was asked for."""
 
-    def locate(self, offset: int) -> Position | None:
+    def locate(self, offset: int) -> LogPosition | None:
         self.located.append(offset)
         if self.locate_fails is not None:
             raise self.locate_fails
@@ -54,7 +54,7 @@ class World:
         self.asked += 1
         return self.end
 
-    def stored(self) -> Position | None:
+    def stored(self) -> LogPosition | None:
         return self.metadata.cursors.get(self.topic.id, "s").mark_delete
 
     def statements(self) -> list[tuple[str, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from storage.entries.encode import encode_batch, encode_message
-from storage.ledger.rows import Codec
+from storage.ledger.rows import CompressionType
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.workbench import content
@@ -18,7 +18,9 @@ def one(key: bytes | None, payload: bytes | None, publish_time: int = NOW, event
     return encode_message(key, payload, producer="p", sequence_id=0, publish_time=publish_time, event_time=event_time)
 
 
-def batch(*messages: tuple[bytes | None, bytes | None], publish_time: int = NOW, codec: Codec = Codec.NONE) -> bytes:
+def batch(
+    *messages: tuple[bytes | None, bytes | None], publish_time: int = NOW, codec: CompressionType = CompressionType.NONE
+) -> bytes:
     """An entry of a batch."""
     table = content(*messages)
     return encode_batch(table, producer="p", first_sequence_id=0, publish_time=publish_time, codec=codec)

@@ -20,20 +20,20 @@ from sqlalchemy import update
 from storage.ledger import key_index, rows
 from storage.ledger.deletion_bitmap import encode_deleted, read_deleted
 from storage.ledger.hashing import Xxh3KeyHasher
-from storage.ledger.key_index import IndexDirectory, Records
+from storage.ledger.key_index import IndexDirectory, IndexRecords
 from storage.ledger.manifest import Manifest, Part, read_manifest, write_manifest
 from storage.ledger.rows_file import RowsObject, RowsReader, RowsWriter
 from storage.ledger.sealing import Sealer
 from storage.metadata import row_mapping
 from storage.metadata.records import CompactedLedgerRecord
 from storage.metadata.tables import compacted_ledgers, ledgers
-from storage.model import IndexLocation, LedgerRecord, MessageId, Position
+from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId
 from storage.topic import Topic
 from tests.sealed import new_id
 from tests.workbench import Workbench
 
 TableChange = Callable[[pa.Table], pa.Table]
-RecordsChange = Callable[[Records], Records]
+RecordsChange = Callable[[IndexRecords], IndexRecords]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Forger:
         written = self._write_rows(table)
         offsets = [int(offset) for offset in table.column("offset").to_pylist()]
         dead &= set(offsets)
-        first = Position(offsets[0], _id(table, 0))
+        first = LogPosition(offsets[0], _id(table, 0))
         deleted = None
         if dead:
             name = f"forged/{new_id()}.bin"
@@ -135,7 +135,7 @@ class Forger:
         return Part(
             written,
             first,
-            Position(offsets[-1], _id(table, len(table) - 1)),
+            LogPosition(offsets[-1], _id(table, len(table) - 1)),
             len(table),
             int(rows.logical_sizes(table).sum()),
             times["min"],

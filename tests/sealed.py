@@ -34,7 +34,7 @@ from storage.ledger.rows_file import RowsObject, RowsReader
 from storage.ledger.sealing import Sealer
 from storage.log.bulk_append import to_rows
 from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
-from storage.model import LedgerRecord, MessageId, Position, StoredObject, TopicName
+from storage.model import LedgerRecord, LogPosition, MessageId, StoredObject, TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.throttled import Rates
 
@@ -159,14 +159,14 @@ def manifest_of(store: ObjectStore, made: RunOutput) -> Manifest:
     return manifest
 
 
-def end_of(plan: RunPlan, previous: Manifest | None) -> Position:
+def end_of(plan: RunPlan, previous: Manifest | None) -> LogPosition:
     """The horizon of a run: the end of its last dirty ledger, or the one before."""
     if len(plan.sources) == plan.old_parts:
         assert previous is not None
         return previous.horizon
     last = plan.sources[-1].last_offset
     # parts only ever compare offsets, so the id may be any
-    return Position(last, MessageId(last, 0))
+    return LogPosition(last, MessageId(last, 0))
 
 
 def live_rows(store: ObjectStore, manifest: Manifest) -> pa.Table:

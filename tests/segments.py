@@ -12,10 +12,10 @@ import google_crc32c
 
 from storage.clock import Clock
 from storage.entries.decode import StoredEntry
+from storage.log.active_segment_file import ActiveSegmentFile
 from storage.log.frames import SegmentHeader
 from storage.log.high_watermark import HighWatermark, read_high_watermark
-from storage.log.segment import FlushPolicy, LocalSegment, SegmentFiles, WriterOptions
-from storage.log.segment_file import SegmentFile
+from storage.log.segment import FlushPolicy, LocalSegment, SegmentPaths, WriterOptions
 from storage.log.segment_reader import SegmentReader
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata.records import SegmentContent
@@ -49,8 +49,8 @@ class OneSegment:
     clock: Clock = field(default_factory=ManualClock)
 
     @property
-    def files(self) -> SegmentFiles:
-        return SegmentFiles(self.folder, self.first_offset)
+    def files(self) -> SegmentPaths:
+        return SegmentPaths(self.folder, self.first_offset)
 
     @property
     def header(self) -> SegmentHeader:
@@ -61,19 +61,19 @@ class OneSegment:
         return LocalSegment(self.folder, self.header, PARTITION)
 
     def _writer(
-        self, opened: Callable[[LocalSegment, WriterOptions], SegmentFile], options: WriterOptions
+        self, opened: Callable[[LocalSegment, WriterOptions], ActiveSegmentFile], options: WriterOptions
     ) -> SegmentWriter:
         return SegmentWriter(opened(self.local, options), self.clock, options)
 
     def create(self, policy: FlushPolicy = EVERY_APPEND, **options: Any) -> SegmentWriter:
-        return self._writer(SegmentFile.create, WriterOptions(policy, **options))
+        return self._writer(ActiveSegmentFile.create, WriterOptions(policy, **options))
 
     def recover(self, policy: FlushPolicy = EVERY_APPEND, **options: Any) -> SegmentWriter:
-        return self._writer(SegmentFile.recover, WriterOptions(policy, **options))
+        return self._writer(ActiveSegmentFile.recover, WriterOptions(policy, **options))
 
     def damaged(self) -> SegmentContent | None:
         """What it held, though it cannot be recovered."""
-        with SegmentFile.damaged(self.local, WriterOptions()) as content:
+        with ActiveSegmentFile.damaged(self.local, WriterOptions()) as content:
             return content
 
     def reader(self, end: int | None = None, **options: Any) -> SegmentReader:

@@ -17,7 +17,7 @@ from api.app import make_app
 from api.components import open_topic
 from api.service import Service, running
 from api.settings.settings import Settings
-from compactor.engines.engine import Engine, InProcess
+from compactor.engines.engine import Engine, InProcessEngine
 from compactor.run.options import stored_policies
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import CompactorError
@@ -82,4 +82,4 @@ def serving(folder: Path, engine: Engine | None = None, **others: Any) -> Iterat
         watched = cast(ObjectStore, WatchedStore(service.environment.store))
         service.environment = service.patient = replace(service.environment, store=watched)
         with TestClient(make_app(service), raise_server_exceptions=False) as client:
-            yield Served(service, client, engine or InProcess())
+            yield Served(service, client, engine or InProcessEngine())

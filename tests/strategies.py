@@ -57,8 +57,8 @@ _ROW = st.fixed_dictionaries(
         "chunk_uuid": st.none() | texts,
         "chunk_index": st.none() | st.integers(0, 2**31 - 1),
         "chunk_count": st.none() | st.integers(0, 2**31 - 1),
-        "codec": st.sampled_from([int(codec) for codec in rows.Codec]),
-        "slot": st.sampled_from([int(slot) for slot in rows.Slot]),
+        "codec": st.sampled_from([int(codec) for codec in rows.CompressionType]),
+        "slot": st.sampled_from([int(slot) for slot in rows.RowType]),
         "metadata": st.none() | st.binary(max_size=9),
     }
 )

@@ -12,14 +12,14 @@ import pyarrow as pa
 from sqlalchemy import insert
 
 from compactor.batch import Outcome
-from compactor.engines.engine import Engine, InProcess
+from compactor.engines.engine import Engine, InProcessEngine
 from compactor.run.plan import RunPolicies, Sizing
 from compactor.two_phase import TwoPhaseCompactor
 from storage.environment import Environment
 from storage.ledger.hashing import KeyHasher
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.directory import LogDirectory
-from storage.log.segment import SegmentFiles
+from storage.log.segment import SegmentPaths
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import policies
 from storage.model import EARLIEST, Message, MessageId, TopicName
@@ -51,7 +51,7 @@ class Workbench(Environment):
     """An environment with an engine; `engine` and `sizing` decide how compactions run."""
 
     clock: ManualClock
-    engine: Engine = field(default_factory=InProcess)
+    engine: Engine = field(default_factory=InProcessEngine)
     sizing: Sizing | None = None
 
     @classmethod
@@ -62,7 +62,7 @@ class Workbench(Environment):
         metadata.upgrade()
         store = open_store((folder / "objects").as_uri())
         StoreIdentity(metadata, store).require()
-        return cls(metadata, store, clock, LogDirectory(folder / "log"), engine or InProcess(), sizing)
+        return cls(metadata, store, clock, LogDirectory(folder / "log"), engine or InProcessEngine(), sizing)
 
     def topic(self, name: TopicName | str = "t", hasher: KeyHasher | None = None) -> Topic:
         """A topic, made if need be. `hashing_alike` says how its keys are hashed the same in each run."""
@@ -74,9 +74,9 @@ class Workbench(Environment):
         assert isinstance(self.clock, ManualClock)
         self.clock.advance(milliseconds)
 
-    def files(self, topic: Topic, first_offset: int = 0) -> SegmentFiles:
+    def files(self, topic: Topic, first_offset: int = 0) -> SegmentPaths:
         """The files of one of the topic's segments."""
-        return SegmentFiles(self.folder(topic), first_offset)
+        return SegmentPaths(self.folder(topic), first_offset)
 
     def folder(self, topic: Topic) -> Path:
         """The folder of the topic's segments."""

@@ -46,7 +46,7 @@ class PulsarBody(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, strict=True, extra="forbid")
 
 
-class EmptyBody(UnreadableBody):
+class MissingBody(UnreadableBody):
     """A missing body where one is required. A broker answers this with plain text that it labels JSON."""
 
     media_type = "application/json"
@@ -95,7 +95,7 @@ def whole_number(body: bytes, java: str, most: int) -> int:
     UnreadableBody."""
     value = parsed(body)
     if value is None or value == "":
-        raise EmptyBody
+        raise MissingBody
     if isinstance(value, str):
         raise unreadable(
             f'Cannot deserialize value of type `{java}` from String "{value[:_SHOWN]}": not a valid `{java}` value'

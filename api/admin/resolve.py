@@ -6,7 +6,7 @@ partitioned topic are stored with each partition, and those of one partition alo
 
 from __future__ import annotations
 
-from api.http.problems import Problem, reported_as
+from api.http.problems import RestException, reported_as
 from api.service import Service
 from storage.errors import TopicNotFound
 from storage.metadata.policy_store import topic_scope
@@ -32,7 +32,7 @@ def topics(parts: Service, name: TopicName) -> list[TopicRecord]:
         return [topic(parts, name)]
     found = partitions(parts, whole)
     if not found:
-        raise Problem(404, "Topic partitions were not yet created")
+        raise RestException(404, "Topic partitions were not yet created")
     return found
 
 
@@ -55,7 +55,7 @@ def local_topics(parts: Service, name: TopicName) -> list[TopicRecord]:
 def refuse_partitioned(parts: Service, name: TopicName, reason: str) -> None:
     """Raises Problem (405) for a partitioned topic."""
     if parts.environment.metadata.partitions.find(name) is not None:
-        raise Problem(405, reason)
+        raise RestException(405, reason)
 
 
 def partitions(parts: Service, whole: PartitionedTopic) -> list[TopicRecord]:
@@ -94,7 +94,7 @@ def share_policies(parts: Service, whole: PartitionedTopic) -> None:
 def with_policies(parts: Service, name: TopicName) -> list[TopicRecord]:
     """Where the policies of a topic are stored: the topic, or its partitions. 404; 412 for one partition alone."""
     if name.partition >= 0:
-        raise Problem(412, NO_PARTITION_POLICY)
+        raise RestException(412, NO_PARTITION_POLICY)
     return topics(parts, name)
 
 
@@ -109,11 +109,11 @@ def namespace_of(name: TopicName) -> str:
     return f"{name.tenant}/{name.namespace}"
 
 
-def not_found(parts: Service, name: TopicName) -> Problem:
+def not_found(parts: Service, name: TopicName) -> RestException:
     """Why there is no such topic, in a broker's words."""
     whole = name.whole
     if whole is None:
-        return Problem(404, f"Topic {name} not found")
+        return RestException(404, f"Topic {name} not found")
     if parts.environment.metadata.partitions.find(whole) is None:
-        return Problem(404, f"Partitioned Topic not found: {name} has zero partitions")
-    return Problem(404, "Topic partitions were not yet created")
+        return RestException(404, f"Partitioned Topic not found: {name} has zero partitions")
+    return RestException(404, "Topic partitions were not yet created")

@@ -64,8 +64,8 @@ class _Spark:
                     "Spark is not started, as this service is ending", "another service does the work", is_public=True
                 )
             if self._engines is None:
+                from compactor.engines.shared_session import SparkEngines
                 from compactor.engines.spark import SparkSettings
-                from compactor.engines.spark_sessions import SparkEngines
 
                 log_file = self._settings.make_data_directory() / "spark.log"
                 self._engines = SparkEngines(SparkSettings(log_file, self._settings.spark_master), LOG.info)

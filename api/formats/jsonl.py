@@ -63,7 +63,7 @@ class Line(OptionalKeyLine, forbid_unknown_fields=True, kw_only=True):
     key: str | None
 
 
-class Row(NamedTuple):
+class InputMessage(NamedTuple):
     """One message that was read. `size`: bytes of its line."""
 
     key: bytes | None
@@ -80,16 +80,16 @@ def read_rows(
     value_encoding: TextEncoding,
     remedy: str = _REMEDY,
     key: bytes | None = None,
-) -> Iterator[Row]:
+) -> Iterator[InputMessage]:
     """Messages of a JSON Lines file, each as soon as its line is there; `key`: of those that have none.
 
     Raises InvalidRecord, with `remedy`.
     """
     for columns, size in _read(file, key_encoding, value_encoding, 1, remedy, key):
-        yield Row._make([*(columns[name][0] for name in INPUT_SCHEMA.names), size])
+        yield InputMessage._make([*(columns[name][0] for name in INPUT_SCHEMA.names), size])
 
 
-def parse_rows(data: bytes, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[Row]:
+def parse_rows(data: bytes, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[InputMessage]:
     """The messages of JSON Lines in memory. Raises InvalidRecord, which names the line."""
     decode = msgspec.json.Decoder(Line).decode
     for number, text in enumerate(data.removesuffix(b"\n").split(b"\n"), 1):
@@ -102,7 +102,7 @@ def parse_rows(data: bytes, key_encoding: TextEncoding, value_encoding: TextEnco
         except (msgspec.MsgspecError, ValueError) as error:
             raise InvalidRecord(f"line {number}: {_reason(error)}", "correct it; nothing was appended") from error
         properties = list(line.properties.items()) if line.properties else None
-        yield Row(key, payload, line.publish_time, line.event_time, properties, len(text))
+        yield InputMessage(key, payload, line.publish_time, line.event_time, properties, len(text))
 
 
 def read_jsonl(file: str, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[pa.Table]:
@@ -154,7 +154,7 @@ def _read(
         yield columns, size
 
 
-def to_table(rows: Sequence[Row]) -> pa.Table:
+def to_table(rows: Sequence[InputMessage]) -> pa.Table:
     """Rows as a table of INPUT_SCHEMA."""
     columns = {name: [getattr(row, name) for row in rows] for name in INPUT_SCHEMA.names}
     return pa.table(columns, schema=INPUT_SCHEMA)
@@ -226,7 +226,7 @@ class _OwningGzip(gzip.GzipFile):
         self._raw.close()
 
 
-class JsonLines:
+class JsonLinesWriter:
     """Writes messages as JSON Lines; raises InvalidInput for bytes that the encoding cannot show."""
 
     def __init__(self, stream: IO[bytes], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:

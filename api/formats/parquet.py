@@ -23,7 +23,7 @@ from api.formats.text_encoding import TextEncoding
 from storage.entries.chunk_assembler import ChunkAssembler, assembled
 from storage.errors import InvalidInput, InvalidRecord, StorageFull
 from storage.ledger import rows
-from storage.ledger.rows import Slot
+from storage.ledger.rows import RowType
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import MessageId
 from storage.reading.snapshot_reader import row_messages
@@ -175,7 +175,7 @@ def _whole_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterat
     """Batches without chunks as they are; those that have some, with each chunked message at its last chunk."""
     assembler = ChunkAssembler()
     for batch in batches:
-        if not pc.any(pc.equal(batch.column("slot"), int(Slot.CHUNK))).as_py():
+        if not pc.any(pc.equal(batch.column("slot"), int(RowType.CHUNK))).as_py():
             yield batch
             continue
         found: list[dict[str, Any]] = []

@@ -27,13 +27,13 @@ from fastapi.security import HTTPBearer
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.http.paths import decoded
-from api.http.problems import Problem
+from api.http.problems import RestException
 from api.http.thread_pools import WaitsFor, pools_of
 from storage.errors import InvalidInput, NotFound
 from storage.model import TopicName
 
 if TYPE_CHECKING:
-    from api.http.token_keys import TokenKeys
+    from api.http.token_key_reloader import TokenKeyReloader
     from api.http.tokens import TokenVerifier
     from api.settings.settings import Settings
     from storage.clock import Clock
@@ -90,14 +90,14 @@ class Access:
 
     tenancy: TenancyStore
     superusers: frozenset[str]
-    keys: TokenKeys | None
+    keys: TokenKeyReloader | None
 
     @classmethod
     def of(cls, settings: Settings, tenancy: TenancyStore, clock: Clock) -> Access:
         """As the settings say. Raises Misconfigured for keys that cannot be used."""
-        from api.http.token_keys import TokenKeys
+        from api.http.token_key_reloader import TokenKeyReloader
 
-        keys = TokenKeys(settings, clock) if settings.access_control else None
+        keys = TokenKeyReloader(settings, clock) if settings.access_control else None
         return cls(tenancy, frozenset(settings.auth_superuser_roles), keys)
 
     @property
@@ -138,12 +138,14 @@ class Access:
         if caller.role in self.superusers or Action.ANYONE in actions:
             return
         if tenant is None or Action.SUPERUSER in actions:
-            raise Problem(403, f"role {caller.role!r} is no superuser, and only superusers may do this")
+            raise RestException(403, f"role {caller.role!r} is no superuser, and only superusers may do this")
         granted = self._granted(caller.role, tenant, namespace, topic)
         if "admin" not in granted and not granted & {action.value for action in actions}:
             where = "/".join(item for item in (tenant, namespace, topic) if item is not None)
             wanted = " or ".join(action.value for action in actions)
-            raise Problem(403, f"role {caller.role!r} has no permission to {wanted} in {where}: ask its administrator")
+            raise RestException(
+                403, f"role {caller.role!r} has no permission to {wanted} in {where}: ask its administrator"
+            )
 
     def is_superuser(self, caller: Caller) -> bool:
         """Whether the caller may know everything of the service; anyone may if access control is off."""
@@ -178,9 +180,9 @@ def topic_grants(tenancy: TenancyStore, topic: TopicName) -> list[Mapping[str, t
     return list(tenancy.topic_permissions([topic] if whole is None else [topic, whole]).values())
 
 
-def unauthenticated(caller: Caller) -> Problem:
+def unauthenticated(caller: Caller) -> RestException:
     """The refusal of a caller without a role."""
-    return Problem(401, f"not authenticated: {caller.refused}", _CHALLENGE)
+    return RestException(401, f"not authenticated: {caller.refused}", _CHALLENGE)
 
 
 class Authentication:
@@ -223,7 +225,7 @@ InFull = Annotated[bool, Depends(knows_places)]
 
 def allowed(*actions: Action) -> Any:
     """A route's dependency: the caller may do any of `actions` on what the path names. 401, 403."""
-    return Depends(Permission(actions, _where))
+    return Depends(PermissionCheck(actions, _where))
 
 
 def allowed_on(where: Callable[[Request], TopicName | None], *actions: Action) -> Any:
@@ -236,7 +238,7 @@ def allowed_on(where: Callable[[Request], TopicName | None], *actions: Action) -
         topic = where(request)
         return (None, None, None) if topic is None else (topic.tenant, topic.namespace, topic.topic)
 
-    return Depends(Permission(actions, found, is_told=False))
+    return Depends(PermissionCheck(actions, found, is_told=False))
 
 
 def require_here(request: Request, *actions: Action) -> None:
@@ -254,8 +256,8 @@ def _where(request: Request) -> Where:
     return tenant, namespace, topic
 
 
-class Permission:
-    """What a route requires of its caller. `api/http/routes.py` checks it before the body is read; as a dependency it
+class PermissionCheck:
+    """What a route requires of its caller. `api/http/router.py` checks it before the body is read; as a dependency it
     states in the OpenAPI document that a token is needed, and checks what is not checked yet.
 
     `is_told`: the refusal may name where permission is missing, since the path names it, too.
@@ -290,10 +292,10 @@ class Permission:
     def _require(self, access: Access, caller: Caller, request: Request) -> None:
         try:
             access.require(caller, self._actions, *self._where(request))
-        except Problem as problem:
+        except RestException as problem:
             if self._is_told or problem.status_code != 403:
                 raise
             wanted = " or ".join(action.value for action in self._actions)
-            raise Problem(
+            raise RestException(
                 403, f"role {caller.role!r} has no permission to {wanted} what this names, or nothing is named so"
             ) from problem

@@ -6,7 +6,7 @@ for a second. `deadline_protocol` makes uvicorn's protocol one with deadlines: f
 first moment, and for a body. A client that is slower is answered 408 and its connection is closed. One that does not
 take its answer has no use for another: its connection is cut off, which ends its request.
 
-Whatever thousands of connections do is one line of the log a minute (`Seldom`). Must not know: requests.
+Whatever thousands of connections do is one line of the log a minute (`LogThrottle`). Must not know: requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
-from api.observability.logs import Seldom
+from api.observability.logs import LogThrottle
 from api.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ class Listener(socket.socket):
         self._open: WeakSet[_Accepted] = WeakSet()
         self._most = 1
         self._says_so = True
-        self._seldom: Seldom | None = None
+        self._seldom: LogThrottle | None = None
         self._rests = False
 
-    def limit(self, most: int, seldom: Seldom, *, plain: bool) -> None:
+    def limit(self, most: int, seldom: LogThrottle, *, plain: bool) -> None:
         """Hold at most that many connections. `plain`: without TLS, so that a refusal can be read."""
         self._most, self._seldom, self._says_so = most, seldom, plain
 
@@ -101,7 +101,7 @@ class Listener(socket.socket):
         raise ConnectionAbortedError
 
 
-def loop_errors(seldom: Seldom) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+def loop_errors(seldom: LogThrottle) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
     """A handler of an event loop's errors that limits how often "out of descriptors" is logged."""
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ def loop_errors(seldom: Seldom) -> Callable[[asyncio.AbstractEventLoop, dict[str
     return handle
 
 
-def deadline_protocol(settings: Settings, seldom: Seldom) -> type[H11Protocol]:
+def deadline_protocol(settings: Settings, seldom: LogThrottle) -> type[H11Protocol]:
     """uvicorn's protocol, with the deadlines of the settings."""
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol

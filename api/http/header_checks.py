@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
-from api.http.problems import Problem
+from api.http.problems import RestException
 from api.settings.settings import Settings
 
 _LINE_BYTES = len(b": \r\n")
@@ -40,26 +40,26 @@ class HeaderRules:
         names = (settings.host, urlsplit(settings.url).hostname, *settings.allowed_hosts)
         return cls(settings.limits_header_bytes, frozenset(name.lower().strip("[]") for name in names if name))
 
-    def refusal(self, scope: Scope, *, names: bool) -> Problem | None:
+    def refusal(self, scope: Scope, *, names: bool) -> RestException | None:
         """Why a request is refused; None: it is not. `names`: whether the names that it uses are checked."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         line = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
         size = line + sum(len(name) + len(value) + _LINE_BYTES for name, value in headers)
         if size > self.header_bytes:
-            return Problem(431, f"request line and headers are larger than {self.header_bytes} bytes", _CLOSE)
+            return RestException(431, f"request line and headers are larger than {self.header_bytes} bytes", _CLOSE)
         named = {name for name, _ in headers}
         if {b"content-length", b"transfer-encoding"} <= named:
-            return Problem(400, "a request has Content-Length or Transfer-Encoding, not both", _CLOSE)
+            return RestException(400, "a request has Content-Length or Transfer-Encoding, not both", _CLOSE)
         return self._of_another_site(headers) if names and self.hosts is not None else None
 
-    def _of_another_site(self, headers: list[tuple[bytes, bytes]]) -> Problem | None:
+    def _of_another_site(self, headers: list[tuple[bytes, bytes]]) -> RestException | None:
         hosts = [value for name, value in headers if name == b"host"]
         origins = [value for name, value in headers if name == b"origin"]
         if all(map(self._is_ours, hosts)) and all(
             self._is_ours(site) and site in hosts for site in (origin.partition(b"://")[2] for origin in origins)
         ):
             return None
-        return Problem(
+        return RestException(
             403,
             "the request names another site, as the page of one does, and without tokens only this service's names "
             "are answered: set advertised-url, or allowed-hosts, to the name that a proxy gives it",

@@ -23,12 +23,13 @@ _OPENING, _CLOSING, _BACKSLASH = b"[{", b"]}", 0x5C
 _SLICE_BYTES = 1 << 20
 
 
-class TooMuch(ValueError):
+class JsonBoundsError(ValueError):
     """A JSON text beyond the bounds; the message names which."""
 
 
 def check_bounds(text: bytes, values: int = VALUES, depth: int = DEPTH) -> list[int]:
-    """How many arrays and objects begin at each depth, from 0 on. Raises TooMuch for more values, or deeper, than that.
+    """How many arrays and objects begin at each depth, from 0 on. Raises JsonBoundsError for more values, or deeper,
+    than that.
 
     Several texts, one a line, count as one.
     """
@@ -45,17 +46,17 @@ def check_bounds(text: bytes, values: int = VALUES, depth: int = DEPTH) -> list[
             continue
         found += 1
         if found > values:
-            raise TooMuch(f"it holds more than {values} values")
+            raise JsonBoundsError(f"it holds more than {values} values")
         if sign and sign in _OPENING:
             if within >= depth:
-                raise TooMuch(f"it is nested more than {depth} deep")
+                raise JsonBoundsError(f"it is nested more than {depth} deep")
             begun[within] += 1
             within += 1
     return begun
 
 
 def load(text: bytes) -> Any:
-    """The value of a JSON text within the bounds. Raises ValueError, TooMuch."""
+    """The value of a JSON text within the bounds. Raises ValueError, JsonBoundsError."""
     check_bounds(text)
     return json.loads(text)
 

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.http.access import PROBES, Caller, unauthenticated
 from api.http.audit import CHANGING
 from api.http.header_checks import HeaderRules
-from api.http.problems import Problem, answer
+from api.http.problems import RestException, answer
 from api.settings.settings import Settings
 from storage.clock import Clock
 
@@ -70,7 +70,7 @@ class Buckets:
             return (1 - bucket.tokens) / self._rate
 
 
-class Limits:
+class RequestLimiter:
     """The middleware. Wants the caller in the request's state (`access.Authentication`)."""
 
     def __init__(self, app: ASGIApp, settings: Settings, clock: Clock) -> None:
@@ -109,15 +109,15 @@ class Limits:
             if not self._of_role[role]:
                 del self._of_role[role]
 
-    def _refusal(self, scope: Scope) -> Problem | None:
+    def _refusal(self, scope: Scope) -> RestException | None:
         if self._under_way >= self._at_once:
-            return Problem(503, f"{self._at_once} requests are under way: try again", {"Retry-After": "1"})
+            return RestException(503, f"{self._at_once} requests are under way: try again", {"Retry-After": "1"})
         caller: Caller = scope["state"]["caller"]
         if caller.role and self._of_role[caller.role] >= max(1, self._at_once // 2):
             message = f"{self._of_role[caller.role]} requests of the role are under way, half of what may be: try again"
-            return Problem(503, message, {"Retry-After": "1"})
+            return RestException(503, message, {"Retry-After": "1"})
         if seconds := self._buckets.take(f"role {caller.role}" if caller.role else f"address {caller.address}"):
-            return Problem(429, "too many requests: slow down", {"Retry-After": str(math.ceil(seconds))})
+            return RestException(429, "too many requests: slow down", {"Retry-After": str(math.ceil(seconds))})
         if caller.refused and scope["method"] in CHANGING:
             return unauthenticated(caller)
         return self.too_large(self._body) if _length(scope) > self._body else None
@@ -128,13 +128,13 @@ class Limits:
             raise self.too_large(most)
         if self._held + more > self._bodies:
             message = f"requests with {self._held // _SHOWN_KIB} KiB of bodies are under way: try again"
-            raise Problem(503, message, {"Retry-After": "1", "Connection": "close"})
+            raise RestException(503, message, {"Retry-After": "1", "Connection": "close"})
         self._held += more
 
-    def too_large(self, most: int) -> Problem:
+    def too_large(self, most: int) -> RestException:
         """The refusal of a body of more than `most` bytes."""
         raised = ", or raise limits.body-bytes" if most == self._body else ""
-        return Problem(
+        return RestException(
             413, f"the body is larger than {most // _SHOWN_KIB} KiB: send less at once{raised}", {"Connection": "close"}
         )
 
@@ -157,7 +157,7 @@ def _length(scope: Scope) -> int:
 class _Counted:
     """What a request's body is received by: it ends with the refusal when more comes than may."""
 
-    def __init__(self, receive: Receive, limits: Limits, most: int) -> None:
+    def __init__(self, receive: Receive, limits: RequestLimiter, most: int) -> None:
         self._receive = receive
         self._limits = limits
         self._most = most

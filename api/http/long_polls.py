@@ -16,18 +16,18 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from api.http.problems import Problem
+from api.http.problems import RestException
 from api.http.thread_pools import Pools, WaitsFor
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
-from storage.log.unsealed_messages import UnsealedEnd, unsealed_end
-from storage.metadata.records import TopicTail
+from storage.log.unsealed_counts import UnsealedEnd, unsealed_end
+from storage.metadata.records import TopicActiveSegment
 from storage.metadata.store import MetadataStore
 from storage.reading.page_reader import POLL_SECONDS
 
 _GONE_SECONDS = 1.0
 """How long a client that has gone away is waited for at most."""
-_End = tuple[TopicTail, UnsealedEnd | None] | None
+_End = tuple[TopicActiveSegment, UnsealedEnd | None] | None
 """What of a topic changes when a message comes; None: the topic is gone."""
 
 
@@ -63,7 +63,7 @@ class LongPolls:
     def turn(self, caller: str) -> Iterator[None]:
         """Inside it, a read of the caller waits. Raises Problem (503) if too many do."""
         if self._of_caller[caller] >= self._most:
-            raise Problem(
+            raise RestException(
                 503,
                 f"{self._most} reads of {caller} wait for messages already, as many as may: wait with fewer at once, "
                 "or raise limits.waiting-polls",
@@ -122,7 +122,7 @@ class LongPolls:
             return {tail.topic.id: (tail, None) for tail in tails}
         return await self._pools[WaitsFor.LOG].run(self._with_open_ends, tails)
 
-    def _with_open_ends(self, tails: Sequence[TopicTail]) -> dict[int, _End]:
+    def _with_open_ends(self, tails: Sequence[TopicActiveSegment]) -> dict[int, _End]:
         return {
             tail.topic.id: (tail, None if tail.open is None else unsealed_end(self._log, tail.topic, tail.open))
             for tail in tails

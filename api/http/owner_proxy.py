@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.http.paths import kept
-from api.http.problems import Problem, answer
+from api.http.problems import RestException, answer
 from storage.clock import Clock
 from storage.ledger.seek import StartPosition
 from storage.log.directory import LogDirectory
@@ -109,12 +109,12 @@ class OwnerProxy:
             raise NotTheOwner(service, topic)
         raise self.held(lease, topic)
 
-    def held(self, lease: Lease, topic: TopicRecord) -> Problem:
+    def held(self, lease: Lease, topic: TopicRecord) -> RestException:
         """Why a topic cannot be written now, and what to do."""
         seconds = max(1, -(-(lease.expires_at - self._clock.now_ms()) // 1000))
         owner = Owner.parse(lease.owner)
         process = "it" if owner is None else f"the process {owner.pid} on {owner.host}"
-        return Problem(
+        return RestException(
             503,
             f"{lease.owner} is writing to {topic.name}, and is no live service but a `compactor produce`, an "
             f"import or a service that died, which keeps the topic for as long as it runs: end {process}, "
@@ -147,7 +147,7 @@ class OwnerProxy:
         for service in self._metadata.services.live():
             if service.log_uid == log_uid and service.url:
                 return service
-        raise Problem(
+        raise RestException(
             503,
             f"messages of {topic.name} are in the log directory {log_uid}, which no living service has: start one on "
             "the machine where it is",
@@ -190,7 +190,9 @@ class OwnerProxy:
         Raises Problem (503).
         """
         if FORWARDED in request.headers:
-            raise Problem(503, f"{service.name} does not have the topic that it was asked for", {"Retry-After": "1"})
+            raise RestException(
+                503, f"{service.name} does not have the topic that it was asked for", {"Retry-After": "1"}
+            )
         client = await self._of_this_loop()
         import httpx  # the client's thread has loaded it
 
@@ -198,7 +200,7 @@ class OwnerProxy:
         try:
             return await client.request(method, url, content=body, headers=self._of_part(request) | dict(headers or {}))
         except httpx.HTTPError as error:
-            raise Problem(503, _reason(service, error), {"Retry-After": "1"}) from error
+            raise RestException(503, _reason(service, error), {"Retry-After": "1"}) from error
 
     async def send_here(self, request: Request, target: str, body: bytes) -> httpx.Response:
         """A part of a request, with its headers, to another path of this application, for the same caller."""

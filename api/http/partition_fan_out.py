@@ -21,7 +21,7 @@ from api.admin import resolve
 from api.admin.messages.single_messages import AGE
 from api.http.owner_proxy import NotTheOwner, OwnerProxy
 from api.http.paths import segment
-from api.http.problems import Problem, answer
+from api.http.problems import RestException, answer
 from api.http.thread_pools import WaitsFor, pools_of
 from storage.errors import TopicNotFound
 from storage.metadata.records import PartitionedTopic, TopicRecord
@@ -68,7 +68,7 @@ async def answered(request: Request, other: NotTheOwner) -> Response:
             found.append(await _asked(request, forwarding, metadata, item, "/".join(path), body))
         except TopicNotFound:
             continue  # each can be deleted by itself
-        except Problem as problem:
+        except RestException as problem:
             return answer(problem.status_code, str(problem.detail), problem.headers)
     if not found:
         return answer(404, "Topic partitions were not yet created")

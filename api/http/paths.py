@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from fastapi import Depends, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.http.problems import Problem
+from api.http.problems import RestException
 from storage.errors import InvalidTopicName
 from storage.model import TopicName
 
@@ -73,7 +73,7 @@ async def topic_name(request: Request) -> TopicName:
     try:
         return TopicName(*(named(request, name) for name in NAMES))
     except InvalidTopicName as error:
-        raise Problem(412, NOT_VALID) from error
+        raise RestException(412, NOT_VALID) from error
 
 
 async def namespace_name(request: Request) -> str:
@@ -82,7 +82,7 @@ async def namespace_name(request: Request) -> str:
     try:
         TopicName(tenant, namespace, "any")
     except InvalidTopicName as error:
-        raise Problem(412, "Namespace name is not valid") from error
+        raise RestException(412, "Namespace name is not valid") from error
     return f"{tenant}/{namespace}"
 
 

@@ -2,7 +2,7 @@
 
 A reason states what happened, to what, and what to do; never a traceback. An unexpected error is logged with its
 traceback, and answered as a 500 that names the request. Pulsar's own words are used where a real broker has some
-(docs/rest.md): a route raises them as `Problem`.
+(docs/rest.md): a route raises them as `RestException`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from api.observability.logs import Seldom
+from api.observability.logs import LogThrottle
 from api.observability.redaction import shown
 from storage import errors
 from storage.clock import SystemClock
@@ -61,7 +61,7 @@ _OVER_HTTP = tuple(
 """Advice for an operator of the service's machine, and the same for a caller over HTTP."""
 
 
-class Problem(HTTPException):
+class RestException(HTTPException):
     """An answer other than success, with its status and reason in the words of a real broker."""
 
     def __init__(self, status: int, reason: str, headers: Mapping[str, str] | None = None) -> None:
@@ -97,7 +97,7 @@ def reported_as(not_found: str = "", conflict: str = "") -> Iterator[None]:
         status, reason = (404, not_found) if isinstance(error, errors.NotFound) else (409, conflict)
         if not reason:
             raise
-        raise Problem(status, reason) from error
+        raise RestException(status, reason) from error
 
 
 def status_of(error: Exception) -> int:
@@ -131,7 +131,7 @@ def answer(status: int, reason: str, headers: Mapping[str, str] | None = None) -
 
 def install(app: FastAPI) -> None:
     """Let `app` answer every error in this way."""
-    app.state.seldom = Seldom(SystemClock(), LOG)
+    app.state.seldom = LogThrottle(SystemClock(), LOG)
     app.add_exception_handler(errors.CompactorError, _known)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -156,11 +156,13 @@ async def _http(request: Request, error: Exception) -> Response:
     if isinstance(error, UnreadableBody):
         return Response(error.detail, error.status_code, {"content-type": error.media_type})
     headers = dict(error.headers or {})
-    knows = isinstance(error, Problem) and "Allow" in headers
+    knows = isinstance(error, RestException) and "Allow" in headers
     if error.status_code == 405 and not knows and (verbs := _verbs(request)):
         headers["Allow"] = ", ".join(verbs)
     message = str(error.detail)
-    if error.status_code == 404 and not isinstance(error, Problem):  # no route fits: it is not a topic that is missing
+    if error.status_code == 404 and not isinstance(
+        error, RestException
+    ):  # no route fits: it is not a topic that is missing
         message = f"{message}: there is no call {request.method} {request.url.path[:_SHOWN]} here"
     return answer(error.status_code, message, headers)
 

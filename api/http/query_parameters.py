@@ -10,7 +10,7 @@ import difflib
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 
-from api.http.problems import Problem
+from api.http.problems import RestException
 
 _ANYWHERE = "authoritative"
 """Pulsar's clients send it with everything."""
@@ -27,7 +27,7 @@ async def known_query(request: Request) -> None:
                 item for item in known if item.lower() == name.lower()
             ]
             advice = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
-            raise Problem(400, f"there is no query parameter {name[:100]!r} here: {advice}")
+            raise RestException(400, f"there is no query parameter {name[:100]!r} here: {advice}")
 
 
 KNOWN_QUERY = Depends(known_query)

@@ -4,7 +4,7 @@
 shares it. So an answer is never older than its request, and a flood of requests holds one thread, not all. For the
 tasks of one event loop.
 
-`RunSingleFlight`: compaction runs as the database has them, for many watchers: all that watch one run share a read. A
+`RunPoller`: compaction runs as the database has them, for many watchers: all that watch one run share a read. A
 run executes in any process; its worker writes its progress to its row every two seconds.
 """
 
@@ -56,7 +56,7 @@ class _Report:
     document: dict[str, Any] | None = None
 
 
-class RunSingleFlight:
+class RunPoller:
     """Reads runs, each at most every `MAX_AGE_MS`. For the tasks of event loops."""
 
     def __init__(self, metadata: MetadataStore, clock: Clock, pool: Pool) -> None:

@@ -29,8 +29,8 @@ from typing import Any, Generic, TypeVar, cast
 from fastapi import HTTPException, Request
 
 from api.http.owner_proxy import NotTheOwner
-from api.http.problems import Problem
-from api.observability.logs import Seldom
+from api.http.problems import RestException
+from api.observability.logs import LogThrottle
 from api.settings.settings import Settings
 from storage.clock import Clock
 from storage.errors import CompactorError
@@ -124,7 +124,7 @@ class Pool:
         self._waiting = 0
         self._running = 0
         self._moved_at = clock.now_ms()
-        self._seldom = Seldom(clock, LOG)
+        self._seldom = LogThrottle(clock, LOG)
 
     async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
         """What `work` returns or raises, called by a thread of the pool. Raises Problem (503)."""
@@ -194,10 +194,10 @@ class Pool:
         else:
             self._started += 1
 
-    def _refused(self, kind: str, reason: str) -> Problem:
+    def _refused(self, kind: str, reason: str) -> RestException:
         """The refusal, which is logged once a minute for each kind."""
         self._seldom.warn(f"requests are answered 503: the {self._what} {reason}", kind)
-        return Problem(503, f"the {self._what} {reason}: try again", {"Retry-After": "1"})
+        return RestException(503, f"the {self._what} {reason}: try again", {"Retry-After": "1"})
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -42,7 +42,7 @@ _QUIET = (
 """Loggers whose lines below WARNING do not help an operator, or hold secrets."""
 
 
-class Seldom:
+class LogThrottle:
     """A warning that is logged once a minute, with how often it would have been."""
 
     def __init__(self, clock: Clock, log: logging.Logger) -> None:

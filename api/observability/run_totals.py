@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from storage.metadata.liveness import beating
-from storage.metadata.metrics_store import PAGE_RUNS, MetricsStore, RunFigures
+from storage.metadata.metrics_store import PAGE_RUNS, MetricsStore, RunSummary
 from storage.metadata.records import RunState
 from storage.model import TopicName
 
@@ -43,7 +43,7 @@ class RunTotals:
     store: MetricsStore
     topics: dict[int, TopicRunTotals] = field(default_factory=dict)
     names: dict[int, TopicName] = field(default_factory=dict)
-    running: dict[int, RunFigures] = field(default_factory=dict)
+    running: dict[int, RunSummary] = field(default_factory=dict)
     last_finished_at: int | None = None
     max_duration_ms: int = 0
     bytes_read: int = 0
@@ -71,7 +71,7 @@ class RunTotals:
         alive = beating(self.store.run_dead_ms, now)
         return sum(alive.has(run.heartbeat_at) for run in self.running.values())
 
-    def _take(self, run: RunFigures) -> None:
+    def _take(self, run: RunSummary) -> None:
         self._late.pop(run.run_id, None)
         left_out = range(max(self._seen + 1, run.run_id - LATE_IDS), run.run_id)
         self._late |= dict.fromkeys(left_out, LATE_LOOKS)
@@ -88,7 +88,7 @@ class RunTotals:
         else:
             self._succeeded(totals, run, run.finished_at)
 
-    def _succeeded(self, totals: TopicRunTotals, run: RunFigures, finished_at: int) -> None:
+    def _succeeded(self, totals: TopicRunTotals, run: RunSummary, finished_at: int) -> None:
         totals.succeeded += 1
         read, written = _number(run, "bytes_read"), _number(run, "bytes_written")
         totals.removed_messages += max(
@@ -106,6 +106,6 @@ class RunTotals:
             totals.compacted_bytes = _number(run, "logical_bytes_out")
 
 
-def _number(run: RunFigures, name: str) -> int:
+def _number(run: RunSummary, name: str) -> int:
     value = run.statistics.get(name, 0)
     return value if isinstance(value, int) else 0

@@ -20,7 +20,7 @@ class Url(Text):
 
 
 @dataclass(frozen=True)
-class Alias:
+class ExternalName:
     """Another system's name of a setting; `unit` (ms) of its bare numbers, `part` of its value that is meant."""
 
     name: str
@@ -32,7 +32,7 @@ class Alias:
 class Setting(Option):
     """What may be set."""
 
-    aliases: tuple[Alias, ...] = ()
+    aliases: tuple[ExternalName, ...] = ()
     secret: bool = False
 
     @property
@@ -48,7 +48,7 @@ class Setting(Option):
         return redacted(shown) if isinstance(shown, str) else shown
 
 
-def setting(default: Any, name: str, kind: Kind, doc: str, *aliases: str | Alias, secret: bool = False) -> Any:
+def setting(default: Any, name: str, kind: Kind, doc: str, *aliases: str | ExternalName, secret: bool = False) -> Any:
     """A field of `api.settings.settings.Settings` that is a setting."""
-    others = tuple(alias if isinstance(alias, Alias) else Alias(alias) for alias in aliases)
+    others = tuple(alias if isinstance(alias, ExternalName) else ExternalName(alias) for alias in aliases)
     return option(Setting(name, kind, doc, default, aliases=others, secret=secret))

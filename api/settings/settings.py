@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from api.settings.setting import Alias, Setting, Url, setting as _setting
+from api.settings.setting import ExternalName, Setting, Url, setting as _setting
 from compactor.maintenance.grace import GRACE_MS, LEAST_GRACE_MS
 from storage.errors import Misconfigured
+from storage.file_modes import make_private
 from storage.options.kinds import BOOLEAN, Choice, Decimal, Duration, Optional, Size, Text, TextList, Whole
 from storage.options.option import table
-from storage.private import make_private
 
 _PORT = Whole("the port", most=65_535)
 _COUNT = Whole("pieces", least=1)
@@ -94,7 +94,7 @@ class Settings:
         "shutdown.grace",
         _duration(),
         "How long requests and runs may take to end after SIGTERM.",
-        Alias("brokerShutdownTimeoutMs", unit=1),
+        ExternalName("brokerShutdownTimeoutMs", unit=1),
     )
     forwarding_timeout_ms: int = _setting(
         30_000, "forwarding.timeout", _duration(least=1), "How long another service may take for a forwarded request."
@@ -114,8 +114,8 @@ class Settings:
         "compaction.monitor-interval",
         _duration(least=1),
         "How often all topics are checked.",
-        Alias("brokerServiceCompactionMonitorIntervalInSeconds", unit=1000),
-        Alias("log.cleaner.backoff.ms", unit=1),
+        ExternalName("brokerServiceCompactionMonitorIntervalInSeconds", unit=1000),
+        ExternalName("log.cleaner.backoff.ms", unit=1),
     )
     compaction_max_runs: int = _setting(
         4,
@@ -135,14 +135,14 @@ class Settings:
         "compaction.max-read-rate",
         Size(),
         "Bytes a second that runs read at most, all together; 0: no limit. Kafka's limit is of both, half for each.",
-        Alias("log.cleaner.io.max.bytes.per.second", part=0.5),
+        ExternalName("log.cleaner.io.max.bytes.per.second", part=0.5),
     )
     compaction_max_write_rate: int = _setting(
         0,
         "compaction.max-write-rate",
         Size(),
         "Bytes a second that runs write at most, all together; 0: no limit.",
-        Alias("log.cleaner.io.max.bytes.per.second", part=0.5),
+        ExternalName("log.cleaner.io.max.bytes.per.second", part=0.5),
     )
     compaction_retry_first_ms: int = _setting(
         30_000, "compaction.retry-first", _duration(least=1), "How long after its first failure a topic is tried again."
@@ -181,7 +181,7 @@ class Settings:
         _duration(least=1),
         "How often cleanup policies and retention are applied; limits of backlogs every minute, or as often if that is "
         "more.",
-        Alias("log.retention.check.interval.ms", unit=1),
+        ExternalName("log.retention.check.interval.ms", unit=1),
     )
     gc_interval_ms: int = _setting(3_600_000, "gc.interval", _duration(least=1), "How often garbage is collected.")
     gc_grace_ms: int = _setting(
@@ -325,7 +325,7 @@ class Settings:
         "auth.leeway",
         _duration(),
         "How far clocks may differ when a token's times are checked.",
-        Alias("tokenAllowedClockSkewSeconds", unit=1000),
+        ExternalName("tokenAllowedClockSkewSeconds", unit=1000),
     )
     auth_superuser_roles: tuple[str, ...] = _setting(
         (), "auth.superuser-roles", TextList("roles"), "Roles that may do everything.", "superUserRoles", "super.users"

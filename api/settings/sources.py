@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from api.settings.setting import Alias, Setting
+from api.settings.setting import ExternalName, Setting
 from api.settings.settings import SETTINGS
 from storage.errors import InvalidInput, Misconfigured
 from storage.options import policies
@@ -146,8 +146,8 @@ def _note(path: Path, unknown: list[str]) -> str:
     return f"{path}: not known here, and ignored: {shown}{more}"
 
 
-def _names() -> dict[str, tuple[tuple[Setting, Alias | None], ...]]:
-    names: dict[str, tuple[tuple[Setting, Alias | None], ...]] = {
+def _names() -> dict[str, tuple[tuple[Setting, ExternalName | None], ...]]:
+    names: dict[str, tuple[tuple[Setting, ExternalName | None], ...]] = {
         setting.name: ((setting, None),) for setting in SETTINGS.values()
     }
     for setting in SETTINGS.values():
@@ -159,7 +159,7 @@ def _names() -> dict[str, tuple[tuple[Setting, Alias | None], ...]]:
 _BY_NAME = _names()
 
 
-def _converted(alias: Alias | None, value: object) -> object:
+def _converted(alias: ExternalName | None, value: object) -> object:
     """A value in its alias's unit, as the setting takes it."""
     if alias is None or isinstance(value, bool):
         return value
@@ -175,7 +175,7 @@ def _converted(alias: Alias | None, value: object) -> object:
     return value
 
 
-def _parsed(setting: Setting, given: object, where: str, alias: Alias | None = None) -> object:
+def _parsed(setting: Setting, given: object, where: str, alias: ExternalName | None = None) -> object:
     try:
         return setting.kind.parse(setting.name, given)
     except InvalidInput as error:

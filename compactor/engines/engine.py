@@ -1,9 +1,9 @@
 """What runs the tasks of a phase. The job knows no more of Spark than this.
 
-An engine calls one function for the numbers 0 … n-1, wherever and however often it likes (tasks may be retried, or
-run twice at once by speculation), and gives back one outcome a number: an answer, or `Failed` where the task failed
-for good, so that one bad topic fails alone. `compactor/engines/spark.py` is the real one; `InProcess` is for tests, for
-use with a debugger, and as the shortest description of the contract.
+An engine calls one function for the numbers 0 … n-1, wherever and however often it likes (tasks may be retried, or run
+twice at once by speculation), and gives back one outcome a number: an answer, or `TaskFailure` where the task failed
+for good, so that one bad topic fails alone. `compactor/engines/spark.py` is the real one; `InProcessEngine` is for
+tests, for use with a debugger, and as the shortest description of the contract.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARTITIONS_PER_CORE = 3
 
 
 @dataclass(frozen=True)
-class Failed:
+class TaskFailure:
     """What stands in the place of an answer: the task failed for good (retries are over), with this error.
 
     A CompactorError is as it was raised; a defect is a RuntimeError whose notes tell the place.
@@ -42,7 +42,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Divided:
+class TaskInputs:
     """A task of which each number has an input of its own: an engine sends a worker the inputs of its numbers only."""
 
     task: Callable[[Any], Any]
@@ -52,11 +52,11 @@ class Divided:
         return self.task(self.inputs[number])
 
 
-def answers(outcomes: Iterable[Answer | Failed]) -> list[Answer]:
+def answers(outcomes: Iterable[Answer | TaskFailure]) -> list[Answer]:
     """The answers, when all tasks must have one. Raises the error of the first that failed."""
     good: list[Answer] = []
     for outcome in outcomes:
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, TaskFailure):
             raise outcome.error
         good.append(outcome)
     return good
@@ -101,7 +101,7 @@ class Progress(Protocol):
         ...
 
 
-class Quiet:
+class SilentProgress:
     """A progress that says nothing."""
 
     def phase(self, name: str, tasks: int, messages: int) -> None:
@@ -133,7 +133,7 @@ class Engine(Protocol):
         task: Callable[[int], Answer],
         on_done: Callable[[int], None],
         weights: Sequence[float] | None = None,
-    ) -> list[Answer | Failed]:
+    ) -> list[Answer | TaskFailure]:
         """The outcomes of `task(0)` … `task(count - 1)`, in order; `task` must travel by pickle.
 
         `on_done` hears from time to time about how many have ended. `weights`: what each task costs, about, in bytes
@@ -155,7 +155,7 @@ def stop_of_this_task() -> threading.Event | None:
     return _STOP.get()
 
 
-class InProcess:
+class InProcessEngine:
     """Runs tasks one after the other in this process.
 
     `cancel` is heard between two of them, and by a task that reads, writes or waits through `phase_one.task_store`.
@@ -173,8 +173,8 @@ class InProcess:
         task: Callable[[int], Answer],
         on_done: Callable[[int], None],
         weights: Sequence[float] | None = None,
-    ) -> list[Answer | Failed]:
-        outcomes: list[Answer | Failed] = []
+    ) -> list[Answer | TaskFailure]:
+        outcomes: list[Answer | TaskFailure] = []
         stop = self._stop = threading.Event()
         before = _STOP.set(stop)
         try:
@@ -186,7 +186,7 @@ class InProcess:
                 except Exception as error:
                     if stop.is_set():  # whatever it says: that is why
                         raise stopped() from error
-                    outcomes.append(Failed(error))
+                    outcomes.append(TaskFailure(error))
                 on_done(number + 1)
         finally:
             _STOP.reset(before)
@@ -217,7 +217,7 @@ class InProcessEngines:
     """Engines without any machinery: no Java, one core."""
 
     def open(self) -> Engine:
-        return InProcess()
+        return InProcessEngine()
 
     def end(self) -> None:
         return

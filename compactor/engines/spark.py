@@ -3,15 +3,15 @@
 The only module that imports pyspark. A phase is one Spark job over task numbers, as an RDD: a DataFrame's `mapInArrow`
 costs 50 ms more each time. Spark schedules, retries and speculates; the data goes from the object store through a
 Python worker to the object store, never through the JVM or the driver. One warm session serves many runs
-(spark_sessions.py); a first job pays for starting Python workers. To executors of a cluster our package travels with
-the session; no credentials do. Jobs are watched (driver.py): one without executors does not wait forever.
+(shared_session.py); a first job pays for starting Python workers. To executors of a cluster our package travels with
+the session; no credentials do. Jobs are watched (driver_monitor.py): one without executors does not wait forever.
 
 Java has a process group of its own, so that a signal to ours ends us first, and us alone: it ends when its stdin does,
 or is killed while it starts (jvm.py).
 
 What may go wrong: Misconfigured (no usable Java, a session that cannot start, executors without a package that tasks
 need), Unavailable (no master, Spark gave up on a task, or its driver was given up), Fenced (the job was cancelled).
-What fails in a task comes back in its place, as `Failed`.
+What fails in a task comes back in its place, as `TaskFailure`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
 
 from compactor.engines import cluster
-from compactor.engines.driver import GroupStatus, JobWatch, Watched
-from compactor.engines.engine import Divided, Failed, answers, pack
+from compactor.engines.driver_monitor import DriverMonitor, DriverStatus, JobWatch
+from compactor.engines.engine import TaskFailure, TaskInputs, answers, pack
 from compactor.engines.java import find_java_home
 from compactor.engines.jvm import Jvm
 from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable
@@ -240,16 +240,16 @@ class SparkDriver:
         self._java = getattr(SparkContext._gateway, "proc", None)  # None: another process started it
         self._has_executors: bool | None = None
 
-    def look(self, group: str) -> GroupStatus:
+    def look(self, group: str) -> DriverStatus:
         context = self._session.sparkContext
         java_context = context._jsc.sc()
         if java_context.isStopped():
-            return GroupStatus(stopped=True, executors=None)
+            return DriverStatus(stopped=True, executors=None)
         tracker = self._session.sparkContext.statusTracker()
         ended, running = _tasks(tracker, tracker.getJobIdsForGroup(group)) if group else (0, 0)
         # Spark gives the cores to the job that came first (FIFO).
         is_waiting = bool(group) and not running and _tasks(tracker, tracker.getActiveJobsIds())[1] > 0
-        return GroupStatus(False, self._executors(java_context), ended, is_waiting)
+        return DriverStatus(False, self._executors(java_context), ended, is_waiting)
 
     def cancel(self, group: str) -> None:
         self._session.sparkContext.cancelJobGroup(group)
@@ -281,9 +281,9 @@ class SparkEngine:
     `watched`: what all engines of a session share; None: this is the only one.
     """
 
-    def __init__(self, session: SparkSession, watched: Watched | None = None) -> None:
+    def __init__(self, session: SparkSession, watched: DriverMonitor | None = None) -> None:
         self._session = session
-        self._watched = watched or Watched(SparkDriver(session))
+        self._watched = watched or DriverMonitor(SparkDriver(session))
         self._group = self._cancelled_group = ""
         self._watch: JobWatch | None = None
 
@@ -292,7 +292,7 @@ class SparkEngine:
         """Tasks that can run at once: Spark's default parallelism. Raises Unavailable."""
         try:
             return int(self._watched.ask(lambda: self._session.sparkContext.defaultParallelism))
-        except Exception as error:  # NoAnswer, or a Java that has died
+        except Exception as error:  # DriverTimeout, or a Java that has died
             raise self._failure(error) from error
 
     @property
@@ -316,11 +316,11 @@ class SparkEngine:
         task: Callable[[int], Answer],
         on_done: Callable[[int], None],
         weights: Sequence[float] | None = None,
-    ) -> list[Answer | Failed]:
+    ) -> list[Answer | TaskFailure]:
         if count == 0:
             return []
         self._group = f"compactor-{os.urandom(8).hex()}"
-        common, inputs = (task.task, task.inputs) if isinstance(task, Divided) else (task, range(count))
+        common, inputs = (task.task, task.inputs) if isinstance(task, TaskInputs) else (task, range(count))
         pickled = _pickled(common)
         partitions = pack(count, weights, self.parallelism)
 
@@ -371,7 +371,7 @@ class SparkEngine:
         )
 
 
-def end_session(session: SparkSession, watched: Watched) -> None:
+def end_session(session: SparkSession, watched: DriverMonitor) -> None:
     """Stop a session and its Java, also one that does not answer; PySpark forgets both, so that others can follow."""
     java = getattr(SparkContext._gateway, "proc", None)
     with contextlib.suppress(Exception):  # a Java that has died
@@ -432,7 +432,7 @@ def _task_body(pickled_task: bytes, max_failures: int) -> Callable[[Iterable[Inp
             except Exception as error:
                 if not last and not (isinstance(error, CompactorError) and not isinstance(error, Unavailable)):
                     raise  # Spark's retry may find the store back, or more memory
-                outcome = Failed(_public(error))
+                outcome = TaskFailure(_public(error))
             yield number, pickle.dumps(outcome)
 
     return body

@@ -33,11 +33,11 @@ from storage.errors import (
     SegmentNotLocal,
     Unavailable,
 )
-from storage.ledger.seek import AtOffset
+from storage.ledger.seek import StartOffset
 from storage.log.directory import LogDirectory
-from storage.log.unsealed_messages import unsealed_end
+from storage.log.unsealed_counts import unsealed_end
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentRecord, TopicRecord, TopicSnapshot
-from storage.model import LedgerRecord, Position, TopicName
+from storage.model import LedgerRecord, LogPosition, TopicName
 from storage.options.policies import EVICT, HOLD, TopicPolicies
 from storage.reading.snapshot_reader import SnapshotReader, last_of
 from storage.topic import Topic
@@ -47,7 +47,7 @@ LEFT_AFTER_EVICTION = 0.9
 
 
 @dataclass(frozen=True)
-class BacklogExtent:
+class ExtentBytes:
     """A ledger or segment with its bytes; offsets are inclusive."""
 
     first_offset: int
@@ -88,25 +88,25 @@ def has_limits(policies: TopicPolicies) -> bool:
     return bool(policies.message_ttl_seconds) or max(quotas) >= 0
 
 
-def extents(snapshot: TopicSnapshot, log: LogDirectory) -> list[BacklogExtent]:
+def extents(snapshot: TopicSnapshot, log: LogDirectory) -> list[ExtentBytes]:
     """The topic's ledgers and segments in order, as far as they hold something; an open one if it is in `log`."""
     found = []
     for extent in snapshot.extents:
         if isinstance(extent, LedgerRecord):
-            found.append(BacklogExtent(extent.first_offset, extent.last_offset, extent.logical_bytes))
+            found.append(ExtentBytes(extent.first_offset, extent.last_offset, extent.logical_bytes))
         elif extent.content is not None:
-            found.append(BacklogExtent(extent.first_offset, extent.content.last_offset, extent.content.logical_bytes))
+            found.append(ExtentBytes(extent.first_offset, extent.content.last_offset, extent.content.logical_bytes))
         elif (end := unsealed_end(log, snapshot.topic, extent)) and end.next_offset > extent.first_offset:
-            found.append(BacklogExtent(extent.first_offset, end.next_offset - 1, end.size))
+            found.append(ExtentBytes(extent.first_offset, end.next_offset - 1, end.size))
     return found
 
 
-def bytes_behind(some: Sequence[BacklogExtent], offset: int) -> int:
+def bytes_behind(some: Sequence[ExtentBytes], offset: int) -> int:
     """About how many bytes are at this offset or behind it."""
     return sum(extent.behind(offset) for extent in some)
 
 
-def first_of_last(some: Sequence[BacklogExtent], size: int) -> int:
+def first_of_last(some: Sequence[ExtentBytes], size: int) -> int:
     """The smallest offset behind which, itself included, are at most that many bytes."""
     end = 0
     for extent in reversed(some):
@@ -211,7 +211,7 @@ class BacklogLimits:
         moving = [record for record in waiting if _next_offset(record) < offset]
         lasts = {item.offset: item for item in map(last_of, opened.snapshot().extents) if item} if moving else {}
 
-        def locate(wanted: int) -> Position | None:
+        def locate(wanted: int) -> LogPosition | None:
             try:
                 return lasts.get(wanted) or opened.locate(wanted)
             except SegmentNotLocal:
@@ -277,6 +277,6 @@ def _published(extent: LedgerRecord | SegmentRecord) -> tuple[int | None, int | 
 
 def _first_published(topic: Topic, offset: int) -> int | None:
     """When the first raw message at or behind an offset was published; None: there is none."""
-    for batch in topic.read(AtOffset(offset), max_messages=1):
+    for batch in topic.read(StartOffset(offset), max_messages=1):
         return int(batch.column("publish_time")[0].as_py())
     return None

@@ -53,18 +53,18 @@ SKEW_MS = 300_000
 
 
 @dataclass(frozen=True)
-class Totals:
+class ObjectTotals:
     """Objects, and their bytes in the store."""
 
     count: int = 0
     bytes: int = 0
 
-    def __add__(self, other: Totals) -> Totals:
-        return Totals(self.count + other.count, self.bytes + other.bytes)
+    def __add__(self, other: ObjectTotals) -> ObjectTotals:
+        return ObjectTotals(self.count + other.count, self.bytes + other.bytes)
 
 
 @dataclass(frozen=True)
-class Collected:
+class CollectionResult:
     """What the collection of one topic did; or would do, unless `deleted`.
 
     `topic` None: the database knows no topic with this uid. `over`: the topic was deleted (S8). `foreign`: objects
@@ -74,7 +74,7 @@ class Collected:
     topic: TopicName | None
     topic_uid: str
     deleted: bool
-    objects: Mapping[ObjectKind, Totals] = field(default_factory=dict)
+    objects: Mapping[ObjectKind, ObjectTotals] = field(default_factory=dict)
     attempts_given_up: int = 0
     compacted_ledgers: int = 0
     foreign: int = 0
@@ -83,9 +83,9 @@ class Collected:
     over: bool = False
 
     @property
-    def total(self) -> Totals:
+    def total(self) -> ObjectTotals:
         """Over all kinds of objects."""
-        return sum(self.objects.values(), Totals())
+        return sum(self.objects.values(), ObjectTotals())
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,13 @@ class GarbageCollector:
     skew_ms: int = SKEW_MS
     on_object: Callable[[ObjectInfo], object] = lambda _: None
 
-    def collect(self, topic: TopicRecord, dry_run: bool = False) -> Collected:
+    def collect(self, topic: TopicRecord, dry_run: bool = False) -> CollectionResult:
         """Collect one topic. Raises DataLoss (nothing was deleted then), TopicNotFound; Misconfigured for a store that
         is another database's."""
         self._refuse_other_store(dry_run)
         return self._collect(topic, list(self.environment.store.list(names.topic_prefix(topic.uid))), dry_run)
 
-    def collect_all(self, dry_run: bool = False, unknown_topics: bool = False) -> Iterator[Collected]:
+    def collect_all(self, dry_run: bool = False, unknown_topics: bool = False) -> Iterator[CollectionResult]:
         """Collect every topic, in one listing; a topic that fails does so alone, and has the reason in `error`.
 
         Topics that the database does not know are deleted whole after the grace time with `unknown_topics`, else only
@@ -135,17 +135,17 @@ class GarbageCollector:
         for uid, listed in groupby(self.environment.store.list(names.TOPICS), lambda info: info.name.split("/")[1]):
             yield uid, list(listed)
 
-    def _alone(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> Collected:
+    def _alone(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> CollectionResult:
         try:
             return self._collect(topic, listed, dry_run)
         except (DataLoss, NotFound) as error:
-            return Collected(topic.name, topic.uid, False, error=error)
+            return CollectionResult(topic.name, topic.uid, False, error=error)
 
-    def _collect(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> Collected:
+    def _collect(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> CollectionResult:
         failpoint(Failpoint.GC_LISTED)
         now = self.environment.clock.now_ms()
         if self._is_clean(self.environment.metadata.pins.referenced(topic.id), listed, now):
-            return Collected(topic.name, topic.uid, not dry_run, foreign=_foreign(listed))
+            return CollectionResult(topic.name, topic.uid, not dry_run, foreign=_foreign(listed))
         given_up = 0 if dry_run else len(self.environment.metadata.runs.expire_attempts(topic.id, self.grace_ms))
         failpoint(Failpoint.GC_ATTEMPTS_FENCED)
         retired = 0 if dry_run else self._collect_retired(topic)
@@ -172,7 +172,7 @@ class GarbageCollector:
             self.environment.metadata.attempts.purge(topic.id, now - self.grace_ms, keep=remaining)
         failpoint(Failpoint.GC_DONE)
         foreign = _foreign(listed)
-        return Collected(topic.name, topic.uid, not dry_run, objects, given_up, retired, foreign, trimmed)
+        return CollectionResult(topic.name, topic.uid, not dry_run, objects, given_up, retired, foreign, trimmed)
 
     def _is_clean(self, snapshot: GcSnapshot, listed: list[ObjectInfo], now: int) -> bool:
         """Whether there is nothing to expire, to collect, to purge or to delete, and no attempt is unfinished."""
@@ -248,7 +248,7 @@ class GarbageCollector:
     def _old(self, info: ObjectInfo, now: int) -> bool:
         return info.modified_ms < now - self.grace_ms - self.skew_ms
 
-    def _collect_deleted(self, deleted: DeletedTopic, listed: list[ObjectInfo], dry_run: bool) -> Collected:
+    def _collect_deleted(self, deleted: DeletedTopic, listed: list[ObjectInfo], dry_run: bool) -> CollectionResult:
         """What a deleted topic left; nothing while its delay is not over."""
         failpoint(Failpoint.GC_LISTED)
         scope = namespace_scope(f"{deleted.name.tenant}/{deleted.name.namespace}")
@@ -257,9 +257,9 @@ class GarbageCollector:
         parsed = ((info, names.parse(info.name)) for info in listed if due)
         garbage = [(info, one) for info, one in parsed if one is not None]
         objects = self._delete(garbage, dry_run, self.on_object)
-        return Collected(deleted.name, deleted.uid, not dry_run, objects, foreign=_foreign(listed), over=True)
+        return CollectionResult(deleted.name, deleted.uid, not dry_run, objects, foreign=_foreign(listed), over=True)
 
-    def _unknown(self, uid: str, listed: list[ObjectInfo], dry_run: bool, wanted: bool) -> Collected:
+    def _unknown(self, uid: str, listed: list[ObjectInfo], dry_run: bool, wanted: bool) -> CollectionResult:
         """A topic without a row: it cannot be written or read any more, if the row was ever in this database."""
         failpoint(Failpoint.GC_LISTED)
         now = self.environment.clock.now_ms()
@@ -267,18 +267,18 @@ class GarbageCollector:
         garbage = ((info, one) for info, one in parsed if one is not None and self._old(info, now))
         deleted = wanted and not dry_run
         objects = self._delete(garbage, not deleted, self.on_object if wanted else lambda _: None)
-        return Collected(None, uid, deleted, objects, foreign=_foreign(listed))
+        return CollectionResult(None, uid, deleted, objects, foreign=_foreign(listed))
 
     def _delete(
         self, garbage: Iterable[tuple[ObjectInfo, ParsedName]], dry_run: bool, tell: Callable[[ObjectInfo], object]
-    ) -> dict[ObjectKind, Totals]:
-        objects: dict[ObjectKind, Totals] = {}
+    ) -> dict[ObjectKind, ObjectTotals]:
+        objects: dict[ObjectKind, ObjectTotals] = {}
         for info, parsed in garbage:
             if not dry_run:
                 failpoint(Failpoint.GC_BEFORE_DELETE)
                 self.environment.store.delete(info.name)
                 failpoint(Failpoint.GC_DELETED_ONE)
-            objects[parsed.kind] = objects.get(parsed.kind, Totals()) + Totals(1, info.size)
+            objects[parsed.kind] = objects.get(parsed.kind, ObjectTotals()) + ObjectTotals(1, info.size)
             tell(info)
         return objects
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from compactor.maintenance.retention_plan import (
     DELETE,
-    Extent,
+    RetentionExtent,
     TrimPlan,
     extents_of,
     plan_before,
@@ -28,11 +28,11 @@ from storage.errors import Conflict, DataLoss, recorded
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger.seek import NOWHERE, AtTime
 from storage.log.log_manager import LogManager
-from storage.log.segment_tables import UnsealedSegments
+from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentRecord, TopicRecord, TopicSnapshot
 from storage.model import MessageId
 from storage.options.policies import TopicPolicies
-from storage.options.resolution import Resolved
+from storage.options.resolution import PolicyResolution
 from storage.reading.snapshot_reader import SnapshotReader
 from storage.topic import Topic
 
@@ -41,7 +41,7 @@ _TRIES = 5
 
 
 @dataclass(frozen=True)
-class Trimmed:
+class TrimResult:
     """What was done to a topic; or would be, unless `trimmed`. `tail_left`: why what is not sealed was left alone
     (`recorded`); `tail_damaged`: because the open segment is damaged or lost.
     """
@@ -57,7 +57,7 @@ class Trimmed:
 class _Tail:
     """The segments that can be checked; `damage`: why the open one cannot."""
 
-    extents: tuple[Extent, ...]
+    extents: tuple[RetentionExtent, ...]
     damage: DataLoss | None = None
 
 
@@ -67,10 +67,10 @@ class Retention:
 
     environment: Environment
 
-    def apply(self, topic: TopicRecord, *, dry_run: bool = False, force: bool = False) -> Trimmed:
+    def apply(self, topic: TopicRecord, *, dry_run: bool = False, force: bool = False) -> TrimResult:
         """Let go what the topic's cleanup policies say. Raises TopicNotFound, Conflict, what sealing raises."""
 
-        def plan(snapshot: TopicSnapshot, policies: Resolved, tail: _Tail, now: int) -> TrimPlan:
+        def plan(snapshot: TopicSnapshot, policies: PolicyResolution, tail: _Tail, now: int) -> TrimPlan:
             extents, cursors = extents_of(snapshot, tail.extents), self._cursors(snapshot.topic, policies, dry_run)
             return plan_policies(snapshot, extents, cursors, policies.policies, now, force=force)
 
@@ -78,10 +78,10 @@ class Retention:
 
     def trim(
         self, topic: TopicRecord, before: int | MessageId, *, dry_run: bool = False, force: bool = False
-    ) -> Trimmed:
+    ) -> TrimResult:
         """Let the topic begin at an offset or message, so that ledgers wholly below it go. Raises InvalidInput, too."""
 
-        def plan(snapshot: TopicSnapshot, policies: Resolved, tail: _Tail, _: int) -> TrimPlan:
+        def plan(snapshot: TopicSnapshot, policies: PolicyResolution, tail: _Tail, _: int) -> TrimPlan:
             extents, cursors = extents_of(snapshot, tail.extents), self._cursors(snapshot.topic, policies, dry_run)
             offset = before if isinstance(before, int) else self._offset_of(snapshot, extents, before)
             return plan_before(snapshot, extents, cursors, policies.policies, offset, force=force)
@@ -91,11 +91,11 @@ class Retention:
     def _carry_out(
         self,
         topic: TopicRecord,
-        planned: Callable[[TopicSnapshot, Resolved, _Tail, int], TrimPlan],
+        planned: Callable[[TopicSnapshot, PolicyResolution, _Tail, int], TrimPlan],
         *,
         dry_run: bool,
         force: bool,
-    ) -> Trimmed:
+    ) -> TrimResult:
         tail_left, sealed = "", False
         for tries_left in reversed(range(_TRIES)):
             policies = self.environment.metadata.policies.resolved(topic)
@@ -106,7 +106,7 @@ class Retention:
             if tail.damage is not None:
                 tail_left = recorded(tail.damage)
             if dry_run:
-                return Trimmed(snapshot.topic, plan, False, tail_left, tail.damage is not None)
+                return TrimResult(snapshot.topic, plan, False, tail_left, tail.damage is not None)
             if not sealed and (plan.unsealed or plan.start_offset > snapshot.topic.next_offset):
                 sealed, tail_left = True, self._roll_and_seal(topic)
                 continue
@@ -117,10 +117,10 @@ class Retention:
                 if not tries_left:
                     raise
                 continue
-            return Trimmed(snapshot.topic, plan, True, tail_left, tail.damage is not None)
+            return TrimResult(snapshot.topic, plan, True, tail_left, tail.damage is not None)
         raise AssertionError("the last try returns or raises")
 
-    def _cursors(self, topic: TopicRecord, policies: Resolved, dry_run: bool) -> list[CursorRecord]:
+    def _cursors(self, topic: TopicRecord, policies: PolicyResolution, dry_run: bool) -> list[CursorRecord]:
         """The topic's cursors. One for which compaction is enabled has `__compaction`, which is made here if it is
         enabled around the topic (S9)."""
         cursors = self.environment.metadata.cursors.of_topic(topic.id)
@@ -150,14 +150,14 @@ class Retention:
     def _tail(self, snapshot: TopicSnapshot, policies: TopicPolicies, now: int) -> _Tail:
         """The segments in our log directory, as far as they hold something that can be seen."""
         here = self.environment.log.known_uid
-        extents: list[Extent] = []
+        extents: list[RetentionExtent] = []
         damage: DataLoss | None = None
         for segment in snapshot.segments:
             if segment.log_uid != here:
                 continue
             if (content := segment.content) is not None:
                 extents.append(
-                    Extent(
+                    RetentionExtent(
                         segment.ledger_id,
                         segment.first_offset,
                         content.last_offset,
@@ -176,7 +176,7 @@ class Retention:
 
     def _open(
         self, snapshot: TopicSnapshot, segment: SegmentRecord, policies: TopicPolicies, now: int
-    ) -> tuple[Extent, ...]:
+    ) -> tuple[RetentionExtent, ...]:
         """The open segment, if it holds something that can be seen. Raises DataLoss."""
         reader = self._reader_of(snapshot, segment)
         last = reader.last_position()
@@ -184,14 +184,16 @@ class Retention:
             return ()
         messages = last.offset - segment.first_offset + 1
         newest = self._newest_if_expired(reader, policies, now)
-        return (Extent(segment.ledger_id, segment.first_offset, last.offset, messages, 0, newest, sealed=False),)
+        return (
+            RetentionExtent(segment.ledger_id, segment.first_offset, last.offset, messages, 0, newest, sealed=False),
+        )
 
     def _reader_of(self, snapshot: TopicSnapshot, segment: SegmentRecord) -> SnapshotReader:
         """A reader of one segment and nothing else."""
         alone = replace(
             snapshot, ledgers=(), segments=(segment,), topic=replace(snapshot.topic, start_offset=0), compacted=None
         )
-        return SnapshotReader(self.environment.store, alone, UnsealedSegments(self.environment.log))
+        return SnapshotReader(self.environment.store, alone, SegmentTableReader(self.environment.log))
 
     def _newest_if_expired(self, reader: SnapshotReader, policies: TopicPolicies, now: int) -> int | None:
         """A time that is older than the retention if all messages of the segment are, else None."""
@@ -201,7 +203,7 @@ class Retention:
         young = reader.bound(AtTime(now - kept), read_compacted=False)
         return now - kept - 1 if young == NOWHERE else None
 
-    def _offset_of(self, snapshot: TopicSnapshot, extents: Sequence[Extent], message_id: MessageId) -> int:
+    def _offset_of(self, snapshot: TopicSnapshot, extents: Sequence[RetentionExtent], message_id: MessageId) -> int:
         """The offset of the first message at or behind an id; if raw is gone there, of the compacted ones."""
         gone = not extents or message_id.ledger_id < extents[0].ledger_id
         if gone and snapshot.compacted is None:

@@ -18,7 +18,7 @@ from itertools import takewhile
 
 from storage.errors import InvalidInput
 from storage.metadata.records import CursorRecord, TopicRecord, TopicSnapshot
-from storage.model import LedgerRecord, Position
+from storage.model import LedgerRecord, LogPosition
 from storage.options.policies import TopicPolicies
 
 DELETE = "delete"
@@ -35,7 +35,7 @@ class TrimReason(StrEnum):
 
 
 @dataclass(frozen=True)
-class Extent:
+class RetentionExtent:
     """A ledger, or a segment that is not sealed: what retention must know of it. Offsets are inclusive.
 
     `newest`: the largest publish time, or when it was closed, if that was earlier; None: not known, and so not old.
@@ -55,7 +55,7 @@ class Extent:
 class TrimCandidate:
     """An extent that goes, or would, and why."""
 
-    extent: Extent
+    extent: RetentionExtent
     reason: TrimReason
 
 
@@ -65,7 +65,7 @@ class RetentionHold:
     offset that it has not acknowledged."""
 
     cursor: str
-    mark_delete: Position | None
+    mark_delete: LogPosition | None
     needs: int
 
 
@@ -88,7 +88,7 @@ class TrimPlan:
         return any(not candidate.extent.sealed for candidate in self.going)
 
 
-def extents_of(snapshot: TopicSnapshot, tail: Sequence[Extent] = ()) -> tuple[Extent, ...]:
+def extents_of(snapshot: TopicSnapshot, tail: Sequence[RetentionExtent] = ()) -> tuple[RetentionExtent, ...]:
     """The topic's extents in order of offsets, up to the first segment that is not in `tail`."""
     known = {extent.ledger_id: extent for extent in (*map(_sealed, snapshot.ledgers), *tail)}
     in_reach = takewhile(lambda record: record.ledger_id in known, snapshot.extents)
@@ -97,7 +97,7 @@ def extents_of(snapshot: TopicSnapshot, tail: Sequence[Extent] = ()) -> tuple[Ex
 
 def plan_policies(
     snapshot: TopicSnapshot,
-    extents: Sequence[Extent],
+    extents: Sequence[RetentionExtent],
     cursors: Sequence[CursorRecord],
     policies: TopicPolicies,
     now: int,
@@ -113,7 +113,7 @@ def plan_policies(
 
 def plan_before(
     snapshot: TopicSnapshot,
-    extents: Sequence[Extent],
+    extents: Sequence[RetentionExtent],
     cursors: Sequence[CursorRecord],
     policies: TopicPolicies,
     before: int,
@@ -148,7 +148,7 @@ def is_expired(newest: int | None, policies: TopicPolicies, now: int) -> bool:
 
 
 def _due(
-    extents: Sequence[Extent], start: int, policies: TopicPolicies, horizon: Position | None, now: int
+    extents: Sequence[RetentionExtent], start: int, policies: TopicPolicies, horizon: LogPosition | None, now: int
 ) -> list[TrimCandidate]:
     """The prefix of extents that should go, with the reason of each."""
     delete, compact = DELETE in policies.cleanup_policy, COMPACT in policies.cleanup_policy
@@ -203,8 +203,8 @@ def _held_back(start: int, due: Sequence[TrimCandidate], wanted: int, slowest: R
     return TrimPlan(max(start, min(wanted, limit) if by_offset else moved), going, wanted, slowest, held)
 
 
-def _sealed(ledger: LedgerRecord) -> Extent:
-    return Extent(
+def _sealed(ledger: LedgerRecord) -> RetentionExtent:
+    return RetentionExtent(
         ledger.ledger_id,
         ledger.first_offset,
         ledger.last_offset,

@@ -28,7 +28,7 @@ from types import MappingProxyType
 from compactor.maintenance.backlog_limits import BacklogLimits, OverQuota, has_limits
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.retention import Retention
-from compactor.scheduling.throttle import TOPICS_AT_ONCE, Rest, paced
+from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Rest, paced
 from storage.environment import Environment
 from storage.errors import CompactorError, TopicNotFound, full_part
 from storage.log.log_manager import LogManager
@@ -98,7 +98,7 @@ class Maintenance:
         """`grace_ms`: of garbage; `leads`: whether this process leads; `stopping`: read between topics.
 
         `rest` waits between topics, so that thousands of them take little from whatever else the process does
-        (throttle.py).
+        (scan_throttle.py).
         """
         self._environment = environment
         self._intervals = intervals

@@ -20,7 +20,7 @@ from storage.metadata.records import TopicRecord, TopicSnapshot
 
 
 @dataclass(frozen=True)
-class Truncated:
+class TruncationResult:
     """What went, or would: messages of ledgers and rolled segments, and the compacted ledger's, if there was one.
 
     A dry run does not know how many messages the open segment holds.
@@ -38,13 +38,13 @@ class Truncation:
 
     environment: Environment
 
-    def truncate(self, topic: TopicRecord, *, dry_run: bool = False, wait_ms: int = ROLL_WAIT_MS) -> Truncated:
+    def truncate(self, topic: TopicRecord, *, dry_run: bool = False, wait_ms: int = ROLL_WAIT_MS) -> TruncationResult:
         """`wait_ms`: how long a writer may take to roll when it is asked to."""
         if dry_run:
             return _of(self.environment.metadata.snapshot(topic.id), truncated=False)
         return self.truncate_all([topic], wait_ms)[0]
 
-    def truncate_all(self, topics: Sequence[TopicRecord], wait_ms: int = ROLL_WAIT_MS) -> list[Truncated]:
+    def truncate_all(self, topics: Sequence[TopicRecord], wait_ms: int = ROLL_WAIT_MS) -> list[TruncationResult]:
         """Each of these topics or none, such as the partitions of one: their open segments are rolled one by one."""
         for topic in topics:
             LogManager(self.environment).roll(topic, wait_ms)
@@ -53,8 +53,8 @@ class Truncation:
         return [replace(one, topic=topic) for one, topic in zip(before, after, strict=True)]
 
 
-def _of(snapshot: TopicSnapshot, *, truncated: bool) -> Truncated:
+def _of(snapshot: TopicSnapshot, *, truncated: bool) -> TruncationResult:
     messages = sum(ledger.messages for ledger in snapshot.ledgers)
     messages += sum(segment.content.messages for segment in snapshot.segments if segment.content)
     compacted = snapshot.compacted
-    return Truncated(snapshot.topic, messages, compacted.messages if compacted else None, truncated)
+    return TruncationResult(snapshot.topic, messages, compacted.messages if compacted else None, truncated)

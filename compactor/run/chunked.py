@@ -21,18 +21,18 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.run.plan import RunPlan
-from compactor.run.resolve import Resolved
+from compactor.run.resolve import RangeResolution
 from storage.checksums import crc32c
 from storage.ledger import chunk_table, key_index, names
-from storage.ledger.chunk_table import PENDING, Assembled, Chunks, ChunkTable, assemble, inside, offsets
-from storage.ledger.key_index import MARKER, NO_EVENT_TIME, U64, HashRange, Records, concatenated
+from storage.ledger.chunk_table import PENDING, ChunkAssembly, Chunks, ChunkTable, assemble, inside, offsets
+from storage.ledger.key_index import MARKER, NO_EVENT_TIME, U64, HashRange, IndexRecords, concatenated
 from storage.objects.interface import ObjectStore
 
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Decided:
+class ChunkDecision:
     """What becomes of the chunks of a range.
 
     `table`: those that live, by offset. `named`: offsets for the row sets, but for last chunks with a key, which
@@ -56,7 +56,7 @@ class RangeChunks:
 
     def __init__(self, plan: RunPlan, chunks: Chunks) -> None:
         self._plan = plan
-        self._assembled: Assembled = assemble(chunks)
+        self._assembled: ChunkAssembly = assemble(chunks)
         dirty = plan.sources[plan.old_parts :]
         self._dirty_from = np.uint64(dirty[0].first_offset if dirty else 2**62)
         self._new = self._assembled.offset >= self._dirty_from
@@ -64,7 +64,7 @@ class RangeChunks:
         self._gone = np.zeros(len(self._assembled.last), dtype=np.bool_)
         self._gone[self._assembled.message[self._gone_chunks & (self._assembled.message >= 0)]] = True
 
-    def complete(self) -> Records:
+    def complete(self) -> IndexRecords:
         """The winner of each key among the messages that this run completes, in hash order."""
         found = self._assembled.records(self._assembled.keyed & self._new)
         if not self._plan.policies.event_time_order:
@@ -82,13 +82,13 @@ class RangeChunks:
         """The offsets, ascending, of messages with a key that this run completes and that go all the same (C2)."""
         return np.sort(self._assembled.offset[self._gone & self._new & self._assembled.keyed])
 
-    def due(self) -> Records:
+    def due(self) -> IndexRecords:
         """Markers, in hash order, for messages of old parts that go by time or are below the start (T1, T2, C2)."""
         found = self._assembled.records(self._assembled.keyed & ~self._new & self._is_due())
         marked = found.offset | MARKER
-        return Records(found.hi, found.lo, marked, marked, found.event_time)
+        return IndexRecords(found.hi, found.lo, marked, marked, found.event_time)
 
-    def indexed(self) -> Records:
+    def indexed(self) -> IndexRecords:
         """Records, in hash order, of the messages of old parts, for an index that is created again from rows."""
         return self._assembled.records(self._assembled.keyed & ~self._new)
 
@@ -104,7 +104,7 @@ class RangeChunks:
         due: Mask = np.where(self._assembled.empty, tombstones, values) | self._gone
         return due
 
-    def decide(self, resolved: Resolved) -> Decided:
+    def decide(self, resolved: RangeResolution) -> ChunkDecision:
         """Which chunks live, now that it is known which messages do."""
         assembled = self._assembled
         live_messages = np.where(
@@ -131,7 +131,7 @@ class RangeChunks:
         values, tombstones = table[kept[~empty]], table[kept[empty]]
         carried = assembled.newest_pending(live)[np.unique(assembled.group[live & pending])]
         table = table[live]
-        return Decided(
+        return ChunkDecision(
             table[np.argsort(offsets(table))],
             offsets(assembled.chunks[named]),
             pending=int(np.count_nonzero(live & pending)),
@@ -152,7 +152,7 @@ def read_chunks(store: ObjectStore, plan: RunPlan, wanted: HashRange) -> RangeCh
     return RangeChunks(plan, chunks) if len(chunks) else None
 
 
-def write_chunks(store: ObjectStore, plan: RunPlan, number: int, decided: Decided) -> ChunkTable | None:
+def write_chunks(store: ObjectStore, plan: RunPlan, number: int, decided: ChunkDecision) -> ChunkTable | None:
     """The chunk table of hash range `number`; None if no chunk of it lives."""
     if not len(decided.table):
         return None
@@ -172,7 +172,7 @@ def write_chunks(store: ObjectStore, plan: RunPlan, number: int, decided: Decide
     )
 
 
-def with_complete(winners: Records, complete: Records, by_event: bool) -> Records:
+def with_complete(winners: IndexRecords, complete: IndexRecords, by_event: bool) -> IndexRecords:
     """The winner of each key of both; each in hash order with one record a key, `winners` of any offsets."""
     at = key_index.find(winners, complete.hi, complete.lo)
     both = at >= 0
@@ -184,12 +184,12 @@ def with_complete(winners: Records, complete: Records, by_event: bool) -> Record
         larger = complete.event_time > theirs.event_time
         later = larger | ((complete.event_time == theirs.event_time) & later)
     else:
-        complete, winners = (Records(item.hi, item.lo, item.offset) for item in (complete, winners))
+        complete, winners = (IndexRecords(item.hi, item.lo, item.offset) for item in (complete, winners))
     together = concatenated([winners, complete.take(~both | later)])
     return together.take(key_index.latest(together.hi, together.lo))
 
 
-def _plain(records: Records) -> U64:
+def _plain(records: IndexRecords) -> U64:
     plain: U64 = records.offset & key_index.OFFSET_MASK
     return plain
 

@@ -25,7 +25,7 @@ from compactor.phase_one import task_store
 from compactor.run.plan import RunPlan, ScanPlan, ScanResult
 from storage.ledger import chunk_table, key_index, names
 from storage.ledger.deletion_bitmap import alive, encode_deleted, read_all_deleted
-from storage.ledger.key_index import MARKER, TOMBSTONE, HashRange, Records, concatenated
+from storage.ledger.key_index import MARKER, TOMBSTONE, HashRange, IndexRecords, concatenated
 from storage.ledger.manifest import DeletedRows
 from storage.ledger.rows_file import RowsReader
 from storage.ledger.sealing import flagged_offsets, keyed_rows, ledger_records, unkeyed_rows
@@ -80,8 +80,8 @@ class _Seen:
     def __init__(self, plan: RunPlan, scan: ScanPlan) -> None:
         self._plan = plan
         self._scan = scan
-        self.markers: list[Records] = []
-        self.indexed: list[Records] = []
+        self.markers: list[IndexRecords] = []
+        self.indexed: list[IndexRecords] = []
         self.kept = {kind: BitMap64() for kind in key_index.UNKEYED_CLASSES}
         self.values: list[int | None] = []
         self.tombstones: list[int | None] = []
@@ -122,17 +122,17 @@ class _Seen:
         return unkeyed.filter(pa.array(~gone))
 
 
-def _markers(due: pa.Table, plan: RunPlan) -> Records:
+def _markers(due: pa.Table, plan: RunPlan) -> IndexRecords:
     found = ledger_records(due, plan.hasher).by_event()
     assert found.event_time is not None
-    return Records(found.hi, found.lo, found.offset | MARKER, found.offset | MARKER, found.event_time)
+    return IndexRecords(found.hi, found.lo, found.offset | MARKER, found.offset | MARKER, found.event_time)
 
 
 def _write(
     store: ObjectStore,
     plan: RunPlan,
     source: int,
-    pieces: list[Records],
+    pieces: list[IndexRecords],
     unkeyed: dict[str, BitMap64] | None = None,
 ) -> IndexLocation:
     """A key index over all hashes, of records whose keys differ."""
@@ -180,7 +180,7 @@ class _Left:
 
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
-        self._records: list[Records] = []
+        self._records: list[IndexRecords] = []
         self._unkeyed = {kind: BitMap64() for kind in key_index.UNKEYED_CLASSES}
         self._chunks = [chunk_table.none()]
 
@@ -192,13 +192,13 @@ class _Left:
         self._chunks.append(chunk_table.chunk_records(table, self._plan.hasher))
 
     def write(self, store: ObjectStore, source: int) -> IndexLocation:
-        together = concatenated([Records(record.hi, record.lo, record.offset) for record in self._records])
+        together = concatenated([IndexRecords(record.hi, record.lo, record.offset) for record in self._records])
         records = together.take(key_index.latest(together.hi, together.lo))
         if any(record.event_time is not None for record in self._records):
             events = concatenated([record.by_event() for record in self._records])
             assert events.event_time is not None
             events = events.take(key_index.latest_by_event(events.hi, events.lo, events.event_time))
-            records = Records(records.hi, records.lo, records.offset, events.event_offset, events.event_time)
+            records = IndexRecords(records.hi, records.lo, records.offset, events.event_offset, events.event_time)
         chunks = np.concatenate(self._chunks).tobytes()
         data, directory = key_index.encode_index(records, HashRange(), self._unkeyed, chunks)
         name = names.compacted_index(self._plan.topic_uid, self._plan.attempt_id, source)

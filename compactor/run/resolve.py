@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from compactor.run.plan import RunPolicies
 from storage.ledger import key_index
-from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, Records, concatenated
+from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, IndexRecords, concatenated
 
 Mask = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
@@ -51,12 +51,12 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Resolved:
+class RangeResolution:
     """Offsets in no order, shape (n,). `level`: the new level in hash order; the rest as in plan.RangeStatistics."""
 
     survivors: U64
     superseded: U64
-    level: Records
+    level: IndexRecords
     keys: int
     tombstones: int
     tombstones_removed: int
@@ -65,10 +65,10 @@ class Resolved:
     dropped_to: int
 
 
-def newest_of(runs: Sequence[Records], by_event: bool) -> Records:
+def newest_of(runs: Sequence[IndexRecords], by_event: bool) -> IndexRecords:
     """The winner of each key, in hash order; `runs` oldest first, each in hash order with one record a key."""
     if not by_event:
-        dirty = concatenated([Records(run.hi, run.lo, run.offset) for run in runs])
+        dirty = concatenated([IndexRecords(run.hi, run.lo, run.offset) for run in runs])
         return dirty.take(key_index.latest(dirty.hi, dirty.lo))
     dirty = concatenated([run.by_event() for run in runs])
     if dirty.event_time is None:
@@ -76,17 +76,17 @@ def newest_of(runs: Sequence[Records], by_event: bool) -> Records:
     return dirty.take(key_index.latest_by_event(dirty.hi, dirty.lo, dirty.event_time))
 
 
-def without_expired(winners: Records, expired: U64) -> Records:
+def without_expired(winners: IndexRecords, expired: U64) -> IndexRecords:
     """The winners, those whose row is at an offset of `expired` (ascending) as markers (T2). Tombstones stay."""
     return _marked(winners, _at(winners, expired) & (winners.offset & TOMBSTONE == 0))
 
 
-def without_gone(winners: Records, gone: U64) -> Records:
+def without_gone(winners: IndexRecords, gone: U64) -> IndexRecords:
     """The winners, those whose row is at an offset of `gone` (ascending) as markers, tombstones too (C2)."""
     return _marked(winners, _at(winners, gone))
 
 
-def _at(winners: Records, offsets: U64) -> Mask:
+def _at(winners: IndexRecords, offsets: U64) -> Mask:
     """Which winners are at one of some ascending offsets."""
     if not len(offsets):
         return np.zeros(len(winners), dtype=np.bool_)
@@ -95,14 +95,14 @@ def _at(winners: Records, offsets: U64) -> Mask:
     return found
 
 
-def _marked(winners: Records, dead: Mask) -> Records:
+def _marked(winners: IndexRecords, dead: Mask) -> IndexRecords:
     if not dead.any():
         return winners
     flagged = np.where(dead, winners.offset | MARKER, winners.offset)
-    return Records(winners.hi, winners.lo, flagged, winners.event_offset, winners.event_time)
+    return IndexRecords(winners.hi, winners.lo, flagged, winners.event_offset, winners.event_time)
 
 
-def resolve(winners: Records, levels: Sequence[Records], merged: int, rules: Rules) -> Resolved:
+def resolve(winners: IndexRecords, levels: Sequence[IndexRecords], merged: int, rules: Rules) -> RangeResolution:
     """`winners`: the winner of each dirty key, a marker for what expired; `levels`: newest first.
 
     Of the first `merged` levels all records are here, of the others at least those of the dirty keys.
@@ -123,14 +123,14 @@ def resolve(winners: Records, levels: Sequence[Records], merged: int, rules: Rul
     gone = marker | dropped
     flagged = np.where(gone, winners.offset | MARKER, winners.offset)
     needed = ~gone | behind.visible | rules.remembered(winners.event_time, len(winners))
-    new = Records(winners.hi, winners.lo, flagged, flagged if by_event else None, winners.event_time)
+    new = IndexRecords(winners.hi, winners.lo, flagged, flagged if by_event else None, winners.event_time)
 
     superseded = old.offset[old.visible]
     replaced_tombstones = int(np.count_nonzero(superseded & TOMBSTONE))
     values = len(winners) - int(np.count_nonzero(gone)) - int(np.count_nonzero(retained))
     gone_offsets = winners.offset[gone] & OFFSET_MASK
     tombstones_removed = int(np.count_nonzero(winners.offset[gone] & TOMBSTONE))
-    return Resolved(
+    return RangeResolution(
         survivors=winners.offset[~gone] & OFFSET_MASK,
         superseded=superseded & OFFSET_MASK,
         level=_merge(new, needed, levels[:merged], merged == len(levels), rules),
@@ -168,7 +168,7 @@ class _Hits:
         )
 
 
-def _first_hits(levels: Sequence[Records], keys: Records) -> _Hits:
+def _first_hits(levels: Sequence[IndexRecords], keys: IndexRecords) -> _Hits:
     """Of each key the record in the first of `levels` that has one."""
     found = np.zeros(len(keys), dtype=np.bool_)
     offset = np.zeros(len(keys), dtype=np.uint64)
@@ -186,7 +186,7 @@ def _first_hits(levels: Sequence[Records], keys: Records) -> _Hits:
     return _Hits(found, offset, event_time)
 
 
-def _beaten(winners: Records, old: _Hits, rules: Rules) -> Mask:
+def _beaten(winners: IndexRecords, old: _Hits, rules: Rules) -> Mask:
     """Whether the record that counted until now has the larger event time, or of equal ones the larger offset (P9)."""
     assert winners.event_time is not None or not len(winners)
     event_time = winners.event_time if winners.event_time is not None else np.empty(0, dtype=np.int64)
@@ -196,7 +196,9 @@ def _beaten(winners: Records, old: _Hits, rules: Rules) -> Mask:
     return beaten
 
 
-def _merge(new: Records, needed: Mask, front: Sequence[Records], merges_all: bool, rules: Rules) -> Records:
+def _merge(
+    new: IndexRecords, needed: Mask, front: Sequence[IndexRecords], merges_all: bool, rules: Rules
+) -> IndexRecords:
     """The new level: `new` in front of the levels that are merged into it, without markers that hide nothing."""
     if not front:
         return new.take(needed)

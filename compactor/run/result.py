@@ -14,7 +14,7 @@ from compactor.run.plan import BitmapResult, PartResult, RangeResult, RangeStati
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names
 from storage.ledger.manifest import Manifest, Part
-from storage.model import IndexLocation, MessageId, Position, TopicName
+from storage.model import IndexLocation, LogPosition, MessageId, TopicName
 from storage.objects.interface import ObjectStore
 
 LISTINGS = 64
@@ -108,7 +108,7 @@ class RunOutput:
             last_offset = part.last.offset
 
     def manifest(
-        self, topic: TopicName, ledger_id: int, generation: int, run_id: int, created_at: int, horizon: Position
+        self, topic: TopicName, ledger_id: int, generation: int, run_id: int, created_at: int, horizon: LogPosition
     ) -> Manifest:
         """The new compacted ledger."""
         statistics = [result.statistics for result in self.planned.ranges]

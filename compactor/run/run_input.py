@@ -17,7 +17,7 @@ from storage.ledger.key_index import FENCE_RECORDS, RECORD_BYTES, IndexDirectory
 from storage.ledger.manifest import Manifest, Part
 from storage.ledger.rows_file import RowsObject
 from storage.metadata.records import RunState, TopicSnapshot
-from storage.model import IndexLocation, LedgerRecord, Position
+from storage.model import IndexLocation, LedgerRecord, LogPosition
 from storage.objects.interface import StoreLocation
 from storage.objects.throttled import Rates
 
@@ -42,10 +42,10 @@ def dirty_ledgers(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> t
     return tuple(takewhile(lambda ledger: not policies.min_lag_ms or ledger.newest <= old_enough, after))
 
 
-def end_position(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> Position | None:
+def end_position(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> LogPosition | None:
     """P2: the end of the last dirty ledger; the horizon if there is none; None: nothing to compact, ever before."""
     dirty = dirty_ledgers(snapshot, policies, now)
-    return Position(dirty[-1].last_offset, dirty[-1].last_message_id) if dirty else snapshot.horizon
+    return LogPosition(dirty[-1].last_offset, dirty[-1].last_message_id) if dirty else snapshot.horizon
 
 
 def nothing_new(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> bool:

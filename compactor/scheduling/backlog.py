@@ -1,7 +1,7 @@
 """The backlog of topics, and the policies that it is held against, page by page in a few statements (S1, S2, S3).
 
     bytes, messages   behind the horizon (of a topic that was never compacted: all): sealed ledgers, rolled segments,
-                      and the open segment, which is counted from its file (storage/log/unsealed_messages.py)
+                      and the open segment, which is counted from its file (storage/log/unsealed_counts.py)
     dirty             the closed ones of them alone, in logical bytes: Kafka's cleaner does not check what is open
     clean             logical bytes of the compacted ledger that serves
 
@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from compactor.scheduling.throttle import TOPICS_AT_ONCE, Rest, paced
+from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Rest, paced
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
-from storage.log.unsealed_messages import OpenSegments
+from storage.log.unsealed_counts import UnsealedCounter
 from storage.metadata.policy_store import PolicyResolver
 from storage.metadata.records import BacklogRecord, TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
@@ -54,16 +54,16 @@ class Backlog:
 
 
 @dataclass(frozen=True)
-class Unsealed:
+class UnsealedBacklog:
     """What is in segments: a run seals it first, so that it belongs to what the run compacts."""
 
     messages: int = 0
     bytes: int = 0
 
 
-def unsealed(log: LogDirectory, snapshot: TopicSnapshot) -> Unsealed:
+def unsealed(log: LogDirectory, snapshot: TopicSnapshot) -> UnsealedBacklog:
     """What a topic has in segments, as far as it can be seen from here: not an open one in another log directory."""
-    opened = OpenSegments(log)
+    opened = UnsealedCounter(log)
     messages = size = 0
     for segment in snapshot.segments:
         if segment.content is not None:
@@ -71,7 +71,7 @@ def unsealed(log: LogDirectory, snapshot: TopicSnapshot) -> Unsealed:
         else:
             counted = opened.count(snapshot.topic, segment)
             messages, size = messages + counted.messages, size + counted.logical_bytes
-    return Unsealed(messages, size)
+    return UnsealedBacklog(messages, size)
 
 
 class Backlogs:
@@ -79,7 +79,7 @@ class Backlogs:
 
     def __init__(self, metadata: MetadataStore, log: LogDirectory) -> None:
         self._metadata = metadata
-        self._open = OpenSegments(log)
+        self._open = UnsealedCounter(log)
 
     def of(self, topic_ids: Collection[int]) -> list[Backlog]:
         """Of these topics; those that are gone are left out."""
@@ -87,7 +87,7 @@ class Backlogs:
         return list(self._measured(self._metadata.backlogs.of(topic_ids), resolver, all_open=True))
 
     def of_all(self, clock: Clock, rest: Rest = lambda _: None) -> list[Backlog]:
-        """Of all topics for which something can become due. `rest` waits between pages of them (throttle.py)."""
+        """Of all topics for which something can become due. `rest` waits between pages of them (scan_throttle.py)."""
         measured: list[Backlog] = []
         opened: set[int] = set()
         resolver = self._metadata.policies.resolver()

@@ -21,13 +21,13 @@ from random import Random
 
 from compactor.engines.engine import Engines
 from compactor.scheduling.backlog import Backlogs
-from compactor.scheduling.due import Check, Due, WorkerSlots, due, jobs, without
+from compactor.scheduling.due import CleanableTopics, Due, WorkerSlots, due, jobs, without
 from compactor.scheduling.leadership import RENEWALS, Leadership
 from compactor.scheduling.worker import Worker, WorkerSettings
 from storage.environment import Environment
 from storage.errors import CompactionPaused, CompactionRunning, CompactorError
 from storage.metadata.records import SERVICE_DEAD_MS, CompactionState, ServiceRecord, TopicRecord
-from storage.options.policies import Unreadable
+from storage.options.policies import UnreadableStoredValue
 from storage.owner import owner_name
 
 POLL_SECONDS = 1.0
@@ -79,9 +79,9 @@ class ControlLoop:
         self._led: int | None = None
         """The token of the leadership of the last check."""
         self._checked_at = 0
-        self.last_check: Check | None = None
+        self.last_check: CleanableTopics | None = None
         """What the last check of all topics found, for metrics."""
-        self._logged_policies: list[tuple[str, str, Unreadable]] = []
+        self._logged_policies: list[tuple[str, str, UnreadableStoredValue]] = []
         self._warm = False
         self._wake = threading.Event()
         self._ending = threading.Event()
@@ -208,7 +208,7 @@ class ControlLoop:
             if self._settings.automatic:
                 backlogs, controls = self._backlogs.of_all(self._environment.clock, self._rest), control.all()
                 self._due = due(backlogs, controls, now)
-                self.last_check = Check.of(backlogs, controls, len(self._due), now, unreadable)
+                self.last_check = CleanableTopics.of(backlogs, controls, len(self._due), now, unreadable)
         self._begin()
 
     def _unreadable_policies(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from storage.metadata.records import Activity, RunState
+from storage.metadata.records import CompactionActivity, RunState
 from storage.metadata.store import MetadataStore
 
 
@@ -35,7 +35,7 @@ def compaction_status(metadata: MetadataStore, topic_id: int) -> StatusAndError:
     return status_of(metadata.compaction_state.activity(topic_id))
 
 
-def status_of(activity: Activity) -> StatusAndError:
+def status_of(activity: CompactionActivity) -> StatusAndError:
     """The status of what was read of a topic at one moment."""
     last, control = activity.last_run, activity.control
     if activity.running:

@@ -33,14 +33,14 @@ from compactor.verify.history import EXPIRED, OVERDUE, RETAINED
 from compactor.verify.plan import VerifyPlan
 from storage.ledger import chunk_table
 from storage.ledger.chunk_table import EMPTY, Chunks
-from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange, Records
+from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange, IndexRecords
 from storage.objects.interface import ObjectStore
 
 _COMPARED = tuple(name for name in chunk_table.RECORD.names or () if name != "retained_at")
 
 
 @dataclass
-class Message:
+class ChunkedMessage:
     """A chunked message: its chunks in order, as records; or what of it there is so far."""
 
     chunks: list[np.void] = field(default_factory=list)
@@ -71,24 +71,24 @@ class Message:
 
 
 @dataclass
-class Messages:
+class ChunkedMessages:
     """What chunks make. `stale`: by the offset of the message behind them."""
 
-    complete: list[Message] = field(default_factory=list)
+    complete: list[ChunkedMessage] = field(default_factory=list)
     stale: dict[int, list[int]] = field(default_factory=dict)
     pending: list[np.void] = field(default_factory=list)
 
 
-def assembled(chunks: Chunks) -> Messages:
+def assembled(chunks: Chunks) -> ChunkedMessages:
     """By the rule of docs/format.md."""
-    found = Messages()
-    begun: dict[tuple[int, ...], Message] = {}
+    found = ChunkedMessages()
+    begun: dict[tuple[int, ...], ChunkedMessage] = {}
     waiting: dict[tuple[int, ...], list[np.void]] = {}
     for chunk in chunks[np.argsort(chunk_table.offsets(chunks), kind="stable")]:
         identity = (int(bool(chunk["offset"] & chunk_table.KEYED)), *_identity(chunk))
         waiting.setdefault(identity, []).append(chunk)
         if chunk["index"] == 0:
-            begun[identity] = Message()
+            begun[identity] = ChunkedMessage()
         message = begun.get(identity)
         if message is None or chunk["index"] != len(message.chunks):
             continue
@@ -108,7 +108,7 @@ def _identity(chunk: np.void) -> tuple[int, ...]:
     return tuple(int(chunk[name]) for name in ("uuid_hi", "uuid_lo", "key_hi", "key_lo", "count"))
 
 
-def records_of(messages: Iterable[Message]) -> Records:
+def records_of(messages: Iterable[ChunkedMessage]) -> IndexRecords:
     """A record for each of some messages with a key."""
     keyed = [message for message in messages if message.keyed]
     unsigned = partial(np.array, dtype=np.uint64)
@@ -116,7 +116,7 @@ def records_of(messages: Iterable[Message]) -> Records:
     lo = unsigned([message.chunks[-1]["key_lo"] for message in keyed])
     offset = unsigned([message.offset | (int(TOMBSTONE) if message.empty else 0) for message in keyed])
     event_time = np.array([message.chunks[0]["event_time"] for message in keyed], dtype=np.int64)
-    return Records(hi, lo, offset, offset, event_time)
+    return IndexRecords(hi, lo, offset, offset, event_time)
 
 
 def chunk_fingerprint(chunks: Chunks) -> Fingerprint:
@@ -124,7 +124,7 @@ def chunk_fingerprint(chunks: Chunks) -> Fingerprint:
     return fingerprint(*(chunks[name].astype(chunks[name].dtype.str.replace("4", "8")) for name in _COMPARED))
 
 
-class RangeChunks:
+class RangeChunksCheck:
     """The chunks of one hash range: in the tables of the compacted ledger, and in raw at or below the horizon."""
 
     def __init__(self, store: ObjectStore, plan: VerifyPlan, wanted: HashRange) -> None:
@@ -139,11 +139,11 @@ class RangeChunks:
         self.live = assembled(live)
         self.uncertain = {message.offset for message in self._raw.complete if self._is_uncertain(message)}
 
-    def winners(self) -> Records:
+    def winners(self) -> IndexRecords:
         """Records of the messages of raw."""
         return records_of(self._raw.complete)
 
-    def _is_uncertain(self, message: Message) -> bool:
+    def _is_uncertain(self, message: ChunkedMessage) -> bool:
         offsets = message.offsets
         first, last = offsets[0], offsets[-1]
         if not self._plan.known(np.array(offsets, dtype=np.int64)).all():
@@ -183,7 +183,7 @@ class RangeChunks:
         for message in self.live.complete:
             self._check_times(message, findings)
 
-    def _check_times(self, message: Message, findings: Findings) -> None:
+    def _check_times(self, message: ChunkedMessage, findings: Findings) -> None:
         """What goes by time: a value that has expired, a tombstone that is overdue (T1, T2)."""
         at = np.array([message.offset], dtype=np.int64)
         tombstone = message.keyed and message.empty
@@ -217,7 +217,7 @@ def check_tables(store: ObjectStore, plan: VerifyPlan, findings: Findings) -> Fi
     return total if read == len(plan.serving.chunks) else None
 
 
-def _check_bounds(table: chunk_table.ChunkTable, messages: Messages, findings: Findings) -> None:
+def _check_bounds(table: chunk_table.ChunkTable, messages: ChunkedMessages, findings: Findings) -> None:
     kept = [message for message in messages.complete if message.keyed]
     newest: dict[tuple[int, ...], int] = {}
     for chunk in messages.pending:
@@ -236,6 +236,6 @@ def _check_bounds(table: chunk_table.ChunkTable, messages: Messages, findings: F
         )
 
 
-def certain_of(winners: Records, uncertain: set[int]) -> Mask:
+def certain_of(winners: IndexRecords, uncertain: set[int]) -> Mask:
     """Which winners are no uncertain messages."""
     return ~np.isin(plain(winners), np.array(sorted(uncertain), dtype=np.int64))

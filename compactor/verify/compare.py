@@ -18,7 +18,7 @@ from pyroaring import BitMap64
 from compactor.verify.findings import Difference, DifferenceKind, Findings
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
-from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, Records
+from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, IndexRecords
 from storage.ledger.rows_file import RowsObject, RowsReader
 from storage.model import MessageId
 from storage.objects.interface import ObjectStore
@@ -26,7 +26,7 @@ from storage.objects.interface import ObjectStore
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 ID_COLUMNS = ("ledger_id", "entry_id", "batch_index")
-UNKEYED_SLOTS = {"whole_entries": rows.Slot.WHOLE_ENTRY, "chunks": rows.Slot.CHUNK}
+UNKEYED_SLOTS = {"whole_entries": rows.RowType.WHOLE_ENTRY, "chunks": rows.RowType.CHUNK}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Fingerprint:
 
 
 @dataclass
-class Answer:
+class TaskFindings:
     """What one task found. `counts` and `fingerprints`, by name, are added up over all tasks.
 
     `complete`: whether all that the fingerprints are of could be read. `dropped_to`: the highest winner of a key that
@@ -84,7 +84,7 @@ def fingerprint(*columns: npt.NDArray[np.generic]) -> Fingerprint:
     return summed(mixed(*columns))
 
 
-def mixed_records(records: Records, by_event: bool) -> U64:
+def mixed_records(records: IndexRecords, by_event: bool) -> U64:
     """What fingerprints of records are summed from; event times count where the index has them. Shape (n,)."""
     if not by_event:
         return mixed(records.hi, records.lo, records.offset)
@@ -188,14 +188,14 @@ def unkeyed_masks(table: pa.Table) -> dict[str, Mask]:
     null = table.column("key").is_null().to_numpy()
     masks = {name: slot == int(kind) for name, kind in UNKEYED_SLOTS.items()}
     masks["chunks"] &= ~of_messages(table)
-    return {"null_keys": (slot == int(rows.Slot.MESSAGE)) & null, **masks}
+    return {"null_keys": (slot == int(rows.RowType.MESSAGE)) & null, **masks}
 
 
 def of_messages(table: pa.Table) -> Mask:
     """Which rows are chunks that a chunk table has (P10)."""
     columns = (table.column(name).fill_null(-1).to_numpy() for name in ("slot", "chunk_index", "chunk_count"))
     slot, index, count = columns
-    found: Mask = (slot == int(rows.Slot.CHUNK)) & (index >= 0) & (index < count)
+    found: Mask = (slot == int(rows.RowType.CHUNK)) & (index >= 0) & (index < count)
     found &= table.column("chunk_uuid").is_valid().to_numpy()
     return found
 
@@ -218,7 +218,7 @@ def numbers(table: pa.Table, column: str) -> I64:
 # Records and bitmaps
 
 
-def records_of(keyed: pa.Table, hasher: KeyHasher) -> Records:
+def records_of(keyed: pa.Table, hasher: KeyHasher) -> IndexRecords:
     """A record for each of some keyed rows, in their order, with its event time."""
     key = keyed.column("key").combine_chunks()
     hi, lo = hasher(key.chunk(0) if isinstance(key, pa.ChunkedArray) else key)
@@ -226,15 +226,15 @@ def records_of(keyed: pa.Table, hasher: KeyHasher) -> Records:
     offset = numbers(keyed, "offset").astype(np.uint64)
     flagged = np.where(lengths == 0, offset | TOMBSTONE, offset)
     event_time = pc.fill_null(keyed.column("event_time"), NO_EVENT_TIME).to_numpy().astype(np.int64)
-    return Records(hi, lo, flagged, flagged, event_time)
+    return IndexRecords(hi, lo, flagged, flagged, event_time)
 
 
-def plain(records: Records) -> I64:
+def plain(records: IndexRecords) -> I64:
     """The offsets of records, without their flags."""
     return (records.offset & OFFSET_MASK).astype(np.int64)
 
 
-def key_hash(records: Records, row: int) -> str:
+def key_hash(records: IndexRecords, row: int) -> str:
     """The hash of a record, as differences name it."""
     return f"{int(records.hi[row]):016x}{int(records.lo[row]):016x}"
 
@@ -243,7 +243,7 @@ def name_records(
     findings: Findings,
     kind: DifferenceKind,
     where: str,
-    records: Records,
+    records: IndexRecords,
     what: str,
     keys: pa.ChunkedArray | None = None,
 ) -> None:
@@ -251,7 +251,7 @@ def name_records(
     findings.add_each(kind, where, what, plain(records), keys, lambda row: key_hash(records, row))
 
 
-def align(left: Records, right: Records) -> tuple[I64, I64]:
+def align(left: IndexRecords, right: IndexRecords) -> tuple[I64, I64]:
     """The hashes of both, each once: where it is in `left` and where in `right`, −1 where it is not.
 
     Neither may have a hash twice.
@@ -270,7 +270,7 @@ def align(left: Records, right: Records) -> tuple[I64, I64]:
     return found[0], found[1]
 
 
-def split(left: Records, right: Records) -> tuple[Records, Records, Records, Records]:
+def split(left: IndexRecords, right: IndexRecords) -> tuple[IndexRecords, IndexRecords, IndexRecords, IndexRecords]:
     """Only in `left`, only in `right`, and of the hashes of both the records of each, by hash."""
     ours, theirs = align(left, right)
     both = np.flatnonzero((ours >= 0) & (theirs >= 0))
@@ -288,12 +288,12 @@ def last_of_each(hi: U64, lo: U64, *order: npt.NDArray[np.generic]) -> I64:
     return found
 
 
-def newest_of_each(records: Records) -> Records:
+def newest_of_each(records: IndexRecords) -> IndexRecords:
     """Of each hash the record of the largest offset."""
     return records.take(last_of_each(records.hi, records.lo, records.offset & OFFSET_MASK))
 
 
-def largest_of_each(records: Records) -> Records:
+def largest_of_each(records: IndexRecords) -> IndexRecords:
     """Of each hash the record of the largest event time; of equal ones that of the largest offset (P9)."""
     assert records.event_time is not None
     return records.take(last_of_each(records.hi, records.lo, records.offset & OFFSET_MASK, records.event_time))

@@ -18,8 +18,8 @@ from pyroaring import BitMap64
 
 from compactor.verify.chunks import assembled, records_of as chunked_records
 from compactor.verify.compare import (
-    Answer,
     RowsByOffset,
+    TaskFindings,
     compare_bitmaps,
     key_hash,
     keyed_rows,
@@ -37,7 +37,7 @@ from compactor.verify.keys import unkeyed_bitmaps, visible_records
 from compactor.verify.plan import VerifyPlan
 from storage.ledger import chunk_table, key_index
 from storage.ledger.deletion_bitmap import alive, read_deleted
-from storage.ledger.key_index import MARKER, OFFSET_MASK, HashRange, Records
+from storage.ledger.key_index import MARKER, OFFSET_MASK, HashRange, IndexRecords
 from storage.ledger.rows_file import RowsObject, RowsReader
 from storage.objects.interface import ObjectStore
 
@@ -45,7 +45,7 @@ _KEY_COLUMNS = ["offset", "key", "payload", "event_time", "slot"]
 _COLUMNS = [*_KEY_COLUMNS, "publish_time", "chunk_uuid", "chunk_index", "chunk_count"]
 
 
-def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
+def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
     """The keys of hash range `number` of which index and parts do not say the same."""
     findings = Findings(plan.limit)
     where = f"index and parts of {plan.where}"
@@ -53,7 +53,7 @@ def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
     with findings.reading(where):
         index = visible_records(store, plan, wanted, findings)
         if index is None:
-            return Answer(findings)
+            return TaskFindings(findings)
         live = _live_records(store, plan, wanted)
         newest = last_of_each(live.hi, live.lo, live.offset & OFFSET_MASK)
         twice = np.ones(len(live), dtype=np.bool_)
@@ -61,10 +61,10 @@ def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
         what = "a part has a live row of a key that has a newer live row"
         name_records(findings, DifferenceKind.EXTRA, where, live.take(twice), what)
         _compare(findings, where, live.take(newest), index.take(index.offset & MARKER == 0), plan.by_event)
-    return Answer(findings)
+    return TaskFindings(findings)
 
 
-def _compare(findings: Findings, where: str, live: Records, index: Records, by_event: bool) -> None:
+def _compare(findings: Findings, where: str, live: IndexRecords, index: IndexRecords, by_event: bool) -> None:
     no_record, no_row, row, record = split(live, index)
     same = row.offset == record.offset
     displaced = plain(row) != plain(record)
@@ -78,7 +78,7 @@ def _compare(findings: Findings, where: str, live: Records, index: Records, by_e
     name_records(findings, DifferenceKind.ALTERED, where, record.take(~same & ~displaced), what)
 
 
-def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
+def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
     """The rows outside the key map, and the chunks, of which index and parts do not say the same."""
     findings = Findings(plan.limit)
     where = f"index and parts of {plan.where}"
@@ -98,7 +98,7 @@ def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer
             _compare_chunks(store, plan, by_offset, findings)
         for name, bitmap in (unkeyed_bitmaps(store, plan, findings) or {}).items():
             compare_bitmaps(findings, where, name, live[name], bitmap)
-    return Answer(findings)
+    return TaskFindings(findings)
 
 
 def _compare_chunks(store: ObjectStore, plan: VerifyPlan, tables: Mapping[int, np.void], findings: Findings) -> None:
@@ -140,7 +140,7 @@ def _key_at(store: ObjectStore, plan: VerifyPlan, offset: int, wanted: str) -> b
     return None
 
 
-def _live_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange) -> Records:
+def _live_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange) -> IndexRecords:
     """A record for each live keyed row, and each chunked message, of the range."""
     found = []
     for table in _live_groups(store, plan):

@@ -26,12 +26,12 @@ from collections.abc import Sequence
 import numpy as np
 from pyroaring import BitMap64
 
-from compactor.verify.chunks import RangeChunks, certain_of, check_tables, records_of
+from compactor.verify.chunks import RangeChunksCheck, certain_of, check_tables, records_of
 from compactor.verify.compare import (
     I64,
-    Answer,
     Mask,
     RowsByOffset,
+    TaskFindings,
     align,
     compare_bitmaps,
     fingerprint,
@@ -46,23 +46,23 @@ from compactor.verify.compare import (
 )
 from compactor.verify.findings import DifferenceKind, Findings
 from compactor.verify.history import ALWAYS
-from compactor.verify.plan import CHUNK_TABLES, Order, VerifyPlan
+from compactor.verify.plan import CHUNK_TABLES, VerifyPlan, WinnerOrder
 from storage.ledger import key_index
-from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange, Records
+from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange, IndexRecords
 from storage.ledger.rows_file import RowsObject
 from storage.model import IndexLocation, LedgerRecord
 from storage.objects.interface import ObjectStore
 
 
-def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
+def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
     """Hash range `number`. Counts the keys, those that are undecided, and the values and tombstones among chunked
     messages; the fingerprint is of the visible records but for those of chunked messages."""
     wanted = plan.ranges[number]
-    answer = Answer(Findings(plan.limit), complete=False)
+    answer = TaskFindings(Findings(plan.limit), complete=False)
     serving = visible_records(store, plan, wanted, answer.findings)
-    chunks: RangeChunks | None = None
+    chunks: RangeChunksCheck | None = None
     with answer.findings.reading(f"chunk tables of {plan.where} and of raw"):
-        chunks = RangeChunks(store, plan, wanted)
+        chunks = RangeChunksCheck(store, plan, wanted)
     if chunks is None:
         return answer
     answer.complete = True
@@ -80,7 +80,7 @@ def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
     return answer
 
 
-def visible_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange, findings: Findings) -> Records | None:
+def visible_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange, findings: Findings) -> IndexRecords | None:
     """Of each key the record of the newest level that has one, markers included, in hash order.
 
     None if an index cannot be read: what it hides is not known then.
@@ -95,8 +95,8 @@ def visible_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange, fin
 
 
 def _winners(
-    store: ObjectStore, plan: VerifyPlan, wanted: HashRange, chunks: RangeChunks, findings: Findings
-) -> tuple[Records, Mask] | None:
+    store: ObjectStore, plan: VerifyPlan, wanted: HashRange, chunks: RangeChunksCheck, findings: Findings
+) -> tuple[IndexRecords, Mask] | None:
     """Of each key in raw at or below the horizon the message that wins, and whether raw can say so."""
     runs = _read_each(store, [ledger.index for ledger in plan.below], wanted, findings)
     if runs is None:
@@ -104,17 +104,17 @@ def _winners(
     runs.append(chunks.winners())
     by_offset, by_event, cut = _that_took_part(plan, runs)
     newest, largest = newest_of_each(by_offset), largest_of_each(by_event)
-    winners = newest if plan.order is Order.OFFSET else largest
+    winners = newest if plan.order is WinnerOrder.OFFSET else largest
     certain = np.ones(len(winners), dtype=np.bool_)
-    if plan.order is Order.EITHER:
+    if plan.order is WinnerOrder.EITHER:
         certain = newest.offset == largest.offset
-    if plan.order is not Order.OFFSET and len(cut):
+    if plan.order is not WinnerOrder.OFFSET and len(cut):
         ours, theirs = align(winners, newest_of_each(cut))
         certain[ours[(ours >= 0) & (theirs >= 0)]] = False
     return winners, certain & plan.decided(plain(winners)) & certain_of(winners, chunks.uncertain)
 
 
-def _that_took_part(plan: VerifyPlan, runs: Sequence[Records]) -> tuple[Records, Records, Records]:
+def _that_took_part(plan: VerifyPlan, runs: Sequence[IndexRecords]) -> tuple[IndexRecords, IndexRecords, IndexRecords]:
     """The newest records, the records of the largest event times, and of which keys these are not known.
 
     The index of a ledger that was cut has one message of a key for each order: if the newest took part and that of the
@@ -127,17 +127,17 @@ def _that_took_part(plan: VerifyPlan, runs: Sequence[Records]) -> tuple[Records,
         here, there = plan.took_part(plain(run)), plan.took_part(plain(by_event))
         offset = np.where(there, by_event.offset, run.offset)
         event_time = np.where(there, by_event.event_time, NO_EVENT_TIME)
-        newest.append(Records(run.hi, run.lo, run.offset).take(here))
-        largest.append(Records(run.hi, run.lo, offset, offset, event_time).take(here))
-        cut.append(Records(run.hi, run.lo, run.offset).take(here & ~there))
+        newest.append(IndexRecords(run.hi, run.lo, run.offset).take(here))
+        largest.append(IndexRecords(run.hi, run.lo, offset, offset, event_time).take(here))
+        cut.append(IndexRecords(run.hi, run.lo, run.offset).take(here & ~there))
     return _joined(newest), _joined(largest), _joined(cut)
 
 
 def _read_each(
     store: ObjectStore, locations: Sequence[IndexLocation], wanted: HashRange, findings: Findings
-) -> list[Records] | None:
+) -> list[IndexRecords] | None:
     """The records of some indexes; None if one of them cannot be read."""
-    found: list[Records] = []
+    found: list[IndexRecords] = []
     for location in locations:
         with findings.reading(location.name):
             found.append(key_index.read_records(store, location, wanted, events=True))
@@ -147,10 +147,10 @@ def _read_each(
 class _Range:
     """What is served in a hash range against what should be."""
 
-    def __init__(self, store: ObjectStore, plan: VerifyPlan, answer: Answer) -> None:
+    def __init__(self, store: ObjectStore, plan: VerifyPlan, answer: TaskFindings) -> None:
         self._store, self._plan, self._answer = store, plan, answer
 
-    def compare(self, serving: Records, winners: Records, certain: Mask) -> None:
+    def compare(self, serving: IndexRecords, winners: IndexRecords, certain: Mask) -> None:
         """`certain`: of which winners raw can say that they are."""
         ours, theirs = align(winners, serving)
         alone = serving.take(theirs[ours < 0])
@@ -167,7 +167,7 @@ class _Range:
         record = serving.take(np.maximum(at, 0)) if len(serving) else _none_like(winner)
         self._compare_keys(winner, record, at >= 0)
 
-    def _compare_keys(self, winner: Records, record: Records, found: Mask) -> None:
+    def _compare_keys(self, winner: IndexRecords, record: IndexRecords, found: Mask) -> None:
         """One row a key: its winner, and the visible record if `found`."""
         deleted = winner.offset & TOMBSTONE != 0
         visible = found & (record.offset & MARKER == 0)
@@ -180,7 +180,7 @@ class _Range:
         gone |= lost & expired
         lost &= ~expired
         excused = np.zeros(len(winner), dtype=np.bool_)
-        if self._plan.order is Order.EVENT and winner.event_time is not None:
+        if self._plan.order is WinnerOrder.EVENT and winner.event_time is not None:
             # A winner that is gone and purged gives way to what came after it (P9).
             excused = (winner.event_time <= self._plan.history.forgotten_to) & (plain(record) > plain(winner))
         back = gone & visible & ~excused
@@ -199,9 +199,9 @@ class _Range:
         self._check_memory(winner, record, found, gone)
         self._answer.dropped_to = int(plain(winner.take(gone)).max(initial=-1))
 
-    def _check_memory(self, winner: Records, record: Records, found: Mask, gone: Mask) -> None:
+    def _check_memory(self, winner: IndexRecords, record: IndexRecords, found: Mask, gone: Mask) -> None:
         """By event time, what is gone must be remembered for its time, or a late message revives the key (P9)."""
-        if self._plan.order is not Order.EVENT or not self._plan.by_event or winner.event_time is None:
+        if self._plan.order is not WinnerOrder.EVENT or not self._plan.by_event or winner.event_time is None:
             return
         needed = gone & (winner.event_time != NO_EVENT_TIME)
         needed &= winner.event_time > self._plan.history.forgotten_to
@@ -233,14 +233,14 @@ class _Range:
                     expired[unread[found]] = numbers(table, "publish_time") <= limits[unread[found]]
         return expired
 
-    def _name(self, kind: DifferenceKind, records: Records, what: str) -> None:
+    def _name(self, kind: DifferenceKind, records: IndexRecords, what: str) -> None:
         name_records(self._answer.findings, kind, self._plan.where, records, what)
 
 
-def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
+def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
     """Rows without a key, whole entries and chunks of no message: the index's bitmaps against those of raw (P6, P8);
     and the chunk tables by themselves (P10)."""
-    answer = Answer(Findings(plan.limit))
+    answer = TaskFindings(Findings(plan.limit))
     tables = check_tables(store, plan, answer.findings)
     if tables is not None:
         answer.add(CHUNK_TABLES, tables)
@@ -289,14 +289,14 @@ def _offsets(bitmap: BitMap64) -> I64:
     return np.frombuffer(bitmap.to_array(), dtype=np.int64) if bitmap else np.empty(0, dtype=np.int64)
 
 
-def _joined(runs: list[Records]) -> Records:
+def _joined(runs: list[IndexRecords]) -> IndexRecords:
     """Runs one after the other, with event times throughout: those of a run without are NO_EVENT_TIME."""
-    timed = [run if run.event_time is not None else Records(run.hi, run.lo, run.offset).by_event() for run in runs]
+    timed = [run if run.event_time is not None else IndexRecords(run.hi, run.lo, run.offset).by_event() for run in runs]
     found = key_index.concatenated(timed)
     return found if found.event_time is not None else found.by_event()
 
 
-def _none_like(records: Records) -> Records:
+def _none_like(records: IndexRecords) -> IndexRecords:
     """As many records as there are, that mean nothing."""
     zero = np.zeros(len(records), dtype=np.uint64)
-    return Records(zero, zero, zero, zero, np.full(len(records), NO_EVENT_TIME, dtype=np.int64))
+    return IndexRecords(zero, zero, zero, zero, np.full(len(records), NO_EVENT_TIME, dtype=np.int64))

@@ -16,8 +16,8 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from compactor.verify.compare import (
-    Answer,
     RowsWalk,
+    TaskFindings,
     check_size,
     compare_bitmaps,
     keyed_rows,
@@ -33,7 +33,7 @@ from compactor.verify.compare import (
 from compactor.verify.findings import Difference, DifferenceKind, Findings
 from compactor.verify.plan import VerifyPlan
 from storage.ledger import chunk_table, key_index
-from storage.ledger.key_index import NO_EVENT_TIME, TOMBSTONE, HashRange, Records
+from storage.ledger.key_index import NO_EVENT_TIME, TOMBSTONE, HashRange, IndexRecords
 from storage.ledger.rows_file import RowsObject
 from storage.model import IndexLocation, LedgerRecord
 from storage.objects.interface import ObjectStore
@@ -44,7 +44,7 @@ class _LedgerRows:
 
     def __init__(self, plan: VerifyPlan) -> None:
         self._hasher = plan.hasher
-        self.records: list[Records] = []
+        self.records: list[IndexRecords] = []
         self.chunks = [chunk_table.none()]
         self.unkeyed = {name: BitMap64() for name in key_index.UNKEYED_CLASSES}
         self._entries = self._retained = 0
@@ -86,10 +86,10 @@ class _LedgerRows:
             findings.add(Difference(DifferenceKind.ALTERED, ledger.rows.name, what))
 
 
-def check_ledger(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
+def check_ledger(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
     """Raw ledger `number`: its rows against the database, its index against its rows."""
     ledger = plan.ledgers[number]
-    answer = Answer(Findings(plan.limit))
+    answer = TaskFindings(Findings(plan.limit))
     answer.counts.update({"ledgers": 1, "indexes": 1})
     rows: _LedgerRows | None = None
     with answer.findings.reading(ledger.rows.name):
@@ -114,7 +114,7 @@ def check_ledger(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
     return answer
 
 
-def _compare_records(findings: Findings, where: str, rows: Records, index: Records) -> None:
+def _compare_records(findings: Findings, where: str, rows: IndexRecords, index: IndexRecords) -> None:
     """The index of a ledger against the records of all its rows: the newest of each key, and by event time (P9)."""
     _compare_winners(findings, where, "newest record", newest_of_each(rows), index)
     if index.event_time is not None and rows.event_time is not None:
@@ -125,7 +125,7 @@ def _compare_records(findings: Findings, where: str, rows: Records, index: Recor
 
 
 def _compare_winners(
-    findings: Findings, where: str, record: str, wanted: Records, found: Records, *, by_event: bool = False
+    findings: Findings, where: str, record: str, wanted: IndexRecords, found: IndexRecords, *, by_event: bool = False
 ) -> None:
     missing, extra, ours, theirs = split(wanted, found)
     same = ours.offset == theirs.offset
@@ -140,10 +140,10 @@ def _compare_winners(
     name_records(findings, DifferenceKind.ALTERED, where, theirs.take(~same & ~revived), what)
 
 
-def check_index(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
+def check_index(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
     """Index `number` of the compacted ledger, all of it."""
     location = plan.locations[number]
-    answer = Answer(Findings(plan.limit))
+    answer = TaskFindings(Findings(plan.limit))
     answer.counts["indexes"] = 1
     with answer.findings.reading(location.name):
         records = _check_structure(store, location, answer)
@@ -157,7 +157,7 @@ def check_index(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
     return answer
 
 
-def _check_structure(store: ObjectStore, location: IndexLocation, answer: Answer) -> Records:
+def _check_structure(store: ObjectStore, location: IndexLocation, answer: TaskFindings) -> IndexRecords:
     """All records of an index; checks its size, their order, and the fence and hash range that each is in."""
     where, findings = location.name, answer.findings
     check_size(store, findings, where, location.offset + location.length, exactly=False)

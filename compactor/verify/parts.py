@@ -17,9 +17,9 @@ import pyarrow as pa
 from compactor.verify.chunks import chunk_fingerprint
 from compactor.verify.compare import (
     I64,
-    Answer,
     RowsByOffset,
     RowsWalk,
+    TaskFindings,
     check_size,
     fingerprint,
     keyed_rows,
@@ -37,16 +37,16 @@ from compactor.verify.plan import CHUNK_TABLES, VerifyPlan
 from storage.ledger import rows
 from storage.ledger.chunk_table import chunk_records
 from storage.ledger.deletion_bitmap import read_deleted
-from storage.ledger.key_index import TOMBSTONE, Records
+from storage.ledger.key_index import TOMBSTONE, IndexRecords
 from storage.ledger.manifest import Part
 from storage.ledger.rows_file import RowsObject
 from storage.model import LedgerRecord
 from storage.objects.interface import ObjectStore
 
 
-def check_part(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
+def check_part(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
     """Part `number` of the manifest: fingerprints of its live rows by hash range, class, and of its live chunks."""
-    answer = Answer(Findings(plan.limit), complete=False)
+    answer = TaskFindings(Findings(plan.limit), complete=False)
     answer.counts["parts"] = 1
     part = plan.serving.parts[number]
     with answer.findings.reading(part.rows.stored.name):
@@ -58,7 +58,7 @@ def check_part(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
 class _PartCheck:
     """One walk through a part."""
 
-    def __init__(self, store: ObjectStore, plan: VerifyPlan, part: Part, answer: Answer) -> None:
+    def __init__(self, store: ObjectStore, plan: VerifyPlan, part: Part, answer: TaskFindings) -> None:
         self._store, self._plan, self._part, self._answer = store, plan, part, answer
         self._findings = answer.findings
         self._name = part.rows.stored.name
@@ -133,7 +133,7 @@ class _PartCheck:
         for prefix in np.unique(prefixes).tolist():
             self._answer.add(self._plan.range_name(prefix), summed(mixed[prefixes == prefix]))
 
-    def _check_times(self, keyed: pa.Table, records: Records) -> None:
+    def _check_times(self, keyed: pa.Table, records: IndexRecords) -> None:
         """What goes by time: a value that has expired, a tombstone that is overdue (T1, T2)."""
         history = self._plan.history
         offsets, published = numbers(keyed, "offset"), numbers(keyed, "publish_time")
@@ -167,7 +167,7 @@ class _PartCheck:
         for name, mask in unkeyed_masks(live).items():
             self._answer.add(name, fingerprint(offsets[mask]))
         slot = numbers(live, "slot")
-        never = (slot == int(rows.Slot.COMPACTED_OUT)) | (slot == int(rows.Slot.MARKER))
+        never = (slot == int(rows.RowType.COMPACTED_OUT)) | (slot == int(rows.RowType.MARKER))
         what = "a slot that is never delivered is in a part"
         self._findings.add_each(DifferenceKind.EXTRA, self._name, what, offsets[never])
 

@@ -32,7 +32,7 @@ CHUNK_TABLES = "chunk tables"
 """The name of the fingerprint of all live chunks."""
 
 
-class Order(Enum):
+class WinnerOrder(Enum):
     """By what the winner of a key is known: offset, event time, or only where both agree."""
 
     OFFSET = "offset"
@@ -109,13 +109,13 @@ class VerifyPlan:
         return tuple(found)
 
     @cached_property
-    def order(self) -> Order:
+    def order(self) -> WinnerOrder:
         """What raw can say of winners. Where nothing has an event time the two orders are one."""
         orders = self.history.orders
         no_events = not self.gaps and not any(_has_events(ledger) for ledger in self.below)
         if orders == {False} or no_events:
-            return Order.OFFSET
-        return Order.EVENT if orders == {True} else Order.EITHER
+            return WinnerOrder.OFFSET
+        return WinnerOrder.EVENT if orders == {True} else WinnerOrder.EITHER
 
     def ledger_of(self, offset: int) -> int:
         """The number of the last raw ledger that begins at or before an offset, −1: none does."""
@@ -134,7 +134,7 @@ class VerifyPlan:
     def decided(self, offsets: I64) -> Mask:
         """Which winners, by offset, took part for certain, and no message in a gap can have beaten."""
         known = self.known(offsets)
-        if self.order is Order.OFFSET:
+        if self.order is WinnerOrder.OFFSET:
             return known & (offsets > max((last for _, last in self.gaps), default=-1))
         return known & (not self.gaps)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compactor.verify.compare import Answer, Fingerprint
+from compactor.verify.compare import Fingerprint, TaskFindings
 from compactor.verify.findings import Difference, DifferenceKind, Findings
 from compactor.verify.plan import CHUNK_TABLES, VerifyPlan
 from storage.ledger.key_index import UNKEYED_CLASSES
@@ -61,12 +61,12 @@ class ReportBuilder:
     _complete: bool = True
     """Whether all parts could be read."""
 
-    def _add(self, answers: Sequence[Answer]) -> None:
+    def _add(self, answers: Sequence[TaskFindings]) -> None:
         for answer in answers:
             self.findings.merge(answer.findings)
             self._counts += answer.counts
 
-    def add_objects(self, answers: Sequence[Answer]) -> None:
+    def add_objects(self, answers: Sequence[TaskFindings]) -> None:
         """The answers about ledgers, parts and indexes."""
         self._add(answers)
         parts = [answer for answer in answers if answer.counts["parts"]]
@@ -78,7 +78,7 @@ class ReportBuilder:
             where = f"row of compacted ledger {compacted.ledger_id}"
             self._equal(where, "last_message_id", compacted.last_message_id, last)
 
-    def add_keys(self, answers: Sequence[Answer]) -> None:
+    def add_keys(self, answers: Sequence[TaskFindings]) -> None:
         """The answers about hash ranges and unkeyed rows; compares what the index says with what the parts say."""
         self._add(answers)
         manifest, compacted = self.plan.serving, self.snapshot.compacted
@@ -101,7 +101,7 @@ class ReportBuilder:
             what = f"dropped_to is {manifest.dropped_to}, but the newest message of a key at offset"
             self.findings.inconsistent(where, f"{what} {dropped_to} is gone")
 
-    def add_details(self, answers: Sequence[Answer]) -> None:
+    def add_details(self, answers: Sequence[TaskFindings]) -> None:
         """What exactly differs."""
         self._add(answers)
 
@@ -132,9 +132,9 @@ class ReportBuilder:
         self.findings.compare(where, "{} is {}, not {}", {name: recorded}, {name: seen})
 
 
-def _summed(answers: Sequence[Answer]) -> dict[str, Fingerprint]:
+def _summed(answers: Sequence[TaskFindings]) -> dict[str, Fingerprint]:
     """The fingerprints of some answers, by name."""
-    total = Answer(Findings(0))
+    total = TaskFindings(Findings(0))
     for answer in answers:
         for name, fingerprint in answer.fingerprints.items():
             total.add(name, fingerprint)

@@ -24,9 +24,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from compactor.engines.engine import Engine, Progress, Quiet, answers
+from compactor.engines.engine import Engine, Progress, SilentProgress, answers
 from compactor.run.plan import Sizing, range_bits
-from compactor.verify.compare import Answer
+from compactor.verify.compare import TaskFindings
 from compactor.verify.explain import explain_range, explain_unkeyed, with_keys
 from compactor.verify.findings import DifferenceKind, Findings
 from compactor.verify.history import History
@@ -64,7 +64,7 @@ class Verifier:
 
     environment: Environment
     engine: Engine
-    progress: Progress = field(default_factory=Quiet)
+    progress: Progress = field(default_factory=SilentProgress)
     sizing: Sizing | None = None
     limit: int = LIMIT
     hasher: Callable[[int], KeyHasher] = Xxh3KeyHasher
@@ -139,7 +139,7 @@ class Verifier:
             cost = float(sum(part.rows.stored.size for part in parts))
             builder.add_details(self._run("details", plan, [(check, cost) for check in checks]))
 
-    def _run(self, phase: str, plan: VerifyPlan, checks: list[tuple[tuple[str, int], float]]) -> list[Answer]:
+    def _run(self, phase: str, plan: VerifyPlan, checks: list[tuple[tuple[str, int], float]]) -> list[TaskFindings]:
         self.progress.phase(phase, len(checks), 0)
         task = partial(run_check, plan, tuple(check for check, _ in checks))
         return answers(self.engine.run(len(checks), task, self.progress.done, [cost for _, cost in checks]))
@@ -162,7 +162,7 @@ class Verifier:
                 builder.unchecked.append(f"ledger {ledger.ledger_id} was trimmed meanwhile")
 
 
-_CHECKS: Mapping[str, Callable[[ObjectStore, VerifyPlan, int], Answer]] = {
+_CHECKS: Mapping[str, Callable[[ObjectStore, VerifyPlan, int], TaskFindings]] = {
     "part": check_part,
     "ledger": check_ledger,
     "index": check_index,
@@ -173,7 +173,7 @@ _CHECKS: Mapping[str, Callable[[ObjectStore, VerifyPlan, int], Answer]] = {
 }
 
 
-def run_check(plan: VerifyPlan, checks: tuple[tuple[str, int], ...], number: int) -> Answer:
+def run_check(plan: VerifyPlan, checks: tuple[tuple[str, int], ...], number: int) -> TaskFindings:
     """One task: check `number`. Raises Unavailable and the like; damage is in the answer."""
     what, which = checks[number]
     with closing(open_store(plan.store)) as store:

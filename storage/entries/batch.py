@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from storage.entries.compression import Undecodable
 from storage.entries.entry import U32, decode_key
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
-from storage.ledger.rows import Slot
+from storage.ledger.rows import RowType
 
 # A field's tag: its number and, in the three low bits, its kind.
 _PROPERTIES, _KEY, _PAYLOAD_SIZE, _COMPACTED_OUT = 0x0A, 0x12, 0x18, 0x20
@@ -148,7 +148,7 @@ def _split(
         payloads.append(None if is_null or dropped else data[end:position])
         sequence_ids.append(sequence_id)
         if dropped:
-            found.slots.append((row, Slot.COMPACTED_OUT))
+            found.slots.append((row, RowType.COMPACTED_OUT))
         if event_time < 0:
             event_time = batch_event_time
         if event_time:

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from storage.entries.compression import Undecodable, decompress
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
-from storage.ledger.rows import Codec, Slot
+from storage.ledger.rows import CompressionType, RowType
 from storage.model import Message
 
 _log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ def joined(chunks: Sequence[Message]) -> Message:
     payload = b"".join(payloads) if payloads else None
     if payload and chunks[0].chunk_codec and chunks[0].chunk_size <= MAX_PENDING_BYTES:
         with suppress(Undecodable):  # then it is given as it is stored, as an entry that cannot be decoded is (P8)
-            payload = decompress(Codec(chunks[0].chunk_codec), payload, chunks[0].chunk_size)
+            payload = decompress(CompressionType(chunks[0].chunk_codec), payload, chunks[0].chunk_size)
     return replace(
         chunks[-1],
         payload=payload,
@@ -137,7 +137,7 @@ def chunk_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     Such a chunk, without uuid or with a number that cannot be, passes whole, like an entry that cannot be decoded.
     """
     uuid, index, count = row["chunk_uuid"], row["chunk_index"], row["chunk_count"]
-    if row["slot"] != int(Slot.CHUNK) or uuid is None or index is None or count is None or not 0 <= index < count:
+    if row["slot"] != int(RowType.CHUNK) or uuid is None or index is None or count is None or not 0 <= index < count:
         return {}
     fields = {"chunk_uuid": uuid, "chunk_index": index, "chunk_count": count}
     if row["codec"]:

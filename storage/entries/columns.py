@@ -22,7 +22,7 @@ from storage.ledger import rows
 
 
 @dataclass(frozen=True, slots=True)
-class EntryRows:
+class EntryFields:
     """What the rows of one entry have in common. `producer` None: not known, and so no
     sequence id either.
 
@@ -52,13 +52,13 @@ class RowColumns:
     """The rows gathered so far."""
 
     def __init__(self) -> None:
-        self._entries: list[EntryRows] = []
+        self._entries: list[EntryFields] = []
         self._counts: list[int] = []
         self._all = Messages()
         self._chunks: list[tuple[int, ChunkRow]] = []
         self.last_publish_time = 0
 
-    def add(self, entry: EntryRows, messages: Messages, chunk: ChunkRow | None = None) -> None:
+    def add(self, entry: EntryFields, messages: Messages, chunk: ChunkRow | None = None) -> None:
         """Append the rows of one entry; `chunk`: of its one row."""
         first, whole = len(self._all.keys), self._all
         self._entries.append(entry)

@@ -13,36 +13,36 @@ import zlib
 
 import pyarrow as pa
 
-from storage.ledger.rows import Codec
+from storage.ledger.rows import CompressionType
 
-_ARROW_NAMES = {Codec.LZ4: "lz4_raw", Codec.ZSTD: "zstd", Codec.SNAPPY: "snappy"}
+_ARROW_NAMES = {CompressionType.LZ4: "lz4_raw", CompressionType.ZSTD: "zstd", CompressionType.SNAPPY: "snappy"}
 
 
 class Undecodable(Exception):
     """Bytes are not what their metadata states; their entry passes whole (P8)."""
 
 
-def compress(codec: Codec, data: bytes) -> bytes:
+def compress(codec: CompressionType, data: bytes) -> bytes:
     """`data` as `codec` stores it."""
-    if codec == Codec.NONE:
+    if codec == CompressionType.NONE:
         return data
-    if codec == Codec.ZLIB:
+    if codec == CompressionType.ZLIB:
         return zlib.compress(data)
     compressed: bytes = pa.Codec(_ARROW_NAMES[codec]).compress(data, asbytes=True)
     return compressed
 
 
-def decompress(codec: Codec, data: bytes, size: int) -> bytes:
+def decompress(codec: CompressionType, data: bytes, size: int) -> bytes:
     """The `size` bytes that `data` holds. Raises Undecodable if it holds anything else.
 
     With Codec.NONE the size is not checked: the bytes are returned as they are.
     """
-    if codec == Codec.NONE:
+    if codec == CompressionType.NONE:
         return data
     if not size and not data:
         return b""
     try:
-        if codec == Codec.ZLIB:
+        if codec == CompressionType.ZLIB:
             return _inflate(data, size)
         return _arrow_decompress(codec, data, size)
     except (pa.ArrowException, OSError, zlib.error) as error:
@@ -58,12 +58,12 @@ def _inflate(data: bytes, size: int) -> bytes:
     return inflated
 
 
-def _arrow_decompress(codec: Codec, data: bytes, size: int) -> bytes:
-    if codec == Codec.SNAPPY and _snappy_size(data) != size:
+def _arrow_decompress(codec: CompressionType, data: bytes, size: int) -> bytes:
+    if codec == CompressionType.SNAPPY and _snappy_size(data) != size:
         raise Undecodable(f"SNAPPY data does not hold {size} bytes")
     arrow = pa.Codec(_ARROW_NAMES[codec])
     decompressed: bytes = arrow.decompress(data, decompressed_size=size, asbytes=True)
-    if codec == Codec.LZ4 and size and _fits(arrow, data, size - 1):
+    if codec == CompressionType.LZ4 and size and _fits(arrow, data, size - 1):
         # A raw block does not say how long it is. It holds exactly `size` bytes if one byte less is not enough room.
         raise Undecodable(f"LZ4 data does not hold {size} bytes")
     return decompressed

@@ -23,14 +23,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from storage.entries.batch import Messages, add_properties, split_batch
-from storage.entries.columns import ChunkRow, EntryRows, RowColumns
+from storage.entries.columns import ChunkRow, EntryFields, RowColumns
 from storage.entries.compression import Undecodable, decompress
 from storage.entries.entry import EntryHeader, decode_key, inspect, parse
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.errors import InvalidRecord
-from storage.ledger.rows import Codec, Slot
+from storage.ledger.rows import CompressionType, RowType
 
-_CODECS = {int(codec): codec for codec in Codec}
+_CODECS = {int(codec): codec for codec in CompressionType}
 _COLUMN_FIELDS = ("producer_name", "sequence_id", "publish_time", "single_message_rest", "encrypted_null_value")
 _PAYLOAD_FIELDS = (
     "partition_key",
@@ -127,7 +127,7 @@ def _add_message(
     chunk = _chunk(metadata) if is_chunk else None
     _clear(metadata, *_COLUMN_FIELDS, *_PAYLOAD_FIELDS, "properties")
     if chunk is not None:
-        messages.slots.append((0, Slot.CHUNK))
+        messages.slots.append((0, RowType.CHUNK))
         _clear(metadata, "uuid", "chunk_id", "num_chunks_from_msg")
     if not opaque:
         _clear(metadata, "uncompressed_size")
@@ -142,23 +142,23 @@ def _add_marker(
 ) -> None:
     sequence_id = metadata.sequence_id
     _clear(metadata, *_COLUMN_FIELDS)
-    messages = _one_and_fillers(entry.data[payload_at:], Slot.MARKER, sequence_id, header.messages)
+    messages = _one_and_fillers(entry.data[payload_at:], RowType.MARKER, sequence_id, header.messages)
     rest = metadata.SerializePartialToString() or None
     columns.add(_entry_rows(entry, header, batch_size=_size_of_many(header.messages), rest=rest), messages)
 
 
 def _add_whole(columns: RowColumns, entry: StoredEntry, header: EntryHeader | None, count: int) -> None:
     sequence_id = header.sequence_id if header else 0
-    messages = _one_and_fillers(entry.data, Slot.WHOLE_ENTRY, sequence_id & ((1 << 64) - 1), count)
+    messages = _one_and_fillers(entry.data, RowType.WHOLE_ENTRY, sequence_id & ((1 << 64) - 1), count)
     rows = _entry_rows(entry, header, batch_size=_size_of_many(count), publish_time=columns.last_publish_time)
     columns.add(rows, messages)
 
 
-def _one_and_fillers(payload: bytes, slot: Slot, sequence_id: int, count: int) -> Messages:
+def _one_and_fillers(payload: bytes, slot: RowType, sequence_id: int, count: int) -> Messages:
     messages = Messages(keys=[None] * count, payloads=[None] * count, sequence_ids=[sequence_id] * count)
     messages.payloads[0] = payload
     messages.slots.append((0, slot))
-    messages.slots += [(row, Slot.COMPACTED_OUT) for row in range(1, count)]
+    messages.slots += [(row, RowType.COMPACTED_OUT) for row in range(1, count)]
     return messages
 
 
@@ -172,12 +172,12 @@ def _entry_rows(
     *,
     batched: bool = False,
     batch_size: int = 0,
-    codec: Codec = Codec.NONE,
+    codec: CompressionType = CompressionType.NONE,
     rest: bytes | None = None,
     publish_time: int = 0,
-) -> EntryRows:
+) -> EntryFields:
     """`publish_time`: where the entry itself does not say."""
-    return EntryRows(
+    return EntryFields(
         entry_id=entry.entry_id,
         offset=entry.offset,
         batched=batched,
@@ -189,7 +189,7 @@ def _entry_rows(
     )
 
 
-def _codec(metadata: MessageMetadata) -> Codec:
+def _codec(metadata: MessageMetadata) -> CompressionType:
     codec = _CODECS.get(metadata.compression)
     if codec is None:
         raise Undecodable(f"compression {metadata.compression} is not known")

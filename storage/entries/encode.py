@@ -18,7 +18,7 @@ from storage.entries.compression import compress
 from storage.entries.entry import MAGIC, MAX_BATCH_MESSAGES, U32
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
 from storage.errors import InvalidRecord
-from storage.ledger.rows import MAX_MESSAGE_BYTES, Codec
+from storage.ledger.rows import MAX_MESSAGE_BYTES, CompressionType
 
 _UINT64 = (1 << 64) - 1
 
@@ -34,7 +34,7 @@ def encode_message(
     publish_time: int,
     event_time: int | None = None,
     properties: Properties = (),
-    codec: Codec = Codec.NONE,
+    codec: CompressionType = CompressionType.NONE,
 ) -> bytes:
     """An entry of one message that is not in a batch."""
     metadata = _metadata(producer, sequence_id, publish_time)
@@ -43,7 +43,12 @@ def encode_message(
 
 
 def encode_batch(
-    table: pa.Table, *, producer: str, first_sequence_id: int, publish_time: int, codec: Codec = Codec.NONE
+    table: pa.Table,
+    *,
+    producer: str,
+    first_sequence_id: int,
+    publish_time: int,
+    codec: CompressionType = CompressionType.NONE,
 ) -> bytes:
     """An entry that holds the messages of `table` (bulk_append.INPUT_SCHEMA, at least one row) as a batch.
 
@@ -103,14 +108,14 @@ def _key_text(key: bytes) -> tuple[bytes, bool]:
     return key, False
 
 
-def _entry(metadata: MessageMetadata, payload: bytes, codec: Codec) -> bytes:
+def _entry(metadata: MessageMetadata, payload: bytes, codec: CompressionType) -> bytes:
     if len(payload) > MAX_MESSAGE_BYTES:
         raise InvalidRecord(
             f"an entry of producer {metadata.producer_name!r} has {len(payload)} bytes",
             f"an entry holds at most {MAX_MESSAGE_BYTES} bytes; send less at once",
         )
     metadata.uncompressed_size = len(payload)
-    if codec != Codec.NONE:
+    if codec != CompressionType.NONE:
         metadata.compression = int(codec)
     described = metadata.SerializeToString()
     body = b"".join((U32.pack(len(described)), described, compress(codec, payload)))

@@ -28,7 +28,7 @@ from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger import key_index, rows
 from storage.ledger.hashing import KeyHasher
-from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, HashRange, IndexDirectory, Records
+from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, HashRange, IndexDirectory, IndexRecords
 from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 
@@ -100,7 +100,7 @@ def none() -> Chunks:
 
 def belonging(table: pa.Table) -> Mask:
     """Which rows are chunks of a message: with uuid, and a number that can be. Shape (n,)."""
-    found: Mask = np.equal(table.column("slot").to_numpy(), int(rows.Slot.CHUNK))
+    found: Mask = np.equal(table.column("slot").to_numpy(), int(rows.RowType.CHUNK))
     if not found.any():
         return found
     index, count = (pc.fill_null(table.column(name), -1).to_numpy() for name in ("chunk_index", "chunk_count"))
@@ -182,7 +182,7 @@ def _decoded(data: bytes, checksum: int, name: str) -> Chunks:
 
 
 @dataclass(frozen=True)
-class Assembled:
+class ChunkAssembly:
     """Chunks, and the messages that they make.
 
     Of each of `chunks`, by uuid, key and count and then by offset: `message`, the number of the complete message that
@@ -207,11 +207,11 @@ class Assembled:
         """Of each message the offset of its last chunk: its place among all messages."""
         return offsets(self.chunks[self.last])
 
-    def records(self, wanted: Mask) -> Records:
+    def records(self, wanted: Mask) -> IndexRecords:
         """Records for a key index of some messages with a key, by hash and then offset."""
         last, first = self.chunks[self.last[wanted]], self.chunks[self.first[wanted]]
         flagged = np.where(self.empty[wanted], offsets(last) | key_index.TOMBSTONE, offsets(last))
-        found = Records(last["key_hi"].copy(), last["key_lo"].copy(), flagged, flagged, first["event_time"].copy())
+        found = IndexRecords(last["key_hi"].copy(), last["key_lo"].copy(), flagged, flagged, first["event_time"].copy())
         return found.take(np.lexsort((offsets(last), found.lo, found.hi)))
 
     def newest_pending(self, among: Mask | None = None) -> I64:
@@ -223,7 +223,7 @@ class Assembled:
         return newest
 
 
-def assemble(chunks: Chunks) -> Assembled:
+def assemble(chunks: Chunks) -> ChunkAssembly:
     """The messages that `chunks`, in any order, make."""
     chunks = chunks[np.lexsort((offsets(chunks), keyed(chunks), *(chunks[name] for name in IDENTITY)))]
     begins = np.ones(len(chunks), dtype=np.bool_)
@@ -233,7 +233,7 @@ def assemble(chunks: Chunks) -> Assembled:
     message, first, last = _messages(chunks, begins)
     empty = np.ones(len(last), dtype=np.bool_)
     empty[message[(message >= 0) & (chunks["offset"] & EMPTY == 0)]] = False
-    return Assembled(chunks, message, np.cumsum(begins) - 1, first, last, empty)
+    return ChunkAssembly(chunks, message, np.cumsum(begins) - 1, first, last, empty)
 
 
 def _messages(chunks: Chunks, begins: Mask) -> tuple[I64, I64, I64]:

@@ -20,7 +20,7 @@ from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger.manifest import DeletedRows, Part
 from storage.objects.interface import ObjectStore
-from storage.objects.ranges import Range, read_ranges
+from storage.objects.ranges import ByteRange, read_ranges
 
 _REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
@@ -49,7 +49,7 @@ def read_all_deleted(store: ObjectStore, places: list[DeletedRows | None]) -> li
     """Several bitmaps; neighbours in one object come in one ranged read."""
     bitmaps = [BitMap() for _ in places]
     found = [(number, place) for number, place in enumerate(places) if place is not None]
-    blocks = read_ranges(store, [Range(place.name, place.offset, place.length) for _, place in found])
+    blocks = read_ranges(store, [ByteRange(place.name, place.offset, place.length) for _, place in found])
     for (number, place), block in zip(found, blocks, strict=True):
         if crc32c(block) != place.crc32c:
             raise ObjectDamaged(

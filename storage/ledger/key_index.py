@@ -83,7 +83,7 @@ class HashRange:
 
 
 @dataclass(frozen=True)
-class Records:
+class IndexRecords:
     """Records in hash order, as arrays of one length; `offset` carries the flags TOMBSTONE and MARKER.
 
     `event_offset` and `event_time` are None unless they were asked for and the index has them.
@@ -99,14 +99,14 @@ class Records:
         return len(self.hi)
 
     @classmethod
-    def none(cls) -> Records:
+    def none(cls) -> IndexRecords:
         """No records."""
         empty = np.empty(0, dtype=np.uint64)
         return cls(empty, empty, empty)
 
-    def take(self, positions: npt.NDArray[np.int64] | npt.NDArray[np.bool_] | slice) -> Records:
+    def take(self, positions: npt.NDArray[np.int64] | npt.NDArray[np.bool_] | slice) -> IndexRecords:
         """The records at those positions, where a mask is set, or of a slice."""
-        return Records(
+        return IndexRecords(
             self.hi[positions],
             self.lo[positions],
             self.offset[positions],
@@ -114,25 +114,25 @@ class Records:
             None if self.event_time is None else self.event_time[positions],
         )
 
-    def by_event(self) -> Records:
+    def by_event(self) -> IndexRecords:
         """The event-time winner of each key as its record; without event times, the newest."""
         if self.event_offset is None or self.event_time is None:
             none = np.full(len(self), NO_EVENT_TIME, dtype=np.int64)
-            return Records(self.hi, self.lo, self.offset, self.offset, none)
-        return Records(self.hi, self.lo, self.event_offset, self.event_offset, self.event_time)
+            return IndexRecords(self.hi, self.lo, self.offset, self.offset, none)
+        return IndexRecords(self.hi, self.lo, self.event_offset, self.event_offset, self.event_time)
 
 
-def concatenated(runs: Sequence[Records]) -> Records:
+def concatenated(runs: Sequence[IndexRecords]) -> IndexRecords:
     """Runs one after the other; with event times if all that are not empty have them."""
     runs = [run for run in runs if len(run)]
     if not runs:
-        return Records.none()
+        return IndexRecords.none()
     hi, lo, offset = (np.concatenate(column) for column in zip(*((r.hi, r.lo, r.offset) for r in runs), strict=True))
     event_offsets = [run.event_offset for run in runs if run.event_offset is not None]
     event_times = [run.event_time for run in runs if run.event_time is not None]
     if len(event_times) < len(runs):
-        return Records(hi, lo, offset)
-    return Records(hi, lo, offset, np.concatenate(event_offsets), np.concatenate(event_times))
+        return IndexRecords(hi, lo, offset)
+    return IndexRecords(hi, lo, offset, np.concatenate(event_offsets), np.concatenate(event_times))
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def latest_by_event(hi: U64, lo: U64, event_time: I64) -> npt.NDArray[np.int64]:
     return winners
 
 
-def find(records: Records, hi: U64, lo: U64) -> npt.NDArray[np.int64]:
+def find(records: IndexRecords, hi: U64, lo: U64) -> npt.NDArray[np.int64]:
     """Where in `records` each hash is, −1 where it is not. Shape (n,); hashes ascend, which makes it faster."""
     at = np.searchsorted(records.hi, hi, "left")
     found = np.full(len(hi), -1, dtype=np.int64)
@@ -281,7 +281,7 @@ def fence_count(records: int) -> int:
 
 
 def encode_index(
-    records: Records, hash_range: HashRange, unkeyed: Mapping[str, BitMap64] | None = None, chunks: bytes = b""
+    records: IndexRecords, hash_range: HashRange, unkeyed: Mapping[str, BitMap64] | None = None, chunks: bytes = b""
 ) -> tuple[bytes, IndexDirectory]:
     """An index object and its directory.
 
@@ -312,7 +312,9 @@ def encode_index(
     return b"".join([*newest, *events, *bitmaps.values(), chunks]), directory
 
 
-def read_records(store: ObjectStore, location: IndexLocation, wanted: HashRange, *, events: bool = False) -> Records:
+def read_records(
+    store: ObjectStore, location: IndexLocation, wanted: HashRange, *, events: bool = False
+) -> IndexRecords:
     """The records of `wanted`, in hash order: one ranged read, or two with `events`.
 
     Raises ObjectMissing, ObjectDamaged.
@@ -322,7 +324,7 @@ def read_records(store: ObjectStore, location: IndexLocation, wanted: HashRange,
     return records.take(wanted.narrow(records.hi))
 
 
-def probe_records(store: ObjectStore, location: IndexLocation, hi: U64, *, events: bool = False) -> Records:
+def probe_records(store: ObjectStore, location: IndexLocation, hi: U64, *, events: bool = False) -> IndexRecords:
     """The records of those fences only that may hold one of `hi` (ascending high halves), in hash order.
 
     Neighbouring fences come in one ranged read, also across a gap that is cheaper to read than another request.
@@ -335,7 +337,7 @@ def probe_records(store: ObjectStore, location: IndexLocation, hi: U64, *, event
         np.unique((mine >> shift) & within).astype(np.int64).tolist() if directory.fence_bits else [0] * bool(len(mine))
     )
     gap = store.preferred_read_bytes // (RECORD_BYTES * FENCE_RECORDS)
-    runs: list[Records] = []
+    runs: list[IndexRecords] = []
     start = 0
     for position in range(1, len(fences) + 1):
         if position == len(fences) or fences[position] - fences[position - 1] > gap:
@@ -363,20 +365,20 @@ def read_unkeyed(store: ObjectStore, location: IndexLocation, name: str) -> BitM
 
 def _records_of(
     store: ObjectStore, location: IndexLocation, directory: IndexDirectory, fences: range, events: bool
-) -> Records:
+) -> IndexRecords:
     """The records of consecutive fences; no read if they have none."""
     if not sum(directory.counts[fence] for fence in fences):
-        return Records.none()
+        return IndexRecords.none()
     blocks = _read_fences(store, location, directory.counts, directory.checksums, fences, 0, RECORD_BYTES)
     columns = [_split(block, 3) for block in blocks]
     hi, lo, offset = (np.concatenate([column[i] for column in columns]) for i in range(3))
     if not (events and directory.has_events):
-        return Records(hi, lo, offset)
+        return IndexRecords(hi, lo, offset)
     area = directory.records * RECORD_BYTES
     blocks = _read_fences(store, location, directory.counts, directory.event_checksums, fences, area, EVENT_BYTES)
     columns = [_split(block, 2) for block in blocks]
     event_offset, event_time = (np.concatenate([column[i] for column in columns]) for i in range(2))
-    return Records(hi, lo, offset, event_offset, event_time.view(np.int64))
+    return IndexRecords(hi, lo, offset, event_offset, event_time.view(np.int64))
 
 
 def _read_fences(

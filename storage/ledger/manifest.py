@@ -23,7 +23,7 @@ from storage.errors import ObjectDamaged
 from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.key_index import HashRange
 from storage.ledger.rows_file import RowsObject
-from storage.model import IndexLocation, MessageId, Position, StoredObject
+from storage.model import IndexLocation, LogPosition, MessageId, StoredObject
 from storage.objects.interface import ObjectStore
 
 FORMAT_VERSION = 4
@@ -54,8 +54,8 @@ class Part:
     """
 
     rows: RowsObject
-    first: Position
-    last: Position
+    first: LogPosition
+    last: LogPosition
     messages: int
     logical_bytes: int
     min_publish_time: int
@@ -95,7 +95,7 @@ class Manifest:
     generation: int
     run_id: int
     created_at: int
-    horizon: Position
+    horizon: LogPosition
     parts: tuple[Part, ...]
     index: tuple[tuple[IndexLocation, ...], ...]
     frozen_at: int = 0
@@ -218,7 +218,7 @@ def read_manifest(store: ObjectStore, stored: StoredObject) -> Manifest:
     return Manifest.decode(data, stored.name)
 
 
-def _position(position: Position) -> dict[str, Any]:
+def _position(position: LogPosition) -> dict[str, Any]:
     message_id = position.message_id
     return {
         "offset": position.offset,
@@ -229,9 +229,9 @@ def _position(position: Position) -> dict[str, Any]:
     }
 
 
-def _parse_position(value: dict[str, Any]) -> Position:
+def _parse_position(value: dict[str, Any]) -> LogPosition:
     message_id = MessageId(value["ledger_id"], value["entry_id"], value["partition"], value["batch_index"])
-    return Position(value["offset"], message_id)
+    return LogPosition(value["offset"], message_id)
 
 
 def _part(part: Part) -> dict[str, Any]:

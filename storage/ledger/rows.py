@@ -31,7 +31,7 @@ MAX_MESSAGE_BYTES = 256 << 20
 """The most logical bytes of one message; keeps a row group far below the 2 GiB that Arrow's binary columns hold."""
 
 
-class Slot(IntEnum):
+class RowType(IntEnum):
     """What a row holds (column `slot`)."""
 
     MESSAGE = 0
@@ -46,7 +46,7 @@ class Slot(IntEnum):
     """A broker's marker (transaction, replication); never delivered."""
 
 
-class Codec(IntEnum):
+class CompressionType(IntEnum):
     """Compression of the entry that a message came in (column `codec`), by Pulsar's numbers."""
 
     NONE = 0

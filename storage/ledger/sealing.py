@@ -76,7 +76,7 @@ class Sealer:
         return IndexLocation(name, 0, len(data), directory.encode())
 
 
-def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.Records:
+def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.IndexRecords:
     """The newest record of each key in `table` (`rows.SCHEMA`), and the event-time winners if there are event times.
 
     Only rows of slot MESSAGE with a key take part (P6, P8); chunked messages come from chunk tables (P10).
@@ -89,15 +89,15 @@ def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.Records:
     newest = key_index.latest(hi, lo)
     event_times = table.column("event_time")
     if event_times.null_count == len(event_times):
-        return key_index.Records(hi[newest], lo[newest], flagged[newest])
+        return key_index.IndexRecords(hi[newest], lo[newest], flagged[newest])
     events = pc.fill_null(event_times, key_index.NO_EVENT_TIME).to_numpy()
     winners = newest if np.all(events[1:] >= events[:-1]) else key_index.latest_by_event(hi, lo, events)
-    return key_index.Records(hi[newest], lo[newest], flagged[newest], flagged[winners], events[winners])
+    return key_index.IndexRecords(hi[newest], lo[newest], flagged[newest], flagged[winners], events[winners])
 
 
 def keyed_rows(table: pa.Table) -> pa.ChunkedArray:
     """Which rows are in the key map: messages with a key (P6, P8, P10). Booleans, shape (n,)."""
-    return pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), int(rows.Slot.MESSAGE)))
+    return pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), int(rows.RowType.MESSAGE)))
 
 
 def flagged_offsets(table: pa.Table) -> npt.NDArray[np.uint64]:
@@ -112,11 +112,11 @@ def flagged_offsets(table: pa.Table) -> npt.NDArray[np.uint64]:
 def unkeyed_rows(table: pa.Table) -> dict[str, BitMap64]:
     """Bitmaps of the offsets of rows outside the key map, by class; chunks that a chunk table has are not in them."""
     slot = table.column("slot")
-    is_message = pc.equal(slot, int(rows.Slot.MESSAGE))
+    is_message = pc.equal(slot, int(rows.RowType.MESSAGE))
     masks = {
         "null_keys": pc.and_(is_message, pc.is_null(table.column("key"))),
-        "whole_entries": pc.equal(slot, int(rows.Slot.WHOLE_ENTRY)),
-        "chunks": pc.and_not(pc.equal(slot, int(rows.Slot.CHUNK)), pa.array(belonging(table))),
+        "whole_entries": pc.equal(slot, int(rows.RowType.WHOLE_ENTRY)),
+        "chunks": pc.and_not(pc.equal(slot, int(rows.RowType.CHUNK)), pa.array(belonging(table))),
     }
     offsets = table.column("offset").to_numpy().astype(np.uint64)
     return {name: BitMap64(array("Q", offsets[mask.to_numpy()].tobytes())) for name, mask in masks.items()}

@@ -4,7 +4,7 @@ A read begins at a message id, an offset, or a publish time; a time is turned in
 message that was published then or later. What is left is a *bound*, which says of pieces, row groups and rows whether
 they are before it; both kinds say the same of the same messages, because ids and offsets agree in order.
 
-What is below a topic's first message is out of range (L3): the caller chose what then (`Reset`).
+What is below a topic's first message is out of range (L3): the caller chose what then (`OffsetReset`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 
 from storage.ledger import rows
 from storage.ledger.rows_file import RowsReader
-from storage.model import MessageId, Position
+from storage.model import LogPosition, MessageId
 
 
 @dataclass(frozen=True)
-class AtOffset:
+class StartOffset:
     """Begin at an offset, or at the next message that is left."""
 
     offset: int
@@ -35,10 +35,10 @@ class AtTime:
     publish_time: int
 
 
-StartPosition = MessageId | AtOffset | AtTime
+StartPosition = MessageId | StartOffset | AtTime
 
 
-class Reset(StrEnum):
+class OffsetReset(StrEnum):
     """What a read does whose start is before the topic's first message."""
 
     EARLIEST = "earliest"
@@ -49,7 +49,7 @@ class Reset(StrEnum):
 class SeekPosition(Protocol):
     """The first message that a read gives, whether it still exists or not."""
 
-    def is_behind(self, last: Position) -> bool:
+    def is_behind(self, last: LogPosition) -> bool:
         """Whether `last`, and all before it, is not to be read."""
 
     def skips(self, reader: RowsReader, number: int) -> bool:
@@ -68,7 +68,7 @@ class FromOffset:
     def __str__(self) -> str:
         return f"offset {self.offset}"
 
-    def is_behind(self, last: Position) -> bool:
+    def is_behind(self, last: LogPosition) -> bool:
         return last.offset < self.offset
 
     def skips(self, reader: RowsReader, number: int) -> bool:
@@ -91,7 +91,7 @@ class FromId:
     def __str__(self) -> str:
         return f"the message {self.message_id}"
 
-    def is_behind(self, last: Position) -> bool:
+    def is_behind(self, last: LogPosition) -> bool:
         return last.message_id < self.message_id
 
     def skips(self, reader: RowsReader, number: int) -> bool:
@@ -124,7 +124,7 @@ class FromTime:
 
     publish_time: int
 
-    def is_behind(self, last: Position) -> bool:
+    def is_behind(self, last: LogPosition) -> bool:
         return False
 
     def skips(self, reader: RowsReader, number: int) -> bool:
@@ -137,14 +137,14 @@ class FromTime:
         return len(table) if first < 0 else int(first)
 
 
-def seek_position_of(start: MessageId | AtOffset) -> SeekPosition:
+def seek_position_of(start: MessageId | StartOffset) -> SeekPosition:
     """The bound of a start that names a message."""
-    return FromOffset(start.offset) if isinstance(start, AtOffset) else FromId(start)
+    return FromOffset(start.offset) if isinstance(start, StartOffset) else FromId(start)
 
 
 def start_position_of(bound: SeekPosition) -> StartPosition:
     """The inverse of `seek_position_of`."""
     if isinstance(bound, FromOffset):
-        return AtOffset(bound.offset)
+        return StartOffset(bound.offset)
     assert isinstance(bound, FromId), "a time is looked up before anything is read"
     return bound.message_id

@@ -28,10 +28,10 @@ from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.sealing import Sealer
 from storage.log.lease import OnHeld, afterwards, writer_lease
-from storage.log.lost_ids import keep_lost_ids
-from storage.log.open_segment import roll_open_segment
+from storage.log.ledger_id_recovery import keep_lost_ids
+from storage.log.orphan_segments import behind
 from storage.log.segment import ahead_of_time
-from storage.log.unnamed import behind
+from storage.log.segment_lifecycle import roll_open_segment
 from storage.metadata.records import AttemptKind, Lease, TopicRecord
 from storage.model import LedgerRecord
 from storage.store_identity import StoreIdentity

@@ -23,11 +23,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from storage.entries.batch import Messages
-from storage.entries.columns import EntryRows, RowColumns
+from storage.entries.columns import EntryFields, RowColumns
 from storage.entries.decode import StoredEntry, unpack
 from storage.entries.entry import EntryHeader
 from storage.errors import ObjectMissing
-from storage.ledger.rows import Slot
+from storage.ledger.rows import RowType
 from storage.log.frames import SegmentHeader, frame_checksum
 from storage.log.segment import LocalSegment
 from storage.log.segment_dump import FrameState, ScannedFrame, SegmentScan
@@ -160,7 +160,7 @@ def _fillers(ledger_id: int, start: _Place, end: _Place, publish_time: int, last
     columns = RowColumns()
     offset = start[1]
     for number, count in enumerate(counts):
-        rows = EntryRows(
+        rows = EntryFields(
             entry_id=start[0] + number,
             offset=offset,
             batched=count > 1,
@@ -171,7 +171,7 @@ def _fillers(ledger_id: int, start: _Place, end: _Place, publish_time: int, last
             metadata=None,
         )
         none: list[bytes | None] = [None] * count
-        slots = [(row, int(Slot.COMPACTED_OUT)) for row in range(count)]
+        slots = [(row, int(RowType.COMPACTED_OUT)) for row in range(count)]
         columns.add(rows, Messages(keys=none, payloads=none, sequence_ids=[0] * count, slots=slots))
         offset += count
     return columns.table(ledger_id)

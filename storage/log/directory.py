@@ -21,10 +21,10 @@ from functools import cached_property
 from pathlib import Path
 
 from storage.errors import Misconfigured, SegmentNotLocal
+from storage.file_modes import file_mode, make_private
 from storage.log.log_space import LogSpace
 from storage.metadata.records import SegmentRecord
 from storage.model import TopicName
-from storage.private import file_mode, make_private
 
 UID_FILE = "log.uid"
 _UID = re.compile(r"[0-9a-f]{32}")
@@ -42,7 +42,7 @@ class LogDirectory:
     wake_sealer: Callable[[], object] | None = field(default=None, compare=False)
     room: LogSpace | None = field(default=None, compare=False)
     ids_are_kept: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
-    """Set when this process has seen to the ledger ids of files that the database has lost (lost_ids.py)."""
+    """Set when this process has seen to the ledger ids of files that the database has lost (ledger_id_recovery.py)."""
 
     @cached_property
     def uid(self) -> str:

@@ -30,7 +30,7 @@ from typing import NamedTuple, Self
 
 import google_crc32c
 
-from storage.private import file_mode
+from storage.file_modes import file_mode
 
 _VALUES = Struct(">QQQQQ")
 _VERSION = b"\x02"

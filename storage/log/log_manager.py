@@ -5,7 +5,7 @@
             `segment.ms` and no writer has it open
     seal    a rolled segment becomes a sealed ledger: objects first, then one transaction; its messages keep their ids
     sweep   files of sealed segments go after `file.delete.delay`, then their rows; so does the folder of a topic that
-            was deleted (S8); files that hold messages and that no row names are set aside (unnamed.py)
+            was deleted (S8); files that hold messages and that no row names are set aside (orphan_segments.py)
 
 A segment whose sealers die (out of memory) is given up after `MAX_SEALING_TRIES`; then only an operator seals it. In
 a process that must not die, only what is small is sealed; the rest is left to the process that is woken for it
@@ -15,10 +15,10 @@ Sealing may be done by any process that has the log directory and the store, bes
 sealers: a segment is claimed by an attempt, and of two that seal the same one, one commits. Whatever is cut off leaves
 the segment rolled, or sealed, never both and never neither: the transaction decides which, and readers go by rows.
 
-May go wrong: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, SegmentNotLocal for a segment that is
-in another log directory, Misconfigured for a store that is another database's, any error of store and database. Memory:
-one segment, about four times its logical size (`segment.bytes`, storage/log/open_segment.py bounds it) and 250 bytes a
-message.
+May go wrong: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, SegmentNotLocal for a segment that is in
+another log directory, Misconfigured for a store that is another database's, any error of store and database. Memory:
+one segment, about four times its logical size (`segment.bytes`, storage/log/segment_lifecycle.py bounds it) and 250
+bytes a message.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import Sealer
 from storage.log.damaged import readable_rows
 from storage.log.lease import afterwards, writer_lease
-from storage.log.open_segment import roll_open_segment
+from storage.log.orphan_segments import behind
 from storage.log.segment import LocalSegment
-from storage.log.segment_tables import UnsealedSegments
+from storage.log.segment_lifecycle import roll_open_segment
+from storage.log.segment_tables import SegmentTableReader
 from storage.log.sweep import LogSweep
-from storage.log.unnamed import behind
 from storage.metadata.liveness import is_alive
 from storage.metadata.records import Attempt, SegmentRecord, SegmentState, TopicRecord
 from storage.model import LedgerRecord
@@ -127,13 +127,15 @@ class LogManager:
         )
 
     def roll(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS, *, accept_loss: bool = False) -> None:
-        """Close the segment that is open now, if there is one. Raises LeaseHeld, ObjectDamaged (see open_segment.py).
+        """Close the segment that is open now, if there is one. Raises LeaseHeld, ObjectDamaged (see
+        segment_lifecycle.py).
 
         `accept_loss`: also one that is damaged, with all offsets that it gave out; `seal_damaged` seals what is left.
         The row of one whose file is gone is removed; which offsets it gave out is not known, so they are given out
         again.
 
-        What the database has lost of the log is taken up again, and rolled (unnamed.py); Misconfigured if it cannot be.
+        What the database has lost of the log is taken up again, and rolled (orphan_segments.py); Misconfigured if it
+        cannot be.
         """
         deadline = self.environment.clock.now_ms() + wait_ms
         asked: int | None = None
@@ -347,7 +349,7 @@ class LogManager:
     def _rows(self, topic: TopicRecord, segment: SegmentRecord, accept_loss: bool) -> tuple[pa.Table, int]:
         """All rows of a segment, and how many of its messages are not among them."""
         try:
-            return UnsealedSegments(self.environment.log).table(topic, segment), 0
+            return SegmentTableReader(self.environment.log).table(topic, segment), 0
         except DataLoss:
             if not accept_loss or segment.content is None:
                 raise

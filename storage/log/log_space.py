@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from storage.clock import Clock
-from storage.disk import free_bytes
+from storage.disk_space import free_bytes
 from storage.errors import CompactorError, StorageFull
 
 DISK_MS = 100

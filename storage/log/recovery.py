@@ -19,19 +19,19 @@ from storage.log.frame_reader import FrameReader
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, read_header
 from storage.log.high_watermark import HighWatermark
 from storage.log.segment import LocalSegment, SegmentTally, WriterOptions
-from storage.log.sparse_index import FramePosition, IndexPointers
+from storage.log.sparse_index import FramePosition, SparseIndexBuilder
 
 RESTORE = "restore the file from a backup, or accept the loss of what is behind it (docs/operations.md)"
 
 
 @dataclass(frozen=True)
-class Recovered:
+class RecoveryResult:
     """What a segment holds up to `end`, the last byte of its last whole frame. `problem`: what is wrong behind it, if
     anything is there; `size`: of the file as it was found.
     """
 
     tally: SegmentTally
-    pointers: IndexPointers
+    pointers: SparseIndexBuilder
     index: bytes
     end: int
     size: int
@@ -52,22 +52,22 @@ def check_header(path: Path, found: bytes, expected: SegmentHeader) -> None:
         )
 
 
-def walked(descriptor: int, size: int, segment: LocalSegment, options: WriterOptions) -> Recovered:
+def walked(descriptor: int, size: int, segment: LocalSegment, options: WriterOptions) -> RecoveryResult:
     """What the file holds, whose header was checked."""
     header, seed = segment.header, segment.header.checksum
     frames = FrameReader(descriptor, seed, FramePosition.first(header.first_offset), max(size, HEADER_BYTES))
     tally = SegmentTally(segment)
-    pointers = IndexPointers(header.first_offset, seed, options.index_spacing)
+    pointers = SparseIndexBuilder(header.first_offset, seed, options.index_spacing)
     index = bytearray()
     for entry in frames:
         assert entry.header is not None
         tally.add(entry.header)
         position = frames.position - FRAME_BYTES - len(entry.data)
         index += pointers.record(entry.entry_id, entry.offset, position, entry.header.publish_time)
-    return Recovered(tally, pointers, bytes(index), frames.position, size, frames.problem)
+    return RecoveryResult(tally, pointers, bytes(index), frames.position, size, frames.problem)
 
 
-def check_loss(path: Path, found: Recovered, end: HighWatermark | None) -> None:
+def check_loss(path: Path, found: RecoveryResult, end: HighWatermark | None) -> None:
     """Raises ObjectDamaged if flushed bytes are behind the last whole frame."""
     if end is None or end.flushed <= found.end:
         return

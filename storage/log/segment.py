@@ -34,7 +34,7 @@ from storage.log.directory import LogDirectory
 from storage.log.frames import LARGEST_ENTRY, SegmentHeader
 from storage.log.sparse_index import SPACING_BYTES
 from storage.metadata.records import SegmentContent, SegmentRecord, TopicRecord
-from storage.model import MessageId, Position
+from storage.model import LogPosition, MessageId
 
 MAX_ENTRY_BYTES = (5 << 20) + (10 << 10)
 """The largest entry that is taken unless set otherwise: Pulsar's maxMessageSize and its padding of a frame."""
@@ -101,12 +101,12 @@ def ahead_of_time(publish_time: int, now_ms: int, max_ahead_ms: int) -> InvalidR
 class AppendResult:
     """Where an entry went: its first message, and how many offsets it took."""
 
-    first: Position
+    first: LogPosition
     messages: int
 
 
 @dataclass(frozen=True)
-class SegmentFiles:
+class SegmentPaths:
     """The files of one segment. `folder`: that of its topic."""
 
     folder: Path
@@ -145,18 +145,18 @@ class LocalSegment:
         return cls(log.of_topic(topic.uid), header, topic.name.partition)
 
     @property
-    def files(self) -> SegmentFiles:
-        return SegmentFiles(self.folder, self.header.first_offset)
+    def files(self) -> SegmentPaths:
+        return SegmentPaths(self.folder, self.header.first_offset)
 
-    def first_position(self, entry_id: int, offset: int, header: EntryHeader) -> Position:
+    def first_position(self, entry_id: int, offset: int, header: EntryHeader) -> LogPosition:
         """The first message of an entry."""
         batch_index = 0 if _has_indexes(header) else -1
-        return Position(offset, MessageId(self.header.ledger_id, entry_id, self.partition, batch_index))
+        return LogPosition(offset, MessageId(self.header.ledger_id, entry_id, self.partition, batch_index))
 
-    def last_position(self, entry_id: int, offset: int, header: EntryHeader) -> Position:
+    def last_position(self, entry_id: int, offset: int, header: EntryHeader) -> LogPosition:
         """The last message of an entry whose first one is at `offset`."""
         message_id = MessageId(self.header.ledger_id, entry_id, self.partition, _last_index(header))
-        return Position(offset + header.messages - 1, message_id)
+        return LogPosition(offset + header.messages - 1, message_id)
 
 
 def _has_indexes(header: EntryHeader) -> bool:

@@ -27,7 +27,7 @@ from storage.log.high_watermark import HighWatermark, read_high_watermark
 from storage.log.recovery import RESTORE, check_header
 from storage.log.segment import LocalSegment, naming_file
 from storage.log.sparse_index import FramePosition, IndexFile
-from storage.model import Position
+from storage.model import LogPosition
 
 _log = logging.getLogger(__name__)
 _damaged: set[Path] = set()
@@ -76,7 +76,7 @@ class SegmentReader:
             lambda place: place.time_before < publish_time, lambda _, header: header.publish_time >= publish_time
         )
 
-    def last(self) -> Position | None:
+    def last(self) -> LogPosition | None:
         """The last message that can be seen; None: there is none."""
         found: StoredEntry | None = None
         with self._opened() as (descriptor, end):

@@ -23,14 +23,14 @@ from storage.log.directory import LogDirectory
 from storage.log.segment import LocalSegment
 from storage.log.segment_reader import SegmentReader
 from storage.metadata.records import SegmentRecord, TopicRecord
-from storage.model import Position
+from storage.model import LogPosition
 
 TABLE_BYTES = 4 << 20
 """Uncompressed bytes of entries that become one table."""
 
 
 @dataclass(frozen=True)
-class UnsealedSegments:
+class SegmentTableReader:
     """Reads segments that are in one log directory."""
 
     log: LogDirectory
@@ -57,7 +57,7 @@ class UnsealedSegments:
             tables = [unpack(entries, segment.ledger_id) for entries in _gathered(reader.entries())]
         return pa.concat_tables(tables) if tables else rows.SCHEMA.empty_table()
 
-    def last(self, topic: TopicRecord, segment: SegmentRecord) -> Position | None:
+    def last(self, topic: TopicRecord, segment: SegmentRecord) -> LogPosition | None:
         """The last message of a segment that can be seen; None: there is none."""
         with _naming_the_way_out(topic, segment):
             return self._reader(topic, segment).last()

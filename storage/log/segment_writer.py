@@ -2,7 +2,7 @@
 
 Order of ids = order of `submit`. An entry is acknowledged, and visible to readers, when it is flushed under
 flush-every-append, and when it is written otherwise. The segment's file is its own for as long as it lives
-(segment_file.py).
+(active_segment_file.py).
 
 A write or flush that fails ends the writer: all that waits fails, and the file is cut back to what was acknowledged,
 or, if it was the flush, to what was flushed. Then the owner closes it and recovers the segment again.
@@ -24,10 +24,10 @@ from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, Unavailable
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
+from storage.log.active_segment_file import ActiveSegmentFile
 from storage.log.frames import FRAME_BYTES
 from storage.log.group_commit import Done, GroupCommit, PendingAppend, closed_error, copy_of
 from storage.log.segment import AppendResult, WriterOptions, storage_error
-from storage.log.segment_file import SegmentFile
 from storage.metadata.records import SegmentContent
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 class SegmentWriter:
     """Appends to one segment, whose file it takes over. Safe to share between threads."""
 
-    def __init__(self, file: SegmentFile, clock: Clock, options: WriterOptions) -> None:
+    def __init__(self, file: ActiveSegmentFile, clock: Clock, options: WriterOptions) -> None:
         self.path = file.path
         self.ledger_id = file.segment.header.ledger_id
         self.first_offset = file.segment.header.first_offset

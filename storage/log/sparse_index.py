@@ -45,7 +45,7 @@ class FramePosition(NamedTuple):
         return cls(0, first_offset, HEADER_BYTES)
 
 
-class IndexPointers:
+class SparseIndexBuilder:
     """Makes the records of an index while entries go by, in order."""
 
     def __init__(self, first_offset: int, seed: int, spacing_bytes: int = SPACING_BYTES) -> None:

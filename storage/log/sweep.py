@@ -4,7 +4,7 @@
     folder of a deleted      goes after `file.delete.delay`, whatever it holds (S8)
       topic
     file without a row       goes if it holds nothing; if it holds messages, it is taken up again or set aside
-                             (unnamed.py)
+                             (orphan_segments.py)
 
 Safe beside writers, readers, sealers and other sweepers. What cannot be removed holds up nothing else.
 May go wrong: Unavailable and Misconfigured of the database. Must not know: how segments are taken up.
@@ -21,8 +21,8 @@ from storage.environment import Environment
 from storage.errors import CompactorError, LeaseHeld, TopicNotFound
 from storage.failpoints import Failpoint, failpoint
 from storage.log.directory import sync_folder
-from storage.log.segment import SegmentFiles
-from storage.log.unnamed import files_set_aside, holds_data, segments_in, set_aside
+from storage.log.orphan_segments import files_set_aside, holds_data, segments_in, set_aside
+from storage.log.segment import SegmentPaths
 from storage.metadata.policy_store import namespace_scope
 from storage.metadata.records import TopicRecord
 
@@ -45,7 +45,7 @@ class LogSweep:
             delay = self.environment.metadata.policies.effective(owner).file_delete_delay_ms
             if segment.sealed_at is not None and segment.sealed_at <= now - delay:
                 with _noted(str(owner.name), failed):
-                    files = SegmentFiles(self.environment.log.of_topic(owner.uid), segment.first_offset)
+                    files = SegmentPaths(self.environment.log.of_topic(owner.uid), segment.first_offset)
                     files.remove()
                     if files.folder.is_dir():
                         sync_folder(files.folder)  # a file that a power cut brings back must find its row
@@ -81,7 +81,7 @@ class LogSweep:
         removed = 0
         for first in segments_in(folder):
             with _noted(folder.name, failed):
-                SegmentFiles(folder, first).remove()
+                SegmentPaths(folder, first).remove()
                 removed += 1
             failpoint(Failpoint.DELETED_SEGMENT_REMOVED)
         with suppress(FileNotFoundError):  # another sweeper was here
@@ -95,16 +95,16 @@ class LogSweep:
     def _remove_orphans(self, topic: TopicRecord, failed: dict[str, str]) -> int:
         """Files that no row names: those below the topic's end whose writer died before the row; how many.
 
-        Those that hold messages are kept (unnamed.py): from the topic's end on they are taken up again, below it set
-        aside. The end is older than the list of files, and that older than the rows that are checked: so whatever a
-        live writer makes is at or behind the end, and has a row before it holds anything.
+        Those that hold messages are kept (orphan_segments.py): from the topic's end on they are taken up again, below
+        it set aside. The end is older than the list of files, and that older than the rows that are checked: so
+        whatever a live writer makes is at or behind the end, and has a row before it holds anything.
         """
         folder = self.environment.log.of_topic(topic.uid)
         found = segments_in(folder)
         named = {segment.first_offset for segment in self.environment.metadata.segments.of_topic(topic.id)}
         removed = 0
         for first, size in found.items():
-            files = SegmentFiles(folder, first)
+            files = SegmentPaths(folder, first)
             if first in named or (first >= topic.next_offset and not holds_data(size)):
                 continue
             with _noted(str(topic.name), failed):

@@ -6,7 +6,7 @@ once more before it writes: its successor may have come and gone while it slept.
 topic's flush policy says, by default when it is flushed (L1). A segment that a dead process left open is recovered
 first: its torn end is cut off, and it is gone on with (L2).
 
-How segments are opened, recovered and rolled is in open_segment.py. After a failure of the disk the segment is
+How segments are opened, recovered and rolled is in segment_lifecycle.py. After a failure of the disk the segment is
 recovered at the next append, from what is on it.
 
 A writer learns within `POLL_SECONDS` that its topic was deleted (S8): TopicNotFound; what was appended is gone with it.
@@ -28,8 +28,8 @@ from storage.heartbeat import Heartbeat
 from storage.log.group_commit import Done, copy_of
 from storage.log.lease import OnHeld, writer_lease
 from storage.log.lease_renewer import POLL_SECONDS, LeaseRenewer
-from storage.log.open_segment import TopicSegments
 from storage.log.segment import AppendResult
+from storage.log.segment_lifecycle import SegmentLifecycle
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata.records import SegmentRecord, TopicRecord
 
@@ -65,7 +65,7 @@ class TopicLog:
         self._on_held = on_held
         self._open = ExitStack()
         self._lock = threading.RLock()
-        self._segments: TopicSegments | None = None
+        self._segments: SegmentLifecycle | None = None
         self._writer: SegmentWriter | None = None
         self._fenced: CompactorError | None = None
 
@@ -82,7 +82,7 @@ class TopicLog:
                     self._on_held,
                 )
             )
-            self._segments = TopicSegments(self._environment, self._topic, lease)
+            self._segments = SegmentLifecycle(self._environment, self._topic, lease)
             with self._lock:
                 self._writer = self._segments.taken_up(self._segments.recovered())
             opening.enter_context(self._polling())
@@ -165,7 +165,7 @@ class TopicLog:
             self._lock.release()
 
     @property
-    def _open_segments(self) -> TopicSegments:
+    def _open_segments(self) -> SegmentLifecycle:
         assert self._segments is not None, "a TopicLog is used inside its `with` statement"
         return self._segments
 

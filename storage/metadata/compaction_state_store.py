@@ -28,7 +28,7 @@ from storage.metadata.queries import Store
 from storage.metadata.records import (
     COMPACTION_CURSOR,
     RUN_DEAD_MS,
-    Activity,
+    CompactionActivity,
     CompactionState,
     RunRecord,
     RunState,
@@ -72,12 +72,12 @@ class CompactionStateStore(Store):
         with self._database.read() as connection:
             return compaction_state.of_all(connection, self._clock.now_ms(), self._dead_ms)
 
-    def activity(self, topic_id: int) -> Activity:
+    def activity(self, topic_id: int) -> CompactionActivity:
         """The topic's compaction as it is now."""
         with self._database.snapshot() as connection:
             found = self._find(connection, topic_id)
             last = runs.last(connection, topic_id)
-            return Activity(found, last, found.requested_at is not None or self._lives(last))
+            return CompactionActivity(found, last, found.requested_at is not None or self._lives(last))
 
     def requests(self) -> list[tuple[TopicRecord, CompactionState]]:
         """The topics whose compaction is requested, the oldest request first."""

@@ -25,7 +25,7 @@ from storage.errors import Fenced, InvalidInput, NotFound, ObjectDamaged
 from storage.metadata import row_mapping
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, TopicRecord
 from storage.metadata.tables import cursor_ranges, cursors
-from storage.model import Position
+from storage.model import LogPosition
 
 _PAGE = 64
 """Rows that are checked together: 4 MiB at most."""
@@ -42,10 +42,10 @@ class CursorState:
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergeResult:
     """What is stored after a flush: the position, and the bitmaps that the flush checked."""
 
-    mark_delete: Position | None
+    mark_delete: LogPosition | None
     ranges: Mapping[int, BitMap]
 
 
@@ -85,9 +85,9 @@ def merge(
     topic: TopicRecord,
     name: str,
     incarnation: str,
-    mark_delete: Position | None,
+    mark_delete: LogPosition | None,
     changed: Mapping[int, BitMap],
-) -> Merged:
+) -> MergeResult:
     """Add what an owner knows to what is stored. Raises NotFound, Fenced; InvalidInput for `__compaction`."""
     stored, present = _cursor(connection, topic, name, select(cursors).with_for_update())
     if present != incarnation:
@@ -117,7 +117,7 @@ def merge(
         if number >= first:
             merged[number] = merged.get(number, BitMap()) | without_below(number, bitmap.copy(), mark)
     _write(connection, topic.id, name, {n: one for n, one in merged.items() if n in changed}, there)
-    return Merged(mark_delete, merged)
+    return MergeResult(mark_delete, merged)
 
 
 def clear(connection: Connection, topic_id: int, name: str) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from storage.errors import Conflict, InvalidInput
 from storage.metadata import cursor_ranges, ledgers, queries, row_mapping, topics
-from storage.metadata.cursor_ranges import CursorState, Merged, RangesSummary
+from storage.metadata.cursor_ranges import CursorState, MergeResult, RangesSummary
 from storage.metadata.queries import Store
 from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,
@@ -27,7 +27,7 @@ from storage.metadata.records import (
     TopicRecord,
 )
 from storage.metadata.tables import compacted_ledgers, cursors, topics as topics_table
-from storage.model import Position
+from storage.model import LogPosition
 
 MAX_NAME_BYTES = 255
 _OF_TOPIC = select(cursors).where(cursors.c.topic_id == bindparam("topic"))
@@ -43,7 +43,7 @@ class CursorStore(Store):
     # Cursors
 
     def create(
-        self, topic_id: int, name: str, mark_delete: Position | None, properties: Mapping[str, str]
+        self, topic_id: int, name: str, mark_delete: LogPosition | None, properties: Mapping[str, str]
     ) -> CursorRecord:
         """A new cursor, at a position and with properties from the first moment.
 
@@ -85,7 +85,7 @@ class CursorStore(Store):
         with self._database.read() as connection:
             return of_topic(connection, topic_id)
 
-    def reset(self, topic_id: int, name: str, position: Position | None) -> CursorRecord:
+    def reset(self, topic_id: int, name: str, position: LogPosition | None) -> CursorRecord:
         """Move a cursor, in a new incarnation: nothing above `position` is acknowledged then; None: nothing at all.
 
         Raises InvalidInput for `__compaction` (A4), NotFound.
@@ -156,8 +156,8 @@ class CursorStore(Store):
             return cursor_ranges.load(connection, topics.by_id(connection, topic_id), name, max_bytes)
 
     def merge(
-        self, topic_id: int, name: str, incarnation: str, mark_delete: Position | None, changed: Mapping[int, BitMap]
-    ) -> Merged:
+        self, topic_id: int, name: str, incarnation: str, mark_delete: LogPosition | None, changed: Mapping[int, BitMap]
+    ) -> MergeResult:
         """Add what an owner acknowledged to what is stored: mark-delete never goes back, nothing is lost.
 
         Raises NotFound; Fenced if the cursor is not in the incarnation that the owner opened.
@@ -239,7 +239,7 @@ def retire_compacted(connection: Connection, topic_id: int, now: int) -> None:
     )
 
 
-def move_horizon(connection: Connection, topic_id: int, horizon: Position, compacted_ledger_id: int) -> None:
+def move_horizon(connection: Connection, topic_id: int, horizon: LogPosition, compacted_ledger_id: int) -> None:
     """Set mark-delete and pointer of `__compaction` together; all other properties stay (A1, A2)."""
     cursor = ensure(connection, topic_id, COMPACTION_CURSOR)
     _update(

@@ -26,8 +26,8 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from storage.errors import CompactorError, Misconfigured, StorageFull, Unavailable
+from storage.metadata.disk_reserve import DiskReserve
 from storage.metadata.driver_errors import lacks_space, shown, translated
-from storage.metadata.reserve import Reserve
 
 Answer = TypeVar("Answer")
 
@@ -60,13 +60,13 @@ class Database:
         self.url = _parsed(url)
         self.engine = _open(self.url)
         self.dialect = self.engine.dialect.name
-        self.reserve: Reserve | None = None
+        self.reserve: DiskReserve | None = None
         """What is kept for a full disk; None: the disk is another machine's."""
         self._writing: Engine = self.engine
         self._snapshots: Engine = self.engine
         if self.dialect == SQLITE:
             assert self.url.database is not None, "it was parsed"
-            self.reserve = Reserve(Path(self.url.database))
+            self.reserve = DiskReserve(Path(self.url.database))
             self._writing = self.engine.execution_options(sqlite_begin="BEGIN IMMEDIATE")
         else:
             self._snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)

@@ -21,7 +21,7 @@ from storage.metadata.records import (
     SegmentState,
     TopicRecord,
 )
-from storage.model import LedgerRecord, Position
+from storage.model import LedgerRecord, LogPosition
 
 RERUN = "nothing was published; trigger the compaction again if it is still wanted"
 REWRITE = "nothing was appended; start the append again"
@@ -48,7 +48,7 @@ def check_publish(
     topic: TopicRecord,
     run: RunRecord,
     expected_generation: int,
-    old_horizon: Position | None,
+    old_horizon: LogPosition | None,
     new: CompactedLedgerRecord,
 ) -> None:
     """A new compacted ledger may serve only if it grew out of what serves now.
@@ -234,7 +234,7 @@ def check_trim(
     start_offset: int,
     ledger_ids: Collection[int],
     present: Sequence[LedgerRecord],
-    horizon: Position | None,
+    horizon: LogPosition | None,
     keep_start: bool,
 ) -> None:
     """Ledgers may be marked only if they are there and are below the new start.
@@ -275,5 +275,5 @@ def check_trim(
         )
 
 
-def _shown(position: Position) -> str:
+def _shown(position: LogPosition) -> str:
     return f"{position.message_id} (offset {position.offset})"

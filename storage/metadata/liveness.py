@@ -22,7 +22,7 @@ PIN_TTL_MS = 120_000
 """The longest TTL of a pin."""
 
 
-class Alive(NamedTuple):
+class LivenessBounds(NamedTuple):
     """The times that count: later than `after`, at `until` at the latest."""
 
     after: int
@@ -37,14 +37,14 @@ class Alive(NamedTuple):
         return (column > self.after) & (column <= self.until)
 
 
-def expiring(longest_ttl_ms: int, now: int) -> Alive:
+def expiring(longest_ttl_ms: int, now: int) -> LivenessBounds:
     """The ends of TTLs that are not over."""
-    return Alive(now, now + LONGEST_TERMS * longest_ttl_ms)
+    return LivenessBounds(now, now + LONGEST_TERMS * longest_ttl_ms)
 
 
-def beating(dead_ms: int, now: int) -> Alive:
+def beating(dead_ms: int, now: int) -> LivenessBounds:
     """The heartbeats of owners that are alive; `dead_ms`: one whose heartbeat is that old is dead."""
-    return Alive(now - dead_ms, now + LONGEST_TERMS * dead_ms)
+    return LivenessBounds(now - dead_ms, now + LONGEST_TERMS * dead_ms)
 
 
 def is_held(owner: str | None, expires_at: int, longest_ttl_ms: int, now: int) -> bool:

@@ -22,7 +22,7 @@ PAGE_RUNS = 5000
 
 
 @dataclass(frozen=True)
-class RunFigures:
+class RunSummary:
     """One run, as far as it is counted. Times are milliseconds since the Unix epoch."""
 
     run_id: int
@@ -89,14 +89,14 @@ class MetricsStore:
             rows = connection.execute(select(topics.c.id, topics.c.name))
             return {topic_id: TopicName.parse(name) for topic_id, name in rows}
 
-    def runs(self, after: int, again: Collection[int] = ()) -> list[RunFigures]:
+    def runs(self, after: int, again: Collection[int] = ()) -> list[RunSummary]:
         """Runs of a larger id than `after`, by id, one page of them; and before them, those of the ids in `again`."""
-        columns = [runs.c[name] for name in row_mapping.names(RunFigures)]
+        columns = [runs.c[name] for name in row_mapping.names(RunSummary)]
         which = or_(runs.c.run_id > after, runs.c.run_id.in_(again)) if again else runs.c.run_id > after
         statement = select(*columns).where(which).order_by(runs.c.run_id).limit(PAGE_RUNS + len(again))
         with self._database.read() as connection:
             return queries.fetch(connection, statement, _figures)
 
 
-def _figures(row: RowMapping) -> RunFigures:
-    return row_mapping.record(RunFigures, row, state=RunState(row["state"]))
+def _figures(row: RowMapping) -> RunSummary:
+    return row_mapping.record(RunSummary, row, state=RunState(row["state"]))

@@ -30,8 +30,8 @@ from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.tables import policies as policies_table, topics as topics_table
 from storage.model import TopicName
 from storage.options import policies
-from storage.options.policies import TopicPolicies, Unreadable
-from storage.options.resolution import Resolved, resolve
+from storage.options.policies import TopicPolicies, UnreadableStoredValue
+from storage.options.resolution import PolicyResolution, resolve
 
 BROKER = "broker"
 _NAMESPACE = "namespace:"
@@ -61,7 +61,7 @@ class UnreadablePolicy:
 
     scope: str
     name: str
-    stored: Unreadable
+    stored: UnreadableStoredValue
 
 
 class PolicyStore:
@@ -112,7 +112,9 @@ class PolicyStore:
 
     def of_scope(self, scope: str) -> dict[str, object]:
         """What is set in that scope, by name, as far as it can be read."""
-        return {name: value for name, value in self.settings(scope).items() if not isinstance(value, Unreadable)}
+        return {
+            name: value for name, value in self.settings(scope).items() if not isinstance(value, UnreadableStoredValue)
+        }
 
     def settings(self, scope: str) -> dict[str, object]:
         """What is set in that scope, by name; also Unreadable."""
@@ -123,12 +125,12 @@ class PolicyStore:
         """The policies of the topic, as they are now."""
         return self.resolved(topic).policies
 
-    def resolved(self, topic: TopicRecord) -> Resolved:
+    def resolved(self, topic: TopicRecord) -> PolicyResolution:
         """The policies of the topic, and where each comes from, as they are now."""
         with self._database.read() as connection:
             return resolved(connection, topic, self.broker_defaults)
 
-    def resolved_around(self, scope: str) -> Resolved:
+    def resolved_around(self, scope: str) -> PolicyResolution:
         """What a topic has that sets nothing itself, in a namespace's scope or anywhere (BROKER)."""
         with self._database.read() as connection:
             return resolved_around(connection, scope, self.broker_defaults)
@@ -153,7 +155,7 @@ class PolicyStore:
                 (scope, name, value)
                 for scope, stored in sorted(_stored(connection).items())
                 for name, value in values_of(stored).items()
-                if isinstance(value, Unreadable)
+                if isinstance(value, UnreadableStoredValue)
             ]
             words = {scope: _in_words(connection, scope) for scope, _, _ in found}
         return [UnreadablePolicy(words[scope], name, value) for scope, name, value in found if words[scope]]
@@ -170,9 +172,9 @@ class PolicyResolver:
         """`stored`: by scope and name, as JSON has it."""
         self._stored = stored
         self._broker_defaults = broker_defaults
-        self._known: dict[tuple[str, str], Resolved] = {}
+        self._known: dict[tuple[str, str], PolicyResolution] = {}
 
-    def resolved(self, topic: TopicRecord) -> Resolved:
+    def resolved(self, topic: TopicRecord) -> PolicyResolution:
         """The policies of the topic, and where each comes from."""
         scopes = BROKER, scope_around(topic.name), topic_scope(topic)
         own = self._stored.get(topic_scope(topic))
@@ -207,7 +209,7 @@ def values_of(stored: Mapping[str, object]) -> dict[str, object]:
     return {name: policies.read(name, stored[name]) for name in policies.POLICIES if name in stored}
 
 
-def resolved(connection: Connection, topic: TopicRecord, defaults: Mapping[str, object]) -> Resolved:
+def resolved(connection: Connection, topic: TopicRecord, defaults: Mapping[str, object]) -> PolicyResolution:
     """The policies of a topic, from what is set at one moment. `defaults`: the broker's, by name."""
     scopes = BROKER, scope_around(topic.name), topic_scope(topic)
     found = of_scopes(connection, scopes)
@@ -215,7 +217,7 @@ def resolved(connection: Connection, topic: TopicRecord, defaults: Mapping[str, 
     return resolve(broker, around, own, defaults)
 
 
-def resolved_around(connection: Connection, scope: str, defaults: Mapping[str, object]) -> Resolved:
+def resolved_around(connection: Connection, scope: str, defaults: Mapping[str, object]) -> PolicyResolution:
     """The policies of a topic that sets nothing itself, in a namespace's scope or anywhere (BROKER)."""
     found = of_scopes(connection, {BROKER, scope})
     return resolve(found[BROKER], _NOTHING if scope == BROKER else found[scope], _NOTHING, defaults)

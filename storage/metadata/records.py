@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from storage.model import LedgerRecord, MessageId, Position, StoredObject, TopicName
+from storage.model import LedgerRecord, LogPosition, MessageId, StoredObject, TopicName
 
 COMPACTION_CURSOR = "__compaction"
 """The cursor whose mark-delete position is the compaction horizon (Pulsar's name)."""
@@ -120,7 +120,7 @@ class CursorRecord:
     """A durable cursor. `mark_delete` None: nothing acknowledged (for `__compaction`: no horizon, A4)."""
 
     name: str
-    mark_delete: Position | None
+    mark_delete: LogPosition | None
     properties: Mapping[str, str]
 
     @property
@@ -135,7 +135,7 @@ class CompactedLedgerRecord:
 
     ledger_id: int
     generation: int
-    horizon: Position
+    horizon: LogPosition
     manifest: StoredObject
     messages: int
     logical_bytes: int
@@ -174,7 +174,7 @@ class RunRecord:
     heartbeat_at: int
     finished_at: int | None = None
     error: str = ""
-    horizon: Position | None = None
+    horizon: LogPosition | None = None
     compacted_ledger_id: int | None = None
     statistics: Mapping[str, object] = field(default_factory=dict)
     cause: str = ""
@@ -231,13 +231,13 @@ class TopicSnapshot:
         return tuple(sorted((*self.ledgers, *self.segments), key=lambda extent: extent.first_offset))
 
     @property
-    def horizon(self) -> Position | None:
+    def horizon(self) -> LogPosition | None:
         """The compaction horizon, or None if the topic was never compacted (R1, R3, A4)."""
         return self.compacted.horizon if self.compacted else None
 
 
 @dataclass(frozen=True)
-class TopicTail:
+class TopicActiveSegment:
     """Where a topic grows, as rows have it; `open`: the segment that is appended to."""
 
     topic: TopicRecord
@@ -303,7 +303,7 @@ class Retry:
 
 
 @dataclass(frozen=True)
-class Activity:
+class CompactionActivity:
     """A topic's compaction as of one moment. `running`: it is requested, or a run of it lives."""
 
     control: CompactionState

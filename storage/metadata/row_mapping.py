@@ -27,7 +27,7 @@ from storage.metadata.records import (
     SegmentState,
     TopicRecord,
 )
-from storage.model import IndexLocation, LedgerRecord, MessageId, Position, StoredObject, TopicName
+from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, StoredObject, TopicName
 
 Value = TypeVar("Value")
 
@@ -131,7 +131,7 @@ def run(row: RowMapping) -> RunRecord:
     return record(RunRecord, row, state=RunState(row["state"]), owner=row["holder"], horizon=_position(row, "horizon"))
 
 
-def position_values(prefix: str, position: Position | None) -> dict[str, Any]:
+def position_values(prefix: str, position: LogPosition | None) -> dict[str, Any]:
     """The five columns of a position; all null for None."""
     return {
         f"{prefix}_offset": position.offset if position else None,
@@ -139,9 +139,9 @@ def position_values(prefix: str, position: Position | None) -> dict[str, Any]:
     }
 
 
-def _position(row: RowMapping, prefix: str) -> Position | None:
+def _position(row: RowMapping, prefix: str) -> LogPosition | None:
     message_id = _message_id(row, prefix)
-    return None if message_id is None else Position(row[f"{prefix}_offset"], message_id)
+    return None if message_id is None else LogPosition(row[f"{prefix}_offset"], message_id)
 
 
 def _message_id(row: RowMapping, prefix: str) -> MessageId | None:

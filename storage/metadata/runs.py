@@ -26,7 +26,7 @@ from storage.metadata.liveness import is_alive
 from storage.metadata.queries import Store
 from storage.metadata.records import AttemptKind, RunRecord, RunState, TopicRecord
 from storage.metadata.tables import attempts as attempts_table, runs, topics as topics_table
-from storage.model import Position, TopicName
+from storage.model import LogPosition, TopicName
 
 CLAIMED = "claimed"
 """The phase of a run that has not begun."""
@@ -70,7 +70,7 @@ class RunStore(Store):
         run: RunRecord,
         *,
         phase: str | None = None,
-        horizon: Position | None = None,
+        horizon: LogPosition | None = None,
         statistics: Mapping[str, object] | None = None,
     ) -> RunRecord:
         """A heartbeat, with what is new. Raises Fenced if the run must stop."""

@@ -17,9 +17,9 @@ from sqlalchemy import Connection, inspect, text
 
 import migrations
 from storage.errors import Misconfigured
+from storage.file_modes import make_private
 from storage.metadata.driver_errors import UPGRADE_REMEDY
 from storage.metadata.engine import POSTGRESQL, SQLITE, Database
-from storage.private import make_private
 
 if TYPE_CHECKING:
     from alembic.config import Config

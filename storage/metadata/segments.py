@@ -19,7 +19,7 @@ from storage.metadata import leases, ledgers, queries, row_mapping, topics
 from storage.metadata.invariants import check_open_segment, check_roll
 from storage.metadata.liveness import LEASE_TTL_MS, expiring
 from storage.metadata.queries import Store
-from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicRecord, TopicTail
+from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicActiveSegment, TopicRecord
 from storage.metadata.tables import leases as leases_table, segments, topics as topics_table
 
 TAIL = (SegmentState.OPEN, SegmentState.ROLLED)
@@ -136,15 +136,15 @@ class SegmentStore(Store):
         with self._database.read() as connection:
             return open_of(connection, topic_id)
 
-    def tails(self, topic_ids: Sequence[int]) -> list[TopicTail]:
+    def tails(self, topic_ids: Sequence[int]) -> list[TopicActiveSegment]:
         """The topics and their open segments, in a few statements; a topic that was deleted is left out."""
         with self._database.read() as connection:
-            found: list[TopicTail] = []
+            found: list[TopicActiveSegment] = []
             for ids in queries.batches(topic_ids):
                 opened = select(segments).where(_IS_OPEN, segments.c.topic_id.in_(ids))
                 by_topic = {row["topic_id"]: row_mapping.segment(row) for row in connection.execute(opened).mappings()}
                 records = topics.by_ids(connection, ids).values()
-                found += [TopicTail(topic, by_topic.get(topic.id)) for topic in records]
+                found += [TopicActiveSegment(topic, by_topic.get(topic.id)) for topic in records]
             return found
 
     def roll_requested(self, topic_id: int) -> bool:

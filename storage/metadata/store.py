@@ -93,7 +93,7 @@ class MetadataStore:
         schema.check(self.database)
 
     def keep_reserve(self) -> None:
-        """Keep some space for a full disk, if the database is a file here (reserve.py). Quick; raises nothing."""
+        """Keep some space for a full disk, if the database is a file here (disk_reserve.py). Quick; raises nothing."""
         if self.database.reserve is not None:
             self.database.reserve.keep()
 

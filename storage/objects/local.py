@@ -36,6 +36,7 @@ from storage.errors import (
     Unavailable,
 )
 from storage.failpoints import Failpoint, failpoint
+from storage.file_modes import file_mode, make_inside, make_private
 from storage.objects.interface import (
     ObjectInfo,
     ObjectStore,
@@ -45,7 +46,6 @@ from storage.objects.interface import (
     check_range,
 )
 from storage.objects.probe import ProbeReport, probe
-from storage.private import file_mode, make_inside, make_private
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -15,7 +15,7 @@ from storage.objects.interface import ObjectStore
 
 
 @dataclass(frozen=True)
-class Range:
+class ByteRange:
     """Bytes of an object."""
 
     name: str
@@ -27,7 +27,7 @@ class Range:
         return self.start + self.length
 
 
-def read_ranges(store: ObjectStore, ranges: Sequence[Range]) -> list[memoryview]:
+def read_ranges(store: ObjectStore, ranges: Sequence[ByteRange]) -> list[memoryview]:
     """The bytes of each range, in the order of `ranges`; all that is read is in memory at once."""
     blocks = [memoryview(b"")] * len(ranges)
     run: list[int] = []
@@ -41,12 +41,12 @@ def read_ranges(store: ObjectStore, ranges: Sequence[Range]) -> list[memoryview]
     return blocks
 
 
-def _near(store: ObjectStore, before: Range, following: Range) -> bool:
+def _near(store: ObjectStore, before: ByteRange, following: ByteRange) -> bool:
     same = before.name == following.name
     return same and 0 <= following.start - before.end <= store.preferred_read_bytes
 
 
-def _read(store: ObjectStore, ranges: Sequence[Range], run: list[int], blocks: list[memoryview]) -> None:
+def _read(store: ObjectStore, ranges: Sequence[ByteRange], run: list[int], blocks: list[memoryview]) -> None:
     first, last = ranges[run[0]], ranges[run[-1]]
     data = memoryview(store.get(first.name, first.start, last.end - first.start))
     for number in run:

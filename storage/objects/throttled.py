@@ -42,7 +42,7 @@ class Rates:
         return Rates(*(None if rate is None else max(1, rate // tasks) for rate in (self.read, self.write)))
 
 
-class Pace:
+class RateLimiter:
     """Keeps one direction to its rate; for one thread. Once `stop` is set, nothing may be spent any more."""
 
     def __init__(self, clock: Clock, bytes_per_second: int | None, stop: threading.Event | None = None) -> None:
@@ -83,8 +83,8 @@ class ThrottledStore(ObjectStore):
 
     def __init__(self, store: ObjectStore, rates: Rates, clock: Clock, stop: threading.Event | None = None) -> None:
         self._store = store
-        self._reads = Pace(clock, rates.read, stop)
-        self._writes = Pace(clock, rates.write, stop)
+        self._reads = RateLimiter(clock, rates.read, stop)
+        self._writes = RateLimiter(clock, rates.write, stop)
         self.preferred_read_bytes = store.preferred_read_bytes
 
     @property
@@ -127,7 +127,7 @@ class ThrottledStore(ObjectStore):
 class _ThrottledWriter(ObjectWriter):
     """Hands everything on to another writer, at its pace."""
 
-    def __init__(self, target: ObjectWriter, pace: Pace) -> None:
+    def __init__(self, target: ObjectWriter, pace: RateLimiter) -> None:
         super().__init__(target.name)
         self._target = target
         self._pace = pace

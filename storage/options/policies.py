@@ -48,18 +48,18 @@ MAX_COMPACTION_LAG = "max.compaction.lag.ms"
 MIN_COMPACTION_LAG = "min.compaction.lag.ms"
 
 
-class Instead(Enum):
+class FallbackValue(Enum):
     """What counts instead of a stored value that cannot be read, where it is not a value of its own."""
 
     WIDER = "wider"
     NO_RUN = "no run"
 
 
-WIDER, NO_RUN = Instead.WIDER, Instead.NO_RUN
+WIDER, NO_RUN = FallbackValue.WIDER, FallbackValue.NO_RUN
 
 
 @dataclass(frozen=True)
-class Unreadable:
+class UnreadableStoredValue:
     """A stored value, as JSON has it, that this version cannot read, and why."""
 
     value: object
@@ -358,7 +358,7 @@ def read(name: str, stored: object) -> object:
     try:
         return policy(name).kind.parse(name, stored)
     except InvalidInput as error:
-        return Unreadable(stored, str(error))
+        return UnreadableStoredValue(stored, str(error))
 
 
 def shown(name: str, value: object) -> object:
@@ -369,6 +369,6 @@ def shown(name: str, value: object) -> object:
 def check(settings: Mapping[str, object]) -> None:
     """Settings of one scope do not contradict each other; Unreadable ones contradict nothing. Raises InvalidInput."""
     lags = {name: settings[name] for name in (MIN_COMPACTION_LAG, MAX_COMPACTION_LAG) if name in settings}
-    readable = {name: value for name, value in lags.items() if not isinstance(value, Unreadable)}
+    readable = {name: value for name, value in lags.items() if not isinstance(value, UnreadableStoredValue)}
     given: dict[str, Any] = {POLICIES[name].attribute: value for name, value in readable.items()}
     TopicPolicies(**given)

@@ -25,9 +25,9 @@ from storage.options.policies import (
     MIN_COMPACTION_LAG,
     POLICIES,
     RETENTION_TIMES,
-    Instead,
+    FallbackValue,
     TopicPolicies,
-    Unreadable,
+    UnreadableStoredValue,
 )
 
 _NONE: Mapping[str, object] = MappingProxyType({})
@@ -50,7 +50,7 @@ class UnreadableSetting:
     """A setting that would count if it could be read, and where it is set."""
 
     origin: Origin
-    stored: Unreadable
+    stored: UnreadableStoredValue
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Triggers:
 
 
 @dataclass(frozen=True)
-class Resolved:
+class PolicyResolution:
     """The policies of a topic, where each comes from, and the settings among them that cannot be read; by name."""
 
     policies: TopicPolicies
@@ -114,7 +114,7 @@ def resolve(
     namespace: Mapping[str, object],
     topic: Mapping[str, object],
     configured: Mapping[str, object] = _NONE,
-) -> Resolved:
+) -> PolicyResolution:
     """The policies of a topic, from what is set: values by name, as `policies.parse` gives them, or Unreadable."""
     values: dict[str, Any] = {policy.name: policy.default for policy in POLICIES.values()}
     found = dict.fromkeys(POLICIES, Origin.DEFAULT)
@@ -132,10 +132,10 @@ def resolve(
                 unreadable.pop(name, None)
         for name, value in settings.items():
             unreadable.pop(name, None)
-            if isinstance(value, Unreadable):
+            if isinstance(value, UnreadableStoredValue):
                 unreadable[name] = UnreadableSetting(origin, value)
                 value = POLICIES[name].unreadable
-            if not isinstance(value, Instead):
+            if not isinstance(value, FallbackValue):
                 values[name], found[name] = value, origin
     least, most = values[MIN_COMPACTION_LAG], values[MAX_COMPACTION_LAG]
     if most is not None and least > most:
@@ -146,4 +146,4 @@ def resolve(
         else:
             values[MAX_COMPACTION_LAG], found[MAX_COMPACTION_LAG] = least, found[MIN_COMPACTION_LAG]
     policies = TopicPolicies(**{POLICIES[name].attribute: value for name, value in values.items()})
-    return Resolved(policies, MappingProxyType(found), MappingProxyType(unreadable))
+    return PolicyResolution(policies, MappingProxyType(found), MappingProxyType(unreadable))

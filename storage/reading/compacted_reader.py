@@ -14,10 +14,10 @@ reader takes a new snapshot and continues behind the last message that it delive
 Behind the horizon the read is raw; where raw that it has not read is trimmed, the last two lines say what follows.
 
 Invariants: no id is delivered twice; no key's newest value is passed over; no deletion of a key that was delivered, and
-no later value of it that has expired since, is missed in silence. The manifest of a newer compacted ledger says what
-it lacks (`dropped_to`); `ReaderState` says what the reader knows: all that it delivered from the first compacted ledger
-is complete up to the horizon of that one, and from then on up to the last offset that it delivered. A read that has
-delivered nothing cannot be stale, and begins again with what serves.
+no later value of it that has expired since, is missed in silence. The manifest of a newer compacted ledger says what it
+lacks (`dropped_to`); `ContinuationToken` says what the reader knows: all that it delivered from the first compacted
+ledger is complete up to the horizon of that one, and from then on up to the last offset that it delivered. A read that
+has delivered nothing cannot be stale, and begins again with what serves.
 
 One instance is one read, which may continue as messages come. Nothing runs beside the reader; a pin that is never
 released ends by itself.
@@ -36,14 +36,14 @@ from storage.environment import Environment
 from storage.errors import CompactorError, DataLoss, Fenced, ObjectMissing, StateMayBeStale, Unavailable
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger.manifest import Manifest
-from storage.ledger.seek import NOWHERE, AtOffset, FromId, FromOffset, Reset, SeekPosition, start_position_of
+from storage.ledger.seek import NOWHERE, FromId, FromOffset, OffsetReset, SeekPosition, StartOffset, start_position_of
 from storage.log.lease import afterwards
-from storage.log.segment_tables import UnsealedSegments
+from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import CompactedLedgerRecord, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import LATEST
+from storage.reading.continuation_token import CompactedProgress, ContinuationToken
 from storage.reading.raw_reader import RawReader, last_offset
-from storage.reading.reader_state import CompactedState, ReaderState
 from storage.reading.retention_filter import RetentionFilter
 from storage.reading.snapshot_reader import SnapshotReader
 
@@ -60,9 +60,9 @@ class CompactedReader:
         environment: Environment,
         topic_id: int,
         owner: str,
-        state: ReaderState,
-        unsealed: UnsealedSegments | None = None,
-        reset: Reset = Reset.EARLIEST,
+        state: ContinuationToken,
+        unsealed: SegmentTableReader | None = None,
+        reset: OffsetReset = OffsetReset.EARLIEST,
         retention: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
     ) -> None:
         """`state`: a start, or where another read was, in this process or another.
@@ -85,10 +85,10 @@ class CompactedReader:
         """The compacted ledger that it was in last: a read that comes back to it has missed nothing."""
         self._raw = RawReader(environment.store, unsealed, self._take_snapshot, state.start, reset, or_compacted=True)
         self._is_raw = False
-        if state.compacted is not None and isinstance(state.start, AtOffset):
+        if state.compacted is not None and isinstance(state.start, StartOffset):
             self._resume(state.compacted, state.start.offset)
 
-    def _resume(self, state: CompactedState, first: int) -> None:
+    def _resume(self, state: CompactedProgress, first: int) -> None:
         self._next = FromOffset(first)
         self._known_to = first - 1 if state.complete_to is None else state.complete_to
         self._ledger_id, self._by_event, self._is_raw = state.ledger_id, state.by_event, state.is_raw
@@ -96,15 +96,15 @@ class CompactedReader:
             self._raw.begin(self._next, first - 1)
 
     @property
-    def state(self) -> ReaderState | None:
+    def state(self) -> ContinuationToken | None:
         """Where the read is, behind the last table that it delivered; None: it has not found its start yet."""
         if self._next is None:
             return None
         if self._known_to is None:
-            return ReaderState(start_position_of(self._next))
+            return ContinuationToken(start_position_of(self._next))
         complete_to = self._known_to if self._known_to >= _offset_of(self._next) else None
-        compacted = CompactedState(self._ledger_id, bool(self._by_event), self._is_raw, complete_to)
-        return ReaderState(start_position_of(self._next), compacted=compacted)
+        compacted = CompactedProgress(self._ledger_id, bool(self._by_event), self._is_raw, complete_to)
+        return ContinuationToken(start_position_of(self._next), compacted=compacted)
 
     def tables(self) -> Generator[pa.Table, None, None]:
         """All up to the topic's end of now, as tables of rows.SCHEMA, none empty; called again, what came since.

@@ -35,12 +35,12 @@ import pyarrow.compute as pc
 from storage.entries.chunk_assembler import joined
 from storage.errors import DataLoss, ObjectDamaged
 from storage.ledger import chunk_table, key_index, rows
-from storage.ledger.chunk_table import Assembled, Chunks, assemble, chunk_records, offsets, read_ledger_chunks
+from storage.ledger.chunk_table import ChunkAssembly, Chunks, assemble, chunk_records, offsets, read_ledger_chunks
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import MAX_RANGE_BITS, HashRange, read_records
 from storage.ledger.manifest import Manifest
 from storage.ledger.rows_file import RowsObject, RowsReader
-from storage.log.segment_tables import UnsealedSegments
+from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import SegmentRecord, TopicSnapshot
 from storage.model import IndexLocation, LedgerRecord, Message
 from storage.objects.interface import ObjectStore
@@ -49,7 +49,7 @@ from storage.reading.snapshot_reader import SnapshotReader, naming_compacted, ro
 
 _OFFSET = int(key_index.OFFSET_MASK)
 _MARKER = int(key_index.MARKER)
-_OF_A_KEY = (int(rows.Slot.MESSAGE), int(rows.Slot.CHUNK))
+_OF_A_KEY = (int(rows.RowType.MESSAGE), int(rows.RowType.CHUNK))
 _Place = RowsObject | SegmentRecord
 _REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
@@ -60,7 +60,7 @@ def point_read(
     hasher: KeyHasher,
     key: bytes,
     now: int,
-    unsealed: UnsealedSegments | None = None,
+    unsealed: SegmentTableReader | None = None,
     retention: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
 ) -> Message | None:
     """The newest message of `key`, which may be a tombstone; None: nothing is left of the key.
@@ -331,7 +331,7 @@ def _part_of(manifest: Manifest, flagged: int) -> RowsObject | None:
     return None if flagged & _MARKER else _part_at(manifest, flagged & _OFFSET)
 
 
-def _chunks_of(assembled: Assembled, number: int) -> tuple[int, ...]:
+def _chunks_of(assembled: ChunkAssembly, number: int) -> tuple[int, ...]:
     return tuple(offsets(assembled.chunks[assembled.message == number]).tolist())
 
 

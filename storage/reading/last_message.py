@@ -81,7 +81,7 @@ class LastMessageFinder:
     def _ends_plainly(self, ledger: LedgerRecord) -> bool:
         """Whether the footer says that all rows at the ledger's end are messages: then no row need be read."""
         reader = RowsReader(self._store, RowsObject(ledger.rows, ledger.footer_size))
-        return reader.most(len(reader.groups) - 1, "slot") == int(rows.Slot.MESSAGE)
+        return reader.most(len(reader.groups) - 1, "slot") == int(rows.RowType.MESSAGE)
 
     def _search_ledger(self, ledger: LedgerRecord, first: int, found: _Unfinished) -> None:
         chunks = read_ledger_chunks(self._store, ledger.index)

@@ -1,10 +1,10 @@
 """Reading a topic page by page: in one process, on and on as messages come, or each page in another process.
 
 Where a page reads, raw or compacted, is the business of the source below it (raw_reader.py, compacted_reader.py). A
-page names the `ReaderState` behind it, which is all that a reader in another process needs. A reader that continues
-keeps its source open between two pages, and with it the pin of a compacted ledger; `close` releases the pin. Each poll
-at the end takes a new snapshot, so a reader sees segments roll, ledgers come and go, and still one sequence of
-messages.
+page names the `ContinuationToken` behind it, which is all that a reader in another process needs. A reader that
+continues keeps its source open between two pages, and with it the pin of a compacted ledger; `close` releases the pin.
+Each poll at the end takes a new snapshot, so a reader sees segments roll, ledgers come and go, and still one sequence
+of messages.
 
 A page holds at most the messages and bytes that were asked for, and at least one message if there is one (R10, L3). An
 error behind messages that were found is left to the next page. Waiting polls: the writer may be another process. Not
@@ -22,12 +22,12 @@ import pyarrow as pa
 from storage.clock import Clock
 from storage.entries.chunk_assembler import ChunkAssembler
 from storage.errors import CompactorError
-from storage.ledger.seek import AtOffset
+from storage.ledger.seek import StartOffset
 from storage.model import Message
 from storage.reading.compacted_reader import CompactedReader
+from storage.reading.continuation_token import ContinuationToken
 from storage.reading.limits import PageBudget, ReadLimits
 from storage.reading.raw_reader import RawReader, last_offset
-from storage.reading.reader_state import ReaderState
 from storage.reading.snapshot_reader import row_messages
 
 POLL_SECONDS = 0.1
@@ -40,7 +40,7 @@ class RowsPage:
     """A page of rows (rows.SCHEMA), and where the next one begins."""
 
     batches: list[pa.RecordBatch]
-    next: ReaderState
+    next: ContinuationToken
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,15 @@ class MessagesPage:
     """A page of messages, each chunked one as one (P10), and where the next one begins."""
 
     messages: list[Message]
-    next: ReaderState
+    next: ContinuationToken
 
 
 class PageReader:
     """Pages of one read. Close it, or read it to its end, so that its pin is released."""
 
-    def __init__(self, clock: Clock, source: RawReader | CompactedReader, state: ReaderState, partition: int) -> None:
+    def __init__(
+        self, clock: Clock, source: RawReader | CompactedReader, state: ContinuationToken, partition: int
+    ) -> None:
         """`source` begins at `state`."""
         self._clock = clock
         self._source = source
@@ -64,7 +66,7 @@ class PageReader:
         self._rest: pa.Table | None = None
         """The rows of the last table that did not fit into the page."""
         self._chunks = ChunkAssembler()
-        self._seen: list[tuple[int, ReaderState]] = []
+        self._seen: list[tuple[int, ContinuationToken]] = []
         """The tables that chunks of incomplete messages are in: first offset, and the state behind it."""
 
     def poll(self, limits: ReadLimits = ReadLimits(), wait_ms: int = 0) -> list[pa.RecordBatch]:  # noqa: B008
@@ -83,7 +85,7 @@ class PageReader:
         """The next page as rows. Raises DataLoss (R8), StateMayBeStale (R7), OffsetOutOfRange."""
         budget = PageBudget(limits)
         batches: list[pa.RecordBatch] = []
-        behind: ReaderState | None = None
+        behind: ContinuationToken | None = None
         while not budget.is_full:
             try:
                 table = self._next_table()
@@ -152,26 +154,26 @@ class PageReader:
             self._seen.clear()
         self._seen.append((table.column("offset")[0].as_py(), self._here()))
 
-    def _restart(self, oldest: Message | None, row: Message) -> ReaderState:
+    def _restart(self, oldest: Message | None, row: Message) -> ContinuationToken:
         """The state before `row`, which no page holds yet; `oldest`: what was incomplete before it."""
         first = row if oldest is None else min((oldest, row), key=lambda message: message.offset)
         delivered = row.offset - 1 if first is not row else -1
-        return replace(self._state_of(first.offset), start=AtOffset(first.offset), delivered=delivered)
+        return replace(self._state_of(first.offset), start=StartOffset(first.offset), delivered=delivered)
 
-    def _behind(self, row: Message) -> ReaderState:
+    def _behind(self, row: Message) -> ContinuationToken:
         oldest = self._chunks.oldest
         if oldest is None or row.publish_time - oldest.publish_time > CHUNK_EXPIRY_MS:
             return self._behind_offset(row.offset)
-        return replace(self._state_of(oldest.offset), start=AtOffset(oldest.offset), delivered=row.offset)
+        return replace(self._state_of(oldest.offset), start=StartOffset(oldest.offset), delivered=row.offset)
 
-    def _behind_offset(self, offset: int) -> ReaderState:
-        return replace(self._here(), start=AtOffset(offset + 1))
+    def _behind_offset(self, offset: int) -> ContinuationToken:
+        return replace(self._here(), start=StartOffset(offset + 1))
 
-    def _state_of(self, offset: int) -> ReaderState:
+    def _state_of(self, offset: int) -> ContinuationToken:
         """The state behind the table in which an offset is."""
         return next((state for first, state in reversed(self._seen) if first <= offset), self._seen[0][1])
 
-    def _here(self) -> ReaderState:
+    def _here(self) -> ContinuationToken:
         """Where the source is, behind the last table."""
         return self._source.state or self._state
 

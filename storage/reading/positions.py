@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import InvalidInput, InvalidMessageId, ObjectMissing, OffsetOutOfRange, SegmentNotLocal
-from storage.model import EARLIEST, LATEST, MessageId, Position
+from storage.model import EARLIEST, LATEST, LogPosition, MessageId
 
 if TYPE_CHECKING:
     from storage.ledger.seek import StartPosition
@@ -27,10 +27,10 @@ STARTS = "earliest, latest, an offset, @ and a time, or a message id as ledger:e
 
 def parse_start(text: str) -> StartPosition:
     """`earliest`, `latest`, an offset, `@` and a publish time, or a message id. Raises InvalidMessageId."""
-    from storage.ledger.seek import AtOffset, AtTime
+    from storage.ledger.seek import AtTime, StartOffset
 
     if text.isascii() and text.isdigit() and len(text) < 19:
-        return AtOffset(int(text))
+        return StartOffset(int(text))
     if text.startswith("@"):
         return AtTime(parse_time(text[1:]))
     named = _NAMED.get(text)
@@ -64,17 +64,17 @@ def parse_place(text: str) -> MessageId | int:
     return MessageId.parse(text)
 
 
-def mark_delete_before(topic: Topic, place: MessageId | int) -> Position | None:
+def mark_delete_before(topic: Topic, place: MessageId | int) -> LogPosition | None:
     """The message before the first one at or after `place`; None: nothing is before that, or `place` itself is gone.
 
     Where that message is gone, or a slot without a message, its id is the one right before the next message's. Raises
     InvalidInput for an offset behind the end.
     """
-    from storage.ledger.seek import AtOffset, seek_position_of
+    from storage.ledger.seek import StartOffset, seek_position_of
     from storage.reading.raw_reader import is_below
 
     reader = topic.snapshot_reader()
-    start = AtOffset(place) if isinstance(place, int) else place
+    start = StartOffset(place) if isinstance(place, int) else place
     if isinstance(place, int) and not _is_known(reader, start) and place > end_of(reader):
         raise InvalidInput(
             f"the offset {place} of {topic.name} is behind its end, which is {end_of(reader)}", "use latest"
@@ -90,7 +90,7 @@ def mark_delete_before(topic: Topic, place: MessageId | int) -> Position | None:
     before = topic.locate(found.offset - 1)
     if before is not None and before.offset == found.offset - 1:
         return before
-    return Position(found.offset - 1, _right_before(found.message_id))
+    return LogPosition(found.offset - 1, _right_before(found.message_id))
 
 
 def check_begins(topic: Topic, start: StartPosition) -> None:
@@ -108,7 +108,7 @@ def check_begins(topic: Topic, start: StartPosition) -> None:
 
 def is_behind_end(topic: Topic, start: StartPosition) -> bool:
     """Whether a start is behind where the next message comes."""
-    from storage.ledger.seek import AtOffset, AtTime
+    from storage.ledger.seek import AtTime, StartOffset
 
     if isinstance(start, AtTime):
         return False
@@ -117,7 +117,7 @@ def is_behind_end(topic: Topic, start: StartPosition) -> bool:
         if _is_known(reader, start):
             return False
         try:
-            return start.offset > reader.end if isinstance(start, AtOffset) else _is_unknown_id(reader, start)
+            return start.offset > reader.end if isinstance(start, StartOffset) else _is_unknown_id(reader, start)
         except ObjectMissing:  # it was sealed, or trimmed, between the check and the read
             if topic.snapshot().extents == reader.extents:
                 raise
@@ -147,12 +147,12 @@ def _is_unknown_id(reader: SnapshotReader, asked: MessageId) -> bool:
     return reader.end == 0  # of what was truncated no id is known any more
 
 
-def first_at(topic: Topic, start: StartPosition, read_compacted: bool = False) -> Position | None:
+def first_at(topic: Topic, start: StartPosition, read_compacted: bool = False) -> LogPosition | None:
     """The first message, or chunk of one, from a start on; None: there is none."""
     from storage.ledger.rows import message_id
 
     for batch in topic.read(start, read_compacted, max_messages=1):
-        return Position(batch.column("offset")[0].as_py(), message_id(batch, 0, topic.name.partition))
+        return LogPosition(batch.column("offset")[0].as_py(), message_id(batch, 0, topic.name.partition))
     return None
 
 

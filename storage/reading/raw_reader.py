@@ -5,7 +5,7 @@ taken off the list (`file.delete.delay`), so most reads end before anything goes
 a new snapshot:
 
     its messages are in a ledger now (sealed)   the read continues there, behind the last message that it delivered
-    they were trimmed                           the read is out of range, and does as `Reset` says
+    they were trimmed                           the read is out of range, and does as `OffsetReset` says
     they were trimmed, and this is the raw
     part of a compacted read                    the tables end, and `is_gone`: compacted_reader.py knows what follows
                                                 (R7)
@@ -22,12 +22,12 @@ from collections.abc import Callable, Generator
 import pyarrow as pa
 
 from storage.errors import ObjectDamaged, ObjectMissing, OffsetOutOfRange
-from storage.ledger.seek import NOWHERE, FromId, FromOffset, Reset, SeekPosition, StartPosition, start_position_of
-from storage.log.segment_tables import UnsealedSegments
+from storage.ledger.seek import NOWHERE, FromId, FromOffset, OffsetReset, SeekPosition, StartPosition, start_position_of
+from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import TopicSnapshot
 from storage.model import EARLIEST, LATEST
 from storage.objects.interface import ObjectStore
-from storage.reading.reader_state import ReaderState
+from storage.reading.continuation_token import ContinuationToken
 from storage.reading.snapshot_reader import SnapshotReader
 
 
@@ -37,10 +37,10 @@ class RawReader:
     def __init__(
         self,
         store: ObjectStore,
-        unsealed: UnsealedSegments | None,
+        unsealed: SegmentTableReader | None,
         take_snapshot: Callable[[], TopicSnapshot],
         start: StartPosition,
-        reset: Reset = Reset.EARLIEST,
+        reset: OffsetReset = OffsetReset.EARLIEST,
         *,
         or_compacted: bool = False,
     ) -> None:
@@ -64,9 +64,9 @@ class RawReader:
         return self._bound
 
     @property
-    def state(self) -> ReaderState | None:
+    def state(self) -> ContinuationToken | None:
         """Where the read continues, behind the last table that it delivered; None: it has not found its start yet."""
-        return None if self._bound is None else ReaderState(start_position_of(self._bound))
+        return None if self._bound is None else ContinuationToken(start_position_of(self._bound))
 
     def begin(self, bound: SeekPosition, delivered_to: int) -> None:
         """Go on from `bound`, behind an offset."""
@@ -76,7 +76,7 @@ class RawReader:
         """All up to the topic's end of now, or of `snapshot`, as tables of rows.SCHEMA, none empty; called again, what
         came since.
 
-        Raises OffsetOutOfRange (only with `Reset.FAIL`), ObjectMissing, ObjectDamaged.
+        Raises OffsetOutOfRange (only with `OffsetReset.FAIL`), ObjectMissing, ObjectDamaged.
         """
         self.is_gone = False
         snapshot = self._take_snapshot() if snapshot is None else snapshot
@@ -117,15 +117,15 @@ class RawReader:
         if self._or_compacted and (stands or self._delivered_to >= 0):
             self.is_gone = True
             return True
-        if self._reset is Reset.FAIL:
+        if self._reset is OffsetReset.FAIL:
             first = reader.first_offset
             raise OffsetOutOfRange(
                 f"{bound} is before the first message of {reader.snapshot.topic.name}, which is at offset {first}",
                 f"read from earliest, from latest, or from offset {first} on",
             )
-        if self._reset is Reset.LATEST:
+        if self._reset is OffsetReset.LATEST:
             self._bound = FromOffset(reader.end)
-        return self._reset is Reset.LATEST
+        return self._reset is OffsetReset.LATEST
 
 
 def is_below(bound: SeekPosition, reader: SnapshotReader) -> bool:

@@ -30,9 +30,9 @@ from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.manifest import Manifest, read_manifest
 from storage.ledger.rows_file import RowsObject, RowsReader
 from storage.ledger.seek import NOWHERE, AtTime, FromOffset, FromTime, SeekPosition, StartPosition, seek_position_of
-from storage.log.segment_tables import UnsealedSegments
+from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
-from storage.model import LedgerRecord, Message, MessageId, Position
+from storage.model import LedgerRecord, LogPosition, Message, MessageId
 from storage.objects.interface import ObjectStore
 from storage.reading.retention_filter import RetentionFilter
 
@@ -55,7 +55,7 @@ class SnapshotReader:
         self,
         store: ObjectStore,
         snapshot: TopicSnapshot,
-        unsealed: UnsealedSegments | None = None,
+        unsealed: SegmentTableReader | None = None,
         retention: RetentionFilter | None = None,
     ) -> None:
         self.snapshot = snapshot
@@ -84,7 +84,7 @@ class SnapshotReader:
         last = self.last_position()
         return max(last.offset + 1 if last else 0, self.snapshot.topic.next_offset)
 
-    def last_position(self) -> Position | None:
+    def last_position(self) -> LogPosition | None:
         """The last raw row, whether or not readers get it; None: there is none."""
         for extent in reversed(self.extents):
             last = last_of(extent)
@@ -190,7 +190,7 @@ class SnapshotReader:
             if len(table := delivered(table)):
                 yield table
 
-    def unsealed_of(self, extent: SegmentRecord) -> UnsealedSegments:
+    def unsealed_of(self, extent: SegmentRecord) -> SegmentTableReader:
         """What reads a segment of the snapshot. Raises Misconfigured."""
         if self._unsealed is None:
             raise Misconfigured(
@@ -205,11 +205,11 @@ def _from(bound: SeekPosition, table: pa.Table) -> pa.Table:
     return table.slice(bound.first_row(table)) if len(table) else table
 
 
-def last_of(extent: LedgerRecord | SegmentRecord) -> Position | None:
+def last_of(extent: LedgerRecord | SegmentRecord) -> LogPosition | None:
     """The last message of a extent, as its row says; None of an open segment."""
     if isinstance(extent, LedgerRecord):
-        return Position(extent.last_offset, extent.last_message_id)
-    return Position(extent.content.last_offset, extent.content.last_message_id) if extent.content else None
+        return LogPosition(extent.last_offset, extent.last_message_id)
+    return LogPosition(extent.content.last_offset, extent.content.last_message_id) if extent.content else None
 
 
 def _newest_of(extent: LedgerRecord | SegmentRecord) -> int:
@@ -263,5 +263,5 @@ def row_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[
 def delivered(table: pa.Table) -> pa.Table:
     """Without the rows that no reader ever gets (W2)."""
     slot = table.column("slot")
-    hidden = pc.or_(pc.equal(slot, int(rows.Slot.COMPACTED_OUT)), pc.equal(slot, int(rows.Slot.MARKER)))
+    hidden = pc.or_(pc.equal(slot, int(rows.RowType.COMPACTED_OUT)), pc.equal(slot, int(rows.RowType.MARKER)))
     return table.filter(pc.invert(hidden)) if pc.any(hidden).as_py() else table

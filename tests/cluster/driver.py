@@ -17,7 +17,7 @@ from typing import Any
 
 from api.components import open_for_writing, open_topic
 from api.settings.settings import Settings
-from compactor.engines.engine import Failed
+from compactor.engines.engine import TaskFailure
 from compactor.engines.spark import SparkEngine, SparkSettings, open_session
 from compactor.run.plan import Sizing
 from storage.model import TopicName
@@ -104,7 +104,7 @@ class ObservedEngine(SparkEngine):
         task: Callable[[int], Any],
         on_done: Callable[[int], None],
         weights: Sequence[float] | None = None,
-    ) -> list[Any | Failed]:
+    ) -> list[Any | TaskFailure]:
         self.phase += 1
         return super().run(count, Observed(task, self.folder, self.phase, self.phase == self.stall), on_done, weights)
 

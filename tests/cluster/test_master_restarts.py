@@ -16,9 +16,9 @@ pytestmark = pytest.mark.slow
 SERVICE = """
 import sys, threading
 from pathlib import Path
-from compactor.engines.driver import Patience
+from compactor.engines.driver_monitor import Patience
 from compactor.engines.spark import SparkSettings
-from compactor.engines.spark_sessions import SparkEngines
+from compactor.engines.shared_session import SparkEngines
 from storage.errors import CompactorError
 
 folder, master = Path(sys.argv[1]), sys.argv[2]

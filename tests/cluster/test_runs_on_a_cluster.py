@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from compactor import reference
-from compactor.engines.engine import InProcess
+from compactor.engines.engine import InProcessEngine
 from storage.clock import SystemClock
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
@@ -160,7 +160,7 @@ def deployment(
         open_store(url, s3_endpoint=versitygw.endpoint),
         clock,
         LogDirectory(tmp_path / "log"),
-        InProcess(),
+        InProcessEngine(),
         SIZING,
     )
     (tmp_path / "conf").mkdir()

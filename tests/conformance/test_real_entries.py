@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from storage.ledger.rows import Slot
+from storage.ledger.rows import RowType
 from storage.model import Message
 from tests.entries import one, produce
 from tests.pulsar_entries import encrypted, entry, metadata, real_entries
@@ -104,7 +104,7 @@ def test_a_chunked_message_is_one_message_all_its_life(bench: Workbench, compres
     bench.compact(topic)
     assert contents(compacted_only(topic)) == [(b"a", b"first " * 50), (b"b", b"small"), (b"x", b"large " * 50)]
     rows = [row for batch in topic.read(read_compacted=True) for row in batch.to_pylist()]
-    remaining = {row["chunk_uuid"] for row in rows if row["slot"] == Slot.CHUNK}
+    remaining = {row["chunk_uuid"] for row in rows if row["slot"] == RowType.CHUNK}
     assert remaining == {"u-1", "u-3", "u-4"}, "all chunks of a message live or go together; incomplete ones wait"
 
 

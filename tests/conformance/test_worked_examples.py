@@ -34,9 +34,9 @@ from compactor.scheduling.due import cause_of, due
 from storage.errors import ObjectDamaged
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.rows_file import RowsObject
-from storage.ledger.seek import AtOffset
+from storage.ledger.seek import StartOffset
 from storage.log.directory import LogDirectory
-from storage.log.segment import SegmentFiles
+from storage.log.segment import SegmentPaths
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message, StoredObject
 from storage.objects.interface import StoreLocation
@@ -140,7 +140,7 @@ def test_worked_example_2_cleaner_point_head_and_tail(bench: Workbench, topic: T
     assert at(compacted_only(topic)) == tail, "sparse, offsets unchanged"
     assert at(list(topic.messages(read_compacted=True))) == [*tail, 20, 21], "and then the head"
     for start in (15, 16, 17):
-        assert at(list(topic.messages(AtOffset(start), read_compacted=True))) == [17, 20, 21]
+        assert at(list(topic.messages(StartOffset(start), read_compacted=True))) == [17, 20, 21]
     run_with_open_segment_at(28)
     assert at(compacted_only(topic)) == [5, 9, 14, 22, 25, 27]
 
@@ -171,7 +171,7 @@ def test_worked_example_3_a_reader_behind(bench: Workbench, topic: Topic) -> Non
     reader.close()
     compact_and_trim(bench, topic)
 
-    reader = topic.reader(AtOffset(read[-1].offset + 1), read_compacted=True)
+    reader = topic.reader(StartOffset(read[-1].offset + 1), read_compacted=True)
     after = page(reader)
     assert at(after) == [5, 7, 8, 12], "4 is gone, and so is all that has no key"
     assert view([*read, *after]) == view(everything)
@@ -390,7 +390,7 @@ def test_worked_example_11_memory_of_the_map(bench: Workbench, topic: Topic) -> 
 
 def log_file(bench: Workbench, topic: Topic, first_offset: int) -> Path:
     assert bench.log is not None
-    return SegmentFiles(bench.log.of_topic(topic.record.uid), first_offset).log
+    return SegmentPaths(bench.log.of_topic(topic.record.uid), first_offset).log
 
 
 def test_worked_example_12_the_log_file(bench: Workbench, topic: Topic) -> None:
@@ -423,7 +423,7 @@ def test_worked_example_12_a_reader_finds_the_segment_of_an_offset(bench: Workbe
         for file in hidden:
             file.rename(file.with_suffix(".hidden"))
         for offset in range(begin, begin + 4):
-            found = list(messages(topic.read(AtOffset(offset), max_messages=begin + 4 - offset), -1))
+            found = list(messages(topic.read(StartOffset(offset), max_messages=begin + 4 - offset), -1))
             assert found == everything[offset : begin + 4]
         for file in hidden:
             file.with_suffix(".hidden").rename(file)
@@ -468,7 +468,7 @@ def test_worked_example_12_an_entry_that_is_cut_short_goes(bench: Workbench, top
     """The end file is lost, too: then the walk alone decides, and each cut leaves the entries that are whole."""
     entries = [one(b"k", b"%d" % number * 9) for number in range(3)]
     produce(topic, entries)
-    files = SegmentFiles(log_file(bench, topic, 0).parent, 0)
+    files = SegmentPaths(log_file(bench, topic, 0).parent, 0)
     data = files.log.read_bytes()
     ends = [64]
     for entry in entries:
@@ -499,6 +499,6 @@ def test_worked_example_12_damage_in_a_closed_segment_is_an_error_with_its_place
         log.write(b"\x00" * 4096 if kind == "a block never written" else os.urandom(4096))
     with pytest.raises(ObjectDamaged, match=rf"{file.name} is damaged at byte {second} \(entry 1, offset 1\)"):
         raw(topic)
-    assert at(list(topic.messages(AtOffset(4)))) == [4]
+    assert at(list(topic.messages(StartOffset(4)))) == [4]
     with pytest.raises(ObjectDamaged, match=file.name):
         topic.log_manager().roll_and_seal(topic.record)

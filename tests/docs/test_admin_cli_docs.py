@@ -11,8 +11,8 @@ import pytest
 import typer
 
 from api.cli.admin import exit_codes
+from api.cli.admin.client_config import CLIENT_CONF, CONFIG_VARIABLE, DEFAULT_URL, VARIABLES
 from api.cli.admin.main import GLOBAL_FLAGS, GLOBAL_OPTIONS, app
-from api.cli.admin.target import CLIENT_CONF, CONFIG_VARIABLE, DEFAULT_URL, VARIABLES
 from tests.docs.commands import assert_exit_codes_are_documented, leaves, options
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "admin-cli.md").read_text(encoding="utf-8")

@@ -15,8 +15,8 @@ from api.cli.kit.names import ResetName, StateName
 from api.cli.local.produce_command import CompressionName
 from api.cli.main import GLOBAL_FLAGS, GLOBAL_OPTIONS, app
 from api.settings.settings import CONFIG_VARIABLE, SETTINGS
-from storage.ledger.rows import Codec
-from storage.ledger.seek import Reset
+from storage.ledger.rows import CompressionType
+from storage.ledger.seek import OffsetReset
 from storage.metadata.records import RunState
 from tests.docs.commands import assert_exit_codes_are_documented, leaves, options
 
@@ -112,5 +112,5 @@ def test_every_exit_code_is_documented() -> None:
 def test_names_of_states_starts_and_compressions_are_those_of_what_knows_them() -> None:
     """The command line repeats them so that its help needs no Arrow."""
     assert get_args(StateName) == tuple(RunState)
-    assert get_args(ResetName) == tuple(Reset)
-    assert [name.upper() for name in get_args(CompressionName)] == [codec.name for codec in Codec]
+    assert get_args(ResetName) == tuple(OffsetReset)
+    assert [name.upper() for name in get_args(CompressionName)] == [codec.name for codec in CompressionType]

@@ -31,13 +31,13 @@ from storage.ledger import key_index, names, rows
 from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.deletion_bitmap import encode_deleted
 from storage.ledger.hashing import Xxh3KeyHasher
-from storage.ledger.key_index import HashRange, IndexDirectory, Records
+from storage.ledger.key_index import HashRange, IndexDirectory, IndexRecords
 from storage.ledger.manifest import DeletedRows, Manifest, Part
 from storage.ledger.names import ObjectKind
 from storage.ledger.rows_file import RowsObject, RowsWriter
 from storage.ledger.sealing import ledger_records
 from storage.log.bulk_append import INPUT_SCHEMA, to_rows
-from storage.model import IndexLocation, LedgerRecord, MessageId, Position, StoredObject
+from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, StoredObject
 from storage.objects.interface import ObjectStore
 from tests.chunked import append, chunk, message, whole
 from tests.sealed import SEED, new_id, seal
@@ -275,7 +275,7 @@ def test_the_page_reads_the_index_of_any_hash_range(object_store: ObjectStore, t
         patch.setattr(key_index, "FENCE_RECORDS", 2)
         for prefix in range(2**bits):
             inside = HashRange(prefix, bits).narrow(whole.hi)
-            part = Records(*(column if column is None else column[inside] for column in vars(whole).values()))
+            part = IndexRecords(*(column if column is None else column[inside] for column in vars(whole).values()))
             data, created = key_index.encode_index(part, HashRange(prefix, bits))
             directory = read_directory(created.encode())
             assert (directory["bits"], directory["prefix"]) == (bits, prefix)
@@ -412,7 +412,7 @@ def test_the_example_says_what_its_text_says() -> None:
 
 def example_manifest() -> Manifest:
     """The manifest of the page's example."""
-    first, last = (Position(offset, MessageId(5, offset - 100)) for offset in (100, 103))
+    first, last = (LogPosition(offset, MessageId(5, offset - 100)) for offset in (100, 103))
     rows_object = RowsObject(StoredObject("part", 4000, 11), 3000)
     part = Part(rows_object, first, last, 2, 4, 8, 9, DeletedRows("bitmaps", 40, 18, 1, 7), 103, 9)
     index = ((IndexLocation("index", 0, 24, IndexDirectory(HashRange(), (1,), (0,)).encode()),),)
@@ -622,7 +622,7 @@ def test_a_point_in_every_hash_range_is_in_the_fence_that_the_page_computes() ->
     random = np.random.default_rng(3)
     hi = np.unique(random.integers(0, 2**64 - 1, 70_000, dtype=np.uint64))
     hi = hi[hi >> np.uint64(62) == 2]
-    records = key_index.Records(hi, hi, np.arange(len(hi), dtype=np.uint64))
+    records = key_index.IndexRecords(hi, hi, np.arange(len(hi), dtype=np.uint64))
     data, directory = key_index.encode_index(records, HashRange(2, 2))
     found, _ = read_index(data, read_directory(directory.encode()))
     assert [record["high"] for record in found] == hi.tolist()

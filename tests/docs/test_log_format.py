@@ -14,7 +14,7 @@ import google_crc32c
 import pytest
 
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
-from storage.ledger.rows import Codec
+from storage.ledger.rows import CompressionType
 from storage.log.sparse_index import SPACING_BYTES
 from storage.metadata.policy_store import topic_scope
 from storage.topic import Topic
@@ -90,7 +90,7 @@ def written(tmp_path: Path) -> Iterator[tuple[Topic, Path]]:
         log.roll()
         for number in range(100):
             log.append(one(b"k", b"x" * 2000, NOW + number % 7))
-            log.append(batch((b"a", b"1"), (b"b", None), codec=Codec.ZSTD))
+            log.append(batch((b"a", b"1"), (b"b", None), codec=CompressionType.ZSTD))
     assert bench.log is not None
     yield topic, bench.log.of_topic(topic.record.uid) / f"{1:020d}"
     bench.metadata.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from api.admin.brokers.not_offered import REFUSED, ROWS, NotOffered
+from api.admin.brokers.unsupported_features import REFUSED, ROWS, NotOffered
 from api.app import ROUTERS
 
 NOT_OFFERED = (Path(__file__).resolve().parents[2] / "docs" / "rest-not-offered.md").read_text(encoding="utf-8")

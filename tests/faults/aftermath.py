@@ -20,7 +20,7 @@ from storage.errors import DataLoss, Fenced
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.log.log_manager import SEALER_DEAD_MS
-from storage.log.segment import SegmentFiles
+from storage.log.segment import SegmentPaths
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, RunState, SegmentState, TopicSnapshot
 from storage.model import Message
 from storage.objects.local import TEMPORARY_FOLDER, LocalStore
@@ -130,7 +130,7 @@ def check_files(bench: Workbench) -> None:
     topic = bench.topic(TOPIC)
     topic.log_manager().sweep()
     folder = bench.log.of_topic(topic.record.uid)
-    needed = {SegmentFiles(folder, segment.first_offset).log.name for segment in topic.snapshot().segments}
+    needed = {SegmentPaths(folder, segment.first_offset).log.name for segment in topic.snapshot().segments}
     assert {path.name for path in folder.glob("*.log")} == needed
     assert {path.with_suffix(".log").name for path in folder.iterdir()} == needed
     assert len(bench.metadata.segments.of_topic(topic.record.id)) == len(needed)

@@ -18,10 +18,10 @@ from sqlalchemy import Table, update
 
 from compactor.verify.findings import DifferenceKind
 from storage.ledger import key_index
-from storage.ledger.key_index import MARKER, Records
+from storage.ledger.key_index import MARKER, IndexRecords
 from storage.ledger.rows_file import RowsObject
 from storage.metadata.tables import cursors, ledgers, runs, topics
-from storage.model import MessageId, Position
+from storage.model import LogPosition, MessageId
 from tests.forgery import Forger, with_rows, with_value, without
 from tests.workbench import Workbench
 
@@ -64,32 +64,32 @@ def level_of(forger: Forger, key: bytes) -> int:
     raise AssertionError(key)
 
 
-def at(forger: Forger, key: bytes) -> Callable[[Records], npt.NDArray[np.bool_]]:
+def at(forger: Forger, key: bytes) -> Callable[[IndexRecords], npt.NDArray[np.bool_]]:
     hi, lo = forger.key_hash(key)
     return lambda records: (records.hi == np.uint64(hi)) & (records.lo == np.uint64(lo))
 
 
-def without_record(forger: Forger, key: bytes) -> Callable[[Records], Records]:
+def without_record(forger: Forger, key: bytes) -> Callable[[IndexRecords], IndexRecords]:
     return lambda records: records.take(~at(forger, key)(records))
 
 
-def with_offset(forger: Forger, key: bytes, offset: int) -> Callable[[Records], Records]:
+def with_offset(forger: Forger, key: bytes, offset: int) -> Callable[[IndexRecords], IndexRecords]:
     """Give the record of a key another flagged offset."""
 
-    def change(records: Records) -> Records:
+    def change(records: IndexRecords) -> IndexRecords:
         return replace(records, offset=np.where(at(forger, key)(records), np.uint64(offset), records.offset))
 
     return change
 
 
-def with_record(forger: Forger, key: bytes, offset: int) -> Callable[[Records], Records]:
+def with_record(forger: Forger, key: bytes, offset: int) -> Callable[[IndexRecords], IndexRecords]:
     """Add a record of a key that has none."""
     hi, lo = (np.array([half], dtype=np.uint64) for half in forger.key_hash(key))
 
-    def change(records: Records) -> Records:
+    def change(records: IndexRecords) -> IndexRecords:
         mine = np.array([offset], dtype=np.uint64)
         columns = ((records.hi, hi), (records.lo, lo), (records.offset, mine))
-        return Records(*(np.concatenate(column) for column in columns))
+        return IndexRecords(*(np.concatenate(column) for column in columns))
 
     return change
 
@@ -369,7 +369,7 @@ RECORDS: dict[str, Callable[[Forger], None]] = {
     "last message id": lambda forger: forger.change_record(last_message_id=MessageId(1, 0)),
     "no last message id": lambda forger: forger.change_record(last_message_id=None),
     "generation": lambda forger: forger.change_record(generation=9),
-    "horizon": lambda forger: forger.change_record(horizon=Position(40, forger.record.horizon.message_id)),
+    "horizon": lambda forger: forger.change_record(horizon=LogPosition(40, forger.record.horizon.message_id)),
     "property": lambda forger: set_values(forger.bench, cursors, properties={"CompactedTopicLedger": "1"}),
     "mark-delete": lambda forger: set_values(forger.bench, cursors, mark_delete_offset=1),
     "run": lambda forger: set_values(forger.bench, runs, policies={}),

@@ -21,7 +21,7 @@ from compactor.run.plan import RunPolicies
 from storage.failpoints import Failpoint
 from storage.ledger import names
 from storage.log.log_manager import LogManager
-from storage.log.segment import SegmentFiles
+from storage.log.segment import SegmentPaths
 from storage.metadata.records import AttemptKind
 from storage.reading.compacted_reader import PIN_TTL_MS
 from storage.topic import Topic
@@ -167,7 +167,7 @@ def tailed(bench: Workbench) -> None:
     assert bench.log is not None
     topic = the_topic(bench)
     (segment,) = topic.snapshot().segments
-    with SegmentFiles(bench.log.of_topic(topic.record.uid), segment.first_offset).log.open("ab") as file:
+    with SegmentPaths(bench.log.of_topic(topic.record.uid), segment.first_offset).log.open("ab") as file:
         file.write(bytes([0, 0, 0, 99, 1]) + b"torn off in the middle of a frame")
 
 

@@ -35,10 +35,10 @@ from pathlib import Path
 from threading import Thread
 from typing import NoReturn
 
-from compactor.engines.engine import InProcess
+from compactor.engines.engine import InProcessEngine
 from storage.checksums import crc32c
 from storage.errors import CompactionRunning, Fenced, LeaseHeld, NotFound
-from storage.ledger.seek import AtOffset
+from storage.ledger.seek import StartOffset
 from storage.log import topic_log
 from storage.log.directory import LogDirectory
 from storage.metadata.liveness import LEASE_TTL_MS
@@ -228,7 +228,7 @@ class Parent:
         if over:
             list(topic.log_manager().seal(topic.record, again=True))
             topic.log_manager().roll_and_seal(topic.record)
-        found = list(messages(topic.read(AtOffset(first)), -1)) if topic.snapshot_reader().end >= first else []
+        found = list(messages(topic.read(StartOffset(first)), -1)) if topic.snapshot_reader().end >= first else []
         assert [m.offset for m in found] == list(range(first, first + len(found))), "offsets are not dense"
         ids = [m.message_id for m in found]
         assert ids == sorted(set(ids)), "ids do not ascend"
@@ -406,7 +406,7 @@ def opened(folder: Path, clock: SharedClock) -> Iterator[Workbench]:
     metadata = MetadataStore(f"sqlite:///{folder / 'metadata.db'}", clock)
     try:
         store = open_store((folder / "objects").as_uri())
-        yield Workbench(metadata, store, clock, LogDirectory(folder / "log"), InProcess(), TINY)
+        yield Workbench(metadata, store, clock, LogDirectory(folder / "log"), InProcessEngine(), TINY)
     finally:
         metadata.close()
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import delete
 
-from compactor.engines.engine import InProcess
-from compactor.maintenance.garbage import SKEW_MS, Collected, GarbageCollector
+from compactor.engines.engine import InProcessEngine
+from compactor.maintenance.garbage import SKEW_MS, CollectionResult, GarbageCollector
 from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
 from compactor.run.plan import RunPolicies
@@ -48,7 +48,7 @@ def topic(bench: Workbench) -> Topic:
     return topic
 
 
-def collect(bench: Workbench, topic: Topic, skew_ms: int = SKEW_MS) -> Collected:
+def collect(bench: Workbench, topic: Topic, skew_ms: int = SKEW_MS) -> CollectionResult:
     return GarbageCollector(bench, skew_ms=skew_ms).collect(topic.record)
 
 
@@ -98,7 +98,7 @@ def test_an_import_without_a_heartbeat_is_fenced_before_its_objects_go(bench: Wo
     assert _listed(bench, topic) == there
 
 
-class CollectsMeanwhile(InProcess):
+class CollectsMeanwhile(InProcessEngine):
     """Lets garbage be collected for hours in the middle of each phase, when some of its objects are there."""
 
     def __init__(self, between: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ from storage.metadata import attempts, publishing, topics
 from storage.metadata.records import CompactedLedgerRecord, RunRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import topics as topics_table
-from storage.model import MessageId, Position
+from storage.model import LogPosition, MessageId
 from tests.budgets import IN_CI
 from tests.conformance.metadata.builders import append, at_once, claim, compacted
 from tests.conformance.metadata.conftest import OpenStore
@@ -37,7 +37,7 @@ def play(stores: list[MetadataStore], topic: TopicRecord, rounds: int) -> None:
         candidates = []
         for number in range(len(stores)):
             offset = 10 * round_number + number
-            horizon = Position(offset, MessageId(ledger.ledger_id, offset))
+            horizon = LogPosition(offset, MessageId(ledger.ledger_id, offset))
             candidates.append(compacted(stores[0], run, generation + 1, horizon))
         results = at_once(
             *(
@@ -58,7 +58,7 @@ def check_serves(
     topic: TopicRecord,
     run: RunRecord,
     winner: CompactedLedgerRecord,
-    old_horizon: Position | None,
+    old_horizon: LogPosition | None,
 ) -> None:
     after = store.snapshot(topic.id)
     assert after.compacted == winner
@@ -125,7 +125,7 @@ def test_the_swap_alone_stops_a_stale_generation_and_a_stale_epoch(
 ) -> None:
     """A1 does not lean on what was read before: with every check of it taken out, the swap still compares."""
     (ledger,) = append(store, topic, 10)
-    horizon = Position(5, MessageId(ledger.ledger_id, 5))
+    horizon = LogPosition(5, MessageId(ledger.ledger_id, 5))
     monkeypatch.setattr(publishing, "check_publish", lambda *_arguments: None)
     monkeypatch.setattr(attempts, "check_open", lambda *_arguments: None)
     first = claim(store, topic)
@@ -151,7 +151,7 @@ def test_a_stale_epoch_has_no_effect_whatever_it_tries(
         claimed = [claim(store, topic, ttl_ms=0) for store in stores]
         *zombies, current = claimed
         generation = stores[0].topics.get(topic.name).generation
-        horizon = Position(10 * round_number, MessageId(ledger.ledger_id, 10 * round_number))
+        horizon = LogPosition(10 * round_number, MessageId(ledger.ledger_id, 10 * round_number))
         candidates = [
             compacted(store, run, generation + 1, horizon) for store, run in zip(stores, claimed, strict=True)
         ]

@@ -16,8 +16,8 @@ import pytest
 from storage.errors import CompactorError
 from storage.failpoints import Failpoint, observed
 from storage.log import topic_log
-from storage.log.segment import SegmentFiles
-from storage.log.segment_file import SegmentFile
+from storage.log.active_segment_file import ActiveSegmentFile
+from storage.log.segment import SegmentPaths
 from storage.log.topic_log import TopicLog
 from storage.metadata.liveness import LEASE_TTL_MS
 from storage.topic import Topic
@@ -34,19 +34,19 @@ def topic(bench: Workbench) -> Topic:
 
 @pytest.fixture
 def asleep_before(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], object]], None]:
-    """The next call of that method of SegmentFile comes a term late, and after what others do meanwhile."""
+    """The next call of that method of ActiveSegmentFile comes a term late, and after what others do meanwhile."""
 
     def arrange(method: str, meanwhile: Callable[[], object]) -> None:
-        original: Callable[..., Any] = getattr(SegmentFile, method)
+        original: Callable[..., Any] = getattr(ActiveSegmentFile, method)
 
         def late(*arguments: Any, **options: Any) -> Any:
-            monkeypatch.setattr(SegmentFile, method, original)
+            monkeypatch.setattr(ActiveSegmentFile, method, original)
             assert isinstance(bench.clock, ManualClock)
             bench.clock.advance(LEASE_TTL_MS + 1)
             meanwhile()
             return original(*arguments, **options)
 
-        monkeypatch.setattr(SegmentFile, method, staticmethod(late))
+        monkeypatch.setattr(ActiveSegmentFile, method, staticmethod(late))
 
     monkeypatch.setattr(topic_log, "POLL_SECONDS", 3600.0)
     return arrange
@@ -91,7 +91,7 @@ def test_a_late_writer_appends_nothing_to_a_segment_that_its_successor_has_rolle
 def is_locked(bench: Workbench, topic: Topic) -> bool:
     """Whether somebody holds the file of the topic's first segment."""
     assert bench.log is not None
-    with SegmentFiles(bench.log.of_topic(topic.record.uid), 0).log.open("rb") as file:
+    with SegmentPaths(bench.log.of_topic(topic.record.uid), 0).log.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

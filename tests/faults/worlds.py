@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
-from compactor.engines.engine import InProcess
+from compactor.engines.engine import InProcessEngine
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
@@ -63,7 +63,7 @@ class World:
             metadata = MetadataStore(self.database, clock)
             try:
                 log = LogDirectory(Path(self.log))
-                yield Workbench(metadata, registry.open_store(self.store), clock, log, InProcess(), TINY)
+                yield Workbench(metadata, registry.open_store(self.store), clock, log, InProcessEngine(), TINY)
             finally:
                 metadata.close()
 

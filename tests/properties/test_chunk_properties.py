@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from compactor import reference
-from compactor.engines.engine import Engine, InProcess
+from compactor.engines.engine import Engine, InProcessEngine
 from compactor.run.plan import RunPolicies, Sizing
 from compactor.verify.verify import Verifier
 from storage.entries.chunk_assembler import assembled
@@ -108,7 +108,7 @@ def _replay(
     clock = bench.clock
     assert isinstance(clock, ManualClock)
     drawn = Drawn()
-    state = reference.State()
+    state = reference.ReferenceLedger()
     everything: list[Message] = []
     horizon = -1
     for step in schedule:
@@ -149,7 +149,7 @@ def _replay(
         assert report.total == 0
 
 
-def compare(bench: Workbench, topic: Topic, state: reference.State, horizon: int) -> None:
+def compare(bench: Workbench, topic: Topic, state: reference.ReferenceLedger, horizon: int) -> None:
     """What the manifest says of the compacted ledger."""
     manifest = manifest_of(topic, bench)
     messages, _, pending = reference.whole_messages(state.messages)
@@ -178,12 +178,12 @@ def of(topic: Topic, bench: Workbench) -> RunPolicies:
     return RunPolicies() if topic.snapshot().compacted is None else RunPolicies(**manifest_of(topic, bench).policies)
 
 
-def whole(state: reference.State) -> reference.State:
+def whole(state: reference.ReferenceLedger) -> reference.ReferenceLedger:
     """The state with its messages whole."""
     return replace(state, messages=tuple(reference.whole_messages(state.messages)[0]))
 
 
-def tail_of(state: reference.State, added: list[Message]) -> list[Message]:
+def tail_of(state: reference.ReferenceLedger, added: list[Message]) -> list[Message]:
     """The messages that rows behind the horizon complete."""
     messages, _, _ = reference.whole_messages([*state.messages, *added])
     behind = added[0].offset if added else 0
@@ -212,7 +212,7 @@ BY_EVENT = RunPolicies(event_time_order=True)
 def test_equals_the_reference_replayed_over_the_same_schedule(
     schedule: list[dict[str, Any]], first: RunPolicies, colliding: bool, uniform: bool
 ) -> None:
-    replay(InProcess(), schedule, first, colliding, uniform)
+    replay(InProcessEngine(), schedule, first, colliding, uniform)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from storage.cursor import Cursor, CursorSettings
 from storage.errors import Fenced
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.model import MessageId, Position, TopicName
+from storage.model import LogPosition, MessageId, TopicName
 from tests.clocks import ManualClock
 
 LOW, HIGH = RANGE_OFFSETS - 25, RANGE_OFFSETS + 25
@@ -27,8 +27,8 @@ LOW, HIGH = RANGE_OFFSETS - 25, RANGE_OFFSETS + 25
 LIVES, STEPS = 60, 60
 
 
-def at(offset: int) -> Position:
-    return Position(offset, MessageId(offset // 7, offset % 7))
+def at(offset: int) -> LogPosition:
+    return LogPosition(offset, MessageId(offset // 7, offset % 7))
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Life:
     floor: int = -1
     """Mark-delete of the last reset, or the highest since."""
 
-    def locate(self, offset: int) -> Position | None:
+    def locate(self, offset: int) -> LogPosition | None:
         return next((at(number) for number in range(offset, HIGH) if number not in self.gone), None)
 
     def open(self) -> Owner:

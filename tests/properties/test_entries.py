@@ -19,12 +19,12 @@ from storage.entries.encode import encode_batch, encode_message
 from storage.entries.entry import EntryHeader, inspect
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.errors import InvalidRecord
-from storage.ledger.rows import SCHEMA, Codec, Slot
+from storage.ledger.rows import SCHEMA, CompressionType, RowType
 from storage.log.bulk_append import INPUT_SCHEMA
 from tests import strategies
 from tests.pulsar_entries import batch_payload, brokers, encrypted, entry, metadata, single
 
-codecs = st.sampled_from(Codec)
+codecs = st.sampled_from(CompressionType)
 texts = strategies.texts | st.text(min_size=120, max_size=140)
 keys = st.none() | strategies.keys | st.binary(min_size=120, max_size=140) | st.text(max_size=5).map(str.encode)
 # a value may be longer than one byte of a length can say
@@ -49,13 +49,13 @@ def expected_row(message: dict[str, Any], sequence_id: int) -> dict[str, Any]:
         "event_time": message["event_time"] or None,
         "key_base64": not is_text(message["key"]),
         "sequence_id": (sequence_id + 2**63) % 2**64 - 2**63,
-        "slot": Slot.MESSAGE,
+        "slot": RowType.MESSAGE,
     }
 
 
 @given(st.lists(messages, min_size=1, max_size=8), codecs, strategies.int64, strategies.int64, strategies.texts)
 def test_a_batch_comes_back(
-    sent: list[dict[str, Any]], codec: Codec, sequence_id: int, publish_time: int, producer: str
+    sent: list[dict[str, Any]], codec: CompressionType, sequence_id: int, publish_time: int, producer: str
 ) -> None:
     table = pa.Table.from_pylist([message | {"publish_time": None} for message in sent], schema=INPUT_SCHEMA)
     data = encode_batch(table, producer=producer, first_sequence_id=sequence_id, publish_time=publish_time, codec=codec)
@@ -74,7 +74,9 @@ def test_a_batch_comes_back(
 
 
 @given(messages, codecs, strategies.int64, strategies.int64)
-def test_a_message_comes_back(message: dict[str, Any], codec: Codec, sequence_id: int, publish_time: int) -> None:
+def test_a_message_comes_back(
+    message: dict[str, Any], codec: CompressionType, sequence_id: int, publish_time: int
+) -> None:
     given_properties = {"properties": message["properties"] or ()}
     data = encode_message(
         **message | given_properties, producer="p", sequence_id=sequence_id, publish_time=publish_time, codec=codec
@@ -191,7 +193,7 @@ def described_entries(draw: st.DrawFn) -> bytes:
     payload = draw(batches | st.binary(max_size=40))
     if draw(st.booleans()) and 0 < fields.get("compression", 0) < 5:
         described.uncompressed_size = len(payload)
-        payload = compress(Codec(fields["compression"]), payload)
+        payload = compress(CompressionType(fields["compression"]), payload)
     extra = draw(st.just(b"") | field_bytes | property_bytes.map(lambda raw: b"\x22" + raw[1:]))
     whole = bytearray(entry(described.SerializeToString() + extra, payload, checksum=False))
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
@@ -224,14 +226,14 @@ def test_no_entry_fails_and_every_offset_has_its_row(stored: list[bytes]) -> Non
     # what cannot be decoded is there, every byte of it
     rows = table.to_pylist()
     for row in rows:
-        if row["slot"] == Slot.WHOLE_ENTRY:
+        if row["slot"] == RowType.WHOLE_ENTRY:
             assert row["payload"] == stored[row["entry_id"]]
             assert row["batch_index"] == -1
 
 
 @given(codecs, st.binary(max_size=300), st.integers(0, 400), st.binary(max_size=40))
 def test_what_is_decompressed_is_just_what_was_compressed(
-    codec: Codec, data: bytes, size: int, nonsense: bytes
+    codec: CompressionType, data: bytes, size: int, nonsense: bytes
 ) -> None:
     compressed = compress(codec, data)
     assert decompress(codec, compressed, len(data)) == data

@@ -25,14 +25,14 @@ import pytest
 from hypothesis import HealthCheck, note, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from compactor.engines.engine import InProcess
+from compactor.engines.engine import InProcessEngine
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
 from storage.entries.encode import encode_batch, encode_message
 from storage.errors import Fenced, LeaseHeld, StateMayBeStale
-from storage.ledger.rows import Codec, Slot
-from storage.ledger.seek import AtOffset, AtTime, StartPosition
+from storage.ledger.rows import CompressionType, RowType
+from storage.ledger.seek import AtTime, StartOffset, StartPosition
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.directory import LogDirectory
 from storage.log.group_commit import Answer
@@ -44,10 +44,10 @@ from storage.metadata.records import COMPACTION_CURSOR
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.objects.registry import open_store
+from storage.reading.continuation_token import ContinuationToken
 from storage.reading.limits import ReadLimits
 from storage.reading.page_reader import PageReader
 from storage.reading.positions import parse_start
-from storage.reading.reader_state import ReaderState
 from storage.topic import Topic
 from tests.budgets import IN_CI, IN_SOAK
 from tests.clocks import ManualClock
@@ -74,7 +74,7 @@ class Row:
     key: bytes | None
     payload: bytes | None
     publish_time: int
-    slot: int = int(Slot.MESSAGE)
+    slot: int = int(RowType.MESSAGE)
     chunk_index: int | None = None
 
     @property
@@ -88,7 +88,7 @@ class Sent:
 
     data: bytes
     publish_time: int
-    rows: tuple[tuple[bytes | None, bytes | None, Slot, int | None], ...]
+    rows: tuple[tuple[bytes | None, bytes | None, RowType, int | None], ...]
     batched: bool = False
 
     def placed(self, at: AppendResult) -> list[Row]:
@@ -96,7 +96,7 @@ class Sent:
         first = at.first
         assert at.messages == len(self.rows)
         # That a batch cannot be taken apart is not known yet when it is acknowledged.
-        assert first.message_id.batch_index == (0 if self.batched else -1) or self.rows[0][2] is Slot.WHOLE_ENTRY
+        assert first.message_id.batch_index == (0 if self.batched else -1) or self.rows[0][2] is RowType.WHOLE_ENTRY
         found = []
         for number, (key, payload, slot, chunk) in enumerate(self.rows):
             index = number if self.batched or number else -1
@@ -113,28 +113,28 @@ def sent(draw: st.DrawFn) -> list[Sent]:
     match draw(st.sampled_from(kinds)):
         case "message":
             payload = draw(payloads)
-            codec = draw(st.sampled_from(Codec))
+            codec = draw(st.sampled_from(CompressionType))
             data = encode_message(key, payload, producer="p", sequence_id=1, publish_time=time, codec=codec)
-            return [Sent(data, time, ((key, payload, Slot.MESSAGE, None),))]
+            return [Sent(data, time, ((key, payload, RowType.MESSAGE, None),))]
         case "batch":
             inside = draw(st.lists(st.tuples(st.none() | keys, payloads), min_size=1, max_size=4))
             table = pa.Table.from_pylist([{"key": k, "payload": p} for k, p in inside], schema=INPUT_SCHEMA)
-            codec = draw(st.sampled_from(Codec))
+            codec = draw(st.sampled_from(CompressionType))
             data = encode_batch(table, producer="p", first_sequence_id=1, publish_time=time, codec=codec)
-            return [Sent(data, time, tuple((k, p, Slot.MESSAGE, None) for k, p in inside), batched=True)]
+            return [Sent(data, time, tuple((k, p, RowType.MESSAGE, None) for k, p in inside), batched=True)]
         case "encrypted":
             given: dict[str, Any] = {} if key is None else {"partition_key": key}
             if key == b"\xff":
                 given = {"partition_key": b"/w==", "partition_key_b64_encoded": True}
             data = entry(encrypted(publish_time=time, **given), b"secret")
-            return [Sent(data, time, ((key, b"secret", Slot.MESSAGE, None),))]
+            return [Sent(data, time, ((key, b"secret", RowType.MESSAGE, None),))]
         case "encrypted batch":
             data = entry(encrypted(publish_time=time, num_messages_in_batch=3), b"secrets")
-            return [Sent(data, time, ((None, data, Slot.WHOLE_ENTRY, None),))]
+            return [Sent(data, time, ((None, data, RowType.WHOLE_ENTRY, None),))]
         case "undecodable":
             data = entry(metadata(publish_time=time, num_messages_in_batch=3), b"\xff" * 40)
-            out = (None, None, Slot.COMPACTED_OUT, None)
-            return [Sent(data, time, ((None, data, Slot.WHOLE_ENTRY, None), out, out))]
+            out = (None, None, RowType.COMPACTED_OUT, None)
+            return [Sent(data, time, ((None, data, RowType.WHOLE_ENTRY, None), out, out))]
         case _:
             uuid = draw(st.uuids()).hex
             count = draw(st.integers(2, 3))
@@ -143,7 +143,7 @@ def sent(draw: st.DrawFn) -> list[Sent]:
                 Sent(
                     entry(metadata(chunk_id=number, **answer), b"%d of %d" % (number + 1, count)),
                     time,
-                    ((uuid.encode(), b"%d of %d" % (number + 1, count), Slot.CHUNK, number),),
+                    ((uuid.encode(), b"%d of %d" % (number + 1, count), RowType.CHUNK, number),),
                 )
                 for number in range(count)
             ]
@@ -158,7 +158,7 @@ def fold(rows: Iterable[Row]) -> list[Row]:
     newest: dict[bytes, Row] = {}
     whole = []
     for row in rows:
-        if row.slot != int(Slot.MESSAGE):
+        if row.slot != int(RowType.MESSAGE):
             whole.append(row)
         elif row.key is not None:
             newest[row.key] = row
@@ -170,7 +170,7 @@ def ending(rows: Iterable[Row]) -> list[Row]:
     found = []
     begun: dict[bytes | None, int] = {}
     for row in rows:
-        if row.slot != int(Slot.CHUNK):
+        if row.slot != int(RowType.CHUNK):
             found.append(row)
         elif row.chunk_index == begun.get(row.key, 0):
             begun[row.key] = row.chunk_index + 1
@@ -184,7 +184,7 @@ def values(rows: Iterable[Row]) -> dict[bytes, bytes]:
     return {
         row.key: row.payload
         for row in fold(rows)
-        if row.slot == int(Slot.MESSAGE) and row.key is not None and row.payload
+        if row.slot == int(RowType.MESSAGE) and row.key is not None and row.payload
     }
 
 
@@ -219,10 +219,10 @@ class PagesReader:
     def __init__(self, topic: Topic, start: StartPosition, read_compacted: bool) -> None:
         self._topic = topic
         self._read_compacted = read_compacted
-        self._token = ReaderState(start).to_token()
+        self._token = ContinuationToken(start).to_token()
 
     def poll(self, limits: ReadLimits) -> list[pa.RecordBatch]:
-        state = ReaderState.from_token(self._token, parse_start)
+        state = ContinuationToken.from_token(self._token, parse_start)
         with closing(self._topic.reader(state, self._read_compacted)) as reader:
             page = reader.rows(limits)
         self._token = page.next.to_token()
@@ -262,7 +262,7 @@ class LogMachine(RuleBasedStateMachine):
         store.upgrade()
         self.life.callback(store.close)
         objects = open_store((folder / "objects").as_uri())
-        self.bench = Workbench(store, objects, self.clock, LogDirectory(folder / "log"), InProcess(), TINY)
+        self.bench = Workbench(store, objects, self.clock, LogDirectory(folder / "log"), InProcessEngine(), TINY)
         self.topic: Topic = self.bench.topic()
         self.log: TopicLog | None = None
         self.rows: list[Row] = []
@@ -293,7 +293,7 @@ class LogMachine(RuleBasedStateMachine):
         return max(self.start, self.kept)
 
     def raw_rows(self, first: int) -> list[Row]:
-        return [row for row in self.rows[max(first, self.first) :] if row.slot != int(Slot.COMPACTED_OUT)]
+        return [row for row in self.rows[max(first, self.first) :] if row.slot != int(RowType.COMPACTED_OUT)]
 
     def compacted_view(self) -> list[Row]:
         return [*self.state, *self.raw_rows(self.horizon + 1)]
@@ -405,10 +405,10 @@ class LogMachine(RuleBasedStateMachine):
         self.clock.advance(AFTER_TERM)
         self.open_writer()
         unknown = flat[len(acknowledged) :]
-        found = rows_of(self.topic.read(AtOffset(len(self.rows))))
+        found = rows_of(self.topic.read(StartOffset(len(self.rows))))
         while unknown and found:
             one = unknown.pop(0)
-            delivered = [row for row in one.rows if row[2] is not Slot.COMPACTED_OUT]
+            delivered = [row for row in one.rows if row[2] is not RowType.COMPACTED_OUT]
             place, found = found[0], found[len(delivered) :]
             first = MessageId(place.ledger_id, place.entry_id, -1, place.batch_index)
             self.add(one.placed(AppendResult(mock.Mock(offset=place.offset, message_id=first), len(one.rows))))
@@ -468,7 +468,7 @@ class LogMachine(RuleBasedStateMachine):
         if self.rows:
             snapshot = self.topic.snapshot()
             dirty = self.rows[max(self.first, self.horizon + 1) :]
-            remaining = [row for row in dirty if row.slot != int(Slot.COMPACTED_OUT)]
+            remaining = [row for row in dirty if row.slot != int(RowType.COMPACTED_OUT)]
             # A ledger that a trim cut off whole, but that was not sealed then, is a run's input without a message.
             unseen = any(ledger.last_offset > self.horizon for ledger in snapshot.ledgers)
             assert unseen or not dirty
@@ -557,7 +557,7 @@ class LogMachine(RuleBasedStateMachine):
         if isinstance(start, AtTime):
             first = next((n for n, row in enumerate(view) if row.publish_time >= start.publish_time), len(view))
             return view[first:]
-        if isinstance(start, AtOffset):
+        if isinstance(start, StartOffset):
             return [row for row in view if row.offset >= start.offset]
         assert isinstance(start, MessageId)
         return [row for row in view if row.message_id >= start]
@@ -570,7 +570,7 @@ class LogMachine(RuleBasedStateMachine):
             return AtTime(data.draw(times, label="time")), kind
         number = data.draw(st.integers(0, len(self.rows)), label="number")
         if kind == "offset":
-            return AtOffset(number), kind
+            return StartOffset(number), kind
         if kind == "id" and number < len(self.rows):
             return self.rows[number].message_id, kind
         return EARLIEST, "earliest"
@@ -627,7 +627,7 @@ class LogMachine(RuleBasedStateMachine):
             assert row == self.rows[row.offset], "as it was appended"
             if not reading.compacted:
                 between = self.rows[max(reading.next, self.first) : row.offset]
-                left_out = [item for item in between if item.slot != int(Slot.COMPACTED_OUT)]
+                left_out = [item for item in between if item.slot != int(RowType.COMPACTED_OUT)]
                 assert not left_out
             reading.next = row.offset + 1
         reading.got += got

@@ -16,7 +16,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from compactor import reference
-from compactor.engines.engine import InProcess
+from compactor.engines.engine import InProcessEngine
 from compactor.maintenance.retention import Retention
 from compactor.run.options import stored_policies
 from compactor.run.plan import RunPolicies, Sizing
@@ -83,7 +83,7 @@ def test_runs_within_limits_of_time_and_start_equal_the_reference(
     schedule: list[dict[str, Any]], used: RunPolicies
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        bench = Workbench.embedded(Path(folder), InProcess())
+        bench = Workbench.embedded(Path(folder), InProcessEngine())
         try:
             _replay(bench, bench.topic(), schedule, used)
         finally:
@@ -93,7 +93,7 @@ def test_runs_within_limits_of_time_and_start_equal_the_reference(
 def _replay(bench: Workbench, topic: Topic, schedule: list[dict[str, Any]], used: RunPolicies) -> None:
     clock = bench.clock
     assert isinstance(clock, ManualClock)
-    state, everything, horizon, begins = reference.State(), list[Message](), -1, 0
+    state, everything, horizon, begins = reference.ReferenceLedger(), list[Message](), -1, 0
     for step in schedule:
         clock.advance(step["later"])
         if step["messages"]:
@@ -155,7 +155,7 @@ trim_steps = st.lists(
 @within(fast=3, ci=15)
 def test_trimming_takes_a_prefix_that_nobody_needs(schedule: list[tuple[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        bench = Workbench.embedded(Path(folder), InProcess())
+        bench = Workbench.embedded(Path(folder), InProcessEngine())
         try:
             topic = bench.topic()
             for what, value in schedule:

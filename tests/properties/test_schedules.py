@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from compactor import reference
-from compactor.engines.engine import Engine, InProcess
+from compactor.engines.engine import Engine, InProcessEngine
 from compactor.run.plan import RunPolicies, Sizing
 from storage.ledger.manifest import read_manifest
 from storage.log.bulk_append import INPUT_SCHEMA
-from storage.model import Message, Position
+from storage.model import LogPosition, Message
 from storage.topic import Topic
 from tests.budgets import within
 from tests.clocks import ManualClock
@@ -90,7 +90,7 @@ def replay(engine: Engine, schedule: list[dict[str, Any]], first: RunPolicies, c
 def _replay(bench: Workbench, topic: Topic, hasher: Any, schedule: list[dict[str, Any]], used: RunPolicies) -> None:
     clock = bench.clock
     assert isinstance(clock, ManualClock)
-    state = reference.State()
+    state = reference.ReferenceLedger()
     everything: list[Message] = []
     horizon = -1
     for step in schedule:
@@ -137,7 +137,9 @@ def _replay(bench: Workbench, topic: Topic, hasher: Any, schedule: list[dict[str
         assert bench.compactor(hasher).compact(topic.name, used).run is None  # property 3, P11
 
 
-def value_of(key: bytes, state: reference.State, tail: list[Message], used: RunPolicies, now: int) -> Message | None:
+def value_of(
+    key: bytes, state: reference.ReferenceLedger, tail: list[Message], used: RunPolicies, now: int
+) -> Message | None:
     """T4, by hand: the winner of the key among compacted messages, what is remembered of it, and the tail."""
     by_event = used.event_time_order
     found: list[tuple[tuple[int, int], Message | None]] = []
@@ -155,7 +157,7 @@ def acknowledge(bench: Workbench, topic: Topic, message: Message) -> None:
     """Move the one compacted cursor there."""
     bench.metadata.cursors.ensure(topic.record.id, "slow")
     bench.metadata.cursors.set_properties(topic.record.id, "slow", {"readCompacted": "true"})
-    bench.metadata.cursors.reset(topic.record.id, "slow", Position(message.offset, message.message_id))
+    bench.metadata.cursors.reset(topic.record.id, "slow", LogPosition(message.offset, message.message_id))
 
 
 def last_old_enough(topic: Topic, used: RunPolicies, now: int, horizon: int) -> int:
@@ -192,7 +194,7 @@ def retained_at(topic: Topic, horizon: int) -> dict[int, int]:
 def test_equals_the_reference_replayed_over_the_same_schedule(
     schedule: list[dict[str, Any]], first: RunPolicies, colliding: bool
 ) -> None:
-    replay(InProcess(), schedule, first, colliding)
+    replay(InProcessEngine(), schedule, first, colliding)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from compactor import reference
-from compactor.engines.engine import Engine, InProcess
+from compactor.engines.engine import Engine, InProcessEngine
 from compactor.run.plan import Sizing
 from storage.model import Message
 from tests.budgets import within
@@ -76,7 +76,7 @@ def topic_is_empty() -> object:
 @given(steps, st.booleans())
 @within(fast=5, ci=20)
 def test_equals_the_reference_after_each_run(schedule: list[Failpoint], colliding: bool) -> None:
-    replay(InProcess(), schedule, colliding)
+    replay(InProcessEngine(), schedule, colliding)
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])

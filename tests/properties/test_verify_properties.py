@@ -15,7 +15,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings, strategies as st
 from sqlalchemy import delete
 
-from compactor.engines.engine import InProcess
+from compactor.engines.engine import InProcessEngine
 from compactor.run.plan import RunPolicies
 from compactor.verify.verify import Verifier
 from storage.log.bulk_append import INPUT_SCHEMA
@@ -32,7 +32,7 @@ deeds = st.sampled_from(["nothing", "nothing", "nothing", "delete the cursor", "
 
 def replay(schedule: list[dict[str, Any]], done: list[str], used: RunPolicies, uniform: bool, colliding: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        bench = Workbench.embedded(Path(folder), InProcess())
+        bench = Workbench.embedded(Path(folder), InProcessEngine())
         try:
             _replay(bench, schedule, done, used, uniform, CollidingHasher() if colliding else None)
         finally:

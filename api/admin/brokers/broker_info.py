@@ -14,8 +14,8 @@ from starlette.responses import Response
 from api.admin.models import PulsarAnswer
 from api.admin.topics.lookup import service_urls
 from api.http.access import Action
-from api.http.problems import Problem
-from api.http.routes import Routes
+from api.http.problems import RestException
+from api.http.router import Routes
 from api.service import Parts, Service
 from compactor.maintenance.tasks import Task
 from storage.metadata.policy_store import BROKER
@@ -71,7 +71,7 @@ def get_leader_broker(parts: Parts) -> BrokerInfo:
     name = services.leader()
     found = next((item for item in services.live() if item.name == name), None)
     if found is None:
-        raise Problem(404, "Couldn't find leader broker")
+        raise RestException(404, "Couldn't find leader broker")
     return BrokerInfo(broker_id=urlsplit(found.url).netloc, service_url=found.url)
 
 
@@ -103,13 +103,13 @@ def get_runtime_configurations(parts: Parts) -> dict[str, str]:
 @router.post("/configuration/{name}/{value}", Action.SUPERUSER, refuses=(412,))
 def update_dynamic_configuration(name: str, value: str) -> Response:
     """Refused: 412."""
-    raise Problem(412, "Can't update non-dynamic configuration")
+    raise RestException(412, "Can't update non-dynamic configuration")
 
 
 @router.delete("/configuration/{name}", Action.SUPERUSER, refuses=(412,))
 def delete_dynamic_configuration(name: str) -> Response:
     """Refused: 412."""
-    raise Problem(412, "Can't delete non-dynamic configuration")
+    raise RestException(412, "Can't delete non-dynamic configuration")
 
 
 @router.get("/backlog-quota-check", Action.SUPERUSER)
@@ -122,7 +122,7 @@ def backlog_quota_check(parts: Parts) -> None:
 def list_cluster_brokers(parts: Parts, request: Request, cluster: str) -> list[str]:
     """As `listBrokers`, of the one cluster."""
     if cluster != parts.settings.cluster_name:
-        raise Problem(404, f"Cluster does not exist: cluster={cluster}")
+        raise RestException(404, f"Cluster does not exist: cluster={cluster}")
     return _brokers(parts, request)
 
 

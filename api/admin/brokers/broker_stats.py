@@ -15,11 +15,11 @@ from starlette.responses import Response, StreamingResponse
 
 from api.admin.tenancy.bundles import RANGES, bundle_of
 from api.admin.topics.stats_models import NO_CONSUMER
-from api.admin.topics.topic_counts import TopicCounts, topic_counts
+from api.admin.topics.stats_snapshot import StatsSnapshot, topic_counts
 from api.http.access import Action
-from api.http.routes import Routes
+from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
-from api.observability.logs import Seldom
+from api.observability.logs import LogThrottle
 from api.service import Parts, Service
 from storage.errors import CompactorError, NotFound
 from storage.model import TopicName
@@ -39,7 +39,7 @@ async def get_broker_topics(parts: Parts, request: Request) -> Response:
     return StreamingResponse(written, media_type="application/json")
 
 
-def _written(parts: Service, seldom: Seldom) -> Generator[str, None, None]:
+def _written(parts: Service, seldom: LogThrottle) -> Generator[str, None, None]:
     yield "{"
     between = ""
     for namespace in _namespaces(parts):
@@ -55,7 +55,7 @@ def _written(parts: Service, seldom: Seldom) -> Generator[str, None, None]:
     yield "}"
 
 
-def _bundles(parts: Service, seldom: Seldom, by_bundle: dict[str, list[TopicName]]) -> Iterator[str]:
+def _bundles(parts: Service, seldom: LogThrottle, by_bundle: dict[str, list[TopicName]]) -> Iterator[str]:
     for number, bundle in enumerate(item for item in RANGES if item in by_bundle):
         yield f'{"," if number else ""}{json.dumps(bundle)}:{{"persistent":{{'
         between = ""
@@ -81,7 +81,7 @@ def _namespaces(parts: Service) -> Iterator[str]:
             continue
 
 
-def _stats(found: TopicCounts) -> dict[str, Any]:
+def _stats(found: StatsSnapshot) -> dict[str, Any]:
     """A topic, with what this service has none of at a broker's default."""
     cursors = found.stats.cursors
     return {

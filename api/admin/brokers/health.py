@@ -19,7 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
 from api.http.access import Access, Action, InFull, caller_of
-from api.http.routes import Routes
+from api.http.router import Routes
 from api.observability.redaction import redacted
 from api.service import Parts, Service
 from storage.errors import CompactorError, ObjectMissing, meaning

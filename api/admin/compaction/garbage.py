@@ -9,12 +9,12 @@ from pydantic import BaseModel, Field
 
 from api.admin.models import PulsarBody
 from api.http.access import Action
-from api.http.problems import Problem
-from api.http.routes import Routes
+from api.http.problems import RestException
+from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.reports import document_of, shown_error
 from api.service import Parts
-from compactor.maintenance.garbage import Collected, GarbageCollector
+from compactor.maintenance.garbage import CollectionResult, GarbageCollector
 from compactor.maintenance.grace import LEAST_GRACE_MS
 from storage.model import TopicName
 
@@ -65,7 +65,7 @@ class GarbageReport(BaseModel):
 def collect_garbage(parts: Parts, wanted: Annotated[CollectGarbage, Body()] = CollectGarbage()) -> Any:  # noqa: B008
     """Delete what nothing refers to. A dry run by default."""
     if wanted.topics is not None and wanted.unknown_topics:
-        raise Problem(400, "topics and unknownTopics do not go together: leave one of them out")
+        raise RestException(400, "topics and unknownTopics do not go together: leave one of them out")
     environment, settings = parts.environment, parts.settings
     grace = settings.gc_grace_ms if wanted.grace_ms is None else wanted.grace_ms
     collector = GarbageCollector(parts.patient, grace)
@@ -84,12 +84,12 @@ def collect_garbage(parts: Parts, wanted: Annotated[CollectGarbage, Body()] = Co
     }
 
 
-def _has_something(item: Collected) -> bool:
+def _has_something(item: CollectionResult) -> bool:
     counts = (item.total.count, item.attempts_given_up, item.compacted_ledgers, item.trimmed_ledgers, item.foreign)
     return any(counts) or item.error is not None
 
 
-def _shown(item: Collected) -> dict[str, Any]:
+def _shown(item: CollectionResult) -> dict[str, Any]:
     return document_of(
         TopicGarbage,
         item,

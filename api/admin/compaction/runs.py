@@ -26,7 +26,7 @@ from api.admin.models import LONG
 from api.documents import Run
 from api.http.access import Action, InFull, allowed_on
 from api.http.paths import TOPIC_PATH, Topic
-from api.http.routes import Routes
+from api.http.router import Routes
 from api.http.single_flight import MAX_AGE_MS
 from api.reports import document_of, run_document, shown_error
 from api.service import Parts, Service
@@ -57,7 +57,7 @@ def topic_of_run(request: Request) -> TopicName | None:
     return found
 
 
-class Control(BaseModel):
+class CompactionStateReport(BaseModel):
     """Whether a topic's compaction is wanted, paused (and how many times), or fails; as of one moment."""
 
     topic: str
@@ -86,10 +86,10 @@ class Scheduler(BaseModel):
 
     leader: str | None
     services: list[ServiceState]
-    queue: list[Control]
+    queue: list[CompactionStateReport]
     running: list[Run]
-    failing: list[Control]
-    paused: list[Control]
+    failing: list[CompactionStateReport]
+    paused: list[CompactionStateReport]
 
 
 @router.get(TOPIC_PATH + "/compactions", Action.COMPACT, Action.ADMIN, Action.CONSUME, response_model=list[Run])
@@ -151,13 +151,13 @@ def cancel_compaction(
 
 
 @router.get(TOPIC_PATH + "/compaction/control", Action.COMPACT, Action.ADMIN)
-def get_compaction_control(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
+def get_compaction_control(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionStateReport]:
     """What is wanted of the compaction of a topic, or of each of its partitions."""
     return [_now(parts, record, in_full) for record in resolve.topics(parts, topic)]
 
 
 @router.post(TOPIC_PATH + "/compaction/pause", Action.COMPACT, Action.ADMIN)
-def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
+def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionStateReport]:
     """Stop a run that is under way and make none until it is resumed, as many times as it was paused (S5).
 
     Of a partitioned topic all partitions are paused, or none.
@@ -168,7 +168,7 @@ def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Contro
 
 
 @router.post(TOPIC_PATH + "/compaction/resume", Action.COMPACT, Action.ADMIN, refuses=(409,))
-def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
+def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionStateReport]:
     """Take back one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
     records = resolve.topics(parts, topic)
     controls = parts.environment.metadata.compaction_state.resume([record.id for record in records])
@@ -176,7 +176,7 @@ def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Contr
 
 
 @router.post(TOPIC_PATH + "/compaction/abort", Action.COMPACT, Action.ADMIN, refuses=(409,))
-def abort_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
+def abort_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionStateReport]:
     """Stop a run that is under way, and drop the request for one; later ones are made as before."""
     records = resolve.topics(parts, topic)
     controls = parts.environment.metadata.compaction_state.abort([record.id for record in records])
@@ -204,19 +204,23 @@ def _shown(parts: Service, runs: list[tuple[TopicName, RunRecord]], in_full: boo
     return [run_document(name, record, now, in_full=in_full) for name, record in runs]
 
 
-def _now(parts: Service, topic: TopicRecord, in_full: bool) -> Control:
+def _now(parts: Service, topic: TopicRecord, in_full: bool) -> CompactionStateReport:
     found = parts.environment.metadata.compaction_state.activity(topic.id)
     return _control(topic, found.control, in_full, found.running)
 
 
-def _control(topic: TopicRecord, control: CompactionState, in_full: bool, running: bool = False) -> Control:
+def _control(
+    topic: TopicRecord, control: CompactionState, in_full: bool, running: bool = False
+) -> CompactionStateReport:
     state = f"Paused({control.paused})" if control.paused else "None"
     if control.aborting:
         state = "Aborted"
     elif running or control.requested_at is not None:
         state = "InProgress"
     error = shown_error(control.last_error, in_full=in_full) or ""
-    return Control(**document_of(Control, control, topic=str(topic.name), state=state, last_error=error))
+    return CompactionStateReport(
+        **document_of(CompactionStateReport, control, topic=str(topic.name), state=state, last_error=error)
+    )
 
 
 async def _events(parts: Service, run: int, run_report: dict[str, Any]) -> AsyncIterator[str]:

@@ -10,8 +10,8 @@ from api.admin import resolve
 from api.admin.models import PulsarAnswer
 from api.http.access import ANY_USE, Action, CallerName, InFull
 from api.http.paths import TOPIC_PATH, Topic
-from api.http.problems import Problem
-from api.http.routes import Routes
+from api.http.problems import RestException
+from api.http.router import Routes
 from api.reports import shown_error
 from api.service import Parts
 from compactor.scheduling import status
@@ -41,14 +41,14 @@ def compact(parts: Parts, caller: CallerName, topic: Topic) -> None:
     if len(records) > 1:
         now = {item.id: parts.environment.metadata.compaction_state.activity(item.id) for item in records}
         if any(item.running for item in now.values()):
-            raise Problem(409, RUNNING)
+            raise RestException(409, RUNNING)
         # What refuses does it before anything is triggered.
         records.sort(key=lambda item: not now[item.id].control.paused)
     for record in records:
         try:
             parts.control.trigger(record, MANUAL, caller)
         except CompactionRunning as error:
-            raise Problem(409, RUNNING) from error
+            raise RestException(409, RUNNING) from error
         except TopicNotFound as error:
             raise resolve.not_found(parts, record.name) from error
 

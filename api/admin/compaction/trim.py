@@ -17,8 +17,8 @@ from api.admin.models import PulsarBody, done
 from api.documents import TrimReport
 from api.http.access import Action, InFull
 from api.http.paths import TOPIC_PATH, Topic
-from api.http.problems import Problem
-from api.http.routes import Routes
+from api.http.problems import RestException
+from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.reports import trim_document
 from api.service import Parts
@@ -55,7 +55,7 @@ def trim_topic(
 ) -> Any:
     """Let raw ledgers of a topic, or of each partition, go; with `dryRun`, report them, or what would go."""
     if wanted is not None and dry_run is None:
-        raise Problem(400, "a body needs dryRun in the query: dryRun=true reports, dryRun=false trims")
+        raise RestException(400, "a body needs dryRun in the query: dryRun=true reports, dryRun=false trims")
     wanted = wanted or Trim()
     place = None if wanted.before is None else parse_trim_place(str(wanted.before))
     if place is not None:

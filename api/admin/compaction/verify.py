@@ -11,12 +11,12 @@ from api.admin import resolve
 from api.documents import VerifyReport
 from api.http.access import Action, InFull
 from api.http.paths import TOPIC_PATH, Topic
-from api.http.problems import Problem
-from api.http.routes import Routes
+from api.http.problems import RestException
+from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.reports import verify_document
 from api.service import Parts
-from compactor.engines.engine import InProcess
+from compactor.engines.engine import InProcessEngine
 from compactor.verify.verify import Verifier
 
 router = Routes("compactions", known_query=True)
@@ -34,9 +34,9 @@ def verify_topic(parts: Parts, topic: Topic, in_full: InFull) -> Any:
     """A report of the topic, or one of each partition. 409 while another one is under way here."""
     records = resolve.topics(parts, topic)
     if not parts.verifying.acquire(blocking=False):
-        raise Problem(409, "another topic is being verified by this service: try again when it has finished")
+        raise RestException(409, "another topic is being verified by this service: try again when it has finished")
     try:
-        verifier = Verifier(parts.patient, InProcess())
+        verifier = Verifier(parts.patient, InProcessEngine())
         return [verify_document(verifier.verify(record.name), in_full=in_full) for record in records]
     finally:
         parts.verifying.release()

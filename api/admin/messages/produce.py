@@ -30,9 +30,9 @@ from api.formats.text_encoding import TextEncoding, to_text
 from api.http.access import Action
 from api.http.owner_proxy import NotTheOwner
 from api.http.paths import TOPIC_PATH, Topic, segment
-from api.http.problems import Problem, log_for_operators, public_reason, status_of
+from api.http.problems import RestException, log_for_operators, public_reason, status_of
 from api.http.query_parameters import AUTHORITATIVE
-from api.http.routes import Routes
+from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.messaging.key_routing import partition_of
 from api.observability.redaction import shown
@@ -101,7 +101,7 @@ async def produce_to_partition(
 ) -> Response:
     """Append messages to one partition, whatever their keys."""
     if topic.partition >= 0:
-        raise Problem(400, "Topic name can't contain '-partition-' suffix.")
+        raise RestException(400, "Topic name can't contain '-partition-' suffix.")
     name = type(topic)(topic.tenant, topic.namespace, f"{topic.topic}-partition-{partition}")
     records = await parts.pools[WaitsFor.DATABASE].run(_alone, parts, name)
     return await _produced(parts, request, records, key_encoding, value_encoding)
@@ -118,7 +118,7 @@ def _records(parts: Service, name: TopicName) -> list[TopicRecord | None]:
         return _alone(parts, name)
     there = {partition.name: partition for partition in resolve.partitions(parts, whole)}
     if not there:
-        raise Problem(404, "Topic partitions were not yet created")
+        raise RestException(404, "Topic partitions were not yet created")
     return [there.get(item) for item in resolve.partition_names(whole)]
 
 
@@ -142,13 +142,13 @@ async def _produced(
         record, some = records[number], [messages[at] for at in mine]
         try:
             if record is None:
-                raise Problem(404, f"the partition {number} was deleted: createMissedPartitions brings it back")
+                raise RestException(404, f"the partition {number} was deleted: createMissedPartitions brings it back")
             acks = await parts.pools[WaitsFor.LOG].run(_appended, parts, record, some)
         except NotTheOwner as other:
             if len(records) == 1 or record is None:
                 raise
             acks = await _sent(parts, request, other.service, record, some)
-        except (CompactorError, Problem) as error:
+        except (CompactorError, RestException) as error:
             if len(records) == 1:
                 raise
             log_for_operators(request, error)
@@ -185,7 +185,7 @@ def _check_quota(parts: Service, record: TopicRecord) -> None:
     over = parts.maintenance.maintenance.over_quota.get(record.id)
     if over is not None:
         again = {"Retry-After": str(QUOTA_CHECK_MS // 1000)} if over.action == HOLD else None
-        raise Problem(status_of(over.error), str(over.error), again)
+        raise RestException(status_of(over.error), str(over.error), again)
 
 
 def _appended(parts: Service, record: TopicRecord, messages: Sequence[NewMessage]) -> list[ProducerAck]:
@@ -205,7 +205,7 @@ def _appended(parts: Service, record: TopicRecord, messages: Sequence[NewMessage
             answers = iter(parts.producers.append(OpenTopic(parts.environment, record), entries))
         except LeaseHeld as error:
             parts.forwarding.for_writing(record)
-            raise Problem(503, str(error), {"Retry-After": "1"}) from error
+            raise RestException(503, str(error), {"Retry-After": "1"}) from error
     return [
         _ack(message, refused[number] if number in refused else next(answers), record.name.partition)
         for number, message in enumerate(messages)
@@ -226,8 +226,8 @@ async def _sent(
         if found.status_code == 200:
             acks = await parsing.run(ProducerAcks.model_validate_json, found.content)
             return acks.message_publish_results
-        raise Problem(found.status_code, str(found.json().get("reason", "")))
-    except (Problem, ValueError) as error:
+        raise RestException(found.status_code, str(found.json().get("reason", "")))
+    except (RestException, ValueError) as error:
         return [_failed(message, error) for message in messages]
 
 
@@ -252,7 +252,7 @@ def _target(parts: Service, message: NewMessage, records: Sequence[TopicRecord |
     partitions = len(records)
     if message.partition is not None:
         if message.partition >= partitions:
-            raise Problem(400, f"there is no partition {message.partition}: there are {partitions}")
+            raise RestException(400, f"there is no partition {message.partition}: there are {partitions}")
         return message.partition
     if partitions == 1:
         return 0
@@ -282,6 +282,6 @@ def _ack(message: NewMessage, answer: Answer, partition: int) -> ProducerAck:
 
 
 def _failed(message: NewMessage, error: Exception) -> ProducerAck:
-    retry = isinstance(error, Conflict | Unavailable) or (isinstance(error, Problem) and error.status_code >= 500)
+    retry = isinstance(error, Conflict | Unavailable) or (isinstance(error, RestException) and error.status_code >= 500)
     reason = public_reason(error) if isinstance(error, CompactorError) else str(error)
     return ProducerAck(error_code=RETRY if retry else REFUSED, error_msg=shown(reason), context=message.context)

@@ -15,7 +15,7 @@ from api.admin.models import LONG, PulsarAnswer, PulsarBody
 from api.formats.jsonl import parse_rows
 from api.formats.text_encoding import TextEncoding, to_bytes
 from api.http import json_bounds
-from api.http.problems import Problem, shown_errors
+from api.http.problems import RestException, shown_errors
 
 JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 DEFAULT_PRODUCER = "RestProducer"
@@ -107,7 +107,7 @@ def parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncodin
             for number, row in enumerate(parse_rows(body, key, value))
         ]
     if kind not in ("application/json", ""):
-        raise Problem(
+        raise RestException(
             415, f"the content type {kind[:_SHOWN]} is not known: send application/json or application/x-ndjson"
         )
     if _check_bounds(body, most)[_MESSAGE_DEPTH] > most:
@@ -115,7 +115,7 @@ def parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncodin
     try:
         sent = ProducerMessages.model_validate_json(body)
     except ValidationError as error:
-        raise Problem(400, f"the messages cannot be taken: {shown_errors(error)}") from error
+        raise RestException(400, f"the messages cannot be taken: {shown_errors(error)}") from error
     for schema in (sent.key_schema, sent.value_schema):
         _check_schema(schema)
     return [_message(message, sent.producer_name or DEFAULT_PRODUCER, key, value) for message in sent.messages]
@@ -124,17 +124,17 @@ def parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncodin
 def _check_bounds(body: bytes, most: int) -> list[int]:
     try:
         return json_bounds.check_bounds(body, most * VALUES_A_MESSAGE)
-    except json_bounds.TooMuch as error:
-        raise Problem(413, f"the body cannot be taken, {error}: send less at once") from error
+    except json_bounds.JsonBoundsError as error:
+        raise RestException(413, f"the body cannot be taken, {error}: send less at once") from error
 
 
-def _too_many(most: int) -> Problem:
-    return Problem(413, f"the body holds more than {most} messages: send fewer at once, or raise limits.messages")
+def _too_many(most: int) -> RestException:
+    return RestException(413, f"the body holds more than {most} messages: send fewer at once, or raise limits.messages")
 
 
 def _message(sent: ProducerMessage, producer: str, key: TextEncoding, value: TextEncoding) -> NewMessage:
     if sent.deliver_at or sent.deliver_after_ms:
-        raise Problem(400, "deliverAt and deliverAfterMs cannot be kept: a log delivers in order, at once")
+        raise RestException(400, "deliverAt and deliverAfterMs cannot be kept: a log delivers in order, at once")
     try:
         event_time = int(sent.event_time) if sent.event_time not in (None, "") else None
         if event_time is not None and not -LONG - 1 <= event_time <= LONG:
@@ -151,7 +151,7 @@ def _message(sent: ProducerMessage, producer: str, key: TextEncoding, value: Tex
             sent.context,
         )
     except (ValueError, TypeError) as error:
-        raise Problem(400, f"the messages cannot be taken: {error}") from error
+        raise RestException(400, f"the messages cannot be taken: {error}") from error
 
 
 def _check_schema(text: str | None) -> None:
@@ -160,7 +160,7 @@ def _check_schema(text: str | None) -> None:
     try:
         kind = json_bounds.load(text.encode())["type"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise Problem(400, "a schema is the JSON text of a SchemaInfo, with its type") from error
+        raise RestException(400, "a schema is the JSON text of a SchemaInfo, with its type") from error
     if kind not in _PLAIN_SCHEMAS:
         reason = f"messages of the schema {str(kind)[:_SHOWN]} cannot be encoded here"
-        raise Problem(400, f"{reason}: encode them, and send valueEncoding=base64")
+        raise RestException(400, f"{reason}: encode them, and send valueEncoding=base64")

@@ -22,23 +22,23 @@ from starlette.responses import Response, StreamingResponse
 
 from api.admin import resolve
 from api.components import open_topic
-from api.formats.jsonl import JsonLines
+from api.formats.jsonl import JsonLinesWriter
 from api.formats.text_encoding import TextEncoding
 from api.http.access import Action, caller_of
 from api.http.owner_proxy import FORWARDED
 from api.http.paths import TOPIC_PATH, Topic
-from api.http.problems import Problem, refusals
-from api.http.routes import Routes
+from api.http.problems import RestException, refusals
+from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.errors import InvalidInput, OffsetOutOfRange, SegmentNotLocal
 from storage.ledger import rows
-from storage.ledger.seek import Reset, StartPosition
+from storage.ledger.seek import OffsetReset, StartPosition
 from storage.model import Message, TopicName
+from storage.reading.continuation_token import ContinuationToken
 from storage.reading.limits import ReadLimits
 from storage.reading.page_reader import MessagesPage, PageReader, RowsPage
 from storage.reading.positions import check_begins, parse_start
-from storage.reading.reader_state import ReaderState
 from storage.reading.snapshot_reader import messages
 from storage.topic import Topic as OpenTopic
 
@@ -85,18 +85,20 @@ async def read_messages(
     wait_ms: Annotated[
         int, Query(alias="waitMs", ge=0, le=MOST_WAIT_MS, description="How long to wait for a first message.")
     ] = 0,
-    reset: Annotated[Reset, Query(description="Where a raw read begins if its start was trimmed.")] = Reset.EARLIEST,
+    reset: Annotated[
+        OffsetReset, Query(description="Where a raw read begins if its start was trimmed.")
+    ] = OffsetReset.EARLIEST,
     stream: Annotated[bool, Query(description="All up to the end of now, in one answer.")] = False,
     key_encoding: KeyEncoding = TextEncoding.UTF8,
     value_encoding: ValueEncoding = TextEncoding.UTF8,
     accept: Annotated[str, Header(include_in_schema=False)] = "*/*",
 ) -> Response:
     """Messages of a topic, raw or compacted, from a place on."""
-    state = ReaderState.from_token(start, parse_start)
+    state = ContinuationToken.from_token(start, parse_start)
     if state.compacted is not None and not read_compacted:
-        raise Problem(400, f"the start {start} is one of a read with readCompacted=true: ask with it")
+        raise RestException(400, f"the start {start} is one of a read with readCompacted=true: ask with it")
     if stream and (state.compacted is not None or state.delivered >= 0):
-        raise Problem(400, f"the start {start} is one of a page: ask for pages, or stream from an offset")
+        raise RestException(400, f"the start {start} is one of a page: ask for pages, or stream from an offset")
     kind = _kind_of(accept)
     waiting = parts.pools[WaitsFor.STORE]
     source = await parts.pools[WaitsFor.DATABASE].run(_opened, parts, topic, state)
@@ -135,10 +137,10 @@ async def read_messages(
     return Response(content, media_type=kind, headers={NEXT: page.next.to_token()})
 
 
-def _opened(parts: Service, name: TopicName, state: ReaderState) -> OpenTopic:
+def _opened(parts: Service, name: TopicName, state: ContinuationToken) -> OpenTopic:
     """The topic, if this service can read it from there. Raises Problem, NotTheOwner, OffsetOutOfRange."""
     if parts.environment.metadata.partitions.find(name) is not None:
-        raise Problem(405, f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on")
+        raise RestException(405, f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on")
     parts.forwarding.for_reading(resolve.topic(parts, name), state.start)
     source = open_topic(parts.environment, name)
     if state.compacted is not None:
@@ -146,7 +148,7 @@ def _opened(parts: Service, name: TopicName, state: ReaderState) -> OpenTopic:
     return source
 
 
-def _check_ledger(parts: Service, source: OpenTopic, state: ReaderState) -> None:
+def _check_ledger(parts: Service, source: OpenTopic, state: ContinuationToken) -> None:
     """Raises OffsetOutOfRange for a state in a compacted ledger that the topic never had."""
     ledger_id = None if state.compacted is None else state.compacted.ledger_id
     if ledger_id is not None and not parts.environment.metadata.runs.has_published(source.record.id, ledger_id):
@@ -164,7 +166,7 @@ def _kind_of(accept: str) -> str:
             return ARROW
         if item in ("*/*", "application/*", JSON_LINES, "application/json", "application/jsonl", "text/*", ""):
             return JSON_LINES
-    raise Problem(406, f"messages come as {JSON_LINES} or {ARROW}")
+    raise RestException(406, f"messages come as {JSON_LINES} or {ARROW}")
 
 
 def _page(reader: PageReader, kind: str, limits: ReadLimits) -> tuple[RowsPage | MessagesPage, bool]:
@@ -184,7 +186,7 @@ def _all(
     source: OpenTopic,
     start: StartPosition,
     read_compacted: bool,
-    reset: Reset,
+    reset: OffsetReset,
     limits: ReadLimits,
     kind: str,
     key: TextEncoding,
@@ -197,7 +199,7 @@ def _all(
 
 def _lines(found: Iterable[Message], key: TextEncoding, value: TextEncoding) -> Iterator[bytes]:
     buffer = io.BytesIO()
-    lines = JsonLines(buffer, key, value)
+    lines = JsonLinesWriter(buffer, key, value)
     for count, message in enumerate(found, 1):
         try:
             lines.write(message)

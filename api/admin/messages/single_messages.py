@@ -1,4 +1,4 @@
-"""Single messages of a topic: the last, one by time, by id, by its place, the newest of a key; and an end to all.
+"""Single messages of a topic: the last, one by time, by id, by its place, the newest of a key.
 
 A point read (T4) uses the key indexes of the compacted ledger and of what was appended since: a few small reads.
 """
@@ -16,23 +16,30 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from api.admin import resolve
-from api.admin.messages.entries import ENTRY, MOST_ENTRIES, NOT_FOUND, entries, entry_of, entry_response, refuse_far
+from api.admin.messages.entry_response import (
+    ENTRY,
+    MOST_ENTRIES,
+    NOT_FOUND,
+    entries,
+    entry_of,
+    entry_response,
+    refuse_far,
+)
 from api.admin.models import INT, LONG, PulsarAnswer
 from api.components import open_topic
-from api.formats.jsonl import JsonLines
+from api.formats.jsonl import JsonLinesWriter
 from api.formats.text_encoding import TextEncoding, to_bytes
 from api.http.access import Action
 from api.http.paths import TOPIC_PATH, Topic, decoded
-from api.http.problems import Problem
+from api.http.problems import RestException
 from api.http.query_parameters import AUTHORITATIVE
-from api.http.routes import Routes
+from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.messaging.key_routing import partition_of
 from api.service import Parts, Service
-from compactor.maintenance.truncation import Truncation
 from storage.errors import InvalidInput
 from storage.ledger import rows
-from storage.ledger.seek import AtOffset, AtTime
+from storage.ledger.seek import AtTime, StartOffset
 from storage.metadata.records import TopicRecord
 from storage.model import Message, MessageId, TopicName
 from storage.reading.positions import first_at
@@ -136,14 +143,14 @@ def examine_message(
         refuse_far(message_position)
     opened = _opened(parts, topic)
     if initial_position == "earliest":
-        found = next(islice(entries(opened, AtOffset(0)), message_position - 1, None), None)
+        found = next(islice(entries(opened, StartOffset(0)), message_position - 1, None), None)
         if found is None:
-            raise Problem(404, NOT_FOUND)
+            raise RestException(404, NOT_FOUND)
         return entry_response(found)
     reader = opened.snapshot_reader()
     place = opened.locate(max(reader.end - message_position, reader.first_offset))
     if place is None:
-        raise Problem(404, NOT_FOUND)
+        raise RestException(404, NOT_FOUND)
     return entry_of(opened, place.message_id.ledger_id, place.message_id.entry_id)
 
 
@@ -191,17 +198,6 @@ def get_empty_key(
     return _of_key(parts, response, topic, key, key_encoding, value_encoding, sealed_only)
 
 
-@router.delete(TOPIC_PATH + "/truncate", Action.ADMIN, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.WORK)
-def truncate_topic(parts: Parts, topic: Topic) -> None:
-    """Clear a topic, or all partitions of one or none, raw and compacted; offsets continue.
-
-    What cursors and compaction have not read is lost to them.
-    """
-    records = resolve.local_topics(parts, topic)
-    truncation = Truncation(parts.patient)
-    truncation.truncate_all(records)
-
-
 def _of_key(
     parts: Service,
     response: Response,
@@ -214,17 +210,17 @@ def _of_key(
     try:
         wanted = to_bytes(key, encoding)
     except ValueError as error:
-        raise Problem(400, f"the key is not of the given encoding: {error}") from error
+        raise RestException(400, f"the key is not of the given encoding: {error}") from error
     records = resolve.topics(parts, topic) if sealed_only else resolve.local_topics(parts, topic)
     of_partitions = _newest(parts, records, wanted, sealed_only)
     found = [(_age(parts, record, message), message) for record, message in of_partitions]
     age, newest = max(found, key=lambda item: item[0], default=(None, None))
     headers = {} if age is None else {AGE: ":".join(map(str, age))}
     if newest is None or newest.is_tombstone:
-        raise Problem(404, f"the key {key[:100]!r} of {topic} has no value", headers)
+        raise RestException(404, f"the key {key[:100]!r} of {topic} has no value", headers)
     buffer = io.BytesIO()
     try:
-        JsonLines(buffer, encoding, value).write(newest)
+        JsonLinesWriter(buffer, encoding, value).write(newest)
     except InvalidInput as error:
         raise InvalidInput(error.message, "ask with keyEncoding=base64 or valueEncoding=base64") from error
     response.headers.update(headers)

@@ -17,8 +17,8 @@ from pydantic import Field
 from api.admin.models import INT, LONG, PulsarAnswer, PulsarBody
 from api.admin.policies.scopes import NAMESPACE, TOPIC, PolicyScope, ScopeKind
 from api.http.access import ANY_USE, Action
-from api.http.problems import Problem
-from api.http.routes import Routes
+from api.http.problems import RestException
+from api.http.router import Routes
 from api.service import Parts
 from storage.options import policies
 from storage.options.policies import HOLD, TopicPolicies
@@ -63,7 +63,7 @@ class BacklogQuota(PulsarBody):
         else:
             name, found = "limitSize", self.limit if self.limit_size is None else self.limit_size
         if found is None:
-            raise Problem(412, f"a backlog quota of the type {kind} needs {name}")
+            raise RestException(412, f"a backlog quota of the type {kind} needs {name}")
         return found
 
 

@@ -16,8 +16,8 @@ from api.admin.policies.scopes import BROKER_KIND, NAMESPACE, TOPIC, PolicyScope
 from api.http import json_bounds
 from api.http.access import ANY_USE, Action
 from api.http.paths import decoded
-from api.http.problems import Problem
-from api.http.routes import Routes
+from api.http.problems import RestException
+from api.http.router import Routes
 from api.reports import policies_document, settings_document
 from api.service import Parts, Service
 from storage.options import policies
@@ -36,7 +36,7 @@ class UnreadableValue(BaseModel):
     reason: str
 
 
-class Policy(BaseModel):
+class PolicyValue(BaseModel):
     """A value, and where it comes from: topic, namespace, broker, file or default. `unreadable`: that value would count
     if it could be read, and this one does instead."""
 
@@ -45,7 +45,7 @@ class Policy(BaseModel):
     unreadable: UnreadableValue | None = None
 
 
-Policies = dict[str, Policy]
+Policies = dict[str, PolicyValue]
 Applied = Annotated[bool, Query(description="What holds in the end; false: only what is set in this scope.")]
 Name = Annotated[str, Path(description=_NAME)]
 Values = Annotated[dict[str, Any], Body(description="Values by name.")]
@@ -74,11 +74,11 @@ def _offer(kind: ScopeKind, reads: Sequence[Action], changes: Action) -> None:
         return _policies(parts, scope, applied)
 
     @router.get(one_of, *reads, refuses=(404,), operation_id=f"get{label}Policy", response_model_exclude_unset=True)
-    def get_policy(parts: Parts, name: Name, scope: PolicyScope = kind.of, applied: Applied = True) -> Policy:
+    def get_policy(parts: Parts, name: Name, scope: PolicyScope = kind.of, applied: Applied = True) -> PolicyValue:
         """One policy of the scope. 404 if `applied` is false and the scope does not set it."""
         found, known = _policies(parts, scope, applied), policies.policy(decoded(name)).name
         if known not in found:
-            raise Problem(404, f"{known} is not set in this scope")
+            raise RestException(404, f"{known} is not set in this scope")
         return found[known]
 
     @router.put(all_of, changes, operation_id=f"set{label}Policies")
@@ -113,4 +113,4 @@ def _policies(parts: Service, scope: PolicyScope, applied: bool) -> Policies:
         document = policies_document(scope.resolved(parts))
     else:
         document = settings_document(scope.settings(parts), scope.origin)
-    return {name: Policy.model_validate(value) for name, value in document.items()}
+    return {name: PolicyValue.model_validate(value) for name, value in document.items()}

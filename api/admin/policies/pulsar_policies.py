@@ -21,12 +21,12 @@ from pydantic import Field
 from api.admin.models import INT, LONG, UNREADABLE, PulsarBody, long_body, number_schema, unset
 from api.admin.policies.scopes import NAMESPACE, TOPIC, PolicyScope, ScopeKind
 from api.http.access import ANY_USE, Action
-from api.http.problems import Problem
-from api.http.routes import Routes
+from api.http.problems import RestException
+from api.http.router import Routes
 from api.service import Parts
 from compactor.maintenance.retention_plan import DELETE
 from storage.options.policies import POLICIES
-from storage.options.resolution import Origin, Resolved
+from storage.options.resolution import Origin, PolicyResolution
 
 thresholds, ttls, retentions = Routes("compaction"), Routes("backlog"), Routes("retention")
 message_thresholds = Routes("policies", known_query=True)
@@ -58,7 +58,7 @@ class PulsarPolicy:
 
     names: tuple[str, ...]
     set_in: Callable[[Values], Any]
-    applied: Callable[[Resolved], Any]
+    applied: Callable[[PolicyResolution], Any]
     values: Callable[[Any], Values]
     answer: dict[str, Any]
     read: Any
@@ -84,7 +84,7 @@ def _in_range(name: str, most: int, problem: str) -> Callable[[int], Values]:
 
     def values(number: int) -> Values:
         if not 0 <= number <= most:
-            raise Problem(412, problem)
+            raise RestException(412, problem)
         return {name: number}
 
     return values
@@ -103,7 +103,7 @@ def _number(name: str, values: Callable[[int], Values], unit: str, meaning: str,
     )
 
 
-class Retention(PulsarBody):
+class RetentionPolicies(PulsarBody):
     """For how long, and up to which size, messages are retained."""
 
     retention_time_in_minutes: int = Field(0, le=INT, ge=-INT - 1)
@@ -115,7 +115,7 @@ async def ttl_query(seconds: Annotated[int, Query(alias="messageTTL", descriptio
     return seconds
 
 
-async def retention_body(retention: Annotated[Retention, Body()]) -> Retention:
+async def retention_body(retention: Annotated[RetentionPolicies, Body()]) -> RetentionPolicies:
     """A route's dependency: its body is a retention."""
     return retention
 
@@ -134,7 +134,7 @@ def set_retention(settings: Mapping[str, object]) -> dict[str, int] | None:
     return _retention(-1 if time is None else max(time, -1), -1 if size is None else size)
 
 
-def applied_retention(resolved: Resolved) -> dict[str, int]:
+def applied_retention(resolved: PolicyResolution) -> dict[str, int]:
     """The retention that holds for a topic."""
     policies, origins = resolved.policies, resolved.origins
     if DELETE not in policies.cleanup_policy and {origins[name] for name in RETENTION_NAMES} == {Origin.DEFAULT}:
@@ -143,14 +143,14 @@ def applied_retention(resolved: Resolved) -> dict[str, int]:
     return _retention(-1 if time is None else time // 60_000, policies.retention_bytes)
 
 
-def retention_values(retention: Retention) -> dict[str, object]:
+def retention_values(retention: RetentionPolicies) -> dict[str, object]:
     """The policies to set. Raises Problem (412) for a retention that a broker refuses."""
     time, size = retention.retention_time_in_minutes, retention.retention_size_in_mb
     for what, value in (("size", size), ("time", time)):
         if value < -1:
-            raise Problem(412, f"Invalid retention policy: {what} limit must be >= -1")
+            raise RestException(412, f"Invalid retention policy: {what} limit must be >= -1")
     if (time == 0) != (size == 0):
-        raise Problem(412, _ZERO)
+        raise RestException(412, _ZERO)
     return {_MINUTES: time, _BYTES: size * _MIB if size > 0 else size}
 
 
@@ -182,7 +182,7 @@ _RETENTION = PulsarPolicy(
     set_retention,
     applied_retention,
     retention_values,
-    {"model": Retention, "description": "Empty where it is not set."},
+    {"model": RetentionPolicies, "description": "Empty where it is not set."},
     Depends(retention_body),
 )
 

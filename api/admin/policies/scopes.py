@@ -17,7 +17,7 @@ from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic
 from api.service import Service
 from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.model import TopicName
-from storage.options.resolution import Origin, Resolved
+from storage.options.resolution import Origin, PolicyResolution
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PolicyScope:
         resolve.namespace(service, self.namespace)
         return [namespace_scope(self.namespace)]
 
-    def resolved(self, service: Service) -> Resolved:
+    def resolved(self, service: Service) -> PolicyResolution:
         """The policies that hold in it, wherever they are set: for a topic, or for one that sets nothing. Raises
         Problem: 404, 412."""
         store = service.environment.metadata.policies

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from fastapi import Body, Path, Request
 
 from api.admin import resolve
-from api.admin.messages.entries import MOST_ENTRIES, entries
+from api.admin.messages.entry_response import MOST_ENTRIES, entries
 from api.admin.models import PulsarAnswer
 from api.admin.subscriptions.cursor_positions import (
     ONE,
@@ -28,14 +28,14 @@ from api.admin.tenancy.bundles import bundle_of, check_bundle
 from api.http.access import Action
 from api.http.owner_proxy import NotTheOwner
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded, segment
-from api.http.problems import Problem
-from api.http.routes import Routes
+from api.http.problems import RestException
+from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from compactor.maintenance.backlog_limits import bytes_behind, extents
 from storage.cursor import Cursor
 from storage.errors import NotFound
-from storage.ledger.seek import AtOffset
+from storage.ledger.seek import StartOffset
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import EARLIEST, MessageId
 from storage.reading.positions import first_at
@@ -92,7 +92,7 @@ def analyze_subscription_backlog(
     with subscription_of(record, name):
         mark = parts.environment.metadata.cursors.get(record.id, name).mark_delete
     source = opened(parts, record)
-    start: AtOffset | MessageId = next_of(mark) if place is None else place.message_id
+    start: StartOffset | MessageId = next_of(mark) if place is None else place.message_id
     cursor = None
     if name != COMPACTION_CURSOR:
         end = source.snapshot_reader().end
@@ -173,7 +173,7 @@ async def _clear(
                 target = "/".join(("/admin/v2/persistent", *map(segment, where)))
                 answer = await parts.forwarding.send(request, other.service, "POST", target, b"")
                 if answer.status_code not in (204, 404):
-                    raise Problem(answer.status_code, f"{record.name}: {answer.text[:500]}") from other
+                    raise RestException(answer.status_code, f"{record.name}: {answer.text[:500]}") from other
 
 
 def _clear_here(parts: Service, record: TopicRecord, name: str) -> None:
@@ -213,5 +213,7 @@ def _no_compaction(subscription: str) -> str:
     """The name of a subscription in a path. Raises Problem (412) for `__compaction`: it is a topic's horizon (A4)."""
     name = decoded(subscription)
     if name == COMPACTION_CURSOR:
-        raise Problem(412, f"{COMPACTION_CURSOR} is the compaction horizon of each topic: delete it topic by topic")
+        raise RestException(
+            412, f"{COMPACTION_CURSOR} is the compaction horizon of each topic: delete it topic by topic"
+        )
     return name

@@ -18,14 +18,14 @@ from api.admin.models import INT, LONG, PulsarBody, TextByName
 from api.components import open_topic
 from api.http.access import Action, require_here
 from api.http.paths import TOPIC_PATH, decoded
-from api.http.problems import Problem, reported_as
+from api.http.problems import RestException, reported_as
 from api.http.thread_pools import WaitsFor, pools_of
 from api.service import Service
 from storage.cursor import Cursor
 from storage.errors import NotFound
-from storage.ledger.seek import AtOffset, AtTime
+from storage.ledger.seek import AtTime, StartOffset
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
-from storage.model import EARLIEST, LATEST, MessageId, Position, TopicName
+from storage.model import EARLIEST, LATEST, LogPosition, MessageId, TopicName
 from storage.reading.positions import first_at, mark_delete_before
 from storage.topic import Topic as OpenTopic
 
@@ -98,7 +98,7 @@ class OwnedCursor:
         if kind is None:
             self.cursor.close()
 
-    def acknowledge_to(self, position: Position | None) -> None:
+    def acknowledge_to(self, position: LogPosition | None) -> None:
         """All up to a message, whose id need not exist any more."""
         if position is not None:
             self.cursor.acknowledge_cumulative(position)
@@ -125,19 +125,19 @@ def each(
         except NotFound:
             missing += 1
     if missing == len(records):
-        raise Problem(404, f"Subscription {name} not found for topic {records[0].name}")
+        raise RestException(404, f"Subscription {name} not found for topic {records[0].name}")
 
 
 def opened(parts: Service, record: TopicRecord) -> OpenTopic:
     return open_topic(parts.environment, record.name)
 
 
-def next_of(mark: Position | None) -> AtOffset:
+def next_of(mark: LogPosition | None) -> StartOffset:
     """Where a cursor continues that has this mark-delete position."""
-    return AtOffset(mark.offset + 1 if mark else 0)
+    return StartOffset(mark.offset + 1 if mark else 0)
 
 
-def before_time(topic: OpenTopic, timestamp: int) -> Position | None:
+def before_time(topic: OpenTopic, timestamp: int) -> LogPosition | None:
     """The message before the first one that was published then or later."""
     last = topic.snapshot_reader().last_position()  # before the search: what is appended during it is no older message
     first = first_at(topic, AtTime(timestamp))
@@ -146,7 +146,7 @@ def before_time(topic: OpenTopic, timestamp: int) -> Position | None:
     return mark_delete_before(topic, first.offset)
 
 
-def position_of(topic: OpenTopic, place: ResetCursorData | MessageId) -> Position | None:
+def position_of(topic: OpenTopic, place: ResetCursorData | MessageId) -> LogPosition | None:
     """The mark-delete position of a place."""
     if isinstance(place, MessageId):
         return mark_delete_before(topic, place)
@@ -164,7 +164,7 @@ def place_of(body: ResetCursorData | str | None) -> ResetCursorData | MessageId:
         return body
     named = {"earliest": EARLIEST, "latest": LATEST}.get(body)
     if named is None:
-        raise Problem(400, f"{body[:40]!r} is no place: give a message id, earliest or latest")
+        raise RestException(400, f"{body[:40]!r} is no place: give a message id, earliest or latest")
     return named
 
 
@@ -179,7 +179,7 @@ async def changes_it(request: Request, subscription: Subscription, force: bool =
 def refuse_compaction(name: str) -> None:
     """A4."""
     if name == COMPACTION_CURSOR:
-        raise Problem(
+        raise RestException(
             412,
             f"the cursor {COMPACTION_CURSOR} cannot be reset or skipped: it is the compaction horizon; compact the "
             "topic to move it on, or delete the cursor to give up the compacted ledger",

@@ -13,7 +13,7 @@ from fastapi import Body, Depends, Path, Query
 from starlette.responses import Response
 
 from api.admin import resolve
-from api.admin.messages.entries import ENTRY, MOST_ENTRIES, NOT_FOUND, entries, entry_response, refuse_far
+from api.admin.messages.entry_response import ENTRY, MOST_ENTRIES, NOT_FOUND, entries, entry_response, refuse_far
 from api.admin.models import LONG, TextByName
 from api.admin.subscriptions.cursor_positions import (
     ONE,
@@ -33,9 +33,9 @@ from api.admin.subscriptions.cursor_positions import (
 )
 from api.http.access import Action
 from api.http.paths import TOPIC_PATH, Topic, decoded
-from api.http.problems import Problem
+from api.http.problems import RestException
 from api.http.query_parameters import AUTHORITATIVE
-from api.http.routes import Routes
+from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.errors import Conflict
@@ -65,10 +65,12 @@ def create_subscription(
     records = resolve.local_topics(parts, topic)
     first = asked.message_id if isinstance(asked, ResetCursorData) else asked
     if records and all(is_behind_end(opened(parts, record), first) for record in records):
-        raise Problem(412, f"Unable to find position for position specified: {first} is behind the end of {topic}")
+        raise RestException(
+            412, f"Unable to find position for position specified: {first} is behind the end of {topic}"
+        )
     found = [_created(parts, record, name, asked) for record in records]
     if found and not any(found):
-        raise Problem(409, EXISTS)
+        raise RestException(409, EXISTS)
 
 
 @router.delete(ONE, Action.CONSUME, Depends(changes_it), AUTHORITATIVE, refuses=(409,))
@@ -132,7 +134,7 @@ def peek_nth_message(
             rows = (item for item in found if not all(cursor.is_acknowledged(row["offset"]) for row in item))
     entry = next(islice(rows, position - 1, None), None)
     if entry is None:
-        raise Problem(404, NOT_FOUND)
+        raise RestException(404, NOT_FOUND)
     return entry_response(entry)
 
 

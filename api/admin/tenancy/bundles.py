@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from api.http.paths import decoded
-from api.http.problems import Problem
+from api.http.problems import RestException
 from storage.model import TopicName
 
 _BOUNDARIES = ("0x00000000", "0x40000000", "0x80000000", "0xc0000000", "0xffffffff")
@@ -33,5 +33,5 @@ def check_bundle(bundle: str) -> str:
     """The name of a bundle in a path. Raises Problem (412) for one that no namespace has."""
     name = decoded(bundle)
     if name not in RANGES:
-        raise Problem(412, f"Invalid bundle range: {name}: a namespace has {', '.join(RANGES)}")
+        raise RestException(412, f"Invalid bundle range: {name}: a namespace has {', '.join(RANGES)}")
     return name

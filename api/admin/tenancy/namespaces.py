@@ -15,7 +15,7 @@ from api.admin.policies.namespace_policies import FIELDS, policies_document
 from api.admin.policies.pulsar_policies import (
     THRESHOLD,
     TTL,
-    Retention,
+    RetentionPolicies,
     namespace_threshold_values,
     retention_values,
     set_retention,
@@ -25,8 +25,8 @@ from api.admin.tenancy.bundles import BUNDLES, check_bundle
 from api.admin.tenancy.tenants import Tenant
 from api.http.access import ANY_USE, Action
 from api.http.paths import NAMESPACE_PATH, Namespace
-from api.http.problems import Problem, reported_as, shown_errors
-from api.http.routes import Routes
+from api.http.problems import RestException, reported_as, shown_errors
+from api.http.router import Routes
 from api.service import Parts
 from storage.metadata.policy_store import namespace_scope
 
@@ -42,7 +42,7 @@ class _InitialPolicies(PulsarBody):
     model_config = ConfigDict(alias_generator=None)
 
     replication_clusters: list[str] = Field(default_factory=list)
-    retention_policies: Retention | None = None
+    retention_policies: RetentionPolicies | None = None
     compaction_threshold: int | None = Field(None, le=LONG)
     message_ttl_in_seconds: int | None = None
     backlog_quota_map: dict[QuotaKind, BacklogQuota] = Field(default_factory=dict)
@@ -86,11 +86,11 @@ def create_namespace(
     given = {name: value for name, value in (policies or {}).items() if value is not None}
     unknown = sorted(given.keys() - FIELDS)
     if unknown:
-        raise Problem(400, f"{unknown[0]!r} is no policy of a namespace: leave it out")
+        raise RestException(400, f"{unknown[0]!r} is no policy of a namespace: leave it out")
     initial = _initial_policies(given)
     cluster = parts.settings.cluster_name
     if set(initial.replication_clusters) - {cluster}:
-        raise Problem(412, f"Invalid cluster id: there is one cluster, {cluster}")
+        raise RestException(412, f"Invalid cluster id: there is one cluster, {cluster}")
     with reported_as("Tenant does not exist", "Namespace already exists"):
         parts.environment.metadata.tenancy.create_namespace(namespace, _values(initial))
 
@@ -99,7 +99,7 @@ def create_namespace(
 def delete_namespace(parts: Parts, namespace: Namespace, force: bool = False) -> None:
     """Delete a namespace without topics. `force` is refused, as by a broker whose settings do not allow it."""
     if force:
-        raise Problem(405, "Broker doesn't allow forced deletion of namespaces")
+        raise RestException(405, "Broker doesn't allow forced deletion of namespaces")
     with reported_as(NO_NAMESPACE, "Cannot delete non empty namespace"):
         parts.environment.metadata.tenancy.delete_namespace(namespace)
 
@@ -147,7 +147,7 @@ def _initial_policies(given: Mapping[str, Any]) -> _InitialPolicies:
             {name: given[name] for name in _InitialPolicies.model_fields if name in given}
         )
     except ValidationError as error:
-        raise Problem(400, f"the policies cannot be taken: {shown_errors(error)}") from error
+        raise RestException(400, f"the policies cannot be taken: {shown_errors(error)}") from error
 
 
 def _values(initial: _InitialPolicies) -> dict[str, object]:

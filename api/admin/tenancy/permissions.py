@@ -18,8 +18,8 @@ from api.admin.policies.namespace_policies import for_pulsar
 from api.admin.tenancy.tenants import NO_TENANT, Tenant
 from api.http.access import GRANTABLE, Action, topic_grants
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded
-from api.http.problems import Problem, reported_as
-from api.http.routes import Routes
+from api.http.problems import RestException, reported_as
+from api.http.router import Routes
 from api.service import Parts
 
 router = Routes("permissions")
@@ -78,7 +78,7 @@ def revoke_topic_permission(parts: Parts, topic: Topic, role: Role) -> None:
     """Take what was granted to a role for the topic; 412 if that was nothing."""
     with reported_as(f"Topic {topic} not found"):
         if not parts.environment.metadata.tenancy.revoke(str(topic), check_role(role)):
-            raise Problem(412, NOT_SET)
+            raise RestException(412, NOT_SET)
 
 
 @router.get("/tenants/{tenant}/permissions", Action.ADMIN, refuses=(404,))
@@ -108,7 +108,7 @@ def check_role(role: str) -> str:
     """As it is kept. 412 for what no token can name."""
     name = decoded(role)
     if not name.isprintable() or len(name.encode()) > MAX_ROLE_BYTES:
-        raise Problem(412, f"A role is text that can be printed, of {MAX_ROLE_BYTES} bytes at most")
+        raise RestException(412, f"A role is text that can be printed, of {MAX_ROLE_BYTES} bytes at most")
     return name
 
 
@@ -116,4 +116,4 @@ def check_actions(actions: Sequence[str]) -> None:
     """400 for a word that is no action."""
     unknown = sorted(set(actions) - set(GRANTABLE))
     if unknown:
-        raise Problem(400, f"{unknown[0]!r} is no action: there are {', '.join(GRANTABLE)}")
+        raise RestException(400, f"{unknown[0]!r} is no action: there are {', '.join(GRANTABLE)}")

@@ -11,8 +11,8 @@ from api.admin.models import PulsarAnswer, PulsarBody
 from api.admin.topics.lookup import service_urls
 from api.http.access import Action
 from api.http.paths import named
-from api.http.problems import Problem, reported_as
-from api.http.routes import Routes
+from api.http.problems import RestException, reported_as
+from api.http.router import Routes
 from api.service import Parts, Service
 from storage.errors import InvalidTopicName
 from storage.model import TopicName
@@ -28,7 +28,7 @@ async def tenant_name(request: Request) -> str:
     try:
         TopicName(name, "any", "any")
     except InvalidTopicName as error:
-        raise Problem(412, "Tenant name is not valid") from error
+        raise RestException(412, "Tenant name is not valid") from error
     return name
 
 
@@ -63,7 +63,7 @@ def list_clusters(parts: Parts) -> list[str]:
 def get_cluster(parts: Parts, request: Request, cluster: str) -> ClusterInfo:
     """Where the cluster is reached."""
     if cluster != parts.settings.cluster_name:
-        raise Problem(404, "Cluster does not exist")
+        raise RestException(404, "Cluster does not exist")
     http, binary = service_urls(parts, request)
     return ClusterInfo(service_url=http, broker_service_url=binary)
 
@@ -104,7 +104,7 @@ def update_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo, Body
 def delete_tenant(parts: Parts, tenant: Tenant, force: bool = False) -> None:
     """Delete a tenant that has no namespaces. `force` is refused: delete its namespaces first."""
     if force:
-        raise Problem(405, "Broker doesn't allow forced deletion of tenants")
+        raise RestException(405, "Broker doesn't allow forced deletion of tenants")
     with reported_as(NO_TENANT, "The tenant still has active namespaces"):
         parts.environment.metadata.tenancy.delete_tenant(tenant)
 
@@ -114,11 +114,11 @@ def _checked(parts: Service, info: TenantInfo | None) -> tuple[list[str], list[s
     roles = (info.admin_roles if info else None) or []
     clusters: list[Any] = (info.allowed_clusters if info else None) or []
     if any(not role or role != role.strip() for role in roles):
-        raise Problem(412, "AdminRoles contains whitespace in the beginning or end.")
+        raise RestException(412, "AdminRoles contains whitespace in the beginning or end.")
     if not all(role.isprintable() for role in roles):
-        raise Problem(412, "A role is text that can be printed: no token could name another")
+        raise RestException(412, "A role is text that can be printed: no token could name another")
     if not clusters:
-        raise Problem(412, "Clusters can not be empty")
+        raise RestException(412, "Clusters can not be empty")
     if set(clusters) != {parts.settings.cluster_name}:
-        raise Problem(412, "Clusters do not exist")
+        raise RestException(412, "Clusters do not exist")
     return sorted(set(roles)), [parts.settings.cluster_name]

@@ -16,10 +16,10 @@ from api.admin.topics.stats_models import (
     TopicInternalInfo,
     TopicInternalStats,
 )
-from api.admin.topics.topic_counts import EntryPosition, TopicCounts, topic_counts
+from api.admin.topics.stats_snapshot import EntryPosition, StatsSnapshot, topic_counts
 from api.http.access import ANY_USE
 from api.http.paths import TOPIC_PATH, Topic
-from api.http.routes import Routes
+from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, CursorRecord, PartitionedTopic
@@ -57,7 +57,7 @@ def get_internal_info(parts: Parts, topic: Topic) -> TopicInternalInfo:
     )
 
 
-def internal_stats(found: TopicCounts) -> TopicInternalStats:
+def internal_stats(found: StatsSnapshot) -> TopicInternalStats:
     """The model of one topic; its counts have lines."""
     stats, extents = found.stats, found.extents
     unrolled = next((extent for extent in extents if extent.open), None)
@@ -81,7 +81,7 @@ def internal_stats(found: TopicCounts) -> TopicInternalStats:
     )
 
 
-def internal_info(found: TopicCounts) -> TopicInternalInfo:
+def internal_info(found: StatsSnapshot) -> TopicInternalInfo:
     """The model of one topic; its counts have lines."""
     topic, extents = found.stats.topic, found.extents
     created = moment(topic.created_at)
@@ -111,7 +111,7 @@ def internal_info(found: TopicCounts) -> TopicInternalInfo:
     )
 
 
-def _cursor(found: TopicCounts, cursor: CursorStatsRecord) -> CursorStats:
+def _cursor(found: StatsSnapshot, cursor: CursorStatsRecord) -> CursorStats:
     mark = found.position(cursor)
     return CursorStats(
         mark_delete_position=str(mark),
@@ -130,6 +130,6 @@ def _numbers(record: CursorRecord) -> dict[str, int]:
     return {} if value is None else {COMPACTED_LEDGER_PROPERTY: int(value)}
 
 
-def _partitions(parts: Service, whole: PartitionedTopic) -> dict[str, TopicCounts]:
+def _partitions(parts: Service, whole: PartitionedTopic) -> dict[str, StatsSnapshot]:
     found = {str(name): topic_counts(parts, name, lines=True) for name in resolve.partition_names(whole)}
     return {name: counts for name, counts in found.items() if counts is not None}

@@ -1,6 +1,6 @@
-"""Persistent topics without partitions: created, listed, deleted, their properties, the writer's lease.
+"""Persistent topics without partitions: created, listed, deleted, truncated, their properties, the writer's lease.
 
-What is done to a partitioned topic as a whole is in `partitioned.py`; properties and unloading take both.
+What is done to a partitioned topic as a whole is in `partitioned.py`; properties, unloading and truncation take both.
 The lease of an owner that died on another machine can be released before its TTL is over. An owner that lives all the
 same is fenced.
 """
@@ -13,16 +13,17 @@ from fastapi import Body, Query
 from pydantic import BaseModel, Field
 
 from api.admin import resolve
-from api.admin.brokers.not_offered import check_no_shadow
+from api.admin.brokers.unsupported_features import check_no_shadow
 from api.admin.models import PulsarBody, TextByName
 from api.admin.tenancy.bundles import bundle_of, check_bundle
 from api.http.access import ANY_USE, Action
 from api.http.paths import TOPIC_PATH, Namespace, Topic
-from api.http.problems import Problem, reported_as
-from api.http.query_parameters import KNOWN_QUERY
-from api.http.routes import Routes
+from api.http.problems import RestException, reported_as
+from api.http.query_parameters import AUTHORITATIVE, KNOWN_QUERY
+from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
+from compactor.maintenance.truncation import Truncation
 from storage.errors import LeaseHeld, NotFound
 from storage.metadata.records import PartitionedTopic
 from storage.model import TopicName
@@ -71,7 +72,7 @@ def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> N
     metadata = parts.environment.metadata
     whole = _whole_of_partition(parts, topic)
     if metadata.partitions.find(topic) is not None:
-        raise Problem(409, EXISTS)
+        raise RestException(409, EXISTS)
     with reported_as(NO_NAMESPACE, EXISTS):
         metadata.tenancy.create_topic(topic, properties or {})
     if whole is not None:
@@ -87,15 +88,25 @@ def delete_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
     metadata = parts.environment.metadata
     if metadata.partitions.find(topic) is not None:
         advice = "instead of calling delete topic, please call delete-partitioned-topic."
-        raise Problem(409, f"{topic} is a partitioned topic, {advice}")
+        raise RestException(409, f"{topic} is a partitioned topic, {advice}")
     record = resolve.topic(parts, topic)
     parts.producers.close_topic(record.id)
     try:
         metadata.tenancy.delete_topic(record.id, force=force or written_by_a_service(parts, record.id))
     except LeaseHeld as error:
-        raise Problem(412, connected()) from error
+        raise RestException(412, connected()) from error
     except NotFound as error:
         raise resolve.not_found(parts, topic) from error
+
+
+@router.delete(TOPIC_PATH + "/truncate", Action.ADMIN, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.WORK)
+def truncate_topic(parts: Parts, topic: Topic) -> None:
+    """Clear a topic, or all partitions of one or none, raw and compacted; offsets continue.
+
+    What cursors and compaction have not read is lost to them.
+    """
+    records = resolve.local_topics(parts, topic)
+    Truncation(parts.patient).truncate_all(records)
 
 
 @router.get(TOPIC_PATH + "/properties", *ANY_USE)
@@ -181,11 +192,11 @@ def _whole_of_partition(parts: Service, topic: TopicName) -> PartitionedTopic | 
             f"Can't create topic {topic} with \"-partition-\" followed by numeric value if there isn't a partitioned "
             f"topic {whole} created."
         )
-        raise Problem(412, reason)
+        raise RestException(412, reason)
     if topic.partition >= found.partitions:
         reason = (
             f'Can\'t create topic {topic} with "-partition-" followed by a number smaller than number of partition of '
             f"partitioned topic {whole}"
         )
-        raise Problem(412, reason)
+        raise RestException(412, reason)
     return found

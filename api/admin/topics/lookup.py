@@ -15,7 +15,7 @@ from api.admin.models import PulsarAnswer
 from api.admin.tenancy.bundles import bundle_of
 from api.http.access import ANY_USE
 from api.http.paths import Topic
-from api.http.routes import Routes
+from api.http.router import Routes
 from api.service import Parts, Service
 from storage.errors import TopicNotFound
 from storage.model import TopicName

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from api.admin import resolve
 from api.http.access import ANY_USE, Action
 from api.http.paths import Namespace
-from api.http.problems import Problem
-from api.http.routes import Routes
+from api.http.problems import RestException
+from api.http.router import Routes
 from api.service import Parts
 
 router = Routes("topics")
@@ -35,7 +35,7 @@ def list_partitioned_non_persistent_topics(parts: Parts, namespace: Namespace) -
 
 def refuse(rest: str) -> Response:
     """Refused: 412, whatever is asked."""
-    raise Problem(412, ONLY_PERSISTENT)
+    raise RestException(412, ONLY_PERSISTENT)
 
 
 for _verb in ("GET", "PUT", "POST", "DELETE"):

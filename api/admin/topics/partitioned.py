@@ -8,12 +8,12 @@ from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 
 from api.admin import resolve
-from api.admin.models import UNREADABLE, EmptyBody, PulsarBody, int_number, parsed, read_body, unreadable
+from api.admin.models import UNREADABLE, MissingBody, PulsarBody, int_number, parsed, read_body, unreadable
 from api.admin.topics.lifecycle import EXISTS, NO_NAMESPACE, connected, written_by_a_service
 from api.http.access import ANY_USE, Action
 from api.http.paths import TOPIC_PATH, Namespace, Topic
-from api.http.problems import Problem, reported_as
-from api.http.routes import Routes
+from api.http.problems import RestException, reported_as
+from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.errors import Conflict, LeaseHeld, NotFound, TopicNotFound
@@ -79,7 +79,7 @@ def _wanted(body: bytes) -> _PartitionsBody:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 6:
         body = value.encode()
     if value is None:
-        raise EmptyBody
+        raise MissingBody
     return _PartitionsBody(partitions=int_number(body))
 
 
@@ -102,7 +102,7 @@ def create_partitioned_topic(parts: Parts, topic: Topic, wanted: Wanted) -> None
     """Make a partitioned topic with its partitions."""
     _check_number(wanted.partitions)
     if topic.partition >= 0:
-        raise Problem(412, "Partitioned Topic Name should not contain '-partition-'")
+        raise RestException(412, "Partitioned Topic Name should not contain '-partition-'")
     with reported_as(NO_NAMESPACE, EXISTS):
         parts.environment.metadata.partitions.create(topic, wanted.partitions, wanted.properties or {})
 
@@ -119,11 +119,11 @@ def update_partitioned_topic(
     before = _whole(parts, topic, f"Topic {topic} is not the partitioned topic.", 409)
     if wanted.partitions < before.partitions:
         current = f"can't be less than the current partitions {before.partitions}."
-        raise Problem(409, f"Desired partitions {wanted.partitions} {current}")
+        raise RestException(409, f"Desired partitions {wanted.partitions} {current}")
     try:
         after = parts.environment.metadata.partitions.update(topic, wanted.partitions)
     except Conflict as error:
-        raise Problem(409, " ".join(str(error).split())) from error
+        raise RestException(409, " ".join(str(error).split())) from error
     resolve.share_policies(parts, after)
 
 
@@ -157,36 +157,36 @@ def delete_partitioned_topic(parts: Parts, topic: Topic, force: bool = False) ->
     written = [item for item in each if metadata.leases.current(item.id) is not None]
     others = [item for item in written if not written_by_a_service(parts, item.id)]
     if others and not force:
-        raise Problem(412, connected(len(others)))
+        raise RestException(412, connected(len(others)))
     try:
         metadata.partitions.delete(topic, force=force or bool(written))
     except LeaseHeld as error:
-        raise Problem(412, connected()) from error
+        raise RestException(412, connected()) from error
     except NotFound as error:
-        raise Problem(404, f"Topic {topic} not found.") from error
+        raise RestException(404, f"Topic {topic} not found.") from error
 
 
-def _not_partitioned(parts: Service, topic: TopicName) -> Problem:
+def _not_partitioned(parts: Service, topic: TopicName) -> RestException:
     """Why it cannot be deleted as a partitioned topic."""
     try:
         parts.environment.metadata.topics.get(topic)
     except TopicNotFound:
-        return Problem(404, f"Topic {topic} not found.")
+        return RestException(404, f"Topic {topic} not found.")
     way = "Instead of calling delete-partitioned-topic please call delete."
-    return Problem(409, f"{topic} is a non-partitioned topic. {way}")
+    return RestException(409, f"{topic} is a non-partitioned topic. {way}")
 
 
 def _check_number(partitions: int) -> None:
     """406 in the words of a broker."""
     if partitions <= 0:
-        raise Problem(406, "Number of partitions should be more than 0")
+        raise RestException(406, "Number of partitions should be more than 0")
     if partitions > MAX_PARTITIONS:
-        raise Problem(406, f"Number of partitions should be less than or equal to {MAX_PARTITIONS}")
+        raise RestException(406, f"Number of partitions should be less than or equal to {MAX_PARTITIONS}")
 
 
 def _whole(parts: Service, topic: TopicName, reason: str, status: int) -> PartitionedTopic:
     whole = parts.environment.metadata.partitions.find(topic)
     if whole is None:
         resolve.topic(parts, topic)
-        raise Problem(status, reason)
+        raise RestException(status, reason)
     return whole

@@ -1,4 +1,4 @@
-"""Stats of topics and partitioned topics. They cost a few statements, whatever a topic holds (topic_counts.py)."""
+"""Stats of topics and partitioned topics. They cost a few statements, whatever a topic holds (stats_snapshot.py)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from api.admin.topics.stats_models import (
     SubscriptionStats,
     TopicStats,
 )
-from api.admin.topics.topic_counts import TopicCounts, compaction_stats, topic_counts
+from api.admin.topics.stats_snapshot import StatsSnapshot, compaction_stats, topic_counts
 from api.http.access import ANY_USE
 from api.http.paths import TOPIC_PATH, Topic
-from api.http.problems import Problem
-from api.http.routes import Routes
+from api.http.problems import RestException
+from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, PartitionedTopic
@@ -107,14 +107,14 @@ def get_backlog(parts: Parts, request: Request, topic: Topic) -> OfflineTopicSta
     )
 
 
-def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, precise: bool = False) -> TopicCounts:
+def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, precise: bool = False) -> StatsSnapshot:
     """404 in the words of a broker; for a partitioned topic it names the calls to use instead."""
     found = topic_counts(parts, topic, lines=lines, precise=precise)
     if found is None:
         problem = resolve.not_found(parts, topic)
         if parts.environment.metadata.partitions.find(topic) is not None:
             whole = "it is a partitioned topic, ask for partitioned-stats or partitioned-internalStats"
-            raise Problem(404, f"{problem.detail}: {whole}")
+            raise RestException(404, f"{problem.detail}: {whole}")
         raise problem
     return found
 
@@ -123,11 +123,13 @@ def partitioned(parts: Service, topic: TopicName) -> PartitionedTopic:
     """404 for one that is none."""
     whole = parts.environment.metadata.partitions.find(topic)
     if whole is None:
-        raise Problem(404, f"Partitioned Topic not found: {topic} has zero partitions")
+        raise RestException(404, f"Partitioned Topic not found: {topic} has zero partitions")
     return whole
 
 
-def topic_stats(found: TopicCounts, policies: TopicPolicies, owner: str, *, sizes: bool, earliest: bool) -> TopicStats:
+def topic_stats(
+    found: StatsSnapshot, policies: TopicPolicies, owner: str, *, sizes: bool, earliest: bool
+) -> TopicStats:
     """The stats of one topic."""
     stats = found.stats
     waiting = [cursor for cursor in stats.cursors if found.backlog(cursor)]
@@ -198,7 +200,7 @@ def _folded(fold: Callable[[Iterable[int]], int], each: Sequence[BaseModel], nam
     return {name: fold(getattr(item, name) for item in each) for name in names}
 
 
-def _subscription(found: TopicCounts, cursor: CursorStatsRecord, sizes: bool, earliest: bool) -> SubscriptionStats:
+def _subscription(found: StatsSnapshot, cursor: CursorStatsRecord, sizes: bool, earliest: bool) -> SubscriptionStats:
     backlog = found.backlog(cursor)
     text = {name: value for name, value in cursor.record.properties.items() if name != COMPACTED_LEDGER_PROPERTY}
     return SubscriptionStats(

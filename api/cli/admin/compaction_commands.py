@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from api.cli.admin.exit_codes import RUN_FAILED
-from api.cli.admin.following import follow_requests, newest_runs
-from api.cli.admin.requests import NAMESPACE, TOPIC, Command, Request, RequestOption, get
+from api.cli.admin.requests import NAMESPACE, TOPIC, Command, RequestCommand, RequestOption, get
+from api.cli.admin.run_watch import follow_requests, newest_runs
 from api.cli.admin.session import session, topic_path
 from api.cli.kit.names import TypedTopic
-from api.cli.kit.quantities import parse_bytes, parse_duration
+from api.cli.kit.quantity_parsers import parse_bytes, parse_duration
 from api.cli.kit.stderr import say
 from storage.errors import InvalidInput
 
@@ -129,12 +129,12 @@ def compaction_status(
 
 def _limits(
     path: str, scope: str, above: str, due: str, kept: str, set_threshold: str, applied: Mapping[str, RequestOption]
-) -> Mapping[str, Request | Command]:
+) -> Mapping[str, RequestCommand | Command]:
     """Threshold and retention of a scope. `above`: the scope that counts without them; `due`, `kept`: help texts;
     `set_threshold`: the method that Pulsar's API has for it."""
     threshold, retention, name = f"{path}/compactionThreshold", f"{path}/retention", f"{{{scope}}}"
     return {
-        "set-compaction-threshold": Request(
+        "set-compaction-threshold": RequestCommand(
             set_threshold,
             threshold,
             f"Set when {due}.",
@@ -142,13 +142,13 @@ def _limits(
             {"threshold": RequestOption(Threshold)},
         ),
         "get-compaction-threshold": get(threshold, f"Show when {due}, in bytes.", options=applied),
-        "remove-compaction-threshold": Request(
+        "remove-compaction-threshold": RequestCommand(
             "DELETE",
             threshold,
             f"Let the {above}'s threshold count for a {scope} again.",
             f"compaction threshold of {name} removed",
         ),
-        "set-retention": Request(
+        "set-retention": RequestCommand(
             "POST",
             retention,
             f"Set {kept}.",
@@ -159,7 +159,7 @@ def _limits(
             },
         ),
         "get-retention": get(retention, f"Show {kept}.", options=applied),
-        "remove-retention": Request(
+        "remove-retention": RequestCommand(
             "DELETE",
             retention,
             f"Let the {above}'s retention count for a {scope} again.",
@@ -168,7 +168,7 @@ def _limits(
     }
 
 
-OF_TOPICS: Mapping[str, Request | Command] = {
+OF_TOPICS: Mapping[str, RequestCommand | Command] = {
     "compact": compact,
     "compaction-status": compaction_status,
     **_limits(

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from api.cli.admin.following import follow, show_ended, watch_topic
-from api.cli.admin.requests import TOPIC, Command, Request, RequestOption, Run, get
+from api.cli.admin.requests import TOPIC, Command, RequestCommand, RequestOption, Run, get
+from api.cli.admin.run_watch import follow, show_ended, watch_topic
 from api.cli.admin.session import expand, session, topic_path
 from api.cli.kit.names import TOPIC_HELP, OnlyTopic, StateName
 from api.cli.kit.reports import show_run, show_runs
@@ -80,17 +80,17 @@ def scheduler(context: typer.Context) -> None:
             admin.show(answer[name], columns)
 
 
-def _control(verb: str, done: str, help_text: str) -> Request:
+def _control(verb: str, done: str, help_text: str) -> RequestCommand:
     """A command that changes what is wanted of a topic's compaction."""
     path, report = f"{TOPIC}/compaction/{verb}", f"compaction of {{topic}} {done}"
-    return Request("POST", path, help_text, report, columns=_CONTROL_COLUMNS)
+    return RequestCommand("POST", path, help_text, report, columns=_CONTROL_COLUMNS)
 
 
-COMMANDS: Mapping[str, Request | Command] = {
+COMMANDS: Mapping[str, RequestCommand | Command] = {
     "list": list_runs,
     "show": show_one_run,
     "watch": watch_run,
-    "cancel": Request(
+    "cancel": RequestCommand(
         "DELETE",
         _RUN,
         "Cancel a run that is under way: it can publish nothing any more.\n\n"

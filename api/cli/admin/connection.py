@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 
+from api.cli.admin.client_config import ClientConfig
 from api.cli.admin.exit_codes import KINDS
-from api.cli.admin.target import Target
 from storage.errors import CompactorError, InvalidInput, Misconfigured, Unavailable
 
 _LONGEST_REASON = 1000
@@ -24,14 +24,14 @@ _NOT_TLS = re.compile(r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|HTTP_REQUEST|U
 """OpenSSL's errors for an answer in plain HTTP."""
 
 
-class Unforeseen(CompactorError):
+class ServerSideError(CompactorError):
     """The service met an unexpected error."""
 
 
 class Connection:
     """Requests to one service. `transport`: for a test that has the application in its own process."""
 
-    def __init__(self, target: Target, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, target: ClientConfig, transport: httpx.BaseTransport | None = None) -> None:
         self._url = target.url
         headers = {"Authorization": f"Bearer {target.token}"} if target.token else {}
         self._client = httpx.Client(
@@ -145,7 +145,7 @@ class Connection:
             raise Misconfigured(f"{self._url!r} is not the URL of a service ({error})", "check --admin-url") from error
 
 
-def _trusted(target: Target) -> Any:
+def _trusted(target: ClientConfig) -> Any:
     """What httpx takes for `verify`: the system's authorities unless a file is given."""
     if target.ca_cert is None:
         return True
@@ -171,10 +171,10 @@ def _check(answer: httpx.Response) -> None:
             f"no compactor service answers at {_base(answer.request.url)}: {reason}{f' by {server}' if server else ''}",
             "check --admin-url",
         )
-    kind, remedy = KINDS.get(status, (InvalidInput, "correct the request") if status < 500 else (Unforeseen, ""))
-    if kind is Unforeseen:
+    kind, remedy = KINDS.get(status, (InvalidInput, "correct the request") if status < 500 else (ServerSideError, ""))
+    if kind is ServerSideError:
         remedy = "read the service's log, and report it"
-    advised = kind is not Unforeseen and ": " in stated and status != 401
+    advised = kind is not ServerSideError and ": " in stated and status != 401
     if advised:  # the reason ends with what to do
         reason, _, remedy = stated.rpartition(": ")
     wait = answer.headers.get("retry-after", "")

@@ -21,7 +21,7 @@ from api.cli.admin import (
     tenancy_commands as tenancy,
     topics_commands as topics,
 )
-from api.cli.admin.requests import Command, Request, add_commands
+from api.cli.admin.requests import Command, RequestCommand, add_commands
 from api.cli.admin.session import Session
 from api.cli.kit.names import Output, OutputName
 from api.cli.kit.program import group, program, run
@@ -37,7 +37,7 @@ _TOPICS = {
     **messages.OF_TOPICS,
     **maintenance.OF_TOPICS,
 }
-_GROUPS: Mapping[str, tuple[str, Mapping[str, Request | Command]]] = {
+_GROUPS: Mapping[str, tuple[str, Mapping[str, RequestCommand | Command]]] = {
     "tenants": ("Tenants.", tenancy.TENANTS),
     "namespaces": ("Namespaces of a tenant.", {**tenancy.NAMESPACES, **compaction.OF_NAMESPACES}),
     "topics": ("Topics: contents, subscriptions, compaction.", _TOPICS),

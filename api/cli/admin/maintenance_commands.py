@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.admin.requests import Command, Execute, Request
+from api.cli.admin.requests import Command, Execute, RequestCommand
 from api.cli.admin.session import session, topic_path
 from api.cli.kit.exit_codes import DATA_LOSS
 from api.cli.kit.names import TOPIC_HELP, TypedTopic
-from api.cli.kit.quantities import duration
+from api.cli.kit.quantity_parsers import duration
 from api.cli.kit.reports import TRIM_COLUMNS, put_lines, trim_lines, verify_lines
 from api.cli.kit.stderr import counted, say, size
 
@@ -129,4 +129,4 @@ def _garbage_row(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-OF_TOPICS: Mapping[str, Request | Command] = {"verify": verify, "trim": trim, "release-lease": release_lease}
+OF_TOPICS: Mapping[str, RequestCommand | Command] = {"verify": verify, "trim": trim, "release-lease": release_lease}

@@ -10,11 +10,11 @@ from typing import IO, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from api.cli.admin.requests import Command, Request
+from api.cli.admin.requests import Command, RequestCommand
 from api.cli.admin.session import session, topic_path
 from api.cli.kit import exit_codes
 from api.cli.kit.names import ResetName, TypedTopic
-from api.cli.kit.quantities import size_in_bytes
+from api.cli.kit.quantity_parsers import size_in_bytes
 from api.cli.kit.stderr import counted, number, say
 from api.cli.kit.terminal import data_stream, put
 from api.formats.text_encoding import TextEncoding
@@ -193,4 +193,4 @@ def _refused(refused: Sequence[tuple[int, Mapping[str, object]]]) -> NoReturn:
     raise typer.Exit(exit_codes.UNAVAILABLE if retry else exit_codes.INVALID_INPUT)
 
 
-OF_TOPICS: Mapping[str, Request | Command] = {"produce": produce, "read": read, "get-key": get_key}
+OF_TOPICS: Mapping[str, RequestCommand | Command] = {"produce": produce, "read": read, "get-key": get_key}

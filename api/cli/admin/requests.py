@@ -1,4 +1,4 @@
-"""Commands that are one request each: `Request` is a row of the tables that the `…_commands` modules hold.
+"""Commands that are one request each: `RequestCommand` is a row of the tables that the `…_commands` modules hold.
 
 The names in braces in a path are arguments and options of the command, as `PARAMETERS` has them; `options` are further
 ones, each for a parameter of the query or for the body. An answer to GET is shown; a change is reported on stderr.
@@ -61,7 +61,7 @@ PARAMETERS: Mapping[str, RequestOption] = {
 
 
 @dataclass(frozen=True)
-class Request:
+class RequestCommand:
     """A command. `done`: the report of a change, with the same names in braces; `query`: parameters that are fixed.
 
     `columns`: the answer to a change is shown, as a table of these. `text`: the answer is text without JSON's quotes.
@@ -126,12 +126,12 @@ class Request:
             admin.show(answer, self.columns)
 
 
-def get(path: str, help_text: str, **settings: Any) -> Request:
+def get(path: str, help_text: str, **settings: Any) -> RequestCommand:
     """A command that shows an answer."""
-    return Request("GET", path, help_text, **settings)
+    return RequestCommand("GET", path, help_text, **settings)
 
 
-def add_commands(group: typer.Typer, commands: Mapping[str, Request | Command]) -> None:
+def add_commands(group: typer.Typer, commands: Mapping[str, RequestCommand | Command]) -> None:
     """Give a group its commands."""
     for name, command in commands.items():
-        group.command(name)(command.command() if isinstance(command, Request) else command)
+        group.command(name)(command.command() if isinstance(command, RequestCommand) else command)

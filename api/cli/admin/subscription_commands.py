@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.admin.requests import TOPIC, Command, Count, Request, RequestOption, Subscription, get
+from api.cli.admin.requests import TOPIC, Command, Count, RequestCommand, RequestOption, Subscription, get
 from api.cli.admin.session import key_values, session, topic_path
 from api.cli.kit.names import TypedTopic
-from api.cli.kit.quantities import parse_duration
+from api.cli.kit.quantity_parsers import parse_duration
 from storage.errors import InvalidInput, NotFound
 from storage.model import MessageId
 
@@ -122,17 +122,17 @@ def _message(answer: httpx.Response) -> dict[str, Any]:
     return {**head, **value}
 
 
-_SKIP_ALL = Request(
+_SKIP_ALL = RequestCommand(
     "POST",
     f"{_SUBSCRIPTION}/skip_all",
     "Let a subscription skip all that is left.",
     "subscription {subscription} of {topic} is at the end",
 )
 
-COMMANDS: Mapping[str, Request | Command] = {
+COMMANDS: Mapping[str, RequestCommand | Command] = {
     "subscriptions": get(f"{TOPIC}/subscriptions", "List the subscriptions of a topic."),
     "create-subscription": create_subscription,
-    "unsubscribe": Request(
+    "unsubscribe": RequestCommand(
         "DELETE",
         _SUBSCRIPTION,
         "Delete a subscription.",
@@ -146,7 +146,7 @@ COMMANDS: Mapping[str, Request | Command] = {
         },
     ),
     "get-subscription-properties": get(f"{_SUBSCRIPTION}/properties", "Show the properties of a subscription."),
-    "update-subscription-properties": Request(
+    "update-subscription-properties": RequestCommand(
         "PUT",
         f"{_SUBSCRIPTION}/properties",
         "Replace the properties of a subscription by these.",
@@ -154,7 +154,7 @@ COMMANDS: Mapping[str, Request | Command] = {
         {"properties": RequestOption(Properties, None, parse=lambda given: key_values("--property", given or ()))},
     ),
     "reset-cursor": reset_cursor,
-    "skip": Request(
+    "skip": RequestCommand(
         "POST",
         f"{_SUBSCRIPTION}/skip/{{count}}",
         "Let a subscription skip its next messages.",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command, Request, RequestOption, Tenant, get
+from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command, RequestCommand, RequestOption, Tenant, get
 from api.cli.admin.session import expand, session, split_names
 
 _TENANTS = "/admin/v2/tenants"
@@ -51,7 +51,7 @@ def list_brokers(
     admin.show(admin.service.get(BROKERS if cluster is None else expand(f"{BROKERS}/{{cluster}}", cluster=cluster)))
 
 
-def _permissions(path: str, show: str, grant: str, revoke: str, where: str) -> Mapping[str, Request | Command]:
+def _permissions(path: str, show: str, grant: str, revoke: str, where: str) -> Mapping[str, RequestCommand | Command]:
     """Permissions of a scope; `show`, `grant`, `revoke`: the help texts."""
     actions = RequestOption(
         Annotated[
@@ -63,28 +63,30 @@ def _permissions(path: str, show: str, grant: str, revoke: str, where: str) -> M
     return {
         # `all`: also the actions that Pulsar's clients do not know, compact and admin among them.
         "permissions": get(f"{path}/permissions", show, query={"all": True}),
-        "grant-permission": Request(
+        "grant-permission": RequestCommand(
             "POST", of_role, grant, f"role {{role}} may {{actions}} {where}", {"actions": actions}
         ),
-        "revoke-permission": Request(
+        "revoke-permission": RequestCommand(
             "DELETE", of_role, revoke, f"role {{role}} has no permission of its own {where} any more"
         ),
     }
 
 
-TENANTS: Mapping[str, Request | Command] = {
+TENANTS: Mapping[str, RequestCommand | Command] = {
     "list": get(_TENANTS, "List the tenants."),
     "get": get(f"{_TENANTS}/{{tenant}}", "Show a tenant: who administers it, and in which clusters it is."),
     "create": create_tenant,
     "update": update_tenant,
-    "delete": Request(
+    "delete": RequestCommand(
         "DELETE", f"{_TENANTS}/{{tenant}}", "Delete a tenant without namespaces.", "tenant {tenant} deleted"
     ),
 }
-NAMESPACES: Mapping[str, Request | Command] = {
+NAMESPACES: Mapping[str, RequestCommand | Command] = {
     "list": get("/admin/v2/namespaces/{tenant}", "List the namespaces of a tenant."),
-    "create": Request("PUT", NAMESPACE, "Make a namespace.", "namespace {namespace} created"),
-    "delete": Request("DELETE", NAMESPACE, "Delete a namespace without topics.", "namespace {namespace} deleted"),
+    "create": RequestCommand("PUT", NAMESPACE, "Make a namespace.", "namespace {namespace} created"),
+    "delete": RequestCommand(
+        "DELETE", NAMESPACE, "Delete a namespace without topics.", "namespace {namespace} deleted"
+    ),
     "policies": get(NAMESPACE, "Show what is set for a namespace, as Pulsar names it."),
     "topics": get(f"{NAMESPACE}/topics", "List the topics of a namespace, partitions one by one."),
     **_permissions(
@@ -102,7 +104,7 @@ OF_TOPICS = _permissions(
     "Take from a role what it was permitted with a topic by itself.",
     "with {topic}",
 )
-BROKER_COMMANDS: Mapping[str, Request | Command] = {
+BROKER_COMMANDS: Mapping[str, RequestCommand | Command] = {
     "list": list_brokers,
     "leader-broker": get(f"{BROKERS}/leaderBroker", "Show the service process that schedules compactions."),
     "healthcheck": get(f"{BROKERS}/health", "Ask whether the service can serve.", text=True),
@@ -114,7 +116,7 @@ BROKER_COMMANDS: Mapping[str, Request | Command] = {
         f"{BROKERS}/configuration", "List the settings that could be changed while the service runs."
     ),
 }
-CLUSTERS: Mapping[str, Request | Command] = {
+CLUSTERS: Mapping[str, RequestCommand | Command] = {
     "list": get(_CLUSTERS, "List the clusters."),
     "get": get(f"{_CLUSTERS}/{{cluster}}", "Show the addresses of a cluster."),
 }

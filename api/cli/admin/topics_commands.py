@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from api.cli.admin.requests import TOPIC, Command, Request, RequestOption, get
+from api.cli.admin.requests import TOPIC, Command, RequestCommand, RequestOption, get
 from api.cli.admin.session import key_values, session, topic_path
 from api.cli.kit.names import TypedTopic
 from storage.errors import NotFound
@@ -83,12 +83,12 @@ def _show_numbers(
     admin.show(found)
 
 
-COMMANDS: Mapping[str, Request | Command] = {
+COMMANDS: Mapping[str, RequestCommand | Command] = {
     "list": get(_IN_NAMESPACE, "List the topics of a namespace, partitions one by one."),
     "list-partitioned-topics": get(f"{_IN_NAMESPACE}/partitioned", "List the partitioned topics of a namespace."),
     "create": create_topic,
     "create-partitioned-topic": create_partitioned_topic,
-    "update-partitioned-topic": Request(
+    "update-partitioned-topic": RequestCommand(
         "POST",
         f"{TOPIC}/partitions",
         "Give a partitioned topic more partitions.",
@@ -98,8 +98,10 @@ COMMANDS: Mapping[str, Request | Command] = {
     "get-partitioned-topic-metadata": get(
         f"{TOPIC}/partitions", "Show how many partitions a topic has; 0: it is not partitioned."
     ),
-    "delete": Request("DELETE", TOPIC, "Delete a topic, and all that it holds.", "topic {topic} deleted", _FORCE),
-    "delete-partitioned-topic": Request(
+    "delete": RequestCommand(
+        "DELETE", TOPIC, "Delete a topic, and all that it holds.", "topic {topic} deleted", _FORCE
+    ),
+    "delete-partitioned-topic": RequestCommand(
         "DELETE",
         f"{TOPIC}/partitions",
         "Delete a partitioned topic, and all that its partitions hold.",
@@ -107,7 +109,7 @@ COMMANDS: Mapping[str, Request | Command] = {
         _FORCE,
     ),
     "get-properties": get(f"{TOPIC}/properties", "Show the properties of a topic."),
-    "update-properties": Request(
+    "update-properties": RequestCommand(
         "PUT",
         f"{TOPIC}/properties",
         "Set properties of a topic; the others stay.",
@@ -122,7 +124,7 @@ COMMANDS: Mapping[str, Request | Command] = {
             )
         },
     ),
-    "remove-properties": Request(
+    "remove-properties": RequestCommand(
         "DELETE",
         f"{TOPIC}/properties",
         "Remove a property of a topic.",
@@ -151,13 +153,13 @@ COMMANDS: Mapping[str, Request | Command] = {
         f"{TOPIC}/partitioned-internalStats", "Show the ledgers and cursors of each partition of a topic."
     ),
     "lookup": get("/lookup/v2/topic/persistent/{topic}", "Show the service process that has a topic."),
-    "unload": Request(
+    "unload": RequestCommand(
         "PUT",
         f"{TOPIC}/unload",
         "Let the service release what it holds of a topic in memory; nothing is lost.",
         "topic {topic} unloaded",
     ),
-    "truncate": Request(
+    "truncate": RequestCommand(
         "DELETE",
         f"{TOPIC}/truncate",
         "Move all subscriptions of a topic to its end, and delete what is before.",

@@ -16,7 +16,7 @@ import typer
 
 from api.cli.kit import exit_codes
 from api.cli.kit.names import TOPIC_HELP
-from api.cli.kit.quantities import duration, size_in_bytes
+from api.cli.kit.quantity_parsers import duration, size_in_bytes
 from api.cli.kit.stderr import say
 from api.cli.local.spark_engine import progress_for, spark_engine
 from api.components import open_for_writing, open_topic

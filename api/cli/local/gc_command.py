@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from api.cli.kit.program import check_confirmation
-from api.cli.kit.quantities import parse_duration
+from api.cli.kit.quantity_parsers import parse_duration
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing
@@ -18,7 +18,7 @@ from storage.model import TopicName
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from compactor.maintenance.garbage import Collected, GarbageCollector
+    from compactor.maintenance.garbage import CollectionResult, GarbageCollector
     from storage.environment import Environment
     from storage.objects.interface import ObjectInfo
 
@@ -81,16 +81,16 @@ def _sweep(environment: Environment) -> None:
 
 def _of_topics(
     environment: Environment, collector: GarbageCollector, wanted: list[TopicName], dry_run: bool
-) -> Iterator[Collected]:
+) -> Iterator[CollectionResult]:
     for record in [environment.metadata.topics.get(name) for name in wanted]:
         yield collector.collect(record, dry_run)
 
 
-def _report(reports: Iterator[Collected], dry_run: bool) -> None:
+def _report(reports: Iterator[CollectionResult], dry_run: bool) -> None:
     """A line a topic that had anything, and the sum. Raises the first error, when all topics have had their turn."""
-    from compactor.maintenance.garbage import Totals
+    from compactor.maintenance.garbage import ObjectTotals
 
-    total, failed = Totals(), None
+    total, failed = ObjectTotals(), None
     for report in reports:
         failed = failed or report.error
         if report.error is not None:
@@ -105,7 +105,7 @@ def _report(reports: Iterator[Collected], dry_run: bool) -> None:
         raise failed
 
 
-def summary(report: Collected) -> str:
+def summary(report: CollectionResult) -> str:
     """The line of a topic; empty: nothing went, or would."""
     found = [
         f"{counted(one.count, kind.value.removesuffix('s'))} ({size(one.bytes)})"

@@ -162,13 +162,13 @@ def _find(environment: Environment, ledger_id: int) -> tuple[TopicRecord, Ledger
 
 
 def _lines_of(environment: Environment, topic: TopicRecord, found: LedgerRecord | SegmentRecord) -> Iterator[Line]:
-    from storage.log.segment import SegmentFiles
+    from storage.log.segment import SegmentPaths
     from storage.model import LedgerRecord
 
     if isinstance(found, LedgerRecord):
         return _ledger_lines(environment, topic, found)
     environment.log.check(topic.name, found)
-    file = SegmentFiles(environment.log.of_topic(topic.uid), found.first_offset).log
+    file = SegmentPaths(environment.log.of_topic(topic.uid), found.first_offset).log
     return _segment_lines(file, topic.name.partition)
 
 
@@ -224,12 +224,12 @@ def _ledger_lines(environment: Environment, topic: TopicRecord, ledger: LedgerRe
 
 def _messages(table: pa.Table, partition: int) -> Iterator[tuple[Message, str]]:
     """Each row as a message, with what its slot holds."""
-    from storage.ledger.rows import Slot
+    from storage.ledger.rows import RowType
     from storage.reading.snapshot_reader import row_messages
 
     slots = table.column("slot").to_pylist()
     for message, slot in zip(row_messages(iter(table.to_batches()), partition), slots, strict=True):
-        yield message, Slot(slot).name.lower()
+        yield message, RowType(slot).name.lower()
 
 
 class _Shown:

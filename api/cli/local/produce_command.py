@@ -24,7 +24,7 @@ _REMEDY = "correct it and produce from there on; the lines before it, if any, we
 
 
 CompressionName = Literal["none", "lz4", "zlib", "zstd", "snappy"]
-"""Compressions of entries; `storage.ledger.rows.Codec` has them."""
+"""Compressions of entries; `storage.ledger.rows.CompressionType` has them."""
 
 
 def produce_messages(
@@ -50,11 +50,11 @@ def produce_messages(
     if it does not exist. Segments that fill up are sealed in the background.
     """
     from api.background.sealer_process import BackgroundSealer
-    from api.formats.entries import Entries, lingering
+    from api.formats.batch_container import BatchMessageContainer, lingering
     from api.formats.inputs import check_file
     from api.formats.jsonl import read_rows
     from storage.errors import InvalidInput, InvalidRecord
-    from storage.ledger.rows import Codec
+    from storage.ledger.rows import CompressionType
 
     try:
         given_key = None if key is None else to_bytes(key, key_encoding)
@@ -68,8 +68,8 @@ def produce_messages(
         check_quota(environment, opened.record)
         rows = read_rows(file, key_encoding, value_encoding, _REMEDY, given_key)
         limit = environment.metadata.policies.effective(opened.record).max_message_bytes
-        entries = Entries(batch, limit, Codec[compression.upper()], environment.clock)
-        produced = Produced(topic.partition, ids)
+        entries = BatchMessageContainer(batch, limit, CompressionType[compression.upper()], environment.clock)
+        produced = AppendReceipts(topic.partition, ids)
         try:
             with opened.append_log(wait * 1000, sealer.wake, on_held=report_wait(wait)) as log:
                 for entry in entries.of(lingering(rows, linger / 1000) if batch > 1 else rows):
@@ -82,7 +82,7 @@ def produce_messages(
         produced.check()
 
 
-class Produced:
+class AppendReceipts:
     """What came of the entries, as the log answers: in their order, from a thread of its own."""
 
     def __init__(self, partition: int, show_ids: bool) -> None:

@@ -64,22 +64,22 @@ def read_topic(
     if follow and output != "jsonl":
         raise InvalidInput(f"--follow cannot be shown as {output}", "leave --output out: one JSON line a message")
     encodings = key_encoding, value_encoding
-    from storage.ledger.seek import Reset
+    from storage.ledger.seek import OffsetReset
 
     with open_environment(context.obj) as environment:
         source = open_topic(environment, topic)
         check_begins(source, first)
         if follow:
-            _follow(source.reader(first, read_compacted, Reset(reset)), limit, topic.partition, *encodings)
+            _follow(source.reader(first, read_compacted, OffsetReset(reset)), limit, topic.partition, *encodings)
             return
         if file is not None:
             from api.formats.parquet import write_parquet
 
-            with closing(source.read(first, read_compacted, reset=Reset(reset))) as batches:
+            with closing(source.read(first, read_compacted, reset=OffsetReset(reset))) as batches:
                 count = write_parquet(file, batches, topic.partition, *encodings, limit)
             say(f"{file}: {counted(count, 'message')}")
             return
-        found = source.messages(first, read_compacted, limit, Reset(reset))
+        found = source.messages(first, read_compacted, limit, OffsetReset(reset))
         if output == "table":
             _print_table(found, *encodings)
         else:
@@ -118,7 +118,7 @@ def _follow(
     reader: PageReader, limit: int | None, partition: int, key_encoding: TextEncoding, value_encoding: TextEncoding
 ) -> None:
     """Print messages as they come, up to `limit`, or until the process is ended."""
-    from api.formats.jsonl import JsonLines
+    from api.formats.jsonl import JsonLinesWriter
     from storage.reading.limits import ReadLimits
     from storage.reading.snapshot_reader import messages
 
@@ -129,7 +129,7 @@ def _follow(
             stdout.flush()
             yield from reader.poll(ReadLimits(bytes=_PAGE_BYTES), _POLL_MS)
 
-    lines = JsonLines(stdout, key_encoding, value_encoding)
+    lines = JsonLinesWriter(stdout, key_encoding, value_encoding)
     try:
         for message in islice(messages(pages(), partition), limit):
             lines.write(message)
@@ -139,10 +139,10 @@ def _follow(
 
 
 def _print_lines(found: Iterable[Message], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
-    from api.formats.jsonl import JsonLines
+    from api.formats.jsonl import JsonLinesWriter
 
     stdout = data_stream()
-    lines = JsonLines(stdout, key_encoding, value_encoding)
+    lines = JsonLinesWriter(stdout, key_encoding, value_encoding)
     for message in found:
         lines.write(message)
     stdout.flush()

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 @contextmanager
 def spark_engine(settings: Settings) -> Iterator[Engine]:
     """An engine on a session of its own, or in this process. Raises Misconfigured, Unavailable."""
-    from compactor.engines.engine import IN_PROCESS, InProcess
+    from compactor.engines.engine import IN_PROCESS, InProcessEngine
 
     if settings.spark_master == IN_PROCESS:
-        yield InProcess()
+        yield InProcessEngine()
         return
     from compactor.engines.spark import SparkEngine, SparkSettings, open_session
 
@@ -42,9 +42,9 @@ def spark_engine(settings: Settings) -> Iterator[Engine]:
 
 def progress_for(stream: TextIO) -> Progress:
     """A live line on a terminal, otherwise nothing."""
-    from compactor.engines.engine import Quiet
+    from compactor.engines.engine import SilentProgress
 
-    return PhaseLine(stream) if stream.isatty() else Quiet()
+    return PhaseLine(stream) if stream.isatty() else SilentProgress()
 
 
 class PhaseLine:

@@ -106,7 +106,7 @@ def validate_token(
     ] = None,
 ) -> None:
     """Check a token as a service does, by the keys that are given or the settings', and show its claims."""
-    from api.http.token_keys import TokenKeys
+    from api.http.token_key_reloader import TokenKeyReloader
     from api.http.tokens import BadToken
     from storage.clock import SystemClock
 
@@ -119,7 +119,7 @@ def validate_token(
             auth_audience=settings.auth_audience,
             auth_leeway_ms=settings.auth_leeway_ms,
         )
-    verifier = TokenKeys(settings, SystemClock()).verifier
+    verifier = TokenKeyReloader(settings, SystemClock()).verifier
     if not verifier.keys:
         raise InvalidInput("there is no key to check the token with", "give --secret-key or --public-key")
     given = _given(token)

@@ -11,7 +11,7 @@ from api.cli.kit import exit_codes
 from api.cli.kit.names import Output, OutputName, Topic
 from api.cli.kit.output import show
 from api.cli.kit.program import check_confirmation
-from api.cli.kit.quantities import parse_pair
+from api.cli.kit.quantity_parsers import parse_pair
 from api.cli.kit.reports import TRIM_COLUMNS, trim_lines
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
@@ -21,7 +21,7 @@ from storage.model import TopicName
 from storage.reading.positions import parse_trim_place
 
 if TYPE_CHECKING:
-    from compactor.scheduling.backlog import Unsealed
+    from compactor.scheduling.backlog import UnsealedBacklog
     from storage.metadata.records import TopicRecord, TopicSnapshot
     from storage.metadata.store import MetadataStore
 
@@ -229,7 +229,7 @@ def _if_local(value: Callable[[], T]) -> T | None:
         return None
 
 
-def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, tail: Unsealed) -> dict[str, Any]:
+def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, tail: UnsealedBacklog) -> dict[str, Any]:
     """What one snapshot shows, as plain values; offsets of the first raw message, and of the next one to come.
 
     `tail`: what is in segments, which is part of the backlog: the next run seals it first.

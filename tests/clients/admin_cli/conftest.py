@@ -11,7 +11,7 @@ import pytest
 
 import api.cli.admin.main
 from api.cli.admin import connection
-from api.cli.admin.target import CONFIG_VARIABLE, VARIABLES, Target
+from api.cli.admin.client_config import CONFIG_VARIABLE, VARIABLES, ClientConfig
 from tests.program import Program
 from tests.serving import Served, serving
 
@@ -58,7 +58,7 @@ def admin(served: Served, outside: Program, monkeypatch: pytest.MonkeyPatch) -> 
     """The program, at the service of this module."""
     created = connection.Connection
 
-    def inside(target: Target) -> connection.Connection:
+    def inside(target: ClientConfig) -> connection.Connection:
         return created(target, _ToTheService(served))
 
     monkeypatch.setattr(connection, "Connection", inside)

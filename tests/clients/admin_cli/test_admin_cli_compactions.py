@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.cli.admin.following import parse_events, progress
+from api.cli.admin.run_watch import parse_events, progress
 from storage.errors import Unavailable
 from tests.program import Program
 from tests.serving import Served
@@ -82,7 +82,7 @@ def waiting(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         waits.append(seconds)
         served.compact_requested()
 
-    monkeypatch.setattr("api.cli.admin.following.sleep", sleep)
+    monkeypatch.setattr("api.cli.admin.run_watch.sleep", sleep)
     return waits
 
 
@@ -126,7 +126,7 @@ def test_a_request_that_ends_without_a_run_says_why(
     metadata = served.service.environment.metadata
     record = served.topic(f"persistent://public/default/{compacted}").record
     admin("topics", "produce", compacted, stdin=LINES).done()
-    monkeypatch.setattr("api.cli.admin.following.sleep", lambda _: metadata.compaction_state.pause([record.id]))
+    monkeypatch.setattr("api.cli.admin.run_watch.sleep", lambda _: metadata.compaction_state.pause([record.id]))
     paused = admin("topics", "compact", compacted, "--wait")
     assert (paused.exit_code, paused.stdout) == (4, "")
     assert "was paused before a run began" in paused.stderr
@@ -137,7 +137,7 @@ def test_a_request_that_ends_without_a_run_says_why(
         metadata.compaction_state.record_failure(record.id, "there is no Java", now + 1000)
         metadata.compaction_state.withdraw(record.id)
 
-    monkeypatch.setattr("api.cli.admin.following.sleep", fail)
+    monkeypatch.setattr("api.cli.admin.run_watch.sleep", fail)
     failed = admin("topics", "compact", compacted, "--wait")
     assert (failed.exit_code, failed.stdout) == (9, "")
     assert "could not begin: there is no Java" in failed.stderr

@@ -1,7 +1,7 @@
 """The command line as a user has it, without the cost of a process: `compactor("import", "t", "file")`.
 
 Each test has an empty data directory and works in a folder of its own, so files are named as they would be typed.
-Compactions run on the engine `InProcess`, which answers as Spark does; `test_cli_process.py` runs the real one.
+Compactions run on the engine `InProcessEngine`, which answers as Spark does; `test_cli_process.py` runs the real one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import compactor.engines.spark
 import storage.clock
 from api.components import open_environment
 from api.settings.settings import Settings
-from compactor.engines.engine import InProcess
+from compactor.engines.engine import InProcessEngine
 from compactor.two_phase import HEARTBEAT_MS
 from storage.ledger.names import STORE_UID
 from storage.metadata.records import RunRecord
@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     return clock
 
 
-class InsteadOfSpark(InProcess):
+class InsteadOfSpark(InProcessEngine):
     """An engine that is closed as one on a session of its own is."""
 
     def close(self) -> None:

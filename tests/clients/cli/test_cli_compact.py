@@ -14,7 +14,7 @@ import compactor.engines.spark
 from api.cli.local.spark_engine import PhaseLine
 from api.components import open_environment, open_topic
 from api.settings.settings import Settings
-from compactor.engines.engine import Failed
+from compactor.engines.engine import TaskFailure
 from storage.metadata.records import RunState
 from storage.model import TopicName
 from storage.objects.throttled import Rates
@@ -37,7 +37,7 @@ class Recording(InsteadOfSpark):
         task: Callable[[int], Any],
         on_done: Callable[[int], None],
         weights: Sequence[float] | None = None,
-    ) -> list[Any | Failed]:
+    ) -> list[Any | TaskFailure]:
         self.jobs.append(task)
         self.during()
         return super().run(count, task, on_done, weights)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from compactor.engines.engine import Failed, InProcess
+from compactor.engines.engine import InProcessEngine, TaskFailure
 from storage.errors import Unavailable
 from tests.serving import Served, serving
 from tests.workbench import content
@@ -63,14 +63,14 @@ def recorded() -> list[Call]:
     return calls
 
 
-class Breaking(InProcess):
+class Breaking(InProcessEngine):
     """An engine whose tasks fail while it is told to."""
 
     broken = False
 
     def run(self, count: int, task: Any, on_done: Any, weights: Any = None) -> list[Any]:
         if self.broken:
-            return [Failed(Unavailable("the workers are away", "try again later"))] * count
+            return [TaskFailure(Unavailable("the workers are away", "try again later"))] * count
         return super().run(count, task, on_done, weights)
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from api.app import ROUTERS
-from api.http.routes import Route
+from api.http.router import Route
 from api.http.tokens import create
 from storage.errors import Unavailable, recorded
 from storage.model import TopicName

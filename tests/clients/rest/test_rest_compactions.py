@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from api.admin.compaction import runs
-from api.http.single_flight import MAX_AGE_MS, RunSingleFlight
+from api.http.single_flight import MAX_AGE_MS, RunPoller
 from api.http.thread_pools import Pool, WaitsFor
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import RunRecord
-from storage.model import Position
+from storage.model import LogPosition
 from tests.clients.rest.conftest import RestTopic, assert_refused
 from tests.clocks import ManualClock
 from tests.serving import Served
@@ -56,7 +56,7 @@ def test_cancel(rest_topic: RestTopic, served: Served) -> None:
 class Scripted:
     """Reports a run, after something has happened to it."""
 
-    def __init__(self, runs: RunSingleFlight, *happens: Callable[[], object]) -> None:
+    def __init__(self, runs: RunPoller, *happens: Callable[[], object]) -> None:
         self._runs = runs
         self._happens = [*happens]
 
@@ -115,7 +115,7 @@ def test_many_watchers_share_a_read(bench: Workbench) -> None:
     clock = bench.clock
     assert isinstance(clock, ManualClock)
     run = bench.metadata.runs.claim(bench.topic().record.id, "h", {}, 60_000)
-    reports = RunSingleFlight(bench.metadata, clock, Pool(WaitsFor.DATABASE, 4, 30_000, clock))
+    reports = RunPoller(bench.metadata, clock, Pool(WaitsFor.DATABASE, 4, 30_000, clock))
 
     async def watch() -> list[dict[str, Any]]:
         found = await asyncio.gather(*(reports.report(run.run_id) for _ in range(20)))
@@ -346,4 +346,4 @@ def test_a_run_tells_its_horizon(rest_topic: RestTopic, served: Served) -> None:
     (run,) = rest_topic.ask("GET", "/compactions").json()
     assert (run["horizon"], run["horizon_offset"]) == (ids[1], 1)
     horizon = served.topic(rest_topic.name).snapshot().horizon
-    assert isinstance(horizon, Position)
+    assert isinstance(horizon, LogPosition)

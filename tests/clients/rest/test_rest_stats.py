@@ -155,7 +155,7 @@ def test_a_partitioned_topic_is_the_sum_of_its_partitions(served: Served) -> Non
 def test_a_segment_in_another_log_directory_is_not_read(rest_topic: RestTopic) -> None:
     from dataclasses import replace
 
-    from storage.log.unsealed_messages import unsealed_end
+    from storage.log.unsealed_counts import unsealed_end
 
     rest_topic.put(a="1", b="2")
     environment = rest_topic.served.service.environment

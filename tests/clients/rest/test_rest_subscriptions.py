@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 
 from storage.entries.encode import encode_batch
-from storage.ledger.rows import Codec
+from storage.ledger.rows import CompressionType
 from tests.clients.rest.conftest import RestTopic, assert_refused
 from tests.serving import Served
 from tests.workbench import content
@@ -258,7 +258,11 @@ def test_a_batch_is_one_entry(rest_topic: RestTopic) -> None:
     answer = rest_topic.ask("GET", f"/ledger/{first.ledger_id}/entry/{first.entry_id}")
     assert answer.headers["X-Pulsar-num-batch-message"] == "2"
     plain = encode_batch(
-        content((b"a", b"1"), (b"b", b"22")), producer="p", first_sequence_id=0, publish_time=9, codec=Codec.NONE
+        content((b"a", b"1"), (b"b", b"22")),
+        producer="p",
+        first_sequence_id=0,
+        publish_time=9,
+        codec=CompressionType.NONE,
     )
     assert plain.endswith(answer.content)
     last = rest_topic.ask("GET", "/lastMessageId").json()

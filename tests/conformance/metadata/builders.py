@@ -11,7 +11,7 @@ from sqlalchemy import event
 
 from storage.metadata.records import AttemptKind, CompactedLedgerRecord, RunRecord, TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.model import IndexLocation, LedgerRecord, MessageId, Position, StoredObject
+from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, StoredObject
 
 TTL = 15_000
 BIG = 2**62
@@ -59,15 +59,15 @@ def finished_at(store: MetadataStore, attempt_id: str) -> int | None:
     return attempt.finished_at
 
 
-def end_of(record: LedgerRecord) -> Position:
-    return Position(record.last_offset, record.last_message_id)
+def end_of(record: LedgerRecord) -> LogPosition:
+    return LogPosition(record.last_offset, record.last_message_id)
 
 
 def claim(store: MetadataStore, topic: TopicRecord, holder: str = "worker", ttl_ms: int = TTL) -> RunRecord:
     return store.runs.claim(topic.id, holder, {"threshold": 5, "lag": None, "ratio": 0.5}, ttl_ms)
 
 
-def compacted(store: MetadataStore, run: RunRecord, generation: int, horizon: Position) -> CompactedLedgerRecord:
+def compacted(store: MetadataStore, run: RunRecord, generation: int, horizon: LogPosition) -> CompactedLedgerRecord:
     """A compacted ledger as the run would write it, of the given generation."""
     ledger_id = store.ledgers.allocate_ids(1)
     return CompactedLedgerRecord(

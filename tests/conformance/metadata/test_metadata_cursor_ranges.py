@@ -15,7 +15,7 @@ from storage.metadata.cursor_ranges import RangesSummary
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import cursor_ranges as table
-from storage.model import MessageId, Position
+from storage.model import LogPosition, MessageId
 from tests.conformance.metadata.builders import BIG, append, at_once, fail_at, publish_all
 from tests.conformance.metadata.conftest import OpenStore
 from tests.conformance.metadata.log_builders import check_all_or_nothing
@@ -23,8 +23,8 @@ from tests.conformance.metadata.log_builders import check_all_or_nothing
 MUCH = 1 << 30
 
 
-def at(offset: int) -> Position:
-    return Position(offset, MessageId(7, offset, 3, 1))
+def at(offset: int) -> LogPosition:
+    return LogPosition(offset, MessageId(7, offset, 3, 1))
 
 
 @pytest.fixture

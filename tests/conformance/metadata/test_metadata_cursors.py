@@ -7,14 +7,14 @@ import pytest
 from storage.errors import InvalidInput, NotFound
 from storage.metadata.records import CursorRecord, TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.model import LATEST, MessageId, Position
+from storage.model import LATEST, LogPosition, MessageId
 from tests.conformance.metadata.builders import append, claim, compacted, end_of, publish_all
 
 
 def test_cursors_from_making_to_deletion(store: MetadataStore, topic: TopicRecord) -> None:
     created = store.cursors.ensure(topic.id, "reader")
     assert created == CursorRecord("reader", None, {})
-    position = Position(2**62, MessageId(2**61, 5, 4, 3))
+    position = LogPosition(2**62, MessageId(2**61, 5, 4, 3))
     moved = store.cursors.reset(topic.id, "reader", position)
     assert moved.mark_delete == position
     read = store.cursors.get(topic.id, "reader")
@@ -22,7 +22,7 @@ def test_cursors_from_making_to_deletion(store: MetadataStore, topic: TopicRecor
     assert read.mark_delete is not None
     assert read.mark_delete.message_id.partition == 4
     assert store.cursors.ensure(topic.id, "reader") == moved
-    assert store.cursors.reset(topic.id, "reader", Position(0, MessageId(0, 0))).mark_delete == Position(
+    assert store.cursors.reset(topic.id, "reader", LogPosition(0, MessageId(0, 0))).mark_delete == LogPosition(
         0, MessageId(0, 0)
     )
     store.cursors.ensure(topic.id, "a")
@@ -57,7 +57,7 @@ def test_the_horizon_cannot_be_reset(store: MetadataStore, topic: TopicRecord) -
     append(store, topic, 3)
     publish_all(store, topic)
     before = store.snapshot(topic.id)
-    for position in (Position(0, MessageId(0, 0)), Position(2**62, LATEST)):
+    for position in (LogPosition(0, MessageId(0, 0)), LogPosition(2**62, LATEST)):
         with pytest.raises(InvalidInput, match="__compaction of persistent://public/default/orders") as caught:
             store.cursors.reset(topic.id, "__compaction", position)
         assert "compact the topic" in caught.value.remedy

@@ -12,7 +12,7 @@ from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
-from storage.options.policies import POLICIES, TopicPolicies, Unreadable
+from storage.options.policies import POLICIES, TopicPolicies, UnreadableStoredValue
 from storage.options.resolution import Origin
 from tests.conformance.metadata.builders import append, at_once, publish_all
 from tests.conformance.metadata.conftest import OpenStores
@@ -166,7 +166,7 @@ def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(
     assert store.policies.resolver().resolved(other) == found
     assert store.policies.resolved_around(NAMESPACE) == found
     assert store.policies.of_scope(BROKER) == {"retention.ms": 5}
-    assert isinstance(store.policies.settings(BROKER)["cleanup.policy"], Unreadable)
+    assert isinstance(store.policies.settings(BROKER)["cleanup.policy"], UnreadableStoredValue)
     assert [(item.scope, item.name, item.stored.value) for item in store.policies.unreadable()] == [
         ("the broker", "cleanup.policy", ["tier"]),
         ("the namespace public/default", "segment.bytes", 1 << 40),

@@ -13,7 +13,7 @@ from storage.errors import Fenced
 from storage.metadata.records import CompactedLedgerRecord, RunRecord, RunState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import compacted_ledgers
-from storage.model import MessageId, Position
+from storage.model import LogPosition, MessageId
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import (
     TTL,
@@ -126,8 +126,8 @@ def test_the_horizon_never_goes_back(store: MetadataStore, topic: TopicRecord) -
     before = store.snapshot(topic.id)
     for back in (
         end_of(created[0]),
-        Position(created[1].last_offset - 1, created[1].last_message_id),
-        Position(created[1].last_offset, MessageId(created[1].ledger_id, 0)),
+        LogPosition(created[1].last_offset - 1, created[1].last_message_id),
+        LogPosition(created[1].last_offset, MessageId(created[1].ledger_id, 0)),
     ):
         with pytest.raises(Fenced, match=r"horizon of persistent://public/default/orders back from .*offset 6"):
             store.publishing.publish(run, 1, compacted(store, run, 2, back), {})
@@ -140,7 +140,7 @@ def test_a_compacted_ledger_that_cannot_be_right_is_refused(store: MetadataStore
     before = store.snapshot(topic.id)
     right = compacted(store, run, 1, end_of(created[0]))
     for wrong, why in (
-        (replace(right, horizon=Position(3, MessageId(10**6, 0))), "past the end"),
+        (replace(right, horizon=LogPosition(3, MessageId(10**6, 0))), "past the end"),
         (replace(right, generation=2), "says generation 2, not 1"),
         (replace(right, attempt_id="f" * 32), "of attempt f"),
     ):

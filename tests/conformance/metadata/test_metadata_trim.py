@@ -10,14 +10,14 @@ from storage.errors import Conflict, InvalidInput, NotFound
 from storage.failpoints import Failpoint
 from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, RunRecord, TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.model import LedgerRecord, Position, TopicName
+from storage.model import LedgerRecord, LogPosition, TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import append, at_once, claim, compacted, emptied, end_of, publish_all
 from tests.conformance.metadata.conftest import OpenStores
 from tests.conformance.metadata.log_builders import check_all_or_nothing, leased, opened, state
 
 
-def compact_up_to(store: MetadataStore, topic: TopicRecord, end: Position) -> RunRecord:
+def compact_up_to(store: MetadataStore, topic: TopicRecord, end: LogPosition) -> RunRecord:
     generation = store.topics.get(topic.name).generation
     run = claim(store, topic)
     return store.publishing.publish(run, generation, compacted(store, run, generation + 1, end), {})
@@ -138,7 +138,7 @@ def test_a_cursor_holds_back_what_it_has_not_acknowledged(
         store.cursors.ensure(topic.id, name)
     store.cursors.reset(topic.id, "quick", end_of(created[1]))
     if acknowledged is not None:
-        store.cursors.reset(topic.id, "slow", Position(acknowledged, created[0].last_message_id))
+        store.cursors.reset(topic.id, "slow", LogPosition(acknowledged, created[0].last_message_id))
     needs = 0 if acknowledged is None else acknowledged + 1
     before = state(store, topic)
     message = "with nothing acknowledged" if acknowledged is None else f"at offset {needs}"
@@ -212,7 +212,7 @@ def test_what_is_not_compacted_stays(store: MetadataStore, topic: TopicRecord) -
     with pytest.raises(Conflict, match=r"not compacted \(horizon: none"):
         store.trimming.trim(topic.id, 3, ids(created[:1]), force=True, keep_start=True)
     assert state(store, topic) == before
-    compact_up_to(store, topic, Position(5, created[1].last_message_id))
+    compact_up_to(store, topic, LogPosition(5, created[1].last_message_id))
     before = state(store, topic)
     with pytest.raises(Conflict, match=r"ends at offset 6, which is not compacted \(horizon: .*offset 5"):
         store.trimming.trim(topic.id, 7, ids(created), force=True, keep_start=True)

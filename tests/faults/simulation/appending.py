@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 
 from storage.entries.encode import encode_batch, encode_message
 from storage.errors import CompactorError, Fenced, LeaseHeld, NotFound, TopicNotFound, Unavailable
-from storage.ledger.rows import Codec
+from storage.ledger.rows import CompressionType
 from storage.log.segment import AppendResult
 from storage.log.topic_log import TopicLog
 from storage.model import Message, MessageId
@@ -160,7 +160,7 @@ class Appending:
         if len(pairs) == 1:
             key, payload = pairs[0]
             return encode_message(key, payload, producer="p", sequence_id=0, publish_time=now, event_time=None)
-        codec = self._world.random.choice(list(Codec))
+        codec = self._world.random.choice(list(CompressionType))
         return encode_batch(content(*pairs), producer="p", first_sequence_id=0, publish_time=now, codec=codec)
 
     def roll(self) -> None:

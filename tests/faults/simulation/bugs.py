@@ -27,9 +27,9 @@ from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import ObjectMissing
 from storage.ledger import names, rows
 from storage.ledger.seek import FromOffset
-from storage.log import recovery, segment_file
+from storage.log import active_segment_file, recovery
 from storage.log.bulk_append import BulkAppend
-from storage.log.segment import SegmentFiles
+from storage.log.segment import SegmentPaths
 from storage.log.sweep import LogSweep
 from storage.log.topic_log import TopicLog
 from storage.metadata import (
@@ -239,7 +239,7 @@ def _remove_all_below(self: LogSweep, topic: Any, failed: dict[str, str]) -> int
     firsts = [int(path.stem) for path in folder.glob("*.log")] if folder.is_dir() else []
     below = [first for first in firsts if first < topic.next_offset]
     for first in below:
-        SegmentFiles(folder, first).remove()
+        SegmentPaths(folder, first).remove()
     return len(below)
 
 
@@ -445,7 +445,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
             "A writer that has lost its lease, and the lock of its segment, continues.",
             (
                 (leases, "check", lambda *_: None),
-                (segment_file, "fcntl", _NO_LOCKS),
+                (active_segment_file, "fcntl", _NO_LOCKS),
                 (TopicLog, "_on_fenced", lambda _: None),
             ),
         ),

@@ -6,7 +6,7 @@ tells what the real one then does, twice is once, and in the end nothing is left
 
 from __future__ import annotations
 
-from compactor.maintenance.garbage import Collected, GarbageCollector
+from compactor.maintenance.garbage import CollectionResult, GarbageCollector
 from storage.environment import Environment
 from storage.errors import CompactorError, DataLoss, NotFound, Unavailable
 from storage.ledger.manifest import read_manifest
@@ -52,7 +52,7 @@ class Collecting:
         collector = GarbageCollector(
             Environment(process.metadata, process.store, world.clock, world.log_directory), grace, SKEW
         )
-        estimate: Collected | None = None
+        estimate: CollectionResult | None = None
         try:
             if dry:
                 before = dict(world.objects.stored)

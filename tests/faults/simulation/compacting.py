@@ -13,7 +13,7 @@ from typing import Any
 
 from compactor import reference
 from compactor.batch import Batch, Job
-from compactor.engines.engine import InProcess, Quiet
+from compactor.engines.engine import InProcessEngine, SilentProgress
 from compactor.run.plan import RunPolicies, Sizing
 from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
 from storage.environment import Environment
@@ -53,7 +53,7 @@ class Compacting:
         self._world = world
         self.running: list[Running] = []
         self._policies: dict[int, RunPolicies] = {}
-        self._engine = InProcess()
+        self._engine = InProcessEngine()
 
     def start(self, model: TopicModel | None = None, policies: RunPolicies | None = None, faults: float = 0.12) -> None:
         """A trigger: it claims a run and takes it up to its first work, or finds that nothing is new."""
@@ -311,7 +311,7 @@ class Compacting:
         world.run_as(process, "is killed", process.die)
 
     def _batch(self, process: Process) -> Batch:
-        return Batch(process.metadata, self._engine, Quiet(), HEARTBEAT_MS)
+        return Batch(process.metadata, self._engine, SilentProgress(), HEARTBEAT_MS)
 
     def _sizing(self) -> Sizing:
         draw = self._world.random.choice

@@ -72,7 +72,7 @@ class TopicModel:
     pending: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     imported: Counter[str] = field(default_factory=Counter)
     """By attempt, how many messages came of it."""
-    states: dict[int, reference.State] = field(default_factory=dict)
+    states: dict[int, reference.ReferenceLedger] = field(default_factory=dict)
     horizons: dict[int, int] = field(default_factory=dict)
     policies: dict[int, RunPolicies] = field(default_factory=dict)
     serving: int | None = None
@@ -83,8 +83,8 @@ class TopicModel:
     properties: dict[str, str] = field(default_factory=dict)
 
     @property
-    def state(self) -> reference.State:
-        return self.states[self.serving] if self.serving is not None else reference.State()
+    def state(self) -> reference.ReferenceLedger:
+        return self.states[self.serving] if self.serving is not None else reference.ReferenceLedger()
 
     @property
     def horizon(self) -> int:

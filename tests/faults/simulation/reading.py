@@ -16,9 +16,9 @@ from storage.errors import CompactorError, DataLoss, StateMayBeStale, TopicNotFo
 from storage.ledger.manifest import read_manifest
 from storage.metadata.records import TopicSnapshot
 from storage.model import EARLIEST, Message, MessageId
+from storage.reading.continuation_token import ContinuationToken
 from storage.reading.limits import ReadLimits
 from storage.reading.positions import parse_start
-from storage.reading.reader_state import ReaderState
 from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.faults.simulation.model import TopicModel, Violation, require
@@ -339,7 +339,9 @@ def _pages(topic: Topic, start: MessageId, compacted: bool, count: int) -> Gener
     """A read page by page, each of which knows nothing but the token of the one before."""
     token = str(start) if start != EARLIEST else "earliest"
     while True:
-        page = topic.reader(ReaderState.from_token(token, parse_start), compacted).messages(ReadLimits(messages=count))
+        page = topic.reader(ContinuationToken.from_token(token, parse_start), compacted).messages(
+            ReadLimits(messages=count)
+        )
         yield from page.messages
         if not page.messages and page.next.to_token() == token:
             return

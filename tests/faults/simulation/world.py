@@ -24,7 +24,7 @@ from storage.failpoints import Failpoint
 from storage.ledger import names
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import read_manifest
-from storage.ledger.seek import AtOffset
+from storage.ledger.seek import StartOffset
 from storage.log.directory import LogDirectory
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata.policy_store import topic_scope
@@ -319,7 +319,7 @@ class World:
         """L2: what a dead writer wrote and did not tell is there, whole and where it was put, or it is not."""
         if not model.maybe:
             return
-        found = list(messages(self.topic(model).read(AtOffset(len(model.everything))), model.record.name.partition))
+        found = list(messages(self.topic(model).read(StartOffset(len(model.everything))), model.record.name.partition))
         count = len(model.maybe)
         if found and [(m.key, m.payload) for m in found[:count]] == model.maybe:
             self.happened.add("surfaced")

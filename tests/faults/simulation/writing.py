@@ -14,7 +14,7 @@ import pyarrow as pa
 from storage.errors import CompactorError, DataLoss, Fenced, LeaseHeld, NotFound, TopicNotFound, Unavailable
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.records import COMPACTION_CURSOR, Attempt
-from storage.model import Position
+from storage.model import LogPosition
 from tests.faults.simulation.model import TopicModel, require
 from tests.faults.simulation.process import Process
 from tests.faults.simulation.world import World
@@ -128,7 +128,7 @@ class Writing:
             message = world.random.choice(model.everything)
             metadata.cursors.ensure(topic_id, name)
             metadata.cursors.set_properties(topic_id, name, {"readCompacted": "true"})
-            metadata.cursors.reset(topic_id, name, Position(message.offset, message.message_id))
+            metadata.cursors.reset(topic_id, name, LogPosition(message.offset, message.message_id))
             world.note(f"the cursor {name} of {model.record.name} is at offset {message.offset}")
 
     def _set_property(self, model: TopicModel) -> None:

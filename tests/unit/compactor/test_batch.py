@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from compactor.batch import Batch, Job, Outcome, Stillness, Work, _together
-from compactor.engines.engine import Divided, InProcess, Quiet
+from compactor.batch import Batch, Job, Outcome, StallDetector, TaskSet, _together
+from compactor.engines.engine import InProcessEngine, SilentProgress, TaskInputs
 from compactor.run.plan import RunPolicies, Sizing
 from storage.errors import CompactorError, Fenced, ObjectMissing, TopicNotFound, Unavailable, full_part
 from storage.metadata.records import RunRecord, RunState
@@ -33,7 +33,7 @@ def bench(tmp_path: Path) -> Iterator[Workbench]:
     bench.metadata.close()
 
 
-class Watched(InProcess):
+class Watched(InProcessEngine):
     """An engine that tells what it is asked to do before it does it; `jobs`: the number of tasks of each."""
 
     def __init__(self, before: Callable[[int], None] = lambda job: None) -> None:
@@ -62,8 +62,10 @@ def topics(bench: Workbench, *names: str) -> list[Topic]:
     return created
 
 
-def compact_all(bench: Workbench, some: Sequence[Topic], engine: InProcess | None = None) -> list[Outcome]:
-    return list(replace(bench, engine=engine or InProcess()).compactor().compact_all([topic.name for topic in some]))
+def compact_all(bench: Workbench, some: Sequence[Topic], engine: InProcessEngine | None = None) -> list[Outcome]:
+    return list(
+        replace(bench, engine=engine or InProcessEngine()).compactor().compact_all([topic.name for topic in some])
+    )
 
 
 def state(topic: Topic) -> tuple[RunState, str]:
@@ -292,7 +294,7 @@ def test_a_job_of_which_all_runs_are_cancelled_is_stopped_while_it_runs(bench: W
 
     engine = Stopped()
     compactor = replace(bench, engine=engine).compactor()
-    batch = Batch(bench.metadata, engine, Quiet(), heartbeat_ms=15)
+    batch = Batch(bench.metadata, engine, SilentProgress(), heartbeat_ms=15)
     claim: Callable[[TopicName], Job | None] = partial(compactor._claim, wanted=RunPolicies())
     outcomes = list(batch.run([topic.name for topic in some], claim, 10))
     assert all(isinstance(outcome.error, CompactorError) for outcome in outcomes)
@@ -308,7 +310,7 @@ def test_a_job_of_which_no_task_ends_is_stopped_and_its_runs_fail(bench: Workben
     some = topics(bench, "a", "b")
     stalls = [True, False]
 
-    class Stalls(InProcess):
+    class Stalls(InProcessEngine):
         cancelled = threading.Event()
 
         def run(
@@ -328,7 +330,7 @@ def test_a_job_of_which_no_task_ends_is_stopped_and_its_runs_fail(bench: Workben
 
     engine = Stalls()
     compactor = replace(bench, engine=engine).compactor()
-    batch = Batch(bench.metadata, engine, Quiet(), heartbeat_ms=15, stillness=Stillness(clock, 1000))
+    batch = Batch(bench.metadata, engine, SilentProgress(), heartbeat_ms=15, stillness=StallDetector(clock, 1000))
     claim: Callable[[TopicName], Job | None] = partial(compactor._claim, wanted=RunPolicies())
     outcomes = list(batch.run([topic.name for topic in some], claim, 10))
     assert [type(outcome.error) for outcome in outcomes] == [Unavailable, Unavailable]
@@ -342,7 +344,7 @@ def test_a_job_of_which_no_task_ends_is_stopped_and_its_runs_fail(bench: Workben
 def test_the_time_for_which_a_job_waits_for_cores_is_not_stillness() -> None:
     """Spark gives cores to the job that came first: a long one of another worker's holds up all others."""
     clock = ManualClock(0)
-    still = Stillness(clock, 1000)
+    still = StallDetector(clock, 1000)
     still.begin()
     for _ in range(3):
         clock.advance(5000)
@@ -370,7 +372,7 @@ def test_the_rows_of_all_runs_follow_their_progress(bench: Workbench, monkeypatc
     monkeypatch.setattr(bench.metadata.runs, "heartbeat", watched)
     seen: list[Mapping[str, object]] = []
 
-    class Halfway(InProcess):
+    class Halfway(InProcessEngine):
         def run(self, count: int, task: Any, on_done: Any, weights: Any = None) -> list[Any]:
             for topic in some:
                 last = topic.snapshot().last_run
@@ -385,14 +387,14 @@ def test_the_rows_of_all_runs_follow_their_progress(bench: Workbench, monkeypatc
             return [number * number for number in range(count)]
 
     def steps(name: str) -> Any:
-        answers = yield Work(f"phase of {name}", abs, [100.0, 300.0], 7)
+        answers = yield TaskSet(f"phase of {name}", abs, [100.0, 300.0], 7)
         return answers
 
     def claim(name: TopicName) -> Job:
         run = bench.metadata.runs.claim(bench.metadata.topics.get(name).id, "test", {}, 10_000)
         return Job(name, run, steps(name.topic))
 
-    batch = Batch(bench.metadata, Halfway(), Quiet(), heartbeat_ms=15)
+    batch = Batch(bench.metadata, Halfway(), SilentProgress(), heartbeat_ms=15)
     outcomes = list(batch.run([item.name for item in some], claim, 10))
     begun = [{"phase": f"phase of {n}", "tasks_done": 0, "tasks_total": 2, "bytes_done": 0} for n in "ab"]
     half = [{"phase": f"phase of {n}", "tasks_done": 1, "tasks_total": 2, "bytes_done": 200} for n in "ab"]
@@ -403,9 +405,9 @@ def test_the_rows_of_all_runs_follow_their_progress(bench: Workbench, monkeypatc
 def test_tasks_of_several_works_travel_as_one_sequence() -> None:
     """A plain task is called with its numbers, a divided one with its inputs."""
     works = [
-        Work("one", partial(pow, 2), [1.0] * 3, 0),
-        Work("none", partial(pow, 3), [], 0),
-        Work("two", Divided(partial(pow, 5), [7, 1]), [1.0] * 2, 0),
+        TaskSet("one", partial(pow, 2), [1.0] * 3, 0),
+        TaskSet("none", partial(pow, 3), [], 0),
+        TaskSet("two", TaskInputs(partial(pow, 5), [7, 1]), [1.0] * 2, 0),
     ]
     travelled = pickle.loads(pickle.dumps(_together(works)))
     assert [travelled(number) for number in range(5)] == [1, 2, 4, 5**7, 5]

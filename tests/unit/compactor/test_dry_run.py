@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compactor.engines.engine import InProcess
+from compactor.engines.engine import InProcessEngine
 from compactor.run.plan import RunPolicies
 from storage.errors import Unavailable
 from storage.metadata.records import RunState
@@ -84,7 +84,7 @@ def test_a_dry_run_works_beside_a_running_compaction(bench: Workbench) -> None:
     topic = two_generations(bench)
     answer: list[dict[str, object]] = []
 
-    class Looks(InProcess):
+    class Looks(InProcessEngine):
         def run(
             self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
         ) -> list[Any]:
@@ -102,7 +102,7 @@ def test_a_dry_run_that_fails_leaves_nothing_either(bench: Workbench, error: Bas
     topic = two_generations(bench)
     before = traces(bench, topic)
 
-    class Breaks(InProcess):
+    class Breaks(InProcessEngine):
         def run(
             self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
         ) -> list[Any]:

@@ -18,12 +18,12 @@ from compactor.run.plan import RunPolicies, Sizing
 from storage.ledger import key_index, names
 from storage.ledger.deletion_bitmap import encode_deleted, read_deleted
 from storage.ledger.hashing import Xxh3KeyHasher
-from storage.ledger.key_index import HashRange, Records
+from storage.ledger.key_index import HashRange, IndexRecords
 from storage.ledger.manifest import Manifest, Part, read_manifest, write_manifest
 from storage.ledger.rows_file import RowsObject
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.records import AttemptKind, CompactedLedgerRecord
-from storage.model import IndexLocation, LedgerRecord, MessageId, Position, StoredObject
+from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, StoredObject
 from storage.topic import Topic
 from tests.counted import CountedStore
 from tests.workbench import Workbench
@@ -77,10 +77,10 @@ def publish_compacted(bench: Workbench, store: CountedStore, topic: Topic) -> Ma
     """As a run would have left it, without what is in its parts, and without the raw ledger below the horizon."""
     record, metadata, count = topic.record, bench.metadata, PARTS * ROWS
     ledger_id = metadata.ledgers.allocate_ids(1)
-    end = Position(count - 1, MessageId(ledger_id, count - 1))
+    end = LogPosition(count - 1, MessageId(ledger_id, count - 1))
     attempt = metadata.attempts.begin(record.id, AttemptKind.IMPORT, "test")
     nowhere = StoredObject("nowhere", 1, 0)
-    empty = IndexLocation("nowhere", 0, 0, key_index.encode_index(Records.none(), HashRange())[1].encode())
+    empty = IndexLocation("nowhere", 0, 0, key_index.encode_index(IndexRecords.none(), HashRange())[1].encode())
     ledger = LedgerRecord(
         ledger_id, 0, count - 1, count, count, end.message_id, count, 0, 0, nowhere, 1, empty, attempt.attempt_id, 0
     )
@@ -101,7 +101,7 @@ def publish_compacted(bench: Workbench, store: CountedStore, topic: Topic) -> Ma
         live = list(range(first, first + ROWS - (deleted is not None)))
         rows = RowsObject(StoredObject(names.part(record.uid, run.attempt_id, number), len(content), 0), 1)
         store.objects[rows.stored.name] = content
-        ends = [Position(offset, MessageId(ledger_id, offset)) for offset in (first, first + ROWS - 1)]
+        ends = [LogPosition(offset, MessageId(ledger_id, offset)) for offset in (first, first + ROWS - 1)]
         parts.append(Part(rows, ends[0], ends[1], ROWS, 100, 0, 0, deleted, sum(live)))
     levels = tuple(write_level(bench, topic, run.attempt_id, newer) for newer in (True, False))
     manifest = Manifest(
@@ -131,7 +131,7 @@ def write_level(bench: Workbench, topic: Topic, attempt_id: str, newer: bool) ->
     alive = [n for n in range(PARTS * ROWS) if n % step != ROWS - 1 and (n % 3 == 0) == newer]
     hi, lo = Xxh3KeyHasher(topic.record.hash_seed)(pa.array(map(key, alive), pa.binary()))
     order = np.lexsort((lo, hi))
-    records = Records(hi[order], lo[order], np.array(alive, dtype=np.uint64)[order])
+    records = IndexRecords(hi[order], lo[order], np.array(alive, dtype=np.uint64)[order])
     level = []
     for prefix in range(2):
         mine = HashRange(prefix, 1)

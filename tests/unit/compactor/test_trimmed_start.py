@@ -172,7 +172,7 @@ def test_chunks_below_the_start_make_no_message(bench: Workbench) -> None:
     given = append_rows(bench, topic, rows)
     trim(bench, topic, 4)
     bench.compact(topic)
-    expected = reference.run(reference.State(), given, RunPolicies(), NOW, raw_from=4)
+    expected = reference.run(reference.ReferenceLedger(), given, RunPolicies(), NOW, raw_from=4)
     assert [item.offset for item in expected.messages] == [4, 5, 6, 7]
     compacted = topic.snapshot().compacted
     assert compacted is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compactor.engines.engine import InProcess
+from compactor.engines.engine import InProcessEngine
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.run.plan import PartResult, RangeResult, RunPolicies, Sizing
 from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
@@ -41,7 +41,7 @@ from tests.clocks import ManualClock
 from tests.workbench import Workbench, compacted_only, content, raw
 
 
-class BreaksIn(InProcess):
+class BreaksIn(InProcessEngine):
     """An engine whose tasks of one phase fail: phase 1 or 2."""
 
     def __init__(self, phase: int, error: BaseException) -> None:
@@ -57,7 +57,7 @@ class BreaksIn(InProcess):
         return super().run(count, task, on_done, weights)
 
 
-class Tampers(InProcess):
+class Tampers(InProcessEngine):
     """An engine that changes the answers of phase one or phase two."""
 
     def __init__(self, change: Callable[[Any], Any]) -> None:
@@ -188,7 +188,7 @@ def test_one_run_a_topic(bench: Workbench) -> None:
     assert bench.metadata.runs.get(running.run_id).state is RunState.ERROR
 
 
-class LosesItsCursor(InProcess):
+class LosesItsCursor(InProcessEngine):
     """An engine during whose second phase somebody deletes the cursor."""
 
     def __init__(self, bench: Workbench, topic: Topic) -> None:
@@ -214,7 +214,7 @@ def test_a_run_whose_epoch_passed_publishes_nothing(bench: Workbench) -> None:
     assert [(m.key, m.payload) for m in compacted_only(topic)] == [(b"a", b"3"), (b"c", b"4")]
 
 
-class LosesItsInput(InProcess):
+class LosesItsInput(InProcessEngine):
     """An engine before whose first phase what it reads is taken away, and its objects collected."""
 
     def __init__(self, bench: Workbench, take: Callable[[], object]) -> None:
@@ -253,7 +253,7 @@ def test_what_is_taken_away_while_a_run_reads_it_is_no_loss(bench: Workbench, ho
         assert "was trimmed while a compaction read it" in answer.value.message
 
 
-class AppendsMeanwhile(InProcess):
+class AppendsMeanwhile(InProcessEngine):
     """An engine during whose first phase more messages arrive."""
 
     def __init__(self, bench: Workbench, topic: Topic) -> None:
@@ -400,7 +400,7 @@ def test_a_limit_of_bytes_per_second_is_kept_in_tasks_and_shared_between_them(
     monkeypatch.setattr("compactor.phase_one.SystemClock", lambda: clock)
     begun = clock.now_ms()
 
-    class Two(InProcess):
+    class Two(InProcessEngine):
         parallelism = 2
 
     limited = replace(bench.compactor(), engine=Two(), rates=Rates(read=2_000, write=1_000), sizing=Sizing(1))

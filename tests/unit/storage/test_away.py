@@ -10,12 +10,12 @@ import pytest
 
 from storage.environment import Environment
 from storage.errors import SegmentNotLocal
-from storage.ledger.seek import AtOffset
+from storage.ledger.seek import StartOffset
 from storage.log.directory import LogDirectory
 from storage.model import EARLIEST, LATEST
+from storage.reading.continuation_token import ContinuationToken
 from storage.reading.limits import ReadLimits
 from storage.reading.positions import check_begins, first_at, mark_delete_before
-from storage.reading.reader_state import ReaderState
 from storage.topic import Topic
 from tests.entries import one, produce
 from tests.workbench import Workbench, content
@@ -55,11 +55,11 @@ def test_a_read_gives_what_is_sealed_and_then_names_the_rest(away: Topic, read_c
     assert [message.offset for message in islice(reading, 5)] == [0, 1, 2, 3, 4]
     with pytest.raises(SegmentNotLocal, match=NAMED):
         next(reading)
-    page = away.reader(ReaderState(EARLIEST), read_compacted).messages(ReadLimits())
+    page = away.reader(ContinuationToken(EARLIEST), read_compacted).messages(ReadLimits())
     assert len(page.messages) == 5
     with pytest.raises(SegmentNotLocal, match=NAMED):
         away.reader(page.next, read_compacted).messages(ReadLimits())
-    check_begins(away, AtOffset(4))
+    check_begins(away, StartOffset(4))
     assert first_at(away, EARLIEST) is not None
     before = mark_delete_before(away, 4)
     assert before is not None
@@ -86,7 +86,7 @@ def test_what_comes_behind_the_segment_is_read_without_it(bench: Workbench, away
         message = away.get(b"k0")
         assert message is not None
         assert (message.offset, message.payload) == (6, b"3")
-        assert [item.offset for item in away.messages(AtOffset(6))] == [6]
+        assert [item.offset for item in away.messages(StartOffset(6))] == [6]
         assert away.last_message_id() == message.message_id
         with pytest.raises(SegmentNotLocal, match=NAMED):
             away.get(b"k1")

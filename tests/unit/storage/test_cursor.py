@@ -15,7 +15,7 @@ import pytest
 from storage.cursor import Cursor, CursorSettings
 from storage.errors import Fenced, InvalidInput, NotFound, ObjectMissing, Unavailable
 from storage.metadata.records import COMPACTION_CURSOR
-from storage.model import Position
+from storage.model import LogPosition
 from tests.cursors import MANUAL, World, at, to_deliver
 from tests.entries import one
 from tests.workbench import Workbench
@@ -105,7 +105,7 @@ def test_what_lies_in_the_open_segment_exists(tmp_path: Path) -> None:
     cursor.acknowledge_cumulative(second)
     assert cursor.mark_delete == second
     with pytest.raises(InvalidInput, match="ends before offset 2"):
-        cursor.acknowledge(Position(2, first.message_id))
+        cursor.acknowledge(LogPosition(2, first.message_id))
     bench.metadata.close()
 
 

@@ -19,9 +19,9 @@ from storage.log.log_manager import LogManager
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord
 from storage.model import EARLIEST
+from storage.reading.continuation_token import ContinuationToken
 from storage.reading.limits import ReadLimits
 from storage.reading.page_reader import PageReader
-from storage.reading.reader_state import ReaderState
 from storage.topic import Topic
 from tests.entries import one
 from tests.workbench import Workbench, content, raw
@@ -211,7 +211,7 @@ def test_a_token_that_pins_a_generation_of_a_deleted_topic_says_so(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.compact(topic)
-    state = topic.reader(ReaderState(EARLIEST), read_compacted=True).messages(ReadLimits(messages=1)).next
+    state = topic.reader(ContinuationToken(EARLIEST), read_compacted=True).messages(ReadLimits(messages=1)).next
     bench.append(topic, [content((b"k0", b"newer"))])
     bench.compact(topic)
     retired = bench.metadata.pins.retired

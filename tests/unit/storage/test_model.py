@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from storage.errors import InvalidMessageId, InvalidTopicName
-from storage.model import EARLIEST, LATEST, Message, MessageId, Position, TopicName
+from storage.model import EARLIEST, LATEST, LogPosition, Message, MessageId, TopicName
 
 NUMBERS = st.integers(0, 2**63 - 1)
 INT32 = st.integers(0, 2**31 - 1)
@@ -169,7 +169,7 @@ def test_everything_lies_between_earliest_and_latest() -> None:
 
 
 def test_positions_are_ordered_by_offset_first() -> None:
-    assert Position(1, MessageId(9, 9)) < Position(2, MessageId(1, 1))
+    assert LogPosition(1, MessageId(9, 9)) < LogPosition(2, MessageId(1, 1))
 
 
 @pytest.mark.parametrize(

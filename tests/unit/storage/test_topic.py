@@ -34,7 +34,7 @@ from storage.ledger.seek import FromId
 from storage.log.bulk_append import INPUT_SCHEMA, BulkAppend, cut_ledgers
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR
 from storage.metadata.store import MetadataStore
-from storage.model import EARLIEST, LATEST, Message, MessageId, Position, TopicName
+from storage.model import EARLIEST, LATEST, LogPosition, Message, MessageId, TopicName
 from storage.objects.interface import ObjectWriter
 from storage.objects.local import LocalStore
 from storage.reading.last_message import LastMessageFinder
@@ -300,7 +300,7 @@ def test_other_metadata_writes_keep_the_pointer(bench: Workbench, topic: Topic) 
     before = topic.snapshot().compacted
     bench.metadata.cursors.set_properties(topic.record.id, COMPACTION_CURSOR, {"note": "x"})
     bench.metadata.cursors.ensure(topic.record.id, "reader")
-    bench.metadata.cursors.reset(topic.record.id, "reader", Position(0, ids(raw(topic))[0]))
+    bench.metadata.cursors.reset(topic.record.id, "reader", LogPosition(0, ids(raw(topic))[0]))
     bench.append(topic, [content((b"z", b"7"))])
     after = topic.snapshot()
     assert after.compacted == before

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from api.formats.jsonl import Row, read_rows
+from api.formats.jsonl import InputMessage, read_rows
 from api.formats.text_encoding import TextEncoding
 
 
@@ -54,7 +54,7 @@ def test_a_signal_that_cut_no_read_short_is_heard_before_the_next_line(
         other = threading.Thread(target=signal_a_sleeper, args=(threading.get_native_id(), begun, heard))
         other.start()
 
-        def next_row() -> Row:
+        def next_row() -> InputMessage:
             begun.set()
             return next(rows)
 

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from api.formats.entries import Entries, lingering
-from api.formats.jsonl import Row
+from api.formats.batch_container import BatchMessageContainer, lingering
+from api.formats.jsonl import InputMessage
 from storage.entries.decode import StoredEntry, unpack
 from storage.entries.entry import inspect
 from storage.errors import InvalidRecord
-from storage.ledger.rows import Codec
+from storage.ledger.rows import CompressionType
 from tests.clocks import ManualClock
 
 CLOCK = ManualClock()
 
 
-def row(number: int, publish_time: int | None = None, size: int = 10) -> Row:
-    return Row(b"k%d" % number, b"v%d" % number, publish_time, None, None, size)
+def row(number: int, publish_time: int | None = None, size: int = 10) -> InputMessage:
+    return InputMessage(b"k%d" % number, b"v%d" % number, publish_time, None, None, size)
 
 
 def keys(entries: Iterator[bytes]) -> list[list[bytes]]:
@@ -27,8 +27,8 @@ def keys(entries: Iterator[bytes]) -> list[list[bytes]]:
     return [unpack([StoredEntry(0, 0, data, inspect(data))], 1).column("key").to_pylist() for data in entries]
 
 
-def made(batch: int, batch_bytes: int = 1000) -> Entries:
-    return Entries(batch, batch_bytes, Codec.LZ4, CLOCK)
+def made(batch: int, batch_bytes: int = 1000) -> BatchMessageContainer:
+    return BatchMessageContainer(batch, batch_bytes, CompressionType.LZ4, CLOCK)
 
 
 def test_batches_are_cut_by_number_bytes_and_publish_time() -> None:
@@ -50,7 +50,7 @@ def test_what_waits_goes_when_nothing_comes() -> None:
 
 @pytest.mark.parametrize("end", [InvalidRecord("line 3 is bad", "correct it"), KeyboardInterrupt()])
 def test_what_was_read_goes_before_what_ends_it(end: BaseException) -> None:
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[InputMessage]:
         yield row(0)
         yield row(1)
         raise end
@@ -75,7 +75,7 @@ def test_an_entry_is_named_by_its_lines() -> None:
 def test_lingering_tells_of_a_pause_and_of_every_row_and_error() -> None:
     paused = threading.Event()
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[InputMessage]:
         yield row(0)
         assert paused.wait(60)
         yield row(1)

@@ -11,7 +11,7 @@ import pytest
 from api.http import openapi
 from api.http.access import Action, CallerName
 from api.http.paths import EncodedSlashes
-from api.http.routes import Routes
+from api.http.router import Routes
 from api.http.tokens import create
 from storage.errors import NotFound
 from storage.metadata.records import NamespaceRecord, TenantRecord

@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 
 from api.http import connections
 from api.http.connections import Listener, deadline_protocol, loop_errors, most_connections
-from api.observability.logs import SELDOM_MS, Seldom
+from api.observability.logs import SELDOM_MS, LogThrottle
 from api.settings.settings import Settings
 from tests.clocks import ManualClock
 from tests.event_loop import in_event_loop
@@ -30,8 +30,8 @@ SOON = {
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
 
 
-def seldom_of(clock: ManualClock) -> Seldom:
-    return Seldom(clock, logging.getLogger("test"))
+def seldom_of(clock: ManualClock) -> LogThrottle:
+    return LogThrottle(clock, logging.getLogger("test"))
 
 
 def listening(most: int, *, plain: bool = True) -> Listener:
@@ -134,7 +134,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 @asynccontextmanager
 async def served(
-    settings: Settings, seldom: Seldom
+    settings: Settings, seldom: LogThrottle
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a server of `echo`."""
     config = uvicorn.Config(echo, http=deadline_protocol(settings, seldom), log_config=None, ws="none", lifespan="off")

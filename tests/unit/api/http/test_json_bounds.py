@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from api.http.json_bounds import TooMuch, check_bounds, load
+from api.http.json_bounds import JsonBoundsError, check_bounds, load
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -36,14 +36,14 @@ def test_what_begins_at_each_depth_is_counted(value: object, ascii_only: bool) -
 def test_deeper_than_allowed(text: bytes) -> None:
     assert json.loads(text)
     check_bounds(text, depth=4)
-    with pytest.raises(TooMuch, match="nested more than 3 deep"):
+    with pytest.raises(JsonBoundsError, match="nested more than 3 deep"):
         check_bounds(text, depth=3)
 
 
 @pytest.mark.parametrize("text", [b"[1,2,3]", b'{"a":1,"b":"[,","c":3}', b"{},{},{}"])
 def test_more_values_than_allowed(text: bytes) -> None:
     check_bounds(text, values=10)
-    with pytest.raises(TooMuch, match="more than 2 values"):
+    with pytest.raises(JsonBoundsError, match="more than 2 values"):
         check_bounds(text, values=2)
 
 

@@ -10,8 +10,8 @@ import pytest
 from fastapi import Request
 
 from api.http.access import Caller
-from api.http.limits import Buckets, Limits
-from api.http.problems import Problem
+from api.http.limits import Buckets, RequestLimiter
+from api.http.problems import RestException
 from api.settings.settings import Settings
 from tests.asgi import TestClient, application
 from tests.clocks import ManualClock
@@ -40,7 +40,7 @@ def limited(clock: ManualClock, **settings: Any) -> TestClient:
     async def livez() -> str:
         return "ok"
 
-    limits = Limits(app, Settings(**settings), clock)
+    limits = RequestLimiter(app, Settings(**settings), clock)
 
     async def named(scope: Message, receive: Any, send: Any) -> None:
         headers = dict(scope.get("headers", ()))
@@ -230,13 +230,13 @@ def test_a_clock_that_goes_back_gives_nothing() -> None:
 
 
 class UnderWay:
-    """Requests to `Limits` around an application; the statuses of their answers, in the order of their ends."""
+    """Requests to `RequestLimiter` around an application; the statuses of their answers, in the order of their ends."""
 
     def __init__(self, answering: Any, body: bytes = b"", **settings: Any) -> None:
         self.statuses: list[int] = []
         self.leave = asyncio.Event()
         """Set: the application answers."""
-        self._limits = Limits(lambda *given: answering(self, *given), Settings(**settings), ManualClock())
+        self._limits = RequestLimiter(lambda *given: answering(self, *given), Settings(**settings), ManualClock())
         self._body = body
 
     async def ask(self, role: str = "", path: str = "/") -> None:
@@ -266,7 +266,7 @@ class UnderWay:
         """As `slow`, with the body in memory."""
         try:
             await receive()
-        except Problem as refusal:
+        except RestException as refusal:
             self.statuses.append(refusal.status_code)
         else:
             await self.slow(scope, receive, send)

@@ -10,7 +10,7 @@ import pytest
 
 from api.http import long_polls
 from api.http.long_polls import LongPolls
-from api.http.problems import Problem
+from api.http.problems import RestException
 from api.http.thread_pools import Pool, WaitsFor
 from storage.errors import Unavailable
 from tests.entries import one, produce
@@ -103,7 +103,10 @@ async def test_a_deleted_topic_and_a_database_that_is_away_wake_who_waits(
 def test_one_caller_has_so_many_reads_that_wait_and_others_have_theirs(bench: Workbench) -> None:
     polls = polls_of(bench, most=2)
     with polls.turn("a"), polls.turn("a"), polls.turn("b"):
-        with pytest.raises(Problem, match=r"2 reads of a wait .* limits.waiting-polls") as refused, polls.turn("a"):
+        with (
+            pytest.raises(RestException, match=r"2 reads of a wait .* limits.waiting-polls") as refused,
+            polls.turn("a"),
+        ):
             pass
         assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "1"})
     with polls.turn("a"), polls.turn("a"):

@@ -18,9 +18,9 @@ from starlette.requests import Request
 
 from api.http.owner_proxy import NotTheOwner, OwnerProxy
 from api.http.paths import segment
-from api.http.problems import Problem
+from api.http.problems import RestException
 from storage.environment import Environment
-from storage.ledger.seek import AtOffset, AtTime, StartPosition
+from storage.ledger.seek import AtTime, StartOffset, StartPosition
 from storage.log.directory import LogDirectory
 from storage.metadata.records import ServiceRecord, TopicRecord
 from storage.model import EARLIEST, LATEST
@@ -95,17 +95,17 @@ def two_logs(bench: Workbench, logs: dict[str, LogDirectory]) -> TopicRecord:
     [
         # first, all live: a read goes where the first messages are that it comes to, another request to the newest
         ("ab", EARLIEST, {"a": "a", "b": "a", "c": "a"}),
-        ("ab", AtOffset(1), {"a": "a", "b": "a", "c": "a"}),
-        ("ab", AtOffset(2), {"a": "b", "b": "b", "c": "b"}),
+        ("ab", StartOffset(1), {"a": "a", "b": "a", "c": "a"}),
+        ("ab", StartOffset(2), {"a": "b", "b": "b", "c": "b"}),
         ("ab", LATEST, {"a": "b", "b": "b", "c": "b"}),
         ("ab", AtTime(NOW), {"a": "a", "b": "a", "c": "a"}),
         ("ab", AtTime(NOW + 1), {"a": "b", "b": "b", "c": "b"}),
         ("ab", None, {"a": "b", "b": "b", "c": "b"}),
         # then a's machine is away, or b's: each gives what it has
         ("b", EARLIEST, {"b": "b", "c": "c"}),
-        ("b", AtOffset(2), {"b": "b", "c": "b"}),
+        ("b", StartOffset(2), {"b": "b", "c": "b"}),
         ("b", None, {"b": "b", "c": "b"}),
-        ("a", AtOffset(2), {"a": "a", "c": "c"}),
+        ("a", StartOffset(2), {"a": "a", "c": "c"}),
         ("a", None, {"a": "a", "c": "a"}),
         ("", EARLIEST, {"c": "c"}),
         ("", None, {"c": "c"}),
@@ -156,7 +156,7 @@ def test_a_process_of_the_same_host_and_pid_is_another_one(bench: Workbench, log
     bench.metadata.leases.release(lease)
     twin = replace(ours, machine="0a0a0a0a")
     bench.metadata.leases.acquire(topic.id, str(twin), 15_000)
-    with pytest.raises(Problem, match="is writing to"):
+    with pytest.raises(RestException, match="is writing to"):
         forwarding.for_writing(topic)
     bench.metadata.services.heartbeat(ServiceRecord(str(twin), "http://twin", None, 0, 0))
     with pytest.raises(NotTheOwner):

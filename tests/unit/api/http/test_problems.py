@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from api.http.problems import Problem
+from api.http.problems import RestException
 from api.reports import shown_error
 from storage.errors import (
     CompactorError,
@@ -41,7 +41,7 @@ def answering(error: Exception) -> TestClient:
         Misconfigured("bucket acme does not exist, asked to read object x", "make it"),
         StorageFull("the segment file /srv/log/0.log cannot be written", "free space"),
         ObjectMissing("object x does not exist in s3://bucket/prefix", "check COMPACTOR_STORE"),
-        Problem(503, "n cannot be reached at http://me:hunter2@other (password='hunter2 x'): try again"),
+        RestException(503, "n cannot be reached at http://me:hunter2@other (password='hunter2 x'): try again"),
         InvalidInput("'postgresql://me:hunter2@db/c' is no topic", "give one"),
     ],
     ids=lambda item: type(item).__name__,
@@ -80,7 +80,9 @@ def test_damage_of_each_topic_is_logged(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_a_reason_is_short_however_long_the_names_in_it_are() -> None:
     answer = (
-        answering(Problem(403, f"role 'me' has no permission in {'://x' * 8000}: ask")).get("/read").json()["reason"]
+        answering(RestException(403, f"role 'me' has no permission in {'://x' * 8000}: ask"))
+        .get("/read")
+        .json()["reason"]
     )
     assert (len(answer), answer[:9], answer[-5:]) == (1000, "role 'me'", ": ask")
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from api.http.owner_proxy import NotTheOwner
-from api.http.problems import Problem
+from api.http.problems import RestException
 from api.http.thread_pools import STUCK_MS, Pool, WaitsFor
 from storage.errors import Unavailable
 from storage.metadata.records import ServiceRecord
@@ -53,7 +53,7 @@ async def test_what_hangs_holds_its_own_pool_alone_and_the_next_are_refused_at_o
     queued = asyncio.create_task(store.run(int, "8"))  # they may be just about to end
     await asyncio.sleep(0)
     clock.advance(STUCK_MS)
-    with pytest.raises(Problem, match="object store has not answered any of 2 requests") as refused:
+    with pytest.raises(RestException, match="object store has not answered any of 2 requests") as refused:
         await store.run(int, "9")
     assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "1"})
     leave.set()
@@ -67,9 +67,9 @@ async def test_at_the_deadline_the_answer_comes_and_what_has_not_begun_never_doe
 ) -> None:
     pool = Pool(WaitsFor.STORE, 1, 1, ManualClock())
     begun: list[str] = []
-    with pytest.raises(Problem, match="has not answered within 1 ms"):
+    with pytest.raises(RestException, match="has not answered within 1 ms"):
         await pool.run(leave.wait, 30)
-    with pytest.raises(Problem, match="has not answered within 1 ms"):
+    with pytest.raises(RestException, match="has not answered within 1 ms"):
         await pool.run(begun.append, "too late")
     leave.set()
     # Not `pool.run`: its own deadline is as short.
@@ -77,7 +77,7 @@ async def test_at_the_deadline_the_answer_comes_and_what_has_not_begun_never_doe
     while not settled.is_set():
         try:
             await pool.run(settled.set)
-        except Problem:
+        except RestException:
             continue
     assert begun == []
     assert [record.message for record in caplog.records] == [
@@ -91,7 +91,7 @@ async def test_a_queue_has_an_end(leave: threading.Event) -> None:
     tasks = await hung(pool, leave, 1)
     waiting = [asyncio.create_task(pool.run(int, "1")) for _ in range(16)]
     await asyncio.sleep(0)
-    with pytest.raises(Problem, match="is waited for by 17 requests already"):
+    with pytest.raises(RestException, match="is waited for by 17 requests already"):
         await pool.run(int, "1")
     leave.set()
     await asyncio.gather(*tasks, *waiting)
@@ -224,7 +224,7 @@ async def test_where_no_thread_can_be_made_the_request_is_refused_and_the_next_o
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", none_left)
-        with pytest.raises(Problem, match="has no thread") as refused:
+        with pytest.raises(RestException, match="has no thread") as refused:
             await pool.run(begun.append, 1)
     assert refused.value.status_code == 503
     assert await pool.run(int, "7") == 7

@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from api.http.token_keys import TokenKeys
+from api.http.token_key_reloader import TokenKeyReloader
 from api.http.tokens import (
     ES256,
     HS256,
@@ -47,7 +47,7 @@ def pem(public: bytes) -> bytes:
 
 
 def verifier(**settings: Any) -> TokenVerifier:
-    return TokenKeys(Settings(**settings), ManualClock(NOW * 1000)).verifier
+    return TokenKeyReloader(Settings(**settings), ManualClock(NOW * 1000)).verifier
 
 
 def all_keys() -> TokenVerifier:

@@ -11,9 +11,9 @@ import pytest
 from api.messaging.producers import Producers
 from storage.entries.encode import encode_message
 from storage.errors import Fenced, InvalidRecord, LeaseHeld, Unavailable
+from storage.log.active_segment_file import ActiveSegmentFile, PlacedEntry
 from storage.log.group_commit import Done
 from storage.log.segment import AppendResult
-from storage.log.segment_file import PlacedEntry, SegmentFile
 from storage.log.topic_log import TopicLog
 from tests.clocks import ManualClock
 from tests.workbench import Workbench
@@ -52,10 +52,10 @@ def test_behind_a_message_that_failed_none_of_its_request_is_taken(
 ) -> None:
     """Else a client that repeats what failed would turn the order of a key round."""
     topic = bench.topic()
-    write, submit = SegmentFile.write, TopicLog.submit
+    write, submit = ActiveSegmentFile.write, TopicLog.submit
     failures = [OSError(errno.EIO, "the disk fails once")]
 
-    def failing_once(file: SegmentFile, entries: Sequence[PlacedEntry]) -> None:
+    def failing_once(file: ActiveSegmentFile, entries: Sequence[PlacedEntry]) -> None:
         if entries[0].offset == 1 and failures:
             raise failures.pop()
         write(file, entries)
@@ -65,7 +65,7 @@ def test_behind_a_message_that_failed_none_of_its_request_is_taken(
         submit(log, data, lambda answer: (done(answer), answered.set()), check)
         assert answered.wait(60)
 
-    monkeypatch.setattr(SegmentFile, "write", failing_once)
+    monkeypatch.setattr(ActiveSegmentFile, "write", failing_once)
     monkeypatch.setattr(TopicLog, "submit", one_after_the_other)
     too_large = encode_message(b"k", bytes(6 << 20), producer="p", sequence_id=0, publish_time=1)
     answers = producers.append(topic, [entry(b"1"), entry(b"2"), too_large, entry(b"3"), entry(b"4")])

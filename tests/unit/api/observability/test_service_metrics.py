@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.observability.metrics import REFRESH_MS, AppendTotals, Metrics, Sources
 from api.observability.run_totals import LATE_LOOKS
-from compactor.scheduling.due import Check
+from compactor.scheduling.due import CleanableTopics
 from storage.errors import Unavailable
-from storage.metadata.metrics_store import MetricsStore, RunFigures, ServiceCounts
+from storage.metadata.metrics_store import MetricsStore, RunSummary, ServiceCounts
 from storage.metadata.records import RunState
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -21,18 +21,18 @@ NOW = ManualClock().now_ms()
 STATISTICS = {"messages_in": 100, "messages_before": 20, "messages_out": 50, "bytes_read": 4000, "bytes_written": 1000}
 
 
-def run(run_id: int, topic_id: int, state: RunState = RunState.SUCCESS, **statistics: int) -> RunFigures:
+def run(run_id: int, topic_id: int, state: RunState = RunState.SUCCESS, **statistics: int) -> RunSummary:
     """A run of two seconds, that ended a second ago."""
     finished = None if state is RunState.RUNNING else NOW - 1000
     given = {**STATISTICS, "logical_bytes_out": 700, **statistics}
-    return RunFigures(run_id, topic_id, state, NOW - 3000, NOW, finished, given)
+    return RunSummary(run_id, topic_id, state, NOW - 3000, NOW, finished, given)
 
 
 @dataclass
 class History:
     """What SQL would say."""
 
-    rows: list[RunFigures] = field(default_factory=list)
+    rows: list[RunSummary] = field(default_factory=list)
     names: dict[int, TopicName] = field(default_factory=dict)
     away: bool = False
     looks: int = 0
@@ -48,7 +48,7 @@ class History:
     def topic_names(self) -> dict[int, TopicName]:
         return dict(self.names)
 
-    def runs(self, after: int, again: list[int]) -> list[RunFigures]:
+    def runs(self, after: int, again: list[int]) -> list[RunSummary]:
         self.asked = again
         return [row for row in self.rows if row.run_id > after or row.run_id in again]
 
@@ -190,7 +190,7 @@ def test_what_waits_is_paused_or_fails() -> None:
 
 
 def test_only_the_leader_tells_what_its_last_look_saw() -> None:
-    check = Check(
+    check = CleanableTopics(
         at=NOW - 2000,
         topics=9,
         due=3,

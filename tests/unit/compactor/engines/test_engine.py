@@ -10,9 +10,9 @@ from hypothesis import given, strategies as st
 from compactor.engines.engine import (
     LIGHT,
     PARTITIONS_PER_CORE,
-    Failed,
-    InProcess,
+    InProcessEngine,
     InProcessEngines,
+    TaskFailure,
     answers,
     pack,
     stop_of_this_task,
@@ -30,9 +30,9 @@ def second_fails(number: int) -> int:
 
 def test_what_fails_stands_in_its_place() -> None:
     seen: list[int] = []
-    outcomes = InProcess().run(4, second_fails, seen.append)
-    assert outcomes[:3] == [-4, Failed(GONE), -10]
-    assert isinstance(outcomes[3], Failed)
+    outcomes = InProcessEngine().run(4, second_fails, seen.append)
+    assert outcomes[:3] == [-4, TaskFailure(GONE), -10]
+    assert isinstance(outcomes[3], TaskFailure)
     assert isinstance(outcomes[3].error, ZeroDivisionError)
     assert seen == [1, 2, 3, 4]
     with pytest.raises(ObjectMissing, match="object 1 is gone"):
@@ -58,7 +58,7 @@ def test_a_cancel_is_heard_between_tasks_and_holds_for_this_job_alone() -> None:
 
 
 def test_a_task_can_ask_whether_it_is_to_end_and_then_fails_for_that_alone() -> None:
-    engine = InProcess()
+    engine = InProcessEngine()
 
     def ends(_: int) -> None:
         stop = stop_of_this_task()

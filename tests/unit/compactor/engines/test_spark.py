@@ -22,8 +22,8 @@ from pyspark.java_gateway import launch_gateway
 
 from api.cli.local.spark_engine import spark_engine as spark_engine_of
 from api.settings.settings import Settings
-from compactor.engines.driver import Asker, GroupStatus
-from compactor.engines.engine import PARTITIONS_PER_CORE, Engine, Failed, answers
+from compactor.engines.driver_monitor import DriverCaller, DriverStatus
+from compactor.engines.engine import PARTITIONS_PER_CORE, Engine, TaskFailure, answers
 from compactor.engines.jvm import Jvm
 from compactor.engines.spark import (
     JAVA_NAMES,
@@ -80,9 +80,9 @@ def test_light_tasks_share_partitions_and_a_bad_one_fails_alone(spark_engine: En
         return int(TaskContext.get().partitionId())
 
     outcomes = spark_engine.run(1000, where, print, weights=[100.0] * 1000)
-    assert isinstance(outcomes[400], Failed)
+    assert isinstance(outcomes[400], TaskFailure)
     assert str(outcomes[400].error) == "object 400 is gone: restore it"
-    partitions = Counter(outcome for outcome in outcomes if not isinstance(outcome, Failed))
+    partitions = Counter(outcome for outcome in outcomes if not isinstance(outcome, TaskFailure))
     assert len(partitions) == PARTITIONS_PER_CORE * spark_engine.parallelism
     assert sum(partitions.values()) == 999
 
@@ -259,7 +259,7 @@ def test_a_job_waits_when_only_other_jobs_have_tasks_that_run(
     java_context = SimpleNamespace(isStopped=lambda: False, conf=dict, master=lambda: "local[1]")
     context = SimpleNamespace(statusTracker=lambda: tracker, _jsc=SimpleNamespace(sc=lambda: java_context))
     driver = SparkDriver(SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
-    assert driver.look("group") == GroupStatus(stopped=False, executors=None, ended=10, is_waiting=is_waiting)
+    assert driver.look("group") == DriverStatus(stopped=False, executors=None, ended=10, is_waiting=is_waiting)
 
 
 def test_the_gateway_imports_what_pyspark_does() -> None:
@@ -286,16 +286,16 @@ def test_port_and_secret_of_the_gateway_are_never_in_the_environment(monkeypatch
 
 
 def test_a_command_asks_its_driver_from_one_thread_which_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    created: list[Asker] = []
+    created: list[DriverCaller] = []
     stopped: list[str] = []
 
-    class Counted(Asker):
+    class Counted(DriverCaller):
         def __init__(self) -> None:
             super().__init__()
             created.append(self)
 
     session = SimpleNamespace(stop=lambda: stopped.append(threading.current_thread().name))
-    monkeypatch.setattr("compactor.engines.driver.Asker", Counted)
+    monkeypatch.setattr("compactor.engines.driver_monitor.DriverCaller", Counted)
     monkeypatch.setattr("compactor.engines.spark.open_session", lambda *_: session)
     with spark_engine_of(Settings(data=str(tmp_path), spark_master="local[1]")):
         pass

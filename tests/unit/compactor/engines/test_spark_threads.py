@@ -12,8 +12,8 @@ import pytest
 
 from compactor.engines.engine import Engine
 from compactor.engines.jvm import Jvm
+from compactor.engines.shared_session import SparkEngines
 from compactor.engines.spark import SparkEngine, SparkSettings
-from compactor.engines.spark_sessions import SparkEngines
 from storage.errors import Fenced, Misconfigured, Unavailable
 from tests.unit.compactor.engines.test_spark import until
 
@@ -85,7 +85,7 @@ def test_a_session_that_is_starting_is_given_up_when_the_service_ends(
         given_up.wait(60)
         raise Misconfigured("Spark could not start", "check its log")
 
-    monkeypatch.setattr("compactor.engines.spark_sessions.Jvm", Watched)
+    monkeypatch.setattr("compactor.engines.shared_session.Jvm", Watched)
     monkeypatch.setattr("compactor.engines.spark.open_session", open_it)
     engines = SparkEngines(SparkSettings(tmp_path / "spark.log"))
     with ThreadPoolExecutor(1) as pool:
@@ -103,9 +103,9 @@ def test_a_java_that_is_stopped_is_killed_and_followed_by_another(tmp_path: Path
     script = """
 import os, signal, sys, threading
 from pathlib import Path
-from compactor.engines.driver import Patience
+from compactor.engines.driver_monitor import Patience
 from compactor.engines.spark import SparkSettings
-from compactor.engines.spark_sessions import SparkEngines
+from compactor.engines.shared_session import SparkEngines
 from storage.errors import Unavailable
 
 folder = Path(sys.argv[1])
@@ -145,7 +145,7 @@ def test_a_java_that_died_is_followed_by_another(tmp_path: Path) -> None:
 import os, signal, sys
 from pathlib import Path
 from compactor.engines.spark import SparkSettings
-from compactor.engines.spark_sessions import SparkEngines
+from compactor.engines.shared_session import SparkEngines
 engines = SparkEngines(SparkSettings(Path(sys.argv[1]), "local[1]", "512m"))
 session = engines.open()._session
 java = session.sparkContext._gateway.proc.pid

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from compactor.maintenance.backlog_limits import BacklogExtent, BacklogLimits, bytes_behind, first_of_last
+from compactor.maintenance.backlog_limits import BacklogLimits, ExtentBytes, bytes_behind, first_of_last
 from storage.errors import Conflict, Unavailable
-from storage.log.segment_tables import UnsealedSegments
+from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.options.policies import EVICT
@@ -20,7 +20,7 @@ from tests.entries import one, produce
 from tests.workbench import Workbench, content
 
 SECOND = 1000
-EXTENTS = [BacklogExtent(0, 9, 100), BacklogExtent(10, 14, 1000), BacklogExtent(15, 24, 40)]
+EXTENTS = [ExtentBytes(0, 9, 100), ExtentBytes(10, 14, 1000), ExtentBytes(15, 24, 40)]
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 1140), (5, 1090), (10, 1040), (14, 240), (15, 40), (24, 4), (25, 0)])
@@ -113,13 +113,13 @@ def test_what_is_appended_during_the_look_is_not_acknowledged(
     limited.produce(1)
     limited.clock.advance(100 * SECOND)
     limited.policy(**policy)
-    plain = UnsealedSegments.tables
+    plain = SegmentTableReader.tables
 
     def tables(*arguments: Any) -> Iterator[Any]:
         yield from list(plain(*arguments))
         limited.produce(1)
 
-    monkeypatch.setattr(UnsealedSegments, "tables", tables)
+    monkeypatch.setattr(SegmentTableReader, "tables", tables)
     assert limited.apply() is None
     assert limited.marks() == {COMPACTION_CURSOR: None, "fast": 0, "slow": 0}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.maintenance.garbage import SKEW_MS, Collected, GarbageCollector, Totals
+from compactor.maintenance.garbage import SKEW_MS, CollectionResult, GarbageCollector, ObjectTotals
 from compactor.maintenance.grace import GRACE_MS
 from storage.errors import DataLoss, ObjectMissing, TopicNotFound
 from storage.ledger import names
@@ -73,7 +73,7 @@ def collector(bench: Workbench, told: list[str] | None = None) -> GarbageCollect
     return GarbageCollector(bench, on_object=lambda info: heard.append(info.name))
 
 
-def collect(bench: Workbench, topic: Topic, dry_run: bool = False) -> Collected:
+def collect(bench: Workbench, topic: Topic, dry_run: bool = False) -> CollectionResult:
     return collector(bench).collect(topic.record, dry_run)
 
 
@@ -110,7 +110,7 @@ def leave(bench: Workbench, topic: Topic, holder: str = "somebody") -> tuple[str
 
 def test_a_topic_that_has_only_what_it_needs_loses_nothing(bench: Workbench, topic: Topic) -> None:
     before = listed(bench, topic)
-    assert collect(bench, topic).total == Totals()
+    assert collect(bench, topic).total == ObjectTotals()
     assert listed(bench, topic) == before == referenced(bench, topic)
 
 
@@ -125,7 +125,7 @@ def test_a_topic_with_nothing_to_do_costs_no_write(
         raise AssertionError("there is nothing to change")
 
     monkeypatch.setattr(Database, "write", write)
-    assert collect(bench, topic) == Collected(topic.name, topic.record.uid, True)
+    assert collect(bench, topic) == CollectionResult(topic.name, topic.record.uid, True)
     assert listed(bench, topic) == before
 
 
@@ -136,7 +136,7 @@ def test_a_replaced_generation_goes_after_its_grace_time(bench: Workbench, topic
     assert old & new, "generations share parts, or this test shows nothing"
     assert old - new
     bench.advance(GRACE_MS - 1)
-    assert collect(bench, topic).total == Totals()
+    assert collect(bench, topic).total == ObjectTotals()
     bench.advance(1)
     report = collect(bench, topic)
     assert report.compacted_ledgers == 1
@@ -176,7 +176,7 @@ def test_twice_is_once(bench: Workbench, topic: Topic) -> None:
     bench.advance(GRACE_MS)
     assert collect(bench, topic).total.count > 7
     after = listed(bench, topic)
-    assert collect(bench, topic).total == Totals()
+    assert collect(bench, topic).total == ObjectTotals()
     assert listed(bench, topic) == after == referenced(bench, topic)
 
 
@@ -305,7 +305,7 @@ def test_a_manifest_that_cannot_be_read_keeps_everything_of_its_topic(bench: Wor
     assert listed(bench, topic) == before
     reports = {report.topic: report for report in collector(bench).collect_all()}
     assert isinstance(reports[topic.name].error, DataLoss)
-    assert reports[topic.name].total == Totals()
+    assert reports[topic.name].total == ObjectTotals()
     assert listed(bench, topic) == before
     assert reports[other.name].error is None
     assert reports[other.name].total.count == 7, "the others are collected all the same"
@@ -344,11 +344,11 @@ def test_topics_that_the_database_does_not_know_go_only_when_asked(bench: Workbe
         (report,) = (
             item for item in collector(bench, answer).collect_all(dry_run, unknown_topics=asked) if item.topic is None
         )
-        assert (report.topic_uid, report.deleted, report.total) == (uid, False, Totals(1, 4))
+        assert (report.topic_uid, report.deleted, report.total) == (uid, False, ObjectTotals(1, 4))
         assert (old in answer) is asked
         assert {old, young} <= {info.name for info in bench.store.list()}
     (report,) = (item for item in collector(bench).collect_all(unknown_topics=True) if item.topic is None)
-    assert (report.deleted, report.total) == (True, Totals(1, 4))
+    assert (report.deleted, report.total) == (True, ObjectTotals(1, 4))
     assert old not in {info.name for info in bench.store.list()}
     assert young in {info.name for info in bench.store.list()}
     assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))

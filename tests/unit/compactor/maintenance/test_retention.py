@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 
 from compactor.maintenance.garbage import GarbageCollector
-from compactor.maintenance.retention import Retention, Trimmed
+from compactor.maintenance.retention import Retention, TrimResult
 from compactor.maintenance.retention_plan import RetentionHold, TrimPlan, TrimReason
 from compactor.run.plan import RunPolicies
 from storage.entries.encode import encode_message
 from storage.environment import Environment
 from storage.errors import Conflict, LeaseHeld, ObjectMissing
-from storage.ledger.seek import AtOffset, Reset
+from storage.ledger.seek import OffsetReset, StartOffset
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.directory import LogDirectory
 from storage.metadata.policy_store import topic_scope
@@ -70,7 +70,7 @@ def offsets(topic: Topic, read_compacted: bool = False) -> list[int]:
     return [message.offset for message in topic.messages(read_compacted=read_compacted)]
 
 
-def gone(trimmed: Trimmed) -> list[int]:
+def gone(trimmed: TrimResult) -> list[int]:
     return [item.extent.first_offset for item in trimmed.plan.going]
 
 
@@ -84,7 +84,7 @@ def test_worked_example_7_on_a_topic(bench: Workbench, topic: Topic) -> None:
     assert gone(trimmed) == [0, 11]
     assert [ledger.first_offset for ledger in topic.snapshot().ledgers] == [23]
     assert offsets(topic) == list(range(25, 40))
-    assert [m.offset for m in topic.messages(AtOffset(11), max_messages=1)] == [25]
+    assert [m.offset for m in topic.messages(StartOffset(11), max_messages=1)] == [25]
     assert [item.first_offset for item in bench.metadata.trimming.trimmed(topic.record.id)] == [0, 11]
 
 
@@ -338,7 +338,7 @@ def test_a_reader_that_is_under_way_goes_on_until_the_objects_go(bench: Workbenc
     assert sum(stored.count for stored in wet.objects.values()) == 4
     assert collector.collect(topic.record).trimmed_ledgers == 0
     assert offsets(topic) == [7, 8]
-    late = topic.read(AtOffset(0), reset=Reset.EARLIEST)
+    late = topic.read(StartOffset(0), reset=OffsetReset.EARLIEST)
     assert [row for batch in late for row in batch.column("offset").to_pylist()] == [7, 8]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from compactor.maintenance.retention_plan import (
-    Extent,
+    RetentionExtent,
     TrimCandidate,
     TrimPlan,
     TrimReason,
@@ -18,7 +18,7 @@ from compactor.maintenance.retention_plan import (
 )
 from storage.errors import InvalidInput
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, TopicRecord, TopicSnapshot
-from storage.model import MessageId, Position, TopicName
+from storage.model import LogPosition, MessageId, TopicName
 from storage.options.policies import TopicPolicies
 
 NOW = 1_700_000_000_000
@@ -27,13 +27,13 @@ GB = 1 << 30
 DELETE, COMPACT = frozenset({"delete"}), frozenset({"compact"})
 
 
-def extents(*lengths: int, size: int = 1, newest: Sequence[int] = ()) -> list[Extent]:
+def extents(*lengths: int, size: int = 1, newest: Sequence[int] = ()) -> list[RetentionExtent]:
     """Ledgers with that many messages each, one after the other."""
-    found: list[Extent] = []
+    found: list[RetentionExtent] = []
     for number, length in enumerate(lengths):
         first = found[-1].last_offset + 1 if found else 0
         time = newest[number] if newest else NOW
-        found.append(Extent(number, first, first + length - 1, length, size, time))
+        found.append(RetentionExtent(number, first, first + length - 1, length, size, time))
     return found
 
 
@@ -42,14 +42,14 @@ def snapshot(start: int = 0, end: int = 10_000, horizon: int | None = None) -> T
 
     class Snapshot(TopicSnapshot):
         @property
-        def horizon(self) -> Position | None:
-            return None if horizon is None else Position(horizon, MessageId(0, horizon))
+        def horizon(self) -> LogPosition | None:
+            return None if horizon is None else LogPosition(horizon, MessageId(0, horizon))
 
     return Snapshot(topic, (), None, None, None)
 
 
 def cursor(name: str, offset: int | None) -> CursorRecord:
-    return CursorRecord(name, None if offset is None else Position(offset, MessageId(0, offset)), {})
+    return CursorRecord(name, None if offset is None else LogPosition(offset, MessageId(0, offset)), {})
 
 
 def reasons(plan: TrimPlan) -> list[TrimReason]:

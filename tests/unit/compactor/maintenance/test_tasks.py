@@ -14,7 +14,7 @@ from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
 from compactor.maintenance.tasks import Maintenance, Task, TaskStatus, due
-from compactor.scheduling.throttle import RESTS
+from compactor.scheduling.scan_throttle import RESTS
 from storage.entries.encode import encode_message
 from storage.environment import Environment
 from storage.errors import TopicNotFound, Unavailable

@@ -305,7 +305,7 @@ def test_verify_finds_a_chunk_that_should_have_gone(bench: Workbench, monkeypatc
 
 
 def keep_everything(self: object, resolved: object) -> object:
-    from compactor.run.chunked import Decided
+    from compactor.run.chunked import ChunkDecision
 
     assembled = self._assembled  # type: ignore[attr-defined]
     kept = (
@@ -315,7 +315,7 @@ def keep_everything(self: object, resolved: object) -> object:
     )
     kept = kept[np.argsort(chunk_table.offsets(kept))]
     newest = int(kept["publish_time"].min())
-    return Decided(kept, chunk_table.offsets(kept), pending=len(kept), oldest_pending=newest)
+    return ChunkDecision(kept, chunk_table.offsets(kept), pending=len(kept), oldest_pending=newest)
 
 
 def test_what_a_hash_range_reads_of_tables_is_only_what_may_be_its_own(bench: Workbench) -> None:

@@ -34,11 +34,11 @@ class Row:
     published: int
     retained: int | None = None
     event: int | None = None
-    slot: rows.Slot = rows.Slot.MESSAGE
+    slot: rows.RowType = rows.RowType.MESSAGE
 
     @property
     def keyed(self) -> bool:
-        return self.key is not None and self.slot is rows.Slot.MESSAGE
+        return self.key is not None and self.slot is rows.RowType.MESSAGE
 
     @property
     def tombstone(self) -> bool:
@@ -113,7 +113,7 @@ MIXED = [
     Row(b"c", 5, retained=100),
     Row(b"d", 6, retained=200),
     Row(None, 1),
-    Row(b"e", 2, slot=rows.Slot.CHUNK),
+    Row(b"e", 2, slot=rows.RowType.CHUNK),
     Row(b"f", 11),
 ]
 
@@ -230,7 +230,7 @@ def test_a_part_is_indexed_anew_with_event_times(object_store: ObjectStore, hash
         *MIXED,
         Row(b"g", 3, event=9),
         Row(b"h", 4, retained=8, event=7),
-        Row(None, 5, slot=rows.Slot.WHOLE_ENTRY),
+        Row(None, 5, slot=rows.RowType.WHOLE_ENTRY),
     ]
     plan = plan_of(object_store, part_of(object_store, content, dead=[1]), hasher=hasher)
     result = run_scan(plan, ScanPlan(0, reindex=True))
@@ -288,7 +288,7 @@ drawn_rows = st.builds(
     st.integers(0, 9),
     st.none() | st.integers(0, 9),
     st.none() | st.integers(0, 9),
-    st.sampled_from([rows.Slot.MESSAGE] * 3 + [rows.Slot.CHUNK]),
+    st.sampled_from([rows.RowType.MESSAGE] * 3 + [rows.RowType.CHUNK]),
 )
 
 

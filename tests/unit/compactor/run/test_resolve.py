@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from compactor.run.plan import RunPolicies
-from compactor.run.resolve import Resolved, Rules, newest_of, resolve, without_expired
-from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, Records
+from compactor.run.resolve import RangeResolution, Rules, newest_of, resolve, without_expired
+from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, IndexRecords
 
 HOUR = 3_600_000
 LATENESS = 3
@@ -104,22 +104,22 @@ def hashes(key: int) -> tuple[int, int]:
     return (key % 3) << 62, key
 
 
-def records(rows: Sequence[tuple[int, int, int, int | None]], by_event: bool) -> Records:
+def records(rows: Sequence[tuple[int, int, int, int | None]], by_event: bool) -> IndexRecords:
     """From (key, flagged offset, flagged offset of the event-time winner, its event time), one a key, any order."""
     ordered = sorted(rows, key=lambda row: hashes(row[0]))
     hi, lo = (np.array([hashes(row[0])[half] for row in ordered], dtype=np.uint64) for half in (0, 1))
     offset, event_offset = (np.array([row[column] for row in ordered], dtype=np.uint64) for column in (1, 2))
     times = [NO_EVENT_TIME if row[3] is None else row[3] for row in ordered]
     if not by_event:
-        return Records(hi, lo, offset)
-    return Records(hi, lo, offset, event_offset, np.array(times, dtype=np.int64))
+        return IndexRecords(hi, lo, offset)
+    return IndexRecords(hi, lo, offset, event_offset, np.array(times, dtype=np.int64))
 
 
 def flagged(message: Sent, marker: bool = False) -> int:
     return message.offset | (int(TOMBSTONE) if message.tombstone else 0) | (int(MARKER) if marker else 0)
 
 
-def index_of(ledger: list[Sent], by_event: bool) -> Records:
+def index_of(ledger: list[Sent], by_event: bool) -> IndexRecords:
     """The index of a ledger as sealing writes it: the newest of each key, and the event-time winner."""
     newest = {message.key: message for message in ledger}
     winner: dict[int, Sent] = {}
@@ -130,7 +130,7 @@ def index_of(ledger: list[Sent], by_event: bool) -> Records:
     return records(rows, by_event)
 
 
-def visible(levels: Sequence[Records]) -> dict[int, tuple[int, int]]:
+def visible(levels: Sequence[IndexRecords]) -> dict[int, tuple[int, int]]:
     """By key the record that counts: its flagged offset and its event time."""
     seen: dict[int, tuple[int, int]] = {}
     for level in levels:
@@ -142,11 +142,11 @@ def visible(levels: Sequence[Records]) -> dict[int, tuple[int, int]]:
     return seen
 
 
-def only(level: Records, keys: set[int]) -> Records:
+def only(level: IndexRecords, keys: set[int]) -> IndexRecords:
     return level.take(np.isin(level.lo, np.array(sorted(keys), dtype=np.uint64)))
 
 
-def run(model: Model, levels: list[Records], step: Step, now: int) -> tuple[Resolved, list[Records]]:
+def run(model: Model, levels: list[IndexRecords], step: Step, now: int) -> tuple[RangeResolution, list[IndexRecords]]:
     """One run of the code under test, from the state of the model before its own run."""
     by_event = model.by_event
     due = [model.live[key] for key in step.due if key in model.live]
@@ -168,7 +168,9 @@ def run(model: Model, levels: list[Records], step: Step, now: int) -> tuple[Reso
     return resolved, [*([resolved.level] if len(resolved.level) else []), *levels[merged:]]
 
 
-def check(model: Model, resolved: Resolved, levels: list[Records], step: Step, now: int, all_merged: bool) -> None:
+def check(
+    model: Model, resolved: RangeResolution, levels: list[IndexRecords], step: Step, now: int, all_merged: bool
+) -> None:
     """`resolved` and `levels` after a run, against the model, which now runs the same step."""
     before = dict(model.live)
     survivors, superseded, counted = model.run(step, now)
@@ -214,7 +216,7 @@ steps = st.builds(
 @example([Step([[Sent(1, False, 5)]]), Step([[Sent(1, True, 5)]]), Step([[Sent(1, False, 4)]], merged=4)], True)
 @example([Step([[Sent(0, False, None)]]), Step([[Sent(0, True, None)]]), Step([], merged=4)], False)
 def test_every_run_of_any_schedule_decides_as_the_model(schedule: list[Step], by_event: bool) -> None:
-    model, levels, now, offset = Model(by_event), list[Records](), 5, 0
+    model, levels, now, offset = Model(by_event), list[IndexRecords](), 5, 0
     for step in schedule:
         now += step.later
         placed = []
@@ -227,7 +229,7 @@ def test_every_run_of_any_schedule_decides_as_the_model(schedule: list[Step], by
         check(model, resolved, levels, mine, now, all_merged)
 
 
-def plain(*rows: tuple[int, int]) -> Records:
+def plain(*rows: tuple[int, int]) -> IndexRecords:
     return records([(key, offset, offset, None) for key, offset in rows], by_event=False)
 
 
@@ -235,7 +237,7 @@ MARK, TOMB = int(MARKER), int(TOMBSTONE)
 NO_RULES = Rules(RunPolicies(), 0)
 
 
-def pairs(level: Records) -> list[tuple[int, int]]:
+def pairs(level: IndexRecords) -> list[tuple[int, int]]:
     return list(zip(level.lo.tolist(), level.offset.tolist(), strict=True))
 
 

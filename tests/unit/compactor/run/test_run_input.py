@@ -13,11 +13,11 @@ from compactor.run.plan import RunPlan, RunPolicies, ScanPlan, ScanResult, Sizin
 from storage.ledger import key_index
 from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.hashing import Xxh3KeyHasher
-from storage.ledger.key_index import HashRange, Records
+from storage.ledger.key_index import HashRange, IndexRecords
 from storage.ledger.manifest import DeletedRows, Manifest, Part
 from storage.ledger.rows_file import RowsObject
 from storage.metadata.records import RunRecord, RunState
-from storage.model import IndexLocation, LedgerRecord, MessageId, Position, StoredObject
+from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, StoredObject
 from storage.objects.interface import StoreLocation
 from storage.objects.throttled import Rates
 from tests.sealed import NOW, SEED, snapshot_of
@@ -31,7 +31,7 @@ def index(records: int, null_keys: int = 0) -> IndexLocation:
     numbers = np.arange(records, dtype=np.uint64)
     # every other offset, so that the bitmap does not shrink to one run
     unkeyed = {"null_keys": BitMap64(range(0, 2 * null_keys, 2))}
-    data, directory = key_index.encode_index(Records(numbers, numbers, numbers), HashRange(), unkeyed)
+    data, directory = key_index.encode_index(IndexRecords(numbers, numbers, numbers), HashRange(), unkeyed)
     return IndexLocation("index", 0, len(data), directory.encode())
 
 
@@ -60,7 +60,7 @@ def ledger(
 def part(number: int, value: int | None = None, tombstone: int | None = None) -> Part:
     """Part `number`, at the offsets of ledger `number`; its oldest times, in milliseconds before NOW. Its first
     tombstone is its fifth row."""
-    first, last = (Position(10 * number + n, MessageId(number, n)) for n in (0, 9))
+    first, last = (LogPosition(10 * number + n, MessageId(number, n)) for n in (0, 9))
     return Part(
         RowsObject(StoredObject(f"part-{number}", 100, 0), 1),
         first,
@@ -78,7 +78,7 @@ def part(number: int, value: int | None = None, tombstone: int | None = None) ->
 
 def manifest(*parts: Part, policies: RunPolicies | None = None, levels: tuple[int, ...] = ()) -> Manifest:
     index_ = tuple((index(records),) for records in levels)
-    end = parts[-1].last if parts else Position(9, MessageId(0, 9))
+    end = parts[-1].last if parts else LogPosition(9, MessageId(0, 9))
     return Manifest("t", "u", 1, 1, 1, NOW, end, parts, index_, policies=asdict(policies or RunPolicies()))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compactor.engines.engine import Engine, InProcess
+from compactor.engines.engine import Engine, InProcessEngine
 from compactor.scheduling.control_loop import ControlLoop, LoopSettings
 from compactor.scheduling.status import compaction_status
 from compactor.scheduling.worker import WorkerSettings
@@ -26,7 +26,7 @@ TERM = 10_000
 SETTINGS = LoopSettings(lease_term_ms=TERM, worker=WorkerSettings(slots=3, sizing=TINY))
 
 
-class Held(InProcess):
+class Held(InProcessEngine):
     """Waits in its first task until it is let go, or cancelled."""
 
     def __init__(self, engines: Engines) -> None:

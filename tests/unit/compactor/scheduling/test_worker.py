@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compactor.engines.engine import Engine, InProcess
+from compactor.engines.engine import Engine, InProcessEngine
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import CompactionPaused, LeaseHeld, Unavailable
 from storage.metadata.records import RUN_DEAD_MS, RunState
@@ -84,7 +84,7 @@ class Watching:
     def open(self) -> Engine:
         watching = self
 
-        class Watched(InProcess):
+        class Watched(InProcessEngine):
             def run(self, *arguments: Any) -> Any:
                 watching.seen.append(watching._look())
                 return super().run(*arguments)

@@ -16,13 +16,13 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import delete
 
-from compactor.engines.engine import InProcess
+from compactor.engines.engine import InProcessEngine
 from compactor.run.plan import RunPolicies, Sizing
 from compactor.verify.findings import Difference, DifferenceKind, Findings
 from compactor.verify.history import NEVER, History, PublishedRun
 from compactor.verify.verify import Report, Verifier
 from storage.errors import ObjectMissing, Unavailable
-from storage.ledger.key_index import Records
+from storage.ledger.key_index import IndexRecords
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.records import RunRecord
 from storage.metadata.tables import ledgers, runs
@@ -140,10 +140,10 @@ def test_an_expired_value_that_is_back_is_revived(bench: Workbench, later: RunPo
     forger.part(0, with_rows(raw.slice(0, 1)))
     hi, lo = (np.array([half], dtype=np.uint64) for half in forger.key_hash(b"old"))
 
-    def add(records: Records) -> Records:
+    def add(records: IndexRecords) -> IndexRecords:
         keep = records.take(records.hi != hi[0])
         offset = np.zeros(1, dtype=np.uint64)
-        return Records(*(np.concatenate(two) for two in ((keep.hi, hi), (keep.lo, lo), (keep.offset, offset))))
+        return IndexRecords(*(np.concatenate(two) for two in ((keep.hi, hi), (keep.lo, lo), (keep.offset, offset))))
 
     for level in range(len(forger.manifest.index)):
         forger.level(level, add)
@@ -218,7 +218,7 @@ def test_a_deletion_that_is_no_longer_remembered_too_early_is_missing(bench: Wor
 def test_an_event_time_that_was_changed_in_the_index_is_found(bench: Workbench) -> None:
     forger = ordered_by_event(bench)
 
-    def shift(records: Records) -> Records:
+    def shift(records: IndexRecords) -> IndexRecords:
         assert records.event_time is not None
         return replace(records, event_time=records.event_time + 1)
 
@@ -247,7 +247,7 @@ def test_after_a_change_of_order_only_clear_keys_are_judged(bench: Workbench) ->
 # Beside other work
 
 
-class Meanwhile(InProcess):
+class Meanwhile(InProcessEngine):
     """An engine that does something else before its first job."""
 
     def __init__(self, deed: Callable[[], object]) -> None:

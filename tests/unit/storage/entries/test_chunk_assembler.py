@@ -11,7 +11,7 @@ from storage.entries import chunk_assembler
 from storage.entries.chunk_assembler import ChunkAssembler, ChunkLimits, assembled, chunk_fields
 from storage.entries.compression import compress
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
-from storage.ledger.rows import Codec, Slot
+from storage.ledger.rows import CompressionType, RowType
 from storage.model import Message, MessageId
 
 
@@ -105,14 +105,14 @@ def test_what_is_complete_no_longer_counts_against_the_limits() -> None:
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_a_payload_that_was_compressed_before_it_was_cut(encrypted: bool) -> None:
     payload = b"abc" * 1000
-    stored = compress(Codec.ZSTD, payload)
+    stored = compress(CompressionType.ZSTD, payload)
     rest = MessageMetadata(uncompressed_size=len(payload))
     if encrypted:
         rest.encryption_keys.add(key="k", value=b"v")
     given = []
     for index, piece in enumerate((stored[:7], stored[7:])):
-        row = {"slot": int(Slot.CHUNK), "chunk_uuid": "u", "chunk_index": index, "chunk_count": 2}
-        row |= {"codec": int(Codec.ZSTD), "metadata": rest.SerializePartialToString()}
+        row = {"slot": int(RowType.CHUNK), "chunk_uuid": "u", "chunk_index": index, "chunk_count": 2}
+        row |= {"codec": int(CompressionType.ZSTD), "metadata": rest.SerializePartialToString()}
         given.append(Message(MessageId(3, index), index, b"k", piece, 0, **chunk_fields(row)))
     (message,) = assembled(given)
     assert message.payload == (stored if encrypted else payload)
@@ -120,24 +120,24 @@ def test_a_payload_that_was_compressed_before_it_was_cut(encrypted: bool) -> Non
 
 
 def test_a_payload_that_cannot_be_decompressed_is_given_as_it_is_stored() -> None:
-    given = [replace(chunk(n, "u", n, 2, b"?"), chunk_codec=int(Codec.LZ4), chunk_size=5) for n in range(2)]
+    given = [replace(chunk(n, "u", n, 2, b"?"), chunk_codec=int(CompressionType.LZ4), chunk_size=5) for n in range(2)]
     assert [message.payload for message in assembled(given)] == [b"??"]
 
 
 def test_a_few_bytes_do_not_become_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_assembler, "MAX_PENDING_BYTES", 1000)
     for size in (1000, 1001):
-        stored = compress(Codec.ZSTD, bytes(size))
+        stored = compress(CompressionType.ZSTD, bytes(size))
         pieces = (stored[:5], stored[5:])
         given = [
-            replace(chunk(n, "u", n, 2, piece), chunk_codec=int(Codec.ZSTD), chunk_size=size)
+            replace(chunk(n, "u", n, 2, piece), chunk_codec=int(CompressionType.ZSTD), chunk_size=size)
             for n, piece in enumerate(pieces)
         ]
         assert [message.payload for message in assembled(given)] == [bytes(size) if size == 1000 else stored]
 
 
 def test_a_chunk_that_belongs_to_no_message_is_none() -> None:
-    row = {"slot": int(Slot.CHUNK), "chunk_uuid": "u", "chunk_index": 1, "chunk_count": 2, "codec": 0}
+    row = {"slot": int(RowType.CHUNK), "chunk_uuid": "u", "chunk_index": 1, "chunk_count": 2, "codec": 0}
     assert chunk_fields(row) == {"chunk_uuid": "u", "chunk_index": 1, "chunk_count": 2}
     for change in ({"slot": 0}, {"chunk_uuid": None}, {"chunk_index": None}, {"chunk_count": None}, {"chunk_index": 2},
                    {"chunk_index": -1}):  # fmt: skip

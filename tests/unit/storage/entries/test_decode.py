@@ -13,7 +13,7 @@ from storage.entries.decode import StoredEntry, unpack
 from storage.entries.encode import encode_batch, encode_message
 from storage.entries.entry import inspect
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
-from storage.ledger.rows import SCHEMA, Codec, Slot
+from storage.ledger.rows import SCHEMA, CompressionType, RowType
 from storage.ledger.sealing import keyed_rows
 from storage.log.bulk_append import INPUT_SCHEMA
 from tests.pulsar_entries import (
@@ -72,7 +72,7 @@ def delivered(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [
         (f"{row['entry_id']}:{row['batch_index']}", *(row[name] for name in columns))
         for row in rows
-        if row["slot"] == Slot.MESSAGE
+        if row["slot"] == RowType.MESSAGE
     ]
 
 
@@ -84,16 +84,16 @@ def test_the_entries_of_a_real_broker() -> None:
         rows = unpacked([stored(data, entry_id, offset=50)])
         assert delivered(rows) == real_messages(line)
         slots = line["entry"].get("slots", [{"compacted_out": False}])
-        assert [row["slot"] == Slot.COMPACTED_OUT for row in rows] == [slot["compacted_out"] for slot in slots]
+        assert [row["slot"] == RowType.COMPACTED_OUT for row in rows] == [slot["compacted_out"] for slot in slots]
         assert [row["offset"] for row in rows] == list(range(50, 50 + len(slots)))
-        assert {Codec(row["codec"]).name for row in rows} == {line["entry"]["compression"]}
+        assert {CompressionType(row["codec"]).name for row in rows} == {line["entry"]["compression"]}
         assert {row["producer"] for row in rows} == {inspect(data).producer}
 
 
 def test_the_messages_of_a_real_broker_encoded_by_us() -> None:
     """Encoded again, in the codec that the broker stored them in, they are the same messages."""
     for line in real_entries():
-        codec = Codec[line["entry"]["compression"]]
+        codec = CompressionType[line["entry"]["compression"]]
         messages = [
             {
                 "key": message["key"].encode(),
@@ -122,7 +122,7 @@ def test_every_column_of_a_message() -> None:
     for name, value in (("b", "1"), ("a", "2"), ("b", "3")):
         described.properties.add(key=name, value=value)
     described.schema_version = b"\x01"
-    (row,) = rows_of(entry(described, compress(Codec.ZSTD, b"payload")))
+    (row,) = rows_of(entry(described, compress(CompressionType.ZSTD, b"payload")))
     assert row == {
         "offset": 100,
         "ledger_id": LEDGER,
@@ -140,8 +140,8 @@ def test_every_column_of_a_message() -> None:
         "chunk_uuid": None,
         "chunk_index": None,
         "chunk_count": None,
-        "codec": Codec.ZSTD,
-        "slot": Slot.MESSAGE,
+        "codec": CompressionType.ZSTD,
+        "slot": RowType.MESSAGE,
         "metadata": MessageMetadata(schema_version=b"\x01").SerializePartialToString(),
         "retained_at": None,
     }
@@ -172,16 +172,16 @@ def test_a_message_without_a_value_is_null() -> None:
     assert (row["key"], row["payload"], row["metadata"]) == (b"k", None, None)
 
 
-@pytest.mark.parametrize("codec", Codec)
-def test_an_empty_payload_is_empty_and_not_null(codec: Codec) -> None:
+@pytest.mark.parametrize("codec", CompressionType)
+def test_an_empty_payload_is_empty_and_not_null(codec: CompressionType) -> None:
     (row,) = rows_of(entry(metadata(compression=int(codec), uncompressed_size=0), compress(codec, b"")))
-    assert (row["payload"], row["slot"]) == (b"", Slot.MESSAGE)
+    assert (row["payload"], row["slot"]) == (b"", RowType.MESSAGE)
 
 
 def test_a_slot_that_was_compacted_out_is_not_a_message() -> None:
     singles = [single(b"1", partition_key=b"a"), single(b"", compacted_out=True, partition_key=b"b")]
     table = unpack([stored(entry(metadata(num_messages_in_batch=2), batch_payload(singles)))], LEDGER)
-    assert table.column("slot").to_pylist() == [Slot.MESSAGE, Slot.COMPACTED_OUT]
+    assert table.column("slot").to_pylist() == [RowType.MESSAGE, RowType.COMPACTED_OUT]
     assert table.column("payload").to_pylist() == [b"1", None]
     assert keyed_rows(table).to_pylist() == [True, False]
 
@@ -236,8 +236,8 @@ def test_chunks_keep_their_bytes_and_say_of_which_message_they_are() -> None:
     halves = [entry(metadata(chunk_id=number, **fields), piece) for number, piece in enumerate((b"first", b"last"))]
     rows = rows_of(*halves)
     assert [(row["slot"], row["payload"], row["codec"], row["key"]) for row in rows] == [
-        (Slot.CHUNK, b"first", Codec.LZ4, b"k"),
-        (Slot.CHUNK, b"last", Codec.LZ4, b"k"),
+        (RowType.CHUNK, b"first", CompressionType.LZ4, b"k"),
+        (RowType.CHUNK, b"last", CompressionType.LZ4, b"k"),
     ]
     assert [(row["chunk_uuid"], row["chunk_index"], row["chunk_count"]) for row in rows] == [
         ("p-7", 0, 2),
@@ -253,12 +253,12 @@ def test_chunks_keep_their_bytes_and_say_of_which_message_they_are() -> None:
 def test_a_chunk_of_no_message_passes_whole(fields: dict[str, Any]) -> None:
     data = entry(metadata(num_chunks_from_msg=2, partition_key=b"k", **fields), b"piece")
     (row,) = rows_of(data)
-    assert (row["slot"], row["payload"], row["key"], row["chunk_uuid"]) == (Slot.WHOLE_ENTRY, data, None, None)
+    assert (row["slot"], row["payload"], row["key"], row["chunk_uuid"]) == (RowType.WHOLE_ENTRY, data, None, None)
 
 
 def test_a_message_of_one_chunk_is_a_message() -> None:
     (row,) = rows_of(entry(metadata(uuid="u", num_chunks_from_msg=1, chunk_id=0), b"all"))
-    assert (row["slot"], row["payload"], row["chunk_uuid"]) == (Slot.MESSAGE, b"all", None)
+    assert (row["slot"], row["payload"], row["chunk_uuid"]) == (RowType.MESSAGE, b"all", None)
     assert rest_of(row).uuid == "u"
 
 
@@ -267,15 +267,20 @@ def test_an_encrypted_batch_passes_whole() -> None:
     data = brokers(entry(encrypted(num_messages_in_batch=4, partition_key=b"k"), looks_like_a_batch))
     before, row, after = rows_of(entry(metadata(), b"1"), data, entry(metadata(), b"2"))
     assert [before["offset"], row["offset"], after["offset"]] == [100, 101, 102]
-    assert (row["slot"], row["payload"], row["key"]) == (Slot.WHOLE_ENTRY, data, None)
-    assert (row["batch_index"], row["batch_size"], row["codec"], row["metadata"]) == (-1, 0, Codec.NONE, None)
+    assert (row["slot"], row["payload"], row["key"]) == (RowType.WHOLE_ENTRY, data, None)
+    assert (row["batch_index"], row["batch_size"], row["codec"], row["metadata"]) == (-1, 0, CompressionType.NONE, None)
     assert (row["producer"], row["sequence_id"], row["publish_time"]) == ("p", 7, PUBLISHED)
 
 
 def test_an_encrypted_message_is_its_ciphertext() -> None:
     described = encrypted(partition_key=b"k", compression=2, uncompressed_size=1000)
     (row,) = rows_of(entry(described, b"ciphertext"))
-    assert (row["slot"], row["key"], row["payload"], row["codec"]) == (Slot.MESSAGE, b"k", b"ciphertext", Codec.ZLIB)
+    assert (row["slot"], row["key"], row["payload"], row["codec"]) == (
+        RowType.MESSAGE,
+        b"k",
+        b"ciphertext",
+        CompressionType.ZLIB,
+    )
     rest = rest_of(row)
     assert rest.encryption_keys == described.encryption_keys
     assert (rest.encryption_algo, rest.encryption_param, rest.uncompressed_size) == ("AES", b"iv", 1000)
@@ -285,13 +290,13 @@ def test_an_encrypted_message_is_its_ciphertext() -> None:
 def test_the_flag_decides_whether_an_encrypted_message_is_a_tombstone() -> None:
     """P5; and its ciphertext is kept for those who can decrypt it."""
     (row,) = rows_of(entry(encrypted(partition_key=b"k", null_value=True), b"ciphertext"))
-    assert (row["slot"], row["key"], row["payload"]) == (Slot.MESSAGE, b"k", None)
+    assert (row["slot"], row["key"], row["payload"]) == (RowType.MESSAGE, b"k", None)
     assert rest_of(row).encrypted_null_value == b"ciphertext"
 
 
 def test_an_encrypted_message_without_a_byte_is_no_tombstone() -> None:
     (row,) = rows_of(entry(encrypted(partition_key=b"k")))
-    assert (row["slot"], row["key"]) == (Slot.WHOLE_ENTRY, None)
+    assert (row["slot"], row["key"]) == (RowType.WHOLE_ENTRY, None)
 
 
 def test_a_producer_cannot_set_what_is_ours() -> None:
@@ -302,14 +307,19 @@ def test_a_producer_cannot_set_what_is_ours() -> None:
 def test_a_marker_is_never_a_message() -> None:
     described = metadata(marker_type=20, txnid_least_bits=4, partition_key=b"k", compression=9)
     (row,) = rows_of(entry(described, b"marker"))
-    assert (row["slot"], row["key"], row["payload"], row["codec"]) == (Slot.MARKER, None, b"marker", Codec.NONE)
+    assert (row["slot"], row["key"], row["payload"], row["codec"]) == (
+        RowType.MARKER,
+        None,
+        b"marker",
+        CompressionType.NONE,
+    )
     rest = rest_of(row)
     assert (rest.marker_type, rest.txnid_least_bits, rest.partition_key, rest.compression) == (20, 4, b"k", 9)
 
 
 def test_a_marker_that_says_to_be_a_batch_fills_its_offsets() -> None:
     rows = rows_of(entry(metadata(marker_type=20, num_messages_in_batch=2), b"x" * 12), entry(metadata(), b"1"))
-    assert [row["slot"] for row in rows] == [Slot.MARKER, Slot.COMPACTED_OUT, Slot.MESSAGE]
+    assert [row["slot"] for row in rows] == [RowType.MARKER, RowType.COMPACTED_OUT, RowType.MESSAGE]
     assert [row["offset"] for row in rows] == [100, 101, 102]
 
 
@@ -346,7 +356,10 @@ UNDECODABLE = {
         batch_payload([single(b"1"), single(b"2"), (b"\x0a\x05\x0a\x01\xff\x12\x00\x18\x00", b"")]),
     ),
     "a compression that is not known": ({"compression": 5, "uncompressed_size": len(THREE)}, THREE),
-    "compressed in another way": ({"compression": 3, "uncompressed_size": len(THREE)}, compress(Codec.ZLIB, THREE)),
+    "compressed in another way": (
+        {"compression": 3, "uncompressed_size": len(THREE)},
+        compress(CompressionType.ZLIB, THREE),
+    ),
 }
 
 
@@ -355,20 +368,20 @@ def test_a_batch_that_cannot_be_decoded_passes_whole_and_takes_its_offsets(name:
     fields, payload = UNDECODABLE[name]
     data = entry(metadata(num_messages_in_batch=3, partition_key=b"k", **fields), payload)
     rows = rows_of(entry(metadata(), b"0"), data, entry(metadata(), b"4"))
-    assert [row["slot"] for row in rows] == [0, Slot.WHOLE_ENTRY, Slot.COMPACTED_OUT, Slot.COMPACTED_OUT, 0]
+    assert [row["slot"] for row in rows] == [0, RowType.WHOLE_ENTRY, RowType.COMPACTED_OUT, RowType.COMPACTED_OUT, 0]
     assert [row["payload"] for row in rows] == [b"0", data, None, None, b"4"]
     assert [row["offset"] for row in rows] == [100, 101, 102, 103, 104]
     assert [row["entry_id"] for row in rows] == [0, 1, 1, 1, 2]
     assert [row["batch_index"] for row in rows] == [-1, -1, 1, 2, -1]
     assert [row["batch_size"] for row in rows] == [0, 3, 3, 3, 0]
     assert {row["key"] for row in rows} == {None}
-    assert {row["codec"] for row in rows} == {Codec.NONE}
+    assert {row["codec"] for row in rows} == {CompressionType.NONE}
     assert {row["publish_time"] for row in rows} == {PUBLISHED}
 
 
 @pytest.mark.parametrize("lie", [-1, +1, 10_000_000], ids="{:+}".format)
-@pytest.mark.parametrize("codec", [codec for codec in Codec if codec])
-def test_a_size_that_is_not_the_payloads_passes_whole(codec: Codec, lie: int) -> None:
+@pytest.mark.parametrize("codec", [codec for codec in CompressionType if codec])
+def test_a_size_that_is_not_the_payloads_passes_whole(codec: CompressionType, lie: int) -> None:
     """Never a byte of memory that is not the message's, which Arrow would hand out (compression.py)."""
     payload = bytes(range(100)) * 10
     data = entry(metadata(compression=int(codec), uncompressed_size=1000 + lie), compress(codec, payload))
@@ -376,14 +389,14 @@ def test_a_size_that_is_not_the_payloads_passes_whole(codec: Codec, lie: int) ->
     assert [(row["slot"], row["payload"]) for row in rows_of(data, honest)] == [(2, data), (0, payload)]
 
 
-@pytest.mark.parametrize("codec", [codec for codec in Codec if codec])
-def test_a_size_of_nothing_for_something_passes_whole(codec: Codec) -> None:
+@pytest.mark.parametrize("codec", [codec for codec in CompressionType if codec])
+def test_a_size_of_nothing_for_something_passes_whole(codec: CompressionType) -> None:
     data = entry(metadata(compression=int(codec)), compress(codec, b"something"))
     assert [(row["slot"], row["payload"]) for row in rows_of(data)] == [(2, data)]
 
 
-@pytest.mark.parametrize("codec", [codec for codec in Codec if codec])
-def test_a_bomb_passes_whole(codec: Codec) -> None:
+@pytest.mark.parametrize("codec", [codec for codec in CompressionType if codec])
+def test_a_bomb_passes_whole(codec: CompressionType) -> None:
     """It says a kilobyte and holds 64 MiB: no more than the kilobyte is ever taken."""
     data = entry(metadata(compression=int(codec), uncompressed_size=1024), compress(codec, bytes(64 << 20)))
     tracemalloc.start()
@@ -392,13 +405,13 @@ def test_a_bomb_passes_whole(codec: Codec) -> None:
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()
-    assert row["slot"] == Slot.WHOLE_ENTRY
+    assert row["slot"] == RowType.WHOLE_ENTRY
 
 
-@pytest.mark.parametrize("codec", [codec for codec in Codec if codec])
-def test_nothing_at_all_is_not_a_payload(codec: Codec) -> None:
+@pytest.mark.parametrize("codec", [codec for codec in CompressionType if codec])
+def test_nothing_at_all_is_not_a_payload(codec: CompressionType) -> None:
     (row,) = rows_of(entry(metadata(compression=int(codec), uncompressed_size=3)))
-    assert row["slot"] == Slot.WHOLE_ENTRY
+    assert row["slot"] == RowType.WHOLE_ENTRY
 
 
 def test_entries_that_were_never_inspected_take_the_offsets_up_to_the_next() -> None:

@@ -12,7 +12,7 @@ from storage.entries.encode import encode_batch, encode_message
 from storage.entries.entry import MAX_BATCH_MESSAGES, EntryHeader, inspect
 from storage.errors import InvalidRecord
 from storage.ledger import rows
-from storage.ledger.rows import Codec
+from storage.ledger.rows import CompressionType
 from storage.log.bulk_append import INPUT_SCHEMA
 from tests.pulsar_entries import PUBLISHED, brokers, encrypted, entry, metadata, real_entries
 
@@ -45,8 +45,8 @@ def test_every_field_of_a_header() -> None:
     )
 
 
-@pytest.mark.parametrize("codec", Codec)
-def test_logical_bytes_are_those_before_compression(codec: Codec) -> None:
+@pytest.mark.parametrize("codec", CompressionType)
+def test_logical_bytes_are_those_before_compression(codec: CompressionType) -> None:
     data = encode_message(b"k", b"x" * 5000, producer="p", sequence_id=0, publish_time=0, codec=codec)
     assert inspect(data).logical_bytes == 5000
 

@@ -14,7 +14,7 @@ from storage.ledger import names
 from storage.ledger.deletion_bitmap import alive, encode_deleted, read_all_deleted, read_deleted
 from storage.ledger.manifest import DeletedRows, Part
 from storage.ledger.rows_file import RowsObject
-from storage.model import MessageId, Position, StoredObject
+from storage.model import LogPosition, MessageId, StoredObject
 from storage.objects.interface import ObjectStore
 from storage.objects.local import LocalStore
 from tests.sealed import damaged_copy, new_id
@@ -31,7 +31,7 @@ def written(store: ObjectStore, bitmaps: list[BitMap]) -> list[DeletedRows]:
 
 
 def part(deleted: DeletedRows | None) -> Part:
-    first, last = (Position(offset, MessageId(1, offset)) for offset in (7, 7 + 2**32 - 2))
+    first, last = (LogPosition(offset, MessageId(1, offset)) for offset in (7, 7 + 2**32 - 2))
     rows_object = RowsObject(StoredObject("rows", 1, 0), 1)
     return Part(rows_object, first, last, 2**32 - 2, 0, 0, 0, deleted)
 

@@ -13,7 +13,7 @@ from pyroaring import BitMap64
 
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import key_index
-from storage.ledger.key_index import U64, HashRange, IndexDirectory, Records
+from storage.ledger.key_index import U64, HashRange, IndexDirectory, IndexRecords
 from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 from tests.sealed import damaged_copy, new_id
@@ -58,13 +58,13 @@ def u64(values: list[int]) -> U64:
     return np.array(values, dtype=np.uint64)
 
 
-def columns(records: list[Record], events: bool) -> Records:
+def columns(records: list[Record], events: bool) -> IndexRecords:
     hi, lo, offset, event_offset = (u64([record[i] for record in records]) for i in range(4))
     event_time = np.array([record.event_time for record in records], dtype=np.int64)
-    return Records(hi, lo, offset, event_offset, event_time) if events else Records(hi, lo, offset)
+    return IndexRecords(hi, lo, offset, event_offset, event_time) if events else IndexRecords(hi, lo, offset)
 
 
-def plain(records: Records) -> list[tuple[int, ...]]:
+def plain(records: IndexRecords) -> list[tuple[int, ...]]:
     arrays = [records.hi, records.lo, records.offset]
     if records.event_offset is not None and records.event_time is not None:
         arrays += [records.event_offset, records.event_time]
@@ -76,7 +76,7 @@ def holds(hash_range: HashRange, hi: int) -> bool:
 
 
 def write(
-    store: ObjectStore, records: Records, hash_range: HashRange, unkeyed: dict[str, BitMap64] | None = None
+    store: ObjectStore, records: IndexRecords, hash_range: HashRange, unkeyed: dict[str, BitMap64] | None = None
 ) -> IndexLocation:
     data, directory = key_index.encode_index(records, hash_range, unkeyed)
     name = f"indexes/{new_id()}"
@@ -120,7 +120,7 @@ def test_a_large_index_has_fences_of_bounded_size(object_store: ObjectStore, mon
     monkeypatch.setattr(key_index, "FENCE_RECORDS", 16_384)
     random = np.random.default_rng(1)
     hi = np.unique(random.integers(0, U64_MAX, 100_000, dtype=np.uint64))
-    records = Records(hi, hi ^ np.uint64(7), np.arange(len(hi), dtype=np.uint64))
+    records = IndexRecords(hi, hi ^ np.uint64(7), np.arange(len(hi), dtype=np.uint64))
     location = write(object_store, records, HashRange())
     assert len(IndexDirectory.decode(location.directory).counts) == 8
     got = key_index.read_records(object_store, location, HashRange(0b101, 3))

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from storage.errors import ObjectDamaged, ObjectExists, ObjectMissing
 from storage.ledger.manifest import DeletedRows, Manifest, Part, read_manifest, write_manifest
 from storage.ledger.rows_file import RowsObject
-from storage.model import IndexLocation, MessageId, Position, StoredObject
+from storage.model import IndexLocation, LogPosition, MessageId, StoredObject
 from storage.objects.interface import ObjectStore
 from tests.sealed import damaged_copy, new_id
 
@@ -21,8 +21,8 @@ U32 = st.integers(0, 2**32 - 1)
 TEXTS = st.text(min_size=1, max_size=9)
 
 
-def position(offset: int, entry: int = 0) -> Position:
-    return Position(offset, MessageId(7, entry, 2, -1))
+def position(offset: int, entry: int = 0) -> LogPosition:
+    return LogPosition(offset, MessageId(7, entry, 2, -1))
 
 
 def part(first: int, last: int, messages: int = 1, deleted: DeletedRows | None = None) -> Part:
@@ -46,7 +46,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         dead = draw(st.none() | st.integers(1, messages - 1)) if messages > 1 else None
         deleted = None if dead is None else DeletedRows(draw(TEXTS), draw(NUMBERS), draw(NUMBERS), dead, draw(U32))
         first_id, last_id = (
-            Position(
+            LogPosition(
                 offset, MessageId(draw(NUMBERS), draw(NUMBERS), draw(st.integers(-1, 9)), draw(st.integers(-1, 9)))
             )
             for offset in (first, last)
@@ -58,7 +58,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     location = st.builds(IndexLocation, TEXTS, NUMBERS, NUMBERS, st.binary(max_size=40))
     levels = st.lists(st.lists(location, max_size=3).map(tuple), max_size=3).map(tuple)
     ids = [draw(NUMBERS) for _ in range(4)]
-    horizon = Position(edges[-1], MessageId(draw(NUMBERS), draw(NUMBERS), -1, draw(st.integers(-1, 9))))
+    horizon = LogPosition(edges[-1], MessageId(draw(NUMBERS), draw(NUMBERS), -1, draw(st.integers(-1, 9))))
     frozen = draw(NUMBERS), draw(policies), draw(st.integers(-1, 2**63 - 1)), draw(NUMBERS), draw(NUMBERS)
     return Manifest(draw(TEXTS), draw(TEXTS), *ids, horizon, tuple(parts), draw(levels), *frozen)
 

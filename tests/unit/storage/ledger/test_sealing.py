@@ -29,7 +29,7 @@ def newest_records(table: pa.Table) -> list[tuple[int, int, int]]:
     """(high, low, offset with its tombstone flag) of the newest message of each key, in hash order."""
     newest: dict[bytes, int] = {}
     for row in table.to_pylist():
-        if row["key"] is not None and row["slot"] == rows.Slot.MESSAGE:
+        if row["key"] is not None and row["slot"] == rows.RowType.MESSAGE:
             newest[row["key"]] = row["offset"] | (0 if row["payload"] else int(key_index.TOMBSTONE))
     return sorted((*hash_of(key), offset) for key, offset in newest.items())
 
@@ -38,7 +38,7 @@ def event_records(table: pa.Table) -> list[tuple[int, int, int, int]]:
     """(high, low, offset with its flag, event time) of the event-time winner of each key, in hash order."""
     winners: dict[bytes, tuple[int, int]] = {}
     for row in table.to_pylist():
-        if row["key"] is not None and row["slot"] == rows.Slot.MESSAGE:
+        if row["key"] is not None and row["slot"] == rows.RowType.MESSAGE:
             time = key_index.NO_EVENT_TIME if row["event_time"] is None else row["event_time"]
             if row["key"] not in winners or time >= winners[row["key"]][1]:
                 winners[row["key"]] = (row["offset"] | (0 if row["payload"] else int(key_index.TOMBSTONE)), time)
@@ -81,17 +81,17 @@ def test_a_sealed_ledger_is_what_its_row_says(object_store: ObjectStore, table: 
         )
         assert list(winners) == event_records(table)
     else:
-        keyed = [row for row in drawn if row["key"] is not None and row["slot"] == rows.Slot.MESSAGE]
+        keyed = [row for row in drawn if row["key"] is not None and row["slot"] == rows.RowType.MESSAGE]
         assert all(row["event_time"] is None for row in keyed)
 
     assert unkeyed(object_store, ledger.index) == {
-        "null_keys": [r["offset"] for r in drawn if r["slot"] == rows.Slot.MESSAGE and r["key"] is None],
-        "whole_entries": [r["offset"] for r in drawn if r["slot"] == rows.Slot.WHOLE_ENTRY],
-        "chunks": [r["offset"] for r in drawn if r["slot"] == rows.Slot.CHUNK and not belongs(r)],
+        "null_keys": [r["offset"] for r in drawn if r["slot"] == rows.RowType.MESSAGE and r["key"] is None],
+        "whole_entries": [r["offset"] for r in drawn if r["slot"] == rows.RowType.WHOLE_ENTRY],
+        "chunks": [r["offset"] for r in drawn if r["slot"] == rows.RowType.CHUNK and not belongs(r)],
     }
     chunks = read_ledger_chunks(object_store, ledger.index)
     found = zip(offsets(chunks).tolist(), chunks["index"].tolist(), chunks["count"].tolist(), strict=True)
-    wanted = [r for r in drawn if r["slot"] == rows.Slot.CHUNK and belongs(r)]
+    wanted = [r for r in drawn if r["slot"] == rows.RowType.CHUNK and belongs(r)]
     assert list(found) == [(r["offset"], r["chunk_index"], r["chunk_count"]) for r in wanted]
 
 

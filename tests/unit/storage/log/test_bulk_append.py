@@ -67,8 +67,8 @@ def test_rows_get_ids_and_defaults_and_keep_what_was_given(first: pa.Table, seco
             "batch_index": -1,
             "batch_size": 0,
             "key_base64": False,
-            "codec": rows.Codec.NONE,
-            "slot": rows.Slot.MESSAGE,
+            "codec": rows.CompressionType.NONE,
+            "slot": rows.RowType.MESSAGE,
         }
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from compactor.maintenance.retention import Retention
 from storage.errors import DataLoss, ObjectDamaged, ObjectMissing
-from storage.ledger.rows import Slot
+from storage.ledger.rows import RowType
 from storage.log.damaged import readable_rows
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
-from storage.log.segment import LocalSegment, SegmentFiles
+from storage.log.segment import LocalSegment, SegmentPaths
 from storage.log.segment_dump import SegmentScan
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message
@@ -22,7 +22,7 @@ from tests.entries import NOW, batch, one, produce
 from tests.segments import OneSegment, flip
 from tests.workbench import Workbench, content, raw
 
-Damage = Callable[[SegmentFiles, list[int]], None]
+Damage = Callable[[SegmentPaths, list[int]], None]
 
 ENTRIES = [
     one(b"k%d" % n, b"%d" % n, NOW + n) if n % 3 else batch((b"k%d" % n, b"1"), (b"k", b"%d" % n), publish_time=NOW + n)
@@ -48,7 +48,7 @@ def damaged(bench: Workbench, topic: Topic, damage: Damage, entries: list[bytes]
 
 
 def in_entry(*numbers: int) -> Damage:
-    def damage(segment: SegmentFiles, at: list[int]) -> None:
+    def damage(segment: SegmentPaths, at: list[int]) -> None:
         for number in numbers:
             flip(segment.log, at[number] + FRAME_BYTES + 8)
 
@@ -58,58 +58,58 @@ def in_entry(*numbers: int) -> Damage:
 def in_checksum(*numbers: int) -> Damage:
     """The frame's checksum alone: the entry's own is right."""
 
-    def damage(segment: SegmentFiles, at: list[int]) -> None:
+    def damage(segment: SegmentPaths, at: list[int]) -> None:
         for number in numbers:
             flip(segment.log, at[number] + FRAME_BYTES - 1)
 
     return damage
 
 
-def in_length(segment: SegmentFiles, at: list[int]) -> None:
+def in_length(segment: SegmentPaths, at: list[int]) -> None:
     segment.index.unlink()
     flip(segment.log, at[5] + 1)
 
 
-def zeros(segment: SegmentFiles, at: list[int]) -> None:
+def zeros(segment: SegmentPaths, at: list[int]) -> None:
     data = segment.log.read_bytes()
     segment.log.write_bytes(data[: at[4] + 3] + bytes(at[7] - at[4] - 5) + data[at[7] - 2 :])
     segment.index.unlink()
 
 
-def two_holes(segment: SegmentFiles, at: list[int]) -> None:
+def two_holes(segment: SegmentPaths, at: list[int]) -> None:
     segment.index.unlink()
     flip(segment.log, at[2] + 1)
     flip(segment.log, at[8] + 1)
 
 
-def in_length_and_the_last(segment: SegmentFiles, at: list[int]) -> None:
+def in_length_and_the_last(segment: SegmentPaths, at: list[int]) -> None:
     in_length(segment, at)
     in_entry(11)(segment, at)
 
 
-def torn(segment: SegmentFiles, at: list[int]) -> None:
+def torn(segment: SegmentPaths, at: list[int]) -> None:
     segment.log.write_bytes(segment.log.read_bytes()[: at[9] + 20])
 
 
-def in_header(segment: SegmentFiles, _: list[int]) -> None:
+def in_header(segment: SegmentPaths, _: list[int]) -> None:
     for position in range(HEADER_BYTES):
         flip(segment.log, position)
 
 
-def in_header_and_the_last_checksum(segment: SegmentFiles, at: list[int]) -> None:
+def in_header_and_the_last_checksum(segment: SegmentPaths, at: list[int]) -> None:
     in_header(segment, at)
     in_checksum(11)(segment, at)
 
 
-def missing(segment: SegmentFiles, _: list[int]) -> None:
+def missing(segment: SegmentPaths, _: list[int]) -> None:
     segment.log.unlink()
 
 
-def emptied(segment: SegmentFiles, _: list[int]) -> None:
+def emptied(segment: SegmentPaths, _: list[int]) -> None:
     segment.log.write_bytes(b"")
 
 
-def of_another(segment: SegmentFiles, _: list[int]) -> None:
+def of_another(segment: SegmentPaths, _: list[int]) -> None:
     """The same entries, in the segment of another topic: their places are proved for that one alone."""
     other = OneSegment(segment.folder / "other", 1, 0)
     other.folder.mkdir()
@@ -172,7 +172,7 @@ def test_rows_of_what_is_lost_are_in_order_and_end_as_the_row_says(bench: Workbe
     assert row.content is not None
     assert remains.ledger.last_message_id == row.content.last_message_id == before[-1].message_id
     reader_rows = [item for table in topic.read() for item in table.to_pylist()]
-    assert {item["slot"] for item in reader_rows} <= {Slot.COMPACTED_OUT}
+    assert {item["slot"] for item in reader_rows} <= {RowType.COMPACTED_OUT}
 
 
 def test_a_row_that_knows_of_less_than_the_file_holds_is_believed(bench: Workbench, topic: Topic) -> None:
@@ -192,7 +192,7 @@ def test_any_damage_at_all(bench: Workbench, topic: Topic, seed: int) -> None:
     choose = random.Random(seed)
     first_hit = 1 << 40
 
-    def damage(segment: SegmentFiles, at: list[int]) -> None:
+    def damage(segment: SegmentPaths, at: list[int]) -> None:
         nonlocal first_hit
         data = bytearray(segment.log.read_bytes())
         for _ in range(choose.randint(1, 4)):

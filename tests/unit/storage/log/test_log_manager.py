@@ -12,7 +12,7 @@ from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.environment import Environment
 from storage.errors import Fenced, LeaseHeld, Misconfigured, ObjectDamaged, SegmentNotLocal, Unavailable
 from storage.failpoints import Failpoint, observed
-from storage.ledger.rows import Codec, Slot
+from storage.ledger.rows import CompressionType, RowType
 from storage.log.directory import LogDirectory
 from storage.log.log_manager import SEALER_DEAD_MS, LogManager
 from storage.metadata.policy_store import BROKER, topic_scope
@@ -27,14 +27,14 @@ from tests.workbench import Workbench, content, raw
 def test_sealing_changes_nothing_that_is_read(bench: Workbench, topic: Topic) -> None:
     """Ids, offsets, payloads, batches in every codec (P7: a null value does not drop its batch)."""
     produce(topic, [one(b"a", b"1", event_time=7), one(None, b"no key"), one(b"gone", None)])
-    produce(topic, [batch((b"b", b"2"), (b"c", None), (b"", b"3"), codec=codec) for codec in Codec])
+    produce(topic, [batch((b"b", b"2"), (b"c", None), (b"", b"3"), codec=codec) for codec in CompressionType])
     before = raw(topic)
-    assert len(before) == 3 + 3 * len(Codec)
+    assert len(before) == 3 + 3 * len(CompressionType)
     (ledger,) = topic.log_manager().roll_and_seal(topic.record)
     assert raw(topic) == before
     assert topic.snapshot().segments == ()
     assert (ledger.first_offset, ledger.last_offset, ledger.messages) == (0, len(before) - 1, len(before))
-    assert ledger.entries == 3 + len(Codec)
+    assert ledger.entries == 3 + len(CompressionType)
     assert topic.get(b"b") == before[-3]
 
 
@@ -51,7 +51,7 @@ def test_whole_entries_are_sealed_whole_and_pass_through_compaction(bench: Workb
     topic.log_manager().roll_and_seal(topic.record)
     assert raw(topic) == before
     table = [row for batch_ in topic.read() for row in batch_.to_pylist()]
-    whole = [row["payload"] for row in table if row["slot"] == Slot.WHOLE_ENTRY]
+    whole = [row["payload"] for row in table if row["slot"] == RowType.WHOLE_ENTRY]
     assert whole == [broken, encrypted]
     bench.compact(topic)
     assert [m.offset for m in topic.messages(read_compacted=True)] == [2, 5, 6]

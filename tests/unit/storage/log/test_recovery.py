@@ -12,7 +12,7 @@ from storage.errors import ObjectDamaged, ObjectMissing
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, LARGEST_ENTRY, frame_head
 from storage.log.high_watermark import HighWatermark, HighWatermarkWriter, read_high_watermark
 from storage.log.segment import FlushPolicy
-from storage.model import MessageId, Position
+from storage.model import LogPosition, MessageId
 from tests.segments import NEVER, PARTITION, OneSegment, batch, flip, message, placed, places
 
 ENTRIES = [message(0), batch(3), message(2, 30), batch(2), message(4)]
@@ -66,7 +66,7 @@ def test_a_bad_tail_is_cut(segment: OneSegment, tail: str) -> None:
         assert writer.cut_bytes == len(bad)
         assert segment.files.log.read_bytes() == whole
         assert [placed(entry) for entry in segment.reader().entries()] == places(ENTRIES)
-        assert writer.append(message(5)).first == Position(NEXT_OFFSET, MessageId(7, 5, PARTITION))
+        assert writer.append(message(5)).first == LogPosition(NEXT_OFFSET, MessageId(7, 5, PARTITION))
     assert [placed(entry) for entry in segment.reader().entries()] == places([*ENTRIES, message(5)])
 
 
@@ -192,7 +192,7 @@ def test_the_index_is_made_anew(segment: OneSegment) -> None:
     with segment.recover(index_spacing=200) as cut:
         assert whole.startswith(segment.files.index.read_bytes())
         assert segment.files.index.stat().st_size < len(whole)
-        assert segment.reader().last() == Position(cut.next_offset - 1, MessageId(7, cut.entries - 1, PARTITION))
+        assert segment.reader().last() == LogPosition(cut.next_offset - 1, MessageId(7, cut.entries - 1, PARTITION))
 
 
 @pytest.mark.parametrize("position", [0, 9, 20, 30, 40, 45, 60])

@@ -14,7 +14,7 @@ from storage.log import segment_reader
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, frame_head
 from storage.log.high_watermark import HighWatermark, HighWatermarkWriter
 from storage.log.segment import FlushPolicy
-from storage.model import MessageId, Position
+from storage.model import LogPosition, MessageId
 from tests.pulsar_entries import PUBLISHED, encrypted, entry
 from tests.segments import (
     ENTRIES,
@@ -63,7 +63,7 @@ def test_a_read_in_the_middle_reads_little(segment: OneSegment, monkeypatch: pyt
     assert next(reader.entries(2500)).offset == 2500
     assert min(read) > size // 2
     read.clear()
-    assert reader.last() == Position(2999, MessageId(7, 1999, PARTITION))
+    assert reader.last() == LogPosition(2999, MessageId(7, 1999, PARTITION))
     assert min(read) > size - (1 << 18)
     read.clear()
     assert reader.offset_of_entry(1500) == 2500
@@ -99,12 +99,12 @@ def test_the_last_message(segment: OneSegment) -> None:
     with segment.create() as writer:
         assert segment.reader().last() is None
         writer.append(message(0))
-        assert segment.reader().last() == Position(1000, MessageId(7, 0, PARTITION))
+        assert segment.reader().last() == LogPosition(1000, MessageId(7, 0, PARTITION))
         writer.append(batch(4))
         last = segment.reader().last()
-        assert last == Position(1004, MessageId(7, 1, PARTITION, 3))
+        assert last == LogPosition(1004, MessageId(7, 1, PARTITION, 3))
         writer.append(entry(encrypted(num_messages_in_batch=3)))
-        assert segment.reader().last() == Position(1005, MessageId(7, 2, PARTITION))
+        assert segment.reader().last() == LogPosition(1005, MessageId(7, 2, PARTITION))
 
 
 @pytest.mark.parametrize("size", [99, 100, 101, 1000, 300_000])

@@ -19,7 +19,7 @@ from storage.log.group_commit import Answer
 from storage.log.high_watermark import HighWatermark
 from storage.log.segment import AppendResult, FlushPolicy
 from storage.metadata.records import SegmentContent
-from storage.model import MessageId, Position
+from storage.model import LogPosition, MessageId
 from tests.clocks import ManualClock
 from tests.pulsar_entries import PUBLISHED, encrypted, entry
 from tests.segments import NEVER, PARTITION, OneSegment, batch, message, placed
@@ -35,11 +35,11 @@ def test_ids_and_offsets_follow_the_entries(segment: OneSegment) -> None:
     with segment.create() as writer:
         appended = [writer.append(item) for item in entries]
         assert appended == [
-            AppendResult(Position(1000, MessageId(7, 0, PARTITION, -1)), 1),
-            AppendResult(Position(1001, MessageId(7, 1, PARTITION, 0)), 5),
-            AppendResult(Position(1006, MessageId(7, 2, PARTITION, -1)), 1),
-            AppendResult(Position(1007, MessageId(7, 3, PARTITION, -1)), 1),
-            AppendResult(Position(1008, MessageId(7, 4, PARTITION, 0)), 1),
+            AppendResult(LogPosition(1000, MessageId(7, 0, PARTITION, -1)), 1),
+            AppendResult(LogPosition(1001, MessageId(7, 1, PARTITION, 0)), 5),
+            AppendResult(LogPosition(1006, MessageId(7, 2, PARTITION, -1)), 1),
+            AppendResult(LogPosition(1007, MessageId(7, 3, PARTITION, -1)), 1),
+            AppendResult(LogPosition(1008, MessageId(7, 4, PARTITION, 0)), 1),
         ]
         assert appended[1].first.message_id.batch_index == 0
         assert appended[3].first.message_id.batch_index == -1
@@ -198,7 +198,7 @@ def test_too_large_an_entry_is_refused_and_takes_nothing(segment: OneSegment) ->
             writer.append(message(0, 101))
         with pytest.raises(InvalidRecord):
             writer.append(b"nonsense")
-        assert writer.append(message(1)).first == Position(1001, MessageId(7, 1, PARTITION))
+        assert writer.append(message(1)).first == LogPosition(1001, MessageId(7, 1, PARTITION))
 
 
 def test_a_segment_has_no_more_offsets_than_a_ledger_rows(segment: OneSegment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,7 @@ def test_a_file_that_no_row_names_is_replaced(segment: OneSegment) -> None:
     with other.create() as writer:
         assert other.visible() == []
         assert other.files.log.stat().st_size == HEADER_BYTES
-        assert writer.append(message(7)).first == Position(1000, MessageId(8, 0, PARTITION))
+        assert writer.append(message(7)).first == LogPosition(1000, MessageId(8, 0, PARTITION))
     assert other.visible() == [message(7)]
     assert other.files.index.stat().st_size == 0
 

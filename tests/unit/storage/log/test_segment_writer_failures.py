@@ -17,7 +17,7 @@ from storage.failpoints import Failpoint, observed
 from storage.log.group_commit import Answer, PendingAppend
 from storage.log.segment import AppendResult, FlushPolicy
 from storage.log.segment_writer import SegmentWriter
-from storage.model import MessageId, Position
+from storage.model import LogPosition, MessageId
 from tests.clocks import ManualClock
 from tests.segments import EVERY_APPEND, NEVER, PARTITION, OneSegment, batch, message
 
@@ -87,7 +87,7 @@ def test_a_failure_fails_all_that_waits_and_cuts_it_off(
     writer.close()  # has told whom it concerns
     with segment.recover() as again:
         assert again.cut_bytes == 0
-        assert again.append(message(6)).first == Position(1003, MessageId(7, 3, PARTITION))
+        assert again.append(message(6)).first == LogPosition(1003, MessageId(7, 3, PARTITION))
     assert segment.visible() == [*map(message, range(3)), message(6)]
 
 

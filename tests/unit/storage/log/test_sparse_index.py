@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from storage.log.sparse_index import NO_TIME, RECORD_BYTES, FramePosition, IndexFile, IndexPointers
+from storage.log.sparse_index import NO_TIME, RECORD_BYTES, FramePosition, IndexFile, SparseIndexBuilder
 
 SEED, FIRST = 99, 1000
 
 
 def written(path: Path, count: int = 10) -> list[FramePosition]:
     """An index of entries of 60 bytes and 2 offsets, times up and down, a record for every second one."""
-    pointers, data = IndexPointers(FIRST, SEED, spacing_bytes=120), b""
+    pointers, data = SparseIndexBuilder(FIRST, SEED, spacing_bytes=120), b""
     for n in range(2 * count + 1):
         data += pointers.record(n, FIRST + 2 * n, 64 + 60 * n, publish_time=100 * n if n % 2 else 50 * n)
     path.write_bytes(data)
@@ -38,7 +38,7 @@ def test_each_record_is_found_by_what_lies_at_it_and_behind(tmp_path: Path) -> N
 
 
 def test_the_time_is_the_largest_of_all_before(tmp_path: Path) -> None:
-    pointers = IndexPointers(FIRST, SEED, spacing_bytes=1)
+    pointers = SparseIndexBuilder(FIRST, SEED, spacing_bytes=1)
     times = [5, 9, 3, 9, 12, 1]
     path = tmp_path / "index"
     path.write_bytes(b"".join(pointers.record(n, FIRST + n, 64 + n, time) for n, time in enumerate(times)))

@@ -21,11 +21,11 @@ from storage.errors import (
     Unavailable,
 )
 from storage.failpoints import Failpoint
-from storage.log import open_segment
+from storage.log import segment_lifecycle
 from storage.log.directory import UID_FILE, LogDirectory
 from storage.log.group_commit import Answer
-from storage.log.open_segment import ENTRY_PADDING, roll_open_segment
 from storage.log.segment import AppendResult
+from storage.log.segment_lifecycle import ENTRY_PADDING, roll_open_segment
 from storage.log.segment_writer import SegmentWriter
 from storage.log.topic_log import TopicLog
 from storage.metadata.policy_store import topic_scope
@@ -178,11 +178,11 @@ def test_segments_roll_by_what_they_are_uncompressed(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sealing holds a segment's messages in memory."""
-    from storage.ledger.rows import Codec
+    from storage.ledger.rows import CompressionType
 
     policy(bench, topic, "segment.bytes", 1 << 14)
-    monkeypatch.setattr(open_segment, "INFLATION", 2)
-    produce(topic, [batch((b"k", b"x" * 40_000), codec=Codec.ZSTD) for _ in range(2)])
+    monkeypatch.setattr(segment_lifecycle, "INFLATION", 2)
+    produce(topic, [batch((b"k", b"x" * 40_000), codec=CompressionType.ZSTD) for _ in range(2)])
     assert segments(bench, topic) == [(0, "ROLLED"), (1, "OPEN")]
 
 

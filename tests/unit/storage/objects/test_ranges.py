@@ -7,21 +7,21 @@ from hypothesis import given, strategies as st
 
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.objects.interface import ObjectStore
-from storage.objects.ranges import Range, read_ranges
+from storage.objects.ranges import ByteRange, read_ranges
 from tests.sealed import new_id
 
 CONTENT = bytes(range(256))
 
 
-def read(store: ObjectStore, ranges: list[Range], preferred: int) -> tuple[list[bytes], list[Range]]:
+def read(store: ObjectStore, ranges: list[ByteRange], preferred: int) -> tuple[list[bytes], list[ByteRange]]:
     """The blocks, and the requests that were made."""
-    requests: list[Range] = []
+    requests: list[ByteRange] = []
     with pytest.MonkeyPatch.context() as patch:
         get = store.get
 
         def counted(name: str, start: int = 0, length: int | None = None) -> bytes:
             assert length is not None
-            requests.append(Range(name, start, length))
+            requests.append(ByteRange(name, start, length))
             return get(name, start, length)
 
         patch.setattr(store, "get", counted)
@@ -40,7 +40,7 @@ def test_every_block_is_what_one_request_for_it_gives(
     names = [f"ranges/{new_id()}" for _ in range(2)]
     for name in names:
         object_store.put(name, CONTENT)
-    ranges = [Range(names[which], start, length) for which, start, length in drawn]
+    ranges = [ByteRange(names[which], start, length) for which, start, length in drawn]
     blocks, requests = read(object_store, ranges, preferred)
     assert blocks == [CONTENT[start : start + length] for _, start, length in drawn]
     assert len(requests) <= len(ranges)
@@ -62,15 +62,15 @@ def test_neighbours_share_a_request_up_to_a_gap(
 ) -> None:
     name = f"ranges/{new_id()}"
     object_store.put(name, CONTENT)
-    blocks, created = read(object_store, [Range(name, *item) for item in asked], preferred)
+    blocks, created = read(object_store, [ByteRange(name, *item) for item in asked], preferred)
     assert blocks == [CONTENT[start : start + length] for start, length in asked]
-    assert created == [Range(name, *request) for request in requests]
+    assert created == [ByteRange(name, *request) for request in requests]
 
 
 def test_a_missing_or_short_object_is_an_error(object_store: ObjectStore) -> None:
     name = f"ranges/{new_id()}"
     with pytest.raises(ObjectMissing, match=name):
-        read_ranges(object_store, [Range(name, 0, 1)])
+        read_ranges(object_store, [ByteRange(name, 0, 1)])
     object_store.put(name, b"short")
     with pytest.raises(ObjectDamaged, match=name):
-        read_ranges(object_store, [Range(name, 0, 3), Range(name, 3, 3)])
+        read_ranges(object_store, [ByteRange(name, 0, 3), ByteRange(name, 3, 3)])

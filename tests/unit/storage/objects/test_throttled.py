@@ -8,7 +8,7 @@ import pytest
 
 from storage.errors import Fenced, ObjectExists
 from storage.objects.interface import ObjectStore
-from storage.objects.throttled import Pace, Rates, ThrottledStore, throttled
+from storage.objects.throttled import RateLimiter, Rates, ThrottledStore, throttled
 from tests.clocks import ManualClock
 from tests.sealed import new_id
 
@@ -28,12 +28,12 @@ def elapsed(clock: ManualClock) -> int:
 def test_a_call_waits_for_its_own_bytes(clock: ManualClock) -> None:
     """Or tasks of one call each, of which there are thousands, would never wait."""
     for number in range(1, 4):
-        Pace(clock, 1000).spend(2000)
+        RateLimiter(clock, 1000).spend(2000)
         assert elapsed(clock) == 2000 * number
 
 
 def test_the_rate_holds_over_many_calls_of_any_size(clock: ManualClock) -> None:
-    pace = Pace(clock, 1000)
+    pace = RateLimiter(clock, 1000)
     sizes = [1, 700, 3, 2500, 40, 999, 0, 1300] * 20
     for size in sizes:
         pace.spend(size)
@@ -41,7 +41,7 @@ def test_the_rate_holds_over_many_calls_of_any_size(clock: ManualClock) -> None:
 
 
 def test_a_pause_saves_nothing_up(clock: ManualClock) -> None:
-    pace = Pace(clock, 1000)
+    pace = RateLimiter(clock, 1000)
     pace.spend(1000)
     clock.advance(3_600_000)
     pace.spend(500)
@@ -49,7 +49,7 @@ def test_a_pause_saves_nothing_up(clock: ManualClock) -> None:
 
 
 def test_no_limit_never_waits(clock: ManualClock) -> None:
-    pace = Pace(clock, None)
+    pace = RateLimiter(clock, None)
     for _ in range(3):
         pace.spend(2**60)
     assert elapsed(clock) == 0
@@ -147,7 +147,7 @@ def test_who_waits_for_its_turn_hears_within_a_second_that_it_is_stopped() -> No
                 stop.set()
 
     clock = Stops(START)
-    pace = Pace(clock, 1000, stop)
+    pace = RateLimiter(clock, 1000, stop)
     pace.spend(1700)
     assert elapsed(clock) == 1700
     with pytest.raises(Fenced, match="was cancelled"):

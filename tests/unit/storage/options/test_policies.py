@@ -7,7 +7,7 @@ import pytest
 from compactor.run.plan import RunPolicies
 from storage.errors import InvalidInput
 from storage.options import policies
-from storage.options.policies import POLICIES, Instead, TopicPolicies, Unreadable
+from storage.options.policies import POLICIES, FallbackValue, TopicPolicies, UnreadableStoredValue
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_lags_that_contradict_each_other_are_refused() -> None:
 
 def test_an_unreadable_value_contradicts_nothing() -> None:
     unreadable = policies.read(LEAST, "two")
-    assert isinstance(unreadable, Unreadable)
+    assert isinstance(unreadable, UnreadableStoredValue)
     assert unreadable.value == "two"
     assert unreadable.reason.startswith("'two' is not a value of min.compaction.lag.ms: give milliseconds")
     policies.check({LEAST: unreadable, MOST: 1})
@@ -161,6 +161,6 @@ def test_an_unreadable_value_contradicts_nothing() -> None:
 
 def test_what_counts_instead_of_an_unreadable_value_is_a_value() -> None:
     for policy in POLICIES.values():
-        if not isinstance(policy.unreadable, Instead):
+        if not isinstance(policy.unreadable, FallbackValue):
             shown = policies.shown(policy.name, policy.unreadable)
             assert policies.parse(policy.name, shown) == (policy.name, policy.unreadable)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from storage.options.policies import EVICT, HOLD, POLICIES, TopicPolicies, Unreadable
+from storage.options.policies import EVICT, HOLD, POLICIES, TopicPolicies, UnreadableStoredValue
 from storage.options.resolution import Origin, Triggers, UnreadableSetting, resolve
 
 HOUR = 3_600_000
@@ -65,7 +65,7 @@ def test_of_lags_from_two_scopes_the_nearest_wins(broker: Settings, topic: Setti
 
 # --- values that cannot be read ------------------------------------------------------------------------------------
 
-BAD = Unreadable("from a newer version", "cannot be read")
+BAD = UnreadableStoredValue("from a newer version", "cannot be read")
 
 
 @pytest.mark.parametrize("name", ["retention.ms", "retention.minutes", "retention.hours"])

@@ -21,8 +21,8 @@ from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, Pin
 from storage.model import EARLIEST, LATEST, Message, MessageId
 from storage.reading.compacted_reader import PIN_TTL_MS
+from storage.reading.continuation_token import ContinuationToken
 from storage.reading.limits import ReadLimits
-from storage.reading.reader_state import ReaderState
 from storage.reading.snapshot_reader import row_messages
 from storage.topic import Topic
 from tests.pulsar_entries import entry, metadata
@@ -383,7 +383,7 @@ def test_a_reader_that_was_at_the_end_has_missed_nothing(bench: Workbench) -> No
         log.append(entry(metadata(publish_time=1, num_messages_in_batch=3), b"\xff" * 40))  # cannot be taken apart
     reader = topic.reader(read_compacted=True)
     assert sum(map(len, reader.poll(ReadLimits()))) == 2
-    page = topic.reader(ReaderState(EARLIEST), read_compacted=True).rows(ReadLimits())
+    page = topic.reader(ContinuationToken(EARLIEST), read_compacted=True).rows(ReadLimits())
     assert page.next.to_token() == "4~r"
     topic.log_manager().roll_and_seal(topic.record)
     trim_by_force(bench, topic)

@@ -14,12 +14,12 @@ from hypothesis import given, settings, strategies as st
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import key_index, rows
 from storage.ledger.hashing import Hashes, KeyHasher, Xxh3KeyHasher
-from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange, Records, encode_index
+from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange, IndexRecords, encode_index
 from storage.ledger.manifest import DeletedRows, Manifest, Part, write_manifest
 from storage.ledger.rows_file import RowsObject
 from storage.log.bulk_append import INPUT_SCHEMA, to_rows
 from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
-from storage.model import IndexLocation, LedgerRecord, Message, MessageId, Position, StoredObject, TopicName
+from storage.model import IndexLocation, LedgerRecord, LogPosition, Message, MessageId, StoredObject, TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.local import LocalStore
 from storage.reading.key_lookup import point_read
@@ -44,7 +44,9 @@ def level(store: ObjectStore, records: Sequence[Record], bits: int, hasher: KeyH
     for prefix in range(1 << bits):
         inside = order[HashRange(prefix, bits).narrow(hi[order])]
         area = (offset[inside], times[inside]) if events else (None, None)
-        data, directory = encode_index(Records(hi[inside], lo[inside], offset[inside], *area), HashRange(prefix, bits))
+        data, directory = encode_index(
+            IndexRecords(hi[inside], lo[inside], offset[inside], *area), HashRange(prefix, bits)
+        )
         if len(inside):
             name = f"levels/{new_id()}"
             store.put(name, b"another" + data)
@@ -55,7 +57,7 @@ def level(store: ObjectStore, records: Sequence[Record], bits: int, hasher: KeyH
 def part_of(store: ObjectStore, table: pa.Table, deleted: DeletedRows | None = None) -> Part:
     ledger = seal(store, table)
     first, last = (
-        Position(row["offset"], MessageId(row["ledger_id"], row["entry_id"]))
+        LogPosition(row["offset"], MessageId(row["ledger_id"], row["entry_id"]))
         for row in (table.slice(at, 1).to_pylist()[0] for at in (0, len(table) - 1))
     )
     rows_object = RowsObject(ledger.rows, ledger.footer_size)
@@ -65,7 +67,7 @@ def part_of(store: ObjectStore, table: pa.Table, deleted: DeletedRows | None = N
 def snapshot_of(
     store: ObjectStore, tail: Sequence[LedgerRecord], parts: Sequence[Part], levels: Any, horizon: int, by_event: bool
 ) -> TopicSnapshot:
-    end = Position(horizon, MessageId(5, horizon))
+    end = LogPosition(horizon, MessageId(5, horizon))
     manifest = Manifest(
         str(TOPIC.name), TOPIC.uid, 6, 1, 1, NOW, end, tuple(parts), tuple(levels), NOW, {"event_time_order": by_event}
     )
@@ -258,7 +260,7 @@ def large(request: pytest.FixtureRequest, object_store: ObjectStore) -> tuple[To
             if number in needed:
                 parts.append(part_of(object_store, table_at(mine, second.keys() - newest_.keys()), deleted))
             else:
-                first, last = (Position(row_of(n), MessageId(5, row_of(n))) for n in (mine[0], mine[-1]))
+                first, last = (LogPosition(row_of(n), MessageId(5, row_of(n))) for n in (mine[0], mine[-1]))
                 rows_object = RowsObject(StoredObject(f"not there/{number}", 9000, 1), 900)
                 parts.append(Part(rows_object, first, last, ROWS, 1, NOW, NOW, deleted))
     return snapshot_of(object_store, ledgers, parts, levels, row_of(everything) - 1, by_event), expected

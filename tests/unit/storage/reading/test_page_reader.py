@@ -10,10 +10,10 @@ from compactor.maintenance.retention import Retention
 from storage.errors import StateMayBeStale
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message
+from storage.reading.continuation_token import ContinuationToken
 from storage.reading.limits import ReadLimits
 from storage.reading.page_reader import CHUNK_EXPIRY_MS
 from storage.reading.positions import parse_start
-from storage.reading.reader_state import ReaderState
 from storage.topic import Topic
 from tests.chunked import Row, append, message, whole
 from tests.workbench import Workbench, content, view
@@ -29,8 +29,8 @@ def test_a_state_is_its_token(token: str) -> None:
     assert state_of(token).to_token() == token
 
 
-def state_of(token: str) -> ReaderState:
-    return ReaderState.from_token(token, parse_start)
+def state_of(token: str) -> ContinuationToken:
+    return ContinuationToken.from_token(token, parse_start)
 
 
 def all_messages(topic: Topic, read_compacted: bool, messages: int) -> list[Message]:

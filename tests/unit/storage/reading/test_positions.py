@@ -8,7 +8,7 @@ import time
 import pytest
 
 from storage.errors import InvalidInput, InvalidMessageId
-from storage.ledger.seek import AtOffset, AtTime
+from storage.ledger.seek import AtTime, StartOffset
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.reading.positions import mark_delete_before, parse_place, parse_start
 from storage.topic import Topic
@@ -87,7 +87,7 @@ def test_where_raw_is_trimmed(bench: Workbench, filled: Topic) -> None:
 
 @pytest.mark.parametrize(
     ("text", "start"),
-    [("earliest", EARLIEST), ("latest", LATEST), ("7", AtOffset(7)), ("1:3", MessageId(1, 3)), ("-1:-1", EARLIEST)],
+    [("earliest", EARLIEST), ("latest", LATEST), ("7", StartOffset(7)), ("1:3", MessageId(1, 3)), ("-1:-1", EARLIEST)],
 )
 def test_starts_of_reads(text: str, start: object) -> None:
     assert parse_start(text) == start

@@ -9,7 +9,7 @@ import pytest
 
 from storage.environment import Environment
 from storage.errors import ObjectMissing, OffsetOutOfRange
-from storage.ledger.seek import AtOffset, AtTime, Reset, StartPosition
+from storage.ledger.seek import AtTime, OffsetReset, StartOffset, StartPosition
 from storage.model import EARLIEST, LATEST, Message, MessageId
 from storage.objects.interface import ObjectStore
 from storage.reading.limits import ReadLimits
@@ -53,10 +53,10 @@ def test_every_start_begins_where_it_says(topic: Topic) -> None:
     assert [m.offset for m in everything] == list(range(12))
     for message in everything:
         assert offsets(topic.messages(message.message_id)) == list(range(message.offset, 12))
-        assert offsets(topic.messages(AtOffset(message.offset))) == list(range(message.offset, 12))
+        assert offsets(topic.messages(StartOffset(message.offset))) == list(range(message.offset, 12))
         assert topic.locate(message.offset) is not None
         assert topic.locate(message.offset).message_id == message.message_id  # type: ignore[union-attr]
-    assert offsets(topic.messages(AtOffset(12))) == []
+    assert offsets(topic.messages(StartOffset(12))) == []
     assert topic.locate(12) is None
     assert offsets(topic.messages(LATEST)) == []
 
@@ -134,7 +134,7 @@ def test_pages_are_the_sequence(bench: Workbench, topic: Topic, flag: bool, size
 def test_a_page_of_bytes_grows_for_a_message_that_is_larger(topic: Topic) -> None:
     """L3."""
     produce(topic, [one(b"big", b"x" * 10_000), one(b"z", b"1")])
-    reader = topic.reader(AtOffset(11))
+    reader = topic.reader(StartOffset(11))
     assert page(reader, ReadLimits(bytes=100)) == [11]
     assert page(reader, ReadLimits(bytes=100)) == [12]
     assert page(reader, ReadLimits(bytes=100)) == [13]
@@ -185,32 +185,32 @@ def test_below_the_first_offset_a_read_does_as_it_was_told(bench: Workbench, top
     first_id = raw(topic)[0].message_id
     trimmed(bench, topic, 4)
     assert offsets(topic.messages()) == list(range(4, 12))
-    for start in (AtOffset(0), AtOffset(3), first_id):
-        given = {reset: _read(topic, start, reset) for reset in (Reset.EARLIEST, Reset.LATEST)}
-        assert given == {Reset.EARLIEST: list(range(4, 12)), Reset.LATEST: []}
+    for start in (StartOffset(0), StartOffset(3), first_id):
+        given = {reset: _read(topic, start, reset) for reset in (OffsetReset.EARLIEST, OffsetReset.LATEST)}
+        assert given == {OffsetReset.EARLIEST: list(range(4, 12)), OffsetReset.LATEST: []}
         with pytest.raises(OffsetOutOfRange, match="offset 4"):
-            _read(topic, start, Reset.FAIL)
-    for start in (EARLIEST, AtOffset(4), AtOffset(7), LATEST):
-        for reset in Reset:
-            assert _read(topic, start, reset) == _read(topic, start, Reset.EARLIEST)
+            _read(topic, start, OffsetReset.FAIL)
+    for start in (EARLIEST, StartOffset(4), StartOffset(7), LATEST):
+        for reset in OffsetReset:
+            assert _read(topic, start, reset) == _read(topic, start, OffsetReset.EARLIEST)
 
 
-def _read(topic: Topic, start: StartPosition, reset: Reset) -> list[int]:
+def _read(topic: Topic, start: StartPosition, reset: OffsetReset) -> list[int]:
     return offsets(messages(topic.read(start, reset=reset), -1))
 
 
-@pytest.mark.parametrize("reset", list(Reset))
-def test_a_reader_whose_messages_are_trimmed_under_it(bench: Workbench, topic: Topic, reset: Reset) -> None:
+@pytest.mark.parametrize("reset", list(OffsetReset))
+def test_a_reader_whose_messages_are_trimmed_under_it(bench: Workbench, topic: Topic, reset: OffsetReset) -> None:
     reader = topic.reader(reset=reset)
     assert page(reader, ReadLimits(2)) == [0, 1]
     reader.close()  # what it had at hand is gone, as after a long sleep
     reader._rest = None
     trimmed(bench, topic, 4)
-    if reset is Reset.FAIL:
+    if reset is OffsetReset.FAIL:
         with pytest.raises(OffsetOutOfRange):
             page(reader)
     else:
-        assert page(reader) == (list(range(4, 12)) if reset is Reset.EARLIEST else [])
+        assert page(reader) == (list(range(4, 12)) if reset is OffsetReset.EARLIEST else [])
 
 
 def test_a_lost_ledger_is_an_error_that_names_it_and_no_gap(bench: Workbench, topic: Topic) -> None:
@@ -245,7 +245,7 @@ def test_the_last_message_is_the_tails(bench: Workbench, topic: Topic) -> None:
 
 def test_a_page_is_empty_only_if_there_is_nothing(topic: Topic) -> None:
     """Also when the check the topic that it was read from ended just with the page before."""
-    reader = topic.reader(AtOffset(9))
+    reader = topic.reader(StartOffset(9))
     assert page(reader, ReadLimits(3)) == [9, 10, 11]
     produce(topic, [one(b"m", b"12")])
     assert page(reader) == [12]
@@ -262,8 +262,8 @@ def test_a_start_that_has_not_come_yet_is_waited_for(
     last = raw(topic)[-1].message_id
     behind = MessageId(last.ledger_id, last.entry_id + 1)
     starts: dict[str, StartPosition] = {
-        "end": AtOffset(12),
-        "beyond": AtOffset(14),
+        "end": StartOffset(12),
+        "beyond": StartOffset(14),
         "id": behind,
         "time": AtTime(NOW + 100),
     }

@@ -8,7 +8,7 @@ from compactor.maintenance.retention import Retention
 from storage.environment import Environment
 from storage.errors import ObjectMissing, OffsetOutOfRange, StateMayBeStale, Unavailable
 from storage.ledger.manifest import read_manifest
-from storage.ledger.seek import AtOffset, AtTime, Reset
+from storage.ledger.seek import AtTime, OffsetReset, StartOffset
 from storage.metadata.policy_store import topic_scope
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.reading.limits import ReadLimits
@@ -111,7 +111,7 @@ def test_a_reader_from_latest_gets_what_a_compacted_ledger_kept_of_what_came(ben
 def test_a_reader_that_is_reset_to_latest_goes_on_there(bench: Workbench, topic: Topic) -> None:
     imported(bench, topic, 10)
     cleanup(bench, topic, "delete").trim(topic.record, 5)
-    reader = topic.reader(AtOffset(2), reset=Reset.LATEST)
+    reader = topic.reader(StartOffset(2), reset=OffsetReset.LATEST)
     assert page(reader) == []
     imported(bench, topic, 3, 10)
     assert page(reader) == [10, 11, 12]
@@ -124,13 +124,13 @@ def test_an_id_below_the_start_is_out_of_range_also_in_the_first_ledger(bench: W
     retention.trim(topic.record, 5)
     for gone in (ids[0], ids[4]):
         with pytest.raises(OffsetOutOfRange):
-            list(topic.read(gone, reset=Reset.FAIL))
-    assert len(list(messages(topic.read(ids[5], reset=Reset.FAIL), -1))) == 5
+            list(topic.read(gone, reset=OffsetReset.FAIL))
+    assert len(list(messages(topic.read(ids[5], reset=OffsetReset.FAIL), -1))) == 5
     retention.trim(topic.record, 10)
     for gone in (ids[0], ids[9]):
         with pytest.raises(OffsetOutOfRange):
-            list(topic.read(gone, reset=Reset.FAIL))
-    assert list(topic.read(EARLIEST, reset=Reset.FAIL)) == []
+            list(topic.read(gone, reset=OffsetReset.FAIL))
+    assert list(topic.read(EARLIEST, reset=OffsetReset.FAIL)) == []
 
 
 def test_a_key_below_the_start_has_no_value(bench: Workbench, topic: Topic) -> None:

@@ -17,7 +17,7 @@ from storage.ledger.rows_file import RowsObject
 from storage.ledger.seek import FromId
 from storage.log.bulk_append import INPUT_SCHEMA, to_rows
 from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
-from storage.model import EARLIEST, MessageId, Position, TopicName
+from storage.model import EARLIEST, LogPosition, MessageId, TopicName
 from storage.objects.interface import ObjectStore
 from storage.reading.snapshot_reader import SnapshotReader
 from tests.sealed import NOW, SEED, damaged_copy, new_id, seal
@@ -39,7 +39,7 @@ def part_without(store: ObjectStore, dead: set[int]) -> Part:
     name = names.bitmaps(new_id(), new_id(), 0)
     data, places = encode_deleted(name, [BitMap([1, 2]), BitMap(OFFSETS[number] - FIRST for number in dead)])
     store.put(name, data)
-    first, last = (Position(offset, MessageId(5, offset - FIRST)) for offset in (OFFSETS[0], OFFSETS[-1]))
+    first, last = (LogPosition(offset, MessageId(5, offset - FIRST)) for offset in (OFFSETS[0], OFFSETS[-1]))
     rows_object = RowsObject(ledger.rows, ledger.footer_size)
     return Part(rows_object, first, last, COUNT, ledger.logical_bytes, NOW, NOW, places[1])
 

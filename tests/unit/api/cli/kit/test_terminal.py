@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from api.cli.admin.following import progress
+from api.cli.admin.run_watch import progress
 from api.cli.kit import stderr, tables
 from api.cli.kit.terminal import LiveLine, data_stream, put, put_json
 from api.cli.local.spark_engine import PhaseLine

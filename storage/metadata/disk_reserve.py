@@ -15,7 +15,7 @@ import logging
 import os
 from pathlib import Path
 
-from storage.disk import free_bytes
+from storage.disk_space import free_bytes
 
 LEAST_BYTES = 256 << 10
 MOST_BYTES = 16 << 20
@@ -24,7 +24,7 @@ _PLENTY = 4
 _log = logging.getLogger(__name__)
 
 
-class Reserve:
+class DiskReserve:
     """The file beside one database. Safe to share between threads and processes."""
 
     def __init__(self, database: Path) -> None:

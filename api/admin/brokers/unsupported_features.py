@@ -22,8 +22,8 @@ from api.admin import resolve
 from api.admin.models import done, unset
 from api.http.access import ANY_USE, Action, require_here
 from api.http.paths import Namespace, Topic
-from api.http.problems import Problem
-from api.http.routes import Routes
+from api.http.problems import RestException
+from api.http.router import Routes
 from api.service import Parts, Service
 
 REFUSAL = "not offered here: {}"
@@ -63,7 +63,7 @@ class NotOffered:
         found = self.answers[verb]
         if isinstance(found, str):
             offered = sorted(name for name, answer in self.answers.items() if not isinstance(answer, str))
-            raise Problem(405, self.reason, {"Allow": ", ".join(offered)})
+            raise RestException(405, self.reason, {"Allow": ", ".join(offered)})
         return done() if found is None else found.response
 
 
@@ -246,7 +246,7 @@ ROWS: tuple[NotOffered, ...] = (
 def check_no_shadow(properties: Mapping[str, str]) -> None:
     """Raises Problem (405) for the properties of a topic that is to be another one's shadow."""
     if SHADOW_SOURCE in properties:
-        raise Problem(405, REFUSAL.format("shadow topics"))
+        raise RestException(405, REFUSAL.format("shadow topics"))
 
 
 def _of_topic(row: NotOffered) -> Callable[..., Response]:
@@ -284,7 +284,7 @@ def _may_change(request: Request, action: Action) -> None:
 def _check_cluster(parts: Service, request: Request) -> None:
     """Raises Problem (404)."""
     if request.path_params.get("cluster", parts.settings.cluster_name) != parts.settings.cluster_name:
-        raise Problem(404, "Cluster does not exist")
+        raise RestException(404, "Cluster does not exist")
 
 
 def _router() -> Routes:

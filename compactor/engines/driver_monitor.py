@@ -5,9 +5,9 @@
     no executors   for some time, where there were some: its workers are gone, or a master that was started again does
                    not know the application any more; Spark itself would wait forever
 
-A job that is given up is cancelled, and its session is followed by another one (spark_sessions.py). Everything that is
-asked of the driver goes through one thread and has a deadline (`Asker`), since a call to a Java that is stopped does
-not come back. How long a job may go without an ended task is decided for runs of any engine (batch.py).
+A job that is given up is cancelled, and its session is followed by another one (shared_session.py). Everything that is
+asked of the driver goes through one thread and has a deadline (`DriverCaller`), since a call to a Java that is stopped
+does not come back. How long a job may go without an ended task is decided for runs of any engine (batch.py).
 
 Pure but for threads: knows nothing of pyspark; `Driver` is the interface of what it watches.
 """
@@ -31,7 +31,7 @@ _JOIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Patience:
+class DriverTimeouts:
     """How long a driver may give no answer, a job may be without executors where there were some, and a job that was
     cancelled may take to end."""
 
@@ -41,7 +41,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class GroupStatus:
+class DriverStatus:
     """What a driver says of itself. `executors` None: they are not counted. `ended`: tasks of the job that is asked
     for; `is_waiting`: none of its tasks runs, and tasks of other jobs do."""
 
@@ -54,7 +54,7 @@ class GroupStatus:
 class Driver(Protocol):
     """A driver, asked without any deadline."""
 
-    def look(self, group: str) -> GroupStatus:
+    def look(self, group: str) -> DriverStatus:
         """What it says now, with the ended tasks of a job group; "": of none. Raises whatever the way to it raises."""
         ...
 
@@ -67,11 +67,11 @@ class Driver(Protocol):
         ...
 
 
-class NoAnswer(Exception):
+class DriverTimeout(Exception):
     """The driver has not answered in time."""
 
 
-class Asker:
+class DriverCaller:
     """Calls a driver from one thread, so that no other waits for it longer than it wants."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Asker:
         threading.Thread(target=self._run, name="spark-driver", daemon=True).start()
 
     def ask(self, call: Callable[[], Answer], seconds: float) -> Answer:
-        """What the call gives, or raises. Raises NoAnswer, and ConnectionAbortedError after `close`."""
+        """What the call gives, or raises. Raises DriverTimeout, and ConnectionAbortedError after `close`."""
         if self._closed:
             raise ConnectionAbortedError("the session is closed")
         future: Future[Answer] = Future()
@@ -90,7 +90,7 @@ class Asker:
         except TimeoutError:
             if future.done():  # just now; or the call itself raised it
                 return future.result()
-            raise NoAnswer from None
+            raise DriverTimeout from None
 
     def post(self, call: Callable[[], object]) -> None:
         """Let it be called, and wait for nothing."""
@@ -110,16 +110,19 @@ class Asker:
                 future.set_exception(error)
 
 
-class Watched:
+class DriverMonitor:
     """A driver with what is known of it. Safe to share between threads: the jobs of a session are watched together."""
 
     def __init__(
-        self, driver: Driver, patience: Patience = Patience(), monotonic: Callable[[], float] = time.monotonic
+        self,
+        driver: Driver,
+        patience: DriverTimeouts = DriverTimeouts(),
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver = driver
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._asker = Asker()
+        self._asker = DriverCaller()
         self._answered_at = monotonic()
         self._without_since: float | None = None
         self.patience = patience
@@ -129,22 +132,22 @@ class Watched:
         """Why it is not to be used any more; empty: it may be."""
 
     def ask(self, call: Callable[[], Answer]) -> Answer:
-        """What a call to the driver gives, or raises. Raises NoAnswer; then it is given up and killed."""
+        """What a call to the driver gives, or raises. Raises DriverTimeout; then it is given up and killed."""
         try:
             return self._asker.ask(call, self.patience.answer_seconds)
-        except NoAnswer:
+        except DriverTimeout:
             self._give_up(f"Spark's driver has not answered for {self.patience.answer_seconds:g} s")
             self.kill()
             raise
 
-    def look(self, group: str = "") -> GroupStatus | None:
+    def look(self, group: str = "") -> DriverStatus | None:
         """What the driver says now; None: nothing that could be understood, which is not yet a reason to give it up.
 
-        Raises NoAnswer.
+        Raises DriverTimeout.
         """
         try:
             look = self.ask(lambda: self._driver.look(group))
-        except NoAnswer:
+        except DriverTimeout:
             raise
         except Exception:  # of many kinds: Java may be gone, or is about to end
             if self._monotonic() - self._answered_at >= self.patience.answer_seconds:
@@ -183,7 +186,7 @@ class Watched:
         """Ask no more."""
         self._asker.close()
 
-    def _learn(self, look: GroupStatus) -> None:
+    def _learn(self, look: DriverStatus) -> None:
         with self._lock:
             now = self._answered_at = self._monotonic()
             if look.executors:
@@ -205,11 +208,12 @@ class Watched:
 class JobWatch:
     """A context manager around a job of a driver: says how far it is, and ends it when the driver is given up.
 
-    Who waits inside for the job of a driver that is given up gets an error of Spark's; `Watched.given_up` says why.
+    Who waits inside for the job of a driver that is given up gets an error of Spark's; `DriverMonitor.given_up` says
+    why.
     """
 
     def __init__(
-        self, watched: Watched, group: str, on_done: Callable[[int], None], poll_seconds: float = POLL_SECONDS
+        self, watched: DriverMonitor, group: str, on_done: Callable[[int], None], poll_seconds: float = POLL_SECONDS
     ) -> None:
         self._watched = watched
         self._group = group
@@ -235,7 +239,7 @@ class JobWatch:
         while not self._ended.wait(self._poll_seconds):
             try:
                 check = watched.look(self._group)
-            except NoAnswer:
+            except DriverTimeout:
                 return  # it is killed
             if check is not None and not self._ended.is_set():
                 self.is_waiting = check.is_waiting

@@ -7,12 +7,19 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from compactor.engines.driver import Asker, GroupStatus, JobWatch, NoAnswer, Patience, Watched
+from compactor.engines.driver_monitor import (
+    DriverCaller,
+    DriverMonitor,
+    DriverStatus,
+    DriverTimeout,
+    DriverTimeouts,
+    JobWatch,
+)
 
 HOLD_SECONDS = 60
 """What must come from another thread has come long before; or the test fails."""
-FINE = GroupStatus(stopped=False, executors=2, ended=1)
-ALONE = GroupStatus(stopped=False, executors=0)
+FINE = DriverStatus(stopped=False, executors=2, ended=1)
+ALONE = DriverStatus(stopped=False, executors=0)
 
 
 class Time:
@@ -29,12 +36,12 @@ class Time:
 class FakeDriver:
     """Says what it is told to, the last thing forever. `obeys`: what ends its job: cancel, kill."""
 
-    def __init__(self, says: Sequence[GroupStatus | Exception], obeys: str = "cancel kill") -> None:
+    def __init__(self, says: Sequence[DriverStatus | Exception], obeys: str = "cancel kill") -> None:
         self.says, self.obeys = list(says), obeys.split()
         self.done: list[str] = []
         self.ended = threading.Event()
 
-    def look(self, group: str) -> GroupStatus:
+    def look(self, group: str) -> DriverStatus:
         answer = self.says.pop(0) if len(self.says) > 1 else self.says[0]
         if isinstance(answer, Exception):
             raise answer
@@ -55,12 +62,12 @@ class FakeDriver:
 class StoppedDriver(FakeDriver):
     """Its Java was stopped: calls come back only when it is killed, and then with an error."""
 
-    def look(self, group: str) -> GroupStatus:
+    def look(self, group: str) -> DriverStatus:
         assert self.ended.wait(HOLD_SECONDS)
         raise ConnectionResetError
 
 
-def wait_for_job(driver: FakeDriver, watched: Watched, on_done: Callable[[int], None] = lambda _: None) -> None:
+def wait_for_job(driver: FakeDriver, watched: DriverMonitor, on_done: Callable[[int], None] = lambda _: None) -> None:
     """As a thread that waits for its job until the watch has ended it."""
     with JobWatch(watched, "job", on_done, poll_seconds=0):
         assert driver.ended.wait(HOLD_SECONDS)
@@ -68,17 +75,17 @@ def wait_for_job(driver: FakeDriver, watched: Watched, on_done: Callable[[int], 
 
 def test_a_driver_that_does_not_answer_is_killed() -> None:
     driver = StoppedDriver([], obeys="kill")
-    watched = Watched(driver, Patience(answer_seconds=0))
+    watched = DriverMonitor(driver, DriverTimeouts(answer_seconds=0))
     wait_for_job(driver, watched)
     assert driver.done == ["kill"]
     assert watched.given_up == "Spark's driver has not answered for 0 s"
-    with pytest.raises(NoAnswer):
-        Watched(StoppedDriver([], obeys="kill"), Patience(answer_seconds=0)).ask(threading.Event().wait)
+    with pytest.raises(DriverTimeout):
+        DriverMonitor(StoppedDriver([], obeys="kill"), DriverTimeouts(answer_seconds=0)).ask(threading.Event().wait)
 
 
 def test_a_job_whose_executors_are_gone_for_long_is_cancelled() -> None:
     driver, time = FakeDriver([FINE, FINE, ALONE]), Time(step=1.0)
-    watched = Watched(driver, Patience(executors_seconds=50.0), time)
+    watched = DriverMonitor(driver, DriverTimeouts(executors_seconds=50.0), time)
     result: list[int] = []
     wait_for_job(driver, watched, result.append)
     assert time.now >= 50
@@ -90,7 +97,7 @@ def test_a_job_whose_executors_are_gone_for_long_is_cancelled() -> None:
 
 def test_executors_that_come_back_in_time_are_no_reason() -> None:
     time = Time()
-    watched = Watched(FakeDriver([FINE, ALONE, FINE, ALONE, ALONE]), Patience(executors_seconds=50.0), time)
+    watched = DriverMonitor(FakeDriver([FINE, ALONE, FINE, ALONE, ALONE]), DriverTimeouts(executors_seconds=50.0), time)
     for seconds, without in ((0, None), (49, 0), (49, None), (0, 0), (49, 49)):
         time.now += seconds
         watched.look()
@@ -103,7 +110,7 @@ def test_executors_that_come_back_in_time_are_no_reason() -> None:
 
 def test_an_application_that_never_had_executors_waits_for_them() -> None:
     time = Time()
-    watched = Watched(FakeDriver([ALONE]), Patience(executors_seconds=50.0), time)
+    watched = DriverMonitor(FakeDriver([ALONE]), DriverTimeouts(executors_seconds=50.0), time)
     for _ in range(3):
         watched.look()
         time.now += 100
@@ -113,13 +120,13 @@ def test_an_application_that_never_had_executors_waits_for_them() -> None:
 @pytest.mark.parametrize(
     ("says", "why"),
     [
-        ([FINE, GroupStatus(stopped=True, executors=None)], "Spark's application has ended"),
+        ([FINE, DriverStatus(stopped=True, executors=None)], "Spark's application has ended"),
         ([FINE, ConnectionRefusedError()], "Spark's driver cannot be asked for 60 s"),
     ],
 )
-def test_a_job_that_does_not_end_when_it_is_cancelled_is_killed(says: list[GroupStatus | Exception], why: str) -> None:
+def test_a_job_that_does_not_end_when_it_is_cancelled_is_killed(says: list[DriverStatus | Exception], why: str) -> None:
     driver = FakeDriver(says, obeys="kill")
-    watched = Watched(driver, Patience(answer_seconds=60.0, end_seconds=0.0), Time(step=10.0))
+    watched = DriverMonitor(driver, DriverTimeouts(answer_seconds=60.0, end_seconds=0.0), Time(step=10.0))
     wait_for_job(driver, watched)
     assert ("kill" in driver.done, watched.given_up) == (True, why)
 
@@ -131,7 +138,7 @@ def test_progress_that_cannot_be_shown_ends_nothing() -> None:
         shown.set()
         raise BrokenPipeError
 
-    watched = Watched(driver)
+    watched = DriverMonitor(driver)
     with JobWatch(watched, "job", show, poll_seconds=0):
         assert shown.wait(HOLD_SECONDS)
         assert watched.jobs == 1
@@ -139,7 +146,7 @@ def test_progress_that_cannot_be_shown_ends_nothing() -> None:
 
 
 def test_what_a_call_raises_is_raised_where_it_was_asked() -> None:
-    asker = Asker()
+    asker = DriverCaller()
 
     def fails() -> None:
         raise TimeoutError("its own")
@@ -154,7 +161,7 @@ def test_what_a_call_raises_is_raised_where_it_was_asked() -> None:
 
 def test_a_job_that_begins_after_a_long_pause_is_not_given_up_at_the_first_error() -> None:
     time = Time()
-    watched = Watched(FakeDriver([ConnectionRefusedError()]), Patience(answer_seconds=60.0), time)
+    watched = DriverMonitor(FakeDriver([ConnectionRefusedError()]), DriverTimeouts(answer_seconds=60.0), time)
     time.now += 3600
     watched.begun()
     assert (watched.look(), watched.given_up) == (None, "")
@@ -162,7 +169,7 @@ def test_a_job_that_begins_after_a_long_pause_is_not_given_up_at_the_first_error
 
 @pytest.mark.parametrize("is_waiting", [True, False])
 def test_a_watch_knows_whether_its_job_waits_for_cores(is_waiting: bool) -> None:
-    watched = Watched(FakeDriver([GroupStatus(stopped=False, executors=2, is_waiting=is_waiting)]))
+    watched = DriverMonitor(FakeDriver([DriverStatus(stopped=False, executors=2, is_waiting=is_waiting)]))
     check = threading.Event()
     with JobWatch(watched, "job", lambda _: check.set(), poll_seconds=0) as watch:
         assert check.wait(HOLD_SECONDS)

@@ -17,14 +17,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from storage.ledger.seek import AtOffset, AtTime, StartPosition
+from storage.ledger.seek import AtTime, StartOffset, StartPosition
 from storage.model import EARLIEST, LATEST
 
 _TOKEN = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?(?:~(\d{0,18})(?:h(\d{1,18}))?(e?)(r?))?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class CompactedState:
+class CompactedProgress:
     """What a compacted read must remember of what it has delivered (R7).
 
     `ledger_id`: the compacted ledger that it was in last; None: it was in none. `by_event`: whether that one is in
@@ -39,7 +39,7 @@ class CompactedState:
 
 
 @dataclass(frozen=True)
-class ReaderState:
+class ContinuationToken:
     """Where a read continues: at `start`. Messages up to the offset `delivered` are not delivered again.
 
     `compacted` None: a raw read, or a read that has delivered nothing.
@@ -47,10 +47,10 @@ class ReaderState:
 
     start: StartPosition
     delivered: int = -1
-    compacted: CompactedState | None = None
+    compacted: CompactedProgress | None = None
 
     @classmethod
-    def from_token(cls, token: str, parse_start: Callable[[str], StartPosition]) -> ReaderState:
+    def from_token(cls, token: str, parse_start: Callable[[str], StartPosition]) -> ContinuationToken:
         """The inverse of `to_token`; what is no token of a page before is left to `parse_start`."""
         match = _TOKEN.fullmatch(token)
         if match is None:
@@ -58,13 +58,13 @@ class ReaderState:
         start, delivered, ledger_id, complete_to, by_event, raw = match.groups()
         compacted = None
         if ledger_id is not None:
-            compacted = CompactedState(
+            compacted = CompactedProgress(
                 int(ledger_id) if ledger_id else None,
                 bool(by_event),
                 bool(raw),
                 None if complete_to is None else int(complete_to),
             )
-        return cls(AtOffset(int(start)), -1 if delivered is None else int(delivered), compacted)
+        return cls(StartOffset(int(start)), -1 if delivered is None else int(delivered), compacted)
 
     def to_token(self) -> str:
         """The state as text: letters, digits and `.:-~@`."""
@@ -78,7 +78,7 @@ class ReaderState:
 
 
 def _start_text(start: StartPosition) -> str:
-    if isinstance(start, AtOffset):
+    if isinstance(start, StartOffset):
         return str(start.offset)
     if isinstance(start, AtTime):
         return f"@{start.publish_time}"

@@ -1,7 +1,7 @@
 """What open segments hold, for those who only count: SQL knows nothing of it before they are rolled.
 
-    unsealed_end    where a segment ends: one small file is read, and no frame unless that file is damaged
-    OpenSegments    its messages and logical bytes, as its row will say: only what came since the last count is read
+    unsealed_end       where a segment ends: one small file is read, and no frame unless that file is damaged
+    UnsealedCounter    its messages and logical bytes, as its row will say: only what came since the last count is read
 
 What a reader cannot see yet does not count (segment_reader.py). A segment in another log directory cannot be counted
 here. What cannot be read counts as before, or not at all: the reader or sealer of the segment reports why.
@@ -44,7 +44,7 @@ def unsealed_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) 
 
 
 @dataclass(frozen=True)
-class UnsealedMessages:
+class UnsealedCount:
     """What an open segment holds up to `next_offset`. `oldest`, `newest`: publish times; None: it is empty."""
 
     next_offset: int
@@ -54,18 +54,18 @@ class UnsealedMessages:
     newest: int | None = None
 
 
-class OpenSegments:
+class UnsealedCounter:
     """Counts open segments that are in one log directory. Safe to share between threads."""
 
     def __init__(self, log: LogDirectory) -> None:
         self._log = log
         self._lock = threading.Lock()
-        self._known: dict[int, UnsealedMessages] = {}
+        self._known: dict[int, UnsealedCount] = {}
 
-    def count(self, topic: TopicRecord, segment: SegmentRecord) -> UnsealedMessages:
+    def count(self, topic: TopicRecord, segment: SegmentRecord) -> UnsealedCount:
         """What the segment holds now."""
         with self._lock:
-            before = self._known.get(segment.ledger_id) or UnsealedMessages(segment.first_offset)
+            before = self._known.get(segment.ledger_id) or UnsealedCount(segment.first_offset)
         counted = self._counted(topic, segment, before)
         with self._lock:
             self._known[segment.ledger_id] = counted
@@ -76,7 +76,7 @@ class OpenSegments:
         with self._lock:
             self._known = {key: count for key, count in self._known.items() if key in ledger_ids}
 
-    def _counted(self, topic: TopicRecord, segment: SegmentRecord, before: UnsealedMessages) -> UnsealedMessages:
+    def _counted(self, topic: TopicRecord, segment: SegmentRecord, before: UnsealedCount) -> UnsealedCount:
         try:
             if segment.log_uid != self._log.known_uid:
                 return before
@@ -85,7 +85,7 @@ class OpenSegments:
             if end.next_offset == before.next_offset:
                 return before
             if end.next_offset < before.next_offset:  # a flush failed, and what was visible is gone
-                before = UnsealedMessages(segment.first_offset)
+                before = UnsealedCount(segment.first_offset)
             counted = before
             for entry in SegmentReader(local, end.visible).entries(before.next_offset):
                 header = entry.header

@@ -15,13 +15,13 @@ import pyarrow as pa
 from starlette.responses import Response
 
 from api.admin.models import moment
-from api.http.problems import Problem
+from api.http.problems import RestException
 from api.http.thread_pools import WaitsFor
 from storage.entries.encode import encode_batch
 from storage.entries.entry import parse
 from storage.errors import OffsetOutOfRange, SegmentNotLocal
-from storage.ledger.rows import Slot
-from storage.ledger.seek import Reset, StartPosition
+from storage.ledger.rows import RowType
+from storage.ledger.seek import OffsetReset, StartPosition
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import MessageId
 from storage.topic import Topic
@@ -46,7 +46,9 @@ ENTRY: dict[str, Any] = {
 """The options of a route that gives an entry: `@router.get(…, **ENTRY)`."""
 
 
-def entries(topic: Topic, start: StartPosition, reset: Reset = Reset.EARLIEST) -> Iterator[list[dict[str, Any]]]:
+def entries(
+    topic: Topic, start: StartPosition, reset: OffsetReset = OffsetReset.EARLIEST
+) -> Iterator[list[dict[str, Any]]]:
     """The rows of each raw entry from `start` on; of the first one those from `start` on."""
     gathered: list[dict[str, Any]] = []
     try:
@@ -71,17 +73,19 @@ def _id_of(entry: list[dict[str, Any]]) -> tuple[int, int]:
 def refuse_far(number: int) -> None:
     """Raises Problem (412) for the number of an entry that would be counted to for too long."""
     if number > MOST_ENTRIES:
-        raise Problem(412, f"entries are counted to {MOST_ENTRIES} at most: read from a place, at …/messages?start=")
+        raise RestException(
+            412, f"entries are counted to {MOST_ENTRIES} at most: read from a place, at …/messages?start="
+        )
 
 
 def entry_of(topic: Topic, ledger_id: int, entry_id: int) -> Response:
     """The entry of that id. Raises Problem (404)."""
     try:
-        found = next(entries(topic, MessageId(ledger_id, entry_id), Reset.FAIL), None)
+        found = next(entries(topic, MessageId(ledger_id, entry_id), OffsetReset.FAIL), None)
     except OffsetOutOfRange as error:
-        raise Problem(404, NOT_FOUND) from error
+        raise RestException(404, NOT_FOUND) from error
     if found is None or _id_of(found) != (ledger_id, entry_id):
-        raise Problem(404, NOT_FOUND)
+        raise RestException(404, NOT_FOUND)
     return entry_response(found)
 
 
@@ -104,7 +108,7 @@ def entry_response(rows: list[dict[str, Any]]) -> Response:
             "event-time": None if first["event_time"] is None else moment(first["event_time"]),
             "PROPERTY": json.dumps(dict(first["properties"])) if first["properties"] else None,
             "null-value": "true" if first["payload"] is None else None,
-            "Is-Encrypted": "true" if first["slot"] == int(Slot.WHOLE_ENTRY) else None,
+            "Is-Encrypted": "true" if first["slot"] == int(RowType.WHOLE_ENTRY) else None,
             "PROPERTY-TOTAL-CHUNKS": first["chunk_count"],
             "PROPERTY-CHUNK-ID": first["chunk_index"],
             **_key(first["key"]),

@@ -1,8 +1,8 @@
 """The file of an open segment in its writer's hands: lock, header, frames, flush, cut, and the two files that help.
 
-The process that has a `SegmentFile` has the lock (flock) on it: there is one on this machine, even if a process that
-lost the topic's lease in its sleep still lives. (A process that forks shares the lock with its child.) Not for several
-threads at once.
+The process that has a `ActiveSegmentFile` has the lock (flock) on it: there is one on this machine, even if a process
+that lost the topic's lease in its sleep still lives. (A process that forks shares the lock with its child.) Not for
+several threads at once.
 
 The process that got the lock may have slept before, and others may have come and gone meanwhile: what it knew of the
 file need not be so any more. `before_write` asks once more, under the lock, before a byte of it is changed.
@@ -28,15 +28,15 @@ from typing import Protocol, Self
 from storage.entries.entry import EntryHeader
 from storage.errors import LeaseHeld
 from storage.failpoints import Failpoint, failpoint
+from storage.file_modes import file_mode, make_inside
 from storage.log import recovery
 from storage.log.directory import sync_folder
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, frame_head
 from storage.log.high_watermark import HighWatermark, HighWatermarkWriter, read_high_watermark, read_writing_process
-from storage.log.segment import LocalSegment, SegmentFiles, WriterOptions, naming_file
-from storage.log.unnamed import holds_data, set_aside
+from storage.log.orphan_segments import holds_data, set_aside
+from storage.log.segment import LocalSegment, SegmentPaths, WriterOptions, naming_file
 from storage.metadata.records import SegmentContent
 from storage.model import MessageId
-from storage.private import file_mode, make_inside
 
 _BUFFERS = 1024
 """Buffers of one call (IOV_MAX on Linux)."""
@@ -60,10 +60,10 @@ class PlacedEntry(Protocol):
     header: EntryHeader
 
 
-class SegmentFile:
+class ActiveSegmentFile:
     """An open segment's file, locked; made by `create` or `recover`."""
 
-    def __init__(self, segment: LocalSegment, descriptor: int, found: recovery.Recovered) -> None:
+    def __init__(self, segment: LocalSegment, descriptor: int, found: recovery.RecoveryResult) -> None:
         files = segment.files
         self.segment = segment
         self.path = files.log
@@ -242,7 +242,7 @@ class SegmentFile:
             self._index = -1
 
 
-def _locked(files: SegmentFiles, flags: int) -> int:
+def _locked(files: SegmentPaths, flags: int) -> int:
     """The segment's file, opened and locked. Raises LeaseHeld; OSError."""
     while True:
         descriptor = os.open(files.log, os.O_RDWR | os.O_CLOEXEC | flags, file_mode(files.folder))
@@ -266,7 +266,7 @@ def _is_still(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _held(files: SegmentFiles) -> LeaseHeld:
+def _held(files: SegmentPaths) -> LeaseHeld:
     who = read_writing_process(files.end)
     name = f"process {who.pid} on {who.host}" if who else "another process"
     return LeaseHeld(

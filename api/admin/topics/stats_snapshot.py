@@ -12,7 +12,7 @@ from typing import NamedTuple
 from api.admin.topics.stats_models import CompactionStats
 from api.service import Service
 from storage.errors import TopicNotFound
-from storage.log.unsealed_messages import UnsealedEnd, unsealed_end
+from storage.log.unsealed_counts import UnsealedEnd, unsealed_end
 from storage.metadata.records import RunRecord, SegmentRecord
 from storage.metadata.stats import CursorStatsRecord, TopicStatsRecord
 from storage.model import TopicName
@@ -39,7 +39,7 @@ class LedgerCounts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TopicCounts:
+class StatsSnapshot:
     """A topic at one moment. `active`: the end of the active segment, if it is local."""
 
     stats: TopicStatsRecord
@@ -124,7 +124,9 @@ class TopicCounts:
         return (self.active.entries, self.active.size) if self.active else (0, 0)
 
 
-def topic_counts(parts: Service, name: TopicName, *, lines: bool = False, precise: bool = False) -> TopicCounts | None:
+def topic_counts(
+    parts: Service, name: TopicName, *, lines: bool = False, precise: bool = False
+) -> StatsSnapshot | None:
     """None: there is no such topic."""
     environment = parts.environment
     try:
@@ -133,7 +135,7 @@ def topic_counts(parts: Service, name: TopicName, *, lines: bool = False, precis
         return None
     unrolled = next((segment for segment in stats.segments if segment.content is None), None)
     active = unsealed_end(environment.log, stats.topic, unrolled) if unrolled is not None else None
-    return TopicCounts(stats, active)
+    return StatsSnapshot(stats, active)
 
 
 def compaction_stats(stats: TopicStatsRecord) -> CompactionStats:

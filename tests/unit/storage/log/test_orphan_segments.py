@@ -12,7 +12,7 @@ import pytest
 
 from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable
 from storage.log.directory import LogDirectory
-from storage.log.segment import SegmentFiles
+from storage.log.segment import SegmentPaths
 from storage.model import Message
 from storage.topic import Topic
 from tests.entries import one, produce
@@ -224,7 +224,7 @@ def test_a_sweep_sets_messages_below_the_end_aside(bench: Workbench, topic: Topi
 def test_a_new_segment_takes_no_name_of_a_file_that_holds_something(bench: Workbench, topic: Topic) -> None:
     folder = bench.folder(topic)
     folder.mkdir(parents=True)
-    files = SegmentFiles(folder, 0)
+    files = SegmentPaths(folder, 0)
     header = bytes(64)
     for number in (1, 2):
         files.log.write_bytes(header + b"%d" % number)
@@ -249,7 +249,7 @@ def test_a_file_that_cannot_be_read_is_named(bench: Workbench, topic: Topic) -> 
 def test_with_its_topic_what_was_set_aside_goes(bench: Workbench, topic: Topic) -> None:
     produce(topic, [one(b"a", b"1")])
     folder = bench.folder(topic)
-    SegmentFiles(folder, 1).log.write_bytes(bytes(99))
+    SegmentPaths(folder, 1).log.write_bytes(bytes(99))
     topic.log_manager().roll(topic.record, accept_loss=True)
     assert len(kept_aside(bench, topic)) == 1
     bench.metadata.tenancy.delete_topic(topic.record.id)

@@ -36,7 +36,7 @@ CLIENT_CONF = {
 
 
 @dataclass(frozen=True)
-class Target:
+class ClientConfig:
     """A service: `url` without a slash at its end; `ca_cert`: the authorities to trust instead of the system's."""
 
     url: str = DEFAULT_URL
@@ -45,14 +45,14 @@ class Target:
     timeout: float = DEFAULT_TIMEOUT
 
 
-def find_target(flags: Mapping[str, str | None], config: str | None, environment: Mapping[str, str]) -> Target:
+def find_target(flags: Mapping[str, str | None], config: str | None, environment: Mapping[str, str]) -> ClientConfig:
     """The service that these say. `flags` has the names of `VARIABLES`; None: not given. Raises Misconfigured."""
     variables = {name: environment.get(variable) for name, variable in VARIABLES.items()}
     places = [_given(flags), _given(variables), _read(config, environment)]
     # A nearer place that names a token in either way hides both ways of the places behind it.
     tokens = next((place for place in places if {"token", "token-file"} & place.keys()), {})
     merged = {name: next((place[name] for place in places if name in place), None) for name in VARIABLES}
-    return Target(
+    return ClientConfig(
         _url(merged["admin-url"] or DEFAULT_URL),
         _token(tokens.get("token"), tokens.get("token-file")),
         _certificates(merged["ca-cert"]),

@@ -1,8 +1,8 @@
 """The ledger ids of segments that the database has lost: they are kept for their files.
 
 After a database was restored it gives out ids again that segments of the log already have. One that goes to another
-topic first would keep its file from being taken up again (unnamed.py). So before a process gives out an id, it scans
-its log directory once, and raises the sequence above what the files say that no row names.
+topic first would keep its file from being taken up again (orphan_segments.py). So before a process gives out an id, it
+scans its log directory once, and raises the sequence above what the files say that no row names.
 
 Costs one listing of each topic's folder, one statement, and 64 bytes read of each file that no row names. A file that
 cannot be read, or whose header is damaged, keeps no id; it is logged, and refused when its topic is opened. Services of
@@ -20,8 +20,8 @@ from pathlib import Path
 from storage.errors import CompactorError, ObjectMissing
 from storage.log.directory import LogDirectory
 from storage.log.frames import SegmentHeader
-from storage.log.segment import SegmentFiles
-from storage.log.unnamed import first_offsets_in, header_in
+from storage.log.orphan_segments import first_offsets_in, header_in
+from storage.log.segment import SegmentPaths
 from storage.metadata.store import MetadataStore
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def _unnamed(folder: Path, named: Collection[int]) -> Iterator[SegmentHeader]:
     for first in first_offsets_in(folder):
         if first in named:
             continue
-        files = SegmentFiles(folder, first)
+        files = SegmentPaths(folder, first)
         try:
             header = header_in(files)
         except ObjectMissing:  # a sweeper was here

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.cli.kit.quantities import parse_bytes, parse_duration
+from api.cli.kit.quantity_parsers import parse_bytes, parse_duration
 from storage.errors import InvalidInput
 
 DAY = 86_400_000

@@ -13,8 +13,8 @@ import jwt
 import pytest
 
 from api.http.access import Access, Action
-from api.http.routes import Routes
-from api.http.token_keys import TokenKeys
+from api.http.router import Routes
+from api.http.token_key_reloader import TokenKeyReloader
 from api.http.tokens import ES256, BadToken, create, new_key_pair, private_key
 from api.settings.settings import Settings
 from storage.errors import Misconfigured
@@ -78,7 +78,7 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(
 
     first, second = (new_key_pair(ES256)[0] for _ in range(2))
     jwks = written(tmp_path / "jwks.json", key_set(first, "one"))
-    keys = TokenKeys(Settings(auth_jwks_file=str(jwks)), clock)
+    keys = TokenKeyReloader(Settings(auth_jwks_file=str(jwks)), clock)
     assert [key.key_id for key in keys.verifier.keys] == ["one"]
     for content in (b"{", b'{"keys": []}', b'{"keys": []}'):
         written(jwks, content)
@@ -96,7 +96,9 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(
 
 def test_a_token_is_revoked_whatever_is_wrong_with_another_file(tmp_path: Path) -> None:
     key, revoked = written(tmp_path / "secret.key", OLD), written(tmp_path / "revoked", "")
-    keys = TokenKeys(Settings(auth_token_secret_key=key.as_uri(), auth_revoked_tokens_file=str(revoked)), ManualClock())
+    keys = TokenKeyReloader(
+        Settings(auth_token_secret_key=key.as_uri(), auth_revoked_tokens_file=str(revoked)), ManualClock()
+    )
     token = create(OLD, "ops", {"jti": "lost"})
     assert keys.verifier.role(token) == "ops"
     written(key, b"too short")
@@ -120,8 +122,8 @@ def test_a_file_that_hangs_holds_one_look_and_no_thread_that_requests_wait_for(
         begun.release()
         let_go.wait(60)
 
-    monkeypatch.setattr("api.http.token_keys._stamp", hangs)
-    monkeypatch.setattr("api.http.token_keys.WAIT_MS", 1)
+    monkeypatch.setattr("api.http.token_key_reloader._stamp", hangs)
+    monkeypatch.setattr("api.http.token_key_reloader.WAIT_MS", 1)
     for _ in range(3):
         clock.advance(INTERVAL_MS)
         assert client.get("/who", headers=headers).status_code == 200
@@ -133,7 +135,9 @@ def test_a_file_that_hangs_holds_one_look_and_no_thread_that_requests_wait_for(
 
 def test_the_interval_begins_when_a_look_ends(tmp_path: Path) -> None:
     clock = ManualClock()
-    keys = TokenKeys(Settings(auth_jwks_file="", auth_token_secret_key=written(tmp_path / "k", OLD).as_uri()), clock)
+    keys = TokenKeyReloader(
+        Settings(auth_jwks_file="", auth_token_secret_key=written(tmp_path / "k", OLD).as_uri()), clock
+    )
     clock.advance(INTERVAL_MS)
     assert keys.is_due()
     clock.advance(INTERVAL_MS)
@@ -151,7 +155,7 @@ def test_a_key_of_a_kind_that_is_not_known_here_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     public = written(tmp_path / "public.key", new_key_pair(ES256)[1])
-    keys = TokenKeys(Settings(auth_token_public_key=public.as_uri()), ManualClock())
+    keys = TokenKeyReloader(Settings(auth_token_public_key=public.as_uri()), ManualClock())
     before = keys.verifier.keys
     written(public, UNKNOWN_CURVE)
     for _ in range(2):
@@ -164,7 +168,7 @@ def test_a_defect_of_a_reload_changes_nothing_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = written(tmp_path / "secret.key", OLD)
-    keys = TokenKeys(Settings(auth_token_secret_key=key.as_uri()), ManualClock())
+    keys = TokenKeyReloader(Settings(auth_token_secret_key=key.as_uri()), ManualClock())
 
     def fails(*_: object) -> None:
         raise ZeroDivisionError("a defect")
@@ -178,6 +182,8 @@ def test_a_defect_of_a_reload_changes_nothing_either(
 
 def test_a_list_that_cannot_be_read_keeps_a_service_from_starting(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="revoked-tokens-file"):
-        TokenKeys(Settings(auth_token_secret_key=OLD.hex(), auth_revoked_tokens_file="/nowhere/list"), ManualClock())
-    keys = TokenKeys(Settings(auth_token_secret_key="data:;base64," + "A" * 43 + "="), ManualClock())
+        TokenKeyReloader(
+            Settings(auth_token_secret_key=OLD.hex(), auth_revoked_tokens_file="/nowhere/list"), ManualClock()
+        )
+    keys = TokenKeyReloader(Settings(auth_token_secret_key="data:;base64," + "A" * 43 + "="), ManualClock())
     assert not keys.is_due(), "there is no file to check"

@@ -1,9 +1,9 @@
 """A service's Spark session: started with the first engine, shared by all, and followed by another one when it is dead.
 
-A session is dead when its Java is, when its driver does not answer or its application has ended (driver.py), or when it
-has no executors and no job under way: a master that was started again does not know the application any more. It is
-closed, with its Java, before another one is opened. While a session has no executors no engine is handed out, so that
-no run is claimed that could not be executed; requests stay.
+A session is dead when its Java is, when its driver does not answer or its application has ended (driver_monitor.py), or
+when it has no executors and no job under way: a master that was started again does not know the application any more.
+It is closed, with its Java, before another one is opened. While a session has no executors no engine is handed out, so
+that no run is claimed that could not be executed; requests stay.
 
 Each engine has jobs of its own, to cancel by themselves: each thread of ours has one of Java's (PySpark's pinned mode),
 so the job group that a thread sets is its own. Safe to share between threads.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compactor.engines import spark
-from compactor.engines.driver import NoAnswer, Patience, Watched
+from compactor.engines.driver_monitor import DriverMonitor, DriverTimeout, DriverTimeouts
 from compactor.engines.jvm import Jvm
 from storage.errors import CompactorError, Misconfigured, Unavailable
 
@@ -31,7 +31,7 @@ class _Session:
     """A Spark session, and what is known of its driver."""
 
     session: Any
-    watched: Watched
+    watched: DriverMonitor
 
     def engine(self) -> spark.SparkEngine:
         return spark.SparkEngine(self.session, self.watched)
@@ -44,11 +44,11 @@ class SparkEngines:
         self,
         settings: spark.SparkSettings,
         say: Callable[[str], None] = lambda _: None,
-        patience: Patience | None = None,
+        patience: DriverTimeouts | None = None,
     ) -> None:
         self._settings = settings
         self._say = say
-        self._patience = patience or Patience()
+        self._patience = patience or DriverTimeouts()
         self._waits_seconds = self._patience.executors_seconds
         self._lock = threading.Lock()
         self._session: _Session | None = None
@@ -92,8 +92,8 @@ class SparkEngines:
 
     def _start(self, jvm: Jvm) -> spark.SparkEngine:
         opened = spark.open_session(self._settings, self._say, jvm)
-        self._session = _Session(opened, Watched(spark.SparkDriver(opened), self._patience))
-        with suppress(NoAnswer):
+        self._session = _Session(opened, DriverMonitor(spark.SparkDriver(opened), self._patience))
+        with suppress(DriverTimeout):
             self._session.watched.look()
         self._check_executors(self._session.watched)
         engine = self._session.engine()
@@ -114,7 +114,7 @@ class SparkEngines:
             spark.end_session(self._session.session, self._session.watched)
         self._session = None
 
-    def _check_executors(self, watched: Watched) -> None:
+    def _check_executors(self, watched: DriverMonitor) -> None:
         if watched.given_up:
             raise Unavailable(watched.given_up, "another session is opened the next time")
         if watched.without_executors_seconds is not None:
@@ -124,11 +124,11 @@ class SparkEngines:
             )
         self._waits_seconds = self._patience.executors_seconds
 
-    def _unusable(self, watched: Watched) -> str:
+    def _unusable(self, watched: DriverMonitor) -> str:
         """Why another session has to be opened; empty: this one is good, or may yet be."""
         try:
             check = watched.look()
-        except NoAnswer:
+        except DriverTimeout:
             return watched.given_up
         if check is None:
             return "Spark's Java has died"

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import text
 
 from storage.errors import StorageFull
-from storage.metadata import reserve
-from storage.metadata.reserve import LEAST_BYTES, Reserve
+from storage.metadata import disk_reserve
+from storage.metadata.disk_reserve import LEAST_BYTES, DiskReserve
 from storage.metadata.store import MetadataStore
 from tests.clocks import ManualClock
 from tests.workbench import Workbench
@@ -59,7 +59,7 @@ def test_a_full_disk_frees_what_is_kept(
             grow()
         assert "kept" not in str(answer.value), "there is space on the disk; it is the database that may not grow"
         assert kept.path.exists()
-        monkeypatch.setattr(reserve, "free_bytes", lambda _: 0)
+        monkeypatch.setattr(disk_reserve, "free_bytes", lambda _: 0)
         with pytest.raises(StorageFull, match=f"the disk is full, and {LEAST_BYTES} bytes that were kept .* try again"):
             grow()
         assert "that were kept for this are freed" in caplog.text
@@ -74,10 +74,10 @@ def test_a_full_disk_frees_what_is_kept(
 
 def test_it_is_as_large_as_the_database_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = tmp_path / "metadata.db"
-    kept = Reserve(database)
+    kept = DiskReserve(database)
     kept.keep()
     assert not kept.path.exists(), "there is no database"
-    monkeypatch.setattr(reserve, "MOST_BYTES", 4 << 20)
+    monkeypatch.setattr(disk_reserve, "MOST_BYTES", 4 << 20)
     for size, wanted in ((0, LEAST_BYTES), (LEAST_BYTES + 1, LEAST_BYTES), (600_000, 600_000), (9 << 20, 4 << 20)):
         database.write_bytes(b"")
         with database.open("r+b") as file:

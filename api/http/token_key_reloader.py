@@ -62,7 +62,7 @@ class _Source(Generic[Content]):
         return True
 
 
-class TokenKeys:
+class TokenKeyReloader:
     """A verifier that follows its files. Safe to share between threads."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:

@@ -14,7 +14,7 @@ from fastapi.dependencies.models import Dependant
 from api.admin.models import long_body
 from api.app import ROUTERS
 from api.http.access import Action
-from api.http.routes import Routes
+from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.http.tokens import create
 from api.settings.settings import Settings

@@ -4,7 +4,7 @@ A writer makes a file before its row, and appends after the row is there. So a f
 belongs to a writer that died in between. One that holds more had a row: the database is older than the log, because it
 was restored, and what the file holds was acknowledged. Such a file is never written over and never removed:
 
-    it begins where the topic ends     it is taken up again as the topic's open segment (open_segment.py)
+    it begins where the topic ends     it is taken up again as the topic's open segment (segment_lifecycle.py)
     any other                          it is set aside: renamed, with the files that help, for an operator
 
 Must not know: SQL, leases.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from storage.log.directory import sync_folder
 from storage.log.frames import HEADER_BYTES, SegmentHeader, read_header
-from storage.log.segment import SegmentFiles, naming_file
+from storage.log.segment import SegmentPaths, naming_file
 
 _FILE = re.compile(r"(\d{20})\.(log|index|end)")
 _SET_ASIDE = re.compile(r"\d{20}\.aside-\d+\.(log|index|end)")
@@ -60,13 +60,13 @@ def behind(folder: Path, end: int) -> list[int]:
     return [first for first, size in segments_in(folder).items() if first >= end and holds_data(size)]
 
 
-def header_in(files: SegmentFiles) -> SegmentHeader | str:
+def header_in(files: SegmentPaths) -> SegmentHeader | str:
     """What the header of a file says, or what is wrong with it. Raises ObjectMissing, Misconfigured, Unavailable."""
     with naming_file(files.log, "read"), files.log.open("rb") as file:
         return read_header(file.read(HEADER_BYTES))
 
 
-def set_aside(files: SegmentFiles) -> Path:
+def set_aside(files: SegmentPaths) -> Path:
     """Rename the files of a segment, durably, so that nothing here touches them again; the new path of its `.log`.
 
     Raises OSError.

@@ -2,7 +2,7 @@
 
 A file exists before its row, so a row without a file is a loss, and is reported as one. A file with messages but
 without a row is newer than the database, which was restored. If it begins where the topic ends, it is taken up again,
-with its ids and offsets. Else nothing is appended, or ids would be given twice (unnamed.py).
+with its ids and offsets. Else nothing is appended, or ids would be given twice (orphan_segments.py).
 
 A row says OPEN until the segment is flushed to its end; then one transaction says what it holds and where the topic
 ends.
@@ -20,11 +20,11 @@ from storage.environment import Environment
 from storage.errors import Conflict, DataLoss, Fenced, Misconfigured, ObjectDamaged, ObjectMissing
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
-from storage.log.lost_ids import keep_lost_ids
-from storage.log.segment import FlushPolicy, LocalSegment, SegmentFiles, WriterOptions, naming_file
-from storage.log.segment_file import BeforeWrite, SegmentFile
+from storage.log.active_segment_file import ActiveSegmentFile, BeforeWrite
+from storage.log.ledger_id_recovery import keep_lost_ids
+from storage.log.orphan_segments import behind, header_in, set_aside
+from storage.log.segment import FlushPolicy, LocalSegment, SegmentPaths, WriterOptions, naming_file
 from storage.log.segment_writer import SegmentWriter
-from storage.log.unnamed import behind, header_in, set_aside
 from storage.metadata.records import Lease, SegmentRecord, SegmentState, TopicRecord
 
 ENTRY_PADDING = 10 << 10
@@ -40,7 +40,7 @@ class _NotTakenUp(Misconfigured):
     """A file that has lost its row and cannot have one again."""
 
 
-class TopicSegments:
+class SegmentLifecycle:
     """Opens, recovers and rolls segments, for the holder of the topic's lease."""
 
     def __init__(self, environment: Environment, topic: TopicRecord, lease: Lease) -> None:
@@ -57,7 +57,7 @@ class TopicSegments:
             return None
         self._opened_at = row.created_at
         segment = LocalSegment.of(self._log, self._topic, row)
-        return self._writer(SegmentFile.recover(segment, self._options, self._checking(row.ledger_id)))
+        return self._writer(ActiveSegmentFile.recover(segment, self._options, self._checking(row.ledger_id)))
 
     def taken_up(self, writer: SegmentWriter | None, *, accept_loss: bool = False) -> SegmentWriter | None:
         """The open segment once all files behind that of `writer` are taken up again; they have lost their rows.
@@ -78,16 +78,16 @@ class TopicSegments:
             self.roll(writer)
             writer = None
             try:
-                writer = self._take_up(SegmentFiles(folder, files[0]), end)
+                writer = self._take_up(SegmentPaths(folder, files[0]), end)
             except (_NotTakenUp, DataLoss):
                 if not accept_loss:
                     raise
-                for lost in (SegmentFiles(folder, first) for first in files):
+                for lost in (SegmentPaths(folder, first) for first in files):
                     with naming_file(lost.log, "rename"):
                         set_aside(lost)
         return writer
 
-    def _take_up(self, files: SegmentFiles, end: int) -> SegmentWriter:
+    def _take_up(self, files: SegmentPaths, end: int) -> SegmentWriter:
         """Make a file that has lost its row the topic's open segment. Raises Misconfigured, DataLoss."""
         refusal = partial(self._not_taken_up, files)
         if files.first_offset != end:
@@ -96,7 +96,7 @@ class TopicSegments:
         if isinstance(found, str) or (found.topic_uid, found.first_offset) != (self._topic.uid, end):
             raise refusal(found if isinstance(found, str) else "its header names another place")
         segment = LocalSegment(files.folder, found, self._topic.name.partition)
-        writer = self._writer(SegmentFile.recover(segment, self._options, self._checking(None)))
+        writer = self._writer(ActiveSegmentFile.recover(segment, self._options, self._checking(None)))
         try:
             written_at = min(self._clock.now_ms(), int(files.log.stat().st_mtime * 1000))
             row = SegmentRecord(found.ledger_id, end, self._log.uid, SegmentState.OPEN, written_at)
@@ -114,7 +114,7 @@ class TopicSegments:
         )
         return writer
 
-    def _not_taken_up(self, files: SegmentFiles, why: str) -> _NotTakenUp:
+    def _not_taken_up(self, files: SegmentPaths, why: str) -> _NotTakenUp:
         return _NotTakenUp(
             f"{files.log} holds messages of {self._topic.name} that the database does not know, and they cannot be "
             f"taken up again: {why}",
@@ -132,7 +132,7 @@ class TopicSegments:
         if row is None:
             return 0
         segment = LocalSegment.of(self._log, self._topic, row)
-        with SegmentFile.damaged(segment, self._options, self._checking(row.ledger_id)) as content:
+        with ActiveSegmentFile.damaged(segment, self._options, self._checking(row.ledger_id)) as content:
             if content is None:
                 self._metadata.segments.drop(self._lease, row.ledger_id)
                 return 0
@@ -145,7 +145,7 @@ class TopicSegments:
         if row is None:
             return None
         self._log.check(self._topic.name, row)
-        file = SegmentFiles(self._log.of_topic(self._topic.uid), row.first_offset).log
+        file = SegmentPaths(self._log.of_topic(self._topic.uid), row.first_offset).log
         if not file.exists():
             raise ObjectMissing(
                 f"the segment {file} of {self._topic.name} is gone",
@@ -163,7 +163,7 @@ class TopicSegments:
         log_uid = self._log.uid  # before its first file
         row = SegmentRecord(ledger_id, first_offset, log_uid, SegmentState.OPEN, now)
         segment = LocalSegment.of(self._log, self._topic, row)
-        writer = self._writer(SegmentFile.create(segment, self._options, self._checking(None)))
+        writer = self._writer(ActiveSegmentFile.create(segment, self._options, self._checking(None)))
         try:
             self._metadata.segments.open(self._lease, row)
             failpoint(Failpoint.SEGMENT_OPENED)
@@ -204,7 +204,7 @@ class TopicSegments:
         age = self._clock.now_ms() - self._opened_at
         return writer.messages > 0 and age >= self._policies.segment_ms
 
-    def _writer(self, file: SegmentFile) -> SegmentWriter:
+    def _writer(self, file: ActiveSegmentFile) -> SegmentWriter:
         return SegmentWriter(file, self._clock, self._options)
 
     def _checking(self, ledger_id: int | None) -> BeforeWrite:
@@ -227,7 +227,7 @@ def roll_open_segment(environment: Environment, topic: TopicRecord, lease: Lease
     For the holder of the lease. `accept_loss`: also one that is damaged in what was flushed; it stays as it is, and
     keeps its offsets. And one whose file is gone: it is purged. What cannot be taken up again is set aside.
     """
-    segments = TopicSegments(environment, topic, lease)
+    segments = SegmentLifecycle(environment, topic, lease)
     try:
         segments.roll(segments.recovered())
     except ObjectDamaged:

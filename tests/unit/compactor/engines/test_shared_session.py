@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from compactor.engines import spark
-from compactor.engines.driver import GroupStatus, Patience, Watched
+from compactor.engines.driver_monitor import DriverMonitor, DriverStatus, DriverTimeouts
+from compactor.engines.shared_session import SparkEngines
 from compactor.engines.spark import SparkSettings
-from compactor.engines.spark_sessions import SparkEngines
 from storage.errors import Unavailable
-from tests.unit.compactor.engines.test_driver import ALONE, FINE, FakeDriver, StoppedDriver, Time
+from tests.unit.compactor.engines.test_driver_monitor import ALONE, FINE, FakeDriver, StoppedDriver, Time
 
 
 class Sessions:
     """Opens fake sessions, whose drivers were given. What happened, in order: `open 1`, `end 1`, …"""
 
-    def __init__(self, patch: pytest.MonkeyPatch, *drivers: FakeDriver, patience: Patience | None = None) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, *drivers: FakeDriver, patience: DriverTimeouts | None = None) -> None:
         self.happened: list[str] = []
         self.said: list[str] = []
         self.time = Time()
@@ -27,7 +27,7 @@ class Sessions:
         patch.setattr(spark, "SparkDriver", lambda number: self._drivers[number - 1])
         patch.setattr(spark.SparkEngine, "warm_up", lambda engine: self.happened.append("warm up"))
         patch.setattr(
-            "compactor.engines.spark_sessions.Watched", lambda driver, given: Watched(driver, given, self.time)
+            "compactor.engines.shared_session.Watched", lambda driver, given: DriverMonitor(driver, given, self.time)
         )
         settings = SparkSettings(Path("spark.log"), "spark://here:7077")
         self.engines = SparkEngines(settings, self.said.append, patience)
@@ -45,7 +45,7 @@ class Sessions:
         self.happened.append(f"open {number}")
         return number
 
-    def _end(self, number: int, _: Watched) -> None:
+    def _end(self, number: int, _: DriverMonitor) -> None:
         self.happened.append(f"end {number}")
 
 
@@ -59,7 +59,7 @@ def test_engines_share_a_session_as_long_as_it_lives(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("driver", "why"),
     [
-        (FakeDriver([FINE, GroupStatus(stopped=True, executors=None)]), "Spark's application has ended"),
+        (FakeDriver([FINE, DriverStatus(stopped=True, executors=None)]), "Spark's application has ended"),
         (FakeDriver([FINE, ConnectionRefusedError()]), "Spark's Java has died"),
         (FakeDriver([FINE, ALONE]), "Spark has no executors any more"),
     ],
@@ -74,7 +74,7 @@ def test_a_dead_session_is_followed_by_another(driver: FakeDriver, why: str, mon
 
 def test_a_session_that_is_stopped_is_killed_and_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = StoppedDriver([], obeys="kill")
-    sessions = Sessions(monkeypatch, stopped, StoppedDriver([]), patience=Patience(answer_seconds=0))
+    sessions = Sessions(monkeypatch, stopped, StoppedDriver([]), patience=DriverTimeouts(answer_seconds=0))
     assert sessions.open().startswith("Spark's driver has not answered for 0 s")
     assert stopped.done == ["kill"]
     sessions.open()

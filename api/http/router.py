@@ -32,9 +32,9 @@ from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
 from api.http import json_bounds
-from api.http.access import Action, Permission, allowed
+from api.http.access import Action, PermissionCheck, allowed
 from api.http.limits import BODY_BYTES, hold_body_to
-from api.http.problems import Problem, refusals
+from api.http.problems import RestException, refusals
 from api.http.query_parameters import KNOWN_QUERY
 from api.http.thread_pools import WaitsFor, parse_body, pools_of
 
@@ -59,7 +59,9 @@ class Route(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         permissions = [
-            dependency.dependency for dependency in self.dependencies if isinstance(dependency.dependency, Permission)
+            dependency.dependency
+            for dependency in self.dependencies
+            if isinstance(dependency.dependency, PermissionCheck)
         ]
 
         async def answer(request: Request) -> Response:
@@ -202,7 +204,9 @@ async def _parse(request: Request) -> None:
     try:
         value = await parse_body(request, json_bounds.load)
     except (ValueError, RecursionError) as error:
-        raise Problem(400, f"the request cannot be taken: its body is no JSON that is taken here: {error}") from error
+        raise RestException(
+            400, f"the request cannot be taken: its body is no JSON that is taken here: {error}"
+        ) from error
     request._json = value  # where Starlette keeps what it has parsed
 
 

@@ -7,35 +7,35 @@ import secrets
 import threading
 from collections.abc import Iterable, Iterator
 
-from api.formats.jsonl import Row, to_table
+from api.formats.jsonl import InputMessage, to_table
 from storage.clock import Clock
 from storage.entries.encode import encode_batch, encode_message
 from storage.errors import InvalidRecord
-from storage.ledger.rows import Codec
+from storage.ledger.rows import CompressionType
 
 _WAITING_ROWS = 10_000
 
 
-class Entries:
+class BatchMessageContainer:
     """Makes entries of `batch` messages and `batch_bytes` bytes at most, but of one message at least.
 
     A batch has one publish time, so another one begins a new batch.
     """
 
-    def __init__(self, batch: int, batch_bytes: int, codec: Codec, clock: Clock) -> None:
+    def __init__(self, batch: int, batch_bytes: int, codec: CompressionType, clock: Clock) -> None:
         self._batch = batch
         self._batch_bytes = batch_bytes
         self._codec = codec
         self._clock = clock
         self._producer = f"compactor-produce-{secrets.token_hex(4)}"
-        self._pending: list[Row] = []
+        self._pending: list[InputMessage] = []
         self._pending_bytes = 0
         self._made = 0
         """Rows that are in entries."""
         self._last = 0
         """Rows of the last entry."""
 
-    def of(self, rows: Iterable[Row | None]) -> Iterator[bytes]:
+    def of(self, rows: Iterable[InputMessage | None]) -> Iterator[bytes]:
         """The entries of rows; None among them: nothing has come for a while, so what waits goes.
 
         A row that cannot be read (InvalidRecord), or Ctrl-C, ends it after an entry of the rows before.
@@ -70,7 +70,7 @@ class Entries:
         first = self._made - self._last + 1
         return f"{f'line {first}' if self._last == 1 else f'lines {first} to {self._made}'}: {message}"
 
-    def _has_no_room(self, row: Row) -> bool:
+    def _has_no_room(self, row: InputMessage) -> bool:
         another_time = row.publish_time != self._pending[0].publish_time
         return another_time or self._pending_bytes + row.size > self._batch_bytes
 
@@ -101,11 +101,11 @@ class Entries:
         )
 
 
-def lingering(rows: Iterator[Row], seconds: float) -> Iterator[Row | None]:
+def lingering(rows: Iterator[InputMessage], seconds: float) -> Iterator[InputMessage | None]:
     """The rows, with a None wherever none came for that long. They are read by a thread, which dies with the
     process.
     """
-    waiting: queue.Queue[Row | BaseException] = queue.Queue(_WAITING_ROWS)
+    waiting: queue.Queue[InputMessage | BaseException] = queue.Queue(_WAITING_ROWS)
     end = StopIteration()
 
     def read() -> None:
