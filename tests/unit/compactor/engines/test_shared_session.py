@@ -27,7 +27,8 @@ class Sessions:
         patch.setattr(spark, "SparkDriver", lambda number: self._drivers[number - 1])
         patch.setattr(spark.SparkEngine, "warm_up", lambda engine: self.happened.append("warm up"))
         patch.setattr(
-            "compactor.engines.shared_session.Watched", lambda driver, given: DriverMonitor(driver, given, self.time)
+            "compactor.engines.shared_session.DriverMonitor",
+            lambda driver, given: DriverMonitor(driver, given, self.time),
         )
         settings = SparkSettings(Path("spark.log"), "spark://here:7077")
         self.engines = SparkEngines(settings, self.said.append, patience)
