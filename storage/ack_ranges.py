@@ -2,12 +2,12 @@
 
 Offsets are cut into ranges of 2^19; a range that has something above the mark is one bitmap of offsets relative to
 its first, at most 64 KiB however many holes it has (8 Roaring containers of at most 8 KiB). All at or below the mark is
-acknowledged. `end` may be above the mark: what is between the two has no hole either, but nobody said yet by which id
-its last message goes.
+acknowledged. `end` may be above the mark: what is between the two has no hole either, but the id of
+its last message is not known yet.
 
 Invariants: what is in here was acknowledged; `mark` and `end` never go back. Memory: the sizes of the bitmaps together,
-with something for each object, stay below the bound that was given; what would not fit is not remembered, and counted
-(`forgotten`). What moves the mark always fits. A bitmap is measured when it is taken for writing; between two times
+with something for each object, stay below the bound that was given; what would not fit is dropped, and counted
+(`dropped`). What moves the mark always fits. A bitmap is measured when it is taken for writing; between two times
 each offset counts as the most that it can cost.
 
 Must not know: SQL, clocks, threads.
@@ -101,7 +101,7 @@ class AcknowledgedOffsets:
         self.mark = mark
         self.end = mark
         """All up to here is acknowledged, and the next one is not."""
-        self.forgotten = 0
+        self.dropped = 0
         """How many acknowledged offsets were not remembered, for want of room."""
         self.held_bytes = 0
         """What the bitmaps take, at most."""
@@ -197,7 +197,7 @@ class AcknowledgedOffsets:
         before = ack_range.size if ack_range else 0
         size = min((before or RANGE_OVERHEAD) + _ADDED_BYTES * count, RANGE_OVERHEAD + MAX_RANGE_BYTES)
         if size > before and self.held_bytes + size - before > self._max_bytes:
-            self.forgotten += count - (ack_range.bitmap.range_cardinality(low, low + count) if ack_range else 0)
+            self.dropped += count - (ack_range.bitmap.range_cardinality(low, low + count) if ack_range else 0)
             return False
         if ack_range is None:
             ack_range = self._ranges[number] = _AckRange()

@@ -6,7 +6,7 @@
 
 Invariants:
 - What was acknowledged and flushed is never delivered again; mark-delete never passes what was acknowledged, and never
-  goes back but by `reset`. Whatever was not flushed when the owner dies, or found no room (`forgotten`), is delivered
+  goes back but by `reset`. What was not flushed when the owner dies, or found no room (`dropped`), is delivered
   again: at least once, as Pulsar beyond managedLedgerMaxUnackedRangesToPersist.
 - Two owners of one cursor lose nothing of each other. After a reset by another, or a deletion, an owner is Fenced, for
   good: it must open the cursor again.
@@ -104,10 +104,10 @@ class Cursor:
             return self._position
 
     @property
-    def forgotten(self) -> int:
+    def dropped(self) -> int:
         """Acknowledgements that found no room since the cursor was opened; their messages are delivered again."""
         with self._state:
-            return self._offsets.forgotten
+            return self._offsets.dropped
 
     @property
     def held_bytes(self) -> int:

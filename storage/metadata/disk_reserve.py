@@ -1,11 +1,11 @@
 """Space that is kept for the day on which the disk of a SQLite database is full: a file beside it that holds nothing.
 
-On a full disk not even a topic can be deleted, because SQLite writes before it deletes; opening a database that nobody
-has open takes space, too. So the first access that fails for lack of space removes the file, and the next ones have its
-space: to delete and to trim. It is rebuilt when there is plenty.
+On a full disk not even a topic can be deleted, because SQLite writes before it deletes; opening a database that no
+process has open takes space, too. So the first access that fails for lack of space removes the file, and the next ones
+have its space: to delete and to trim. It is rebuilt when there is plenty.
 
-The file is as large as the database, within bounds: what a delete writes ahead is less than that. Anybody who writes to
-the disk may use the space up; so those who write much stop before (storage/log/log_space.py).
+The file is as large as the database, within bounds: what a delete writes ahead is less than that. Any program that
+writes to the disk may use the space up; so the log stops before (storage/log/log_space.py).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from storage.metadata.engine import POSTGRESQL, SQLITE, Database
 if TYPE_CHECKING:
     from alembic.config import Config
 
-# Any number does that nobody else uses in this database; it only serialises upgrades among themselves.
+# Any number that nothing else locks in this database; it serialises upgrades.
 _UPGRADE_LOCK = 0x636F6D7061637431
 _NOTED = "alembic_version"
 _DIGITS = 4

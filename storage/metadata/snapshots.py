@@ -14,7 +14,7 @@ from storage.metadata.records import COMPACTION_CURSOR, TopicSnapshot
 
 
 def of_topic(connection: Connection, topic_id: int) -> TopicSnapshot:
-    """What readers, runs and faces check. Raises TopicNotFound."""
+    """What readers, runs, CLI and REST check. Raises TopicNotFound."""
     return TopicSnapshot(
         topic=topics.by_id(connection, topic_id),
         ledgers=ledgers.of_topic(connection, topic_id),

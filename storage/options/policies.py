@@ -362,7 +362,7 @@ def read(name: str, stored: object) -> object:
 
 
 def shown(name: str, value: object) -> object:
-    """A value as JSON has it: what `parse` gives back equal."""
+    """A value as JSON has it: `parse` of it is equal to the value."""
     return policy(name).kind.shown(value)
 
 

@@ -1,8 +1,8 @@
 """An object store that fails on cue, in front of any other, and that tasks find by its location.
 
 A `Script` says which call meets which fault: the nth call of an operation on names of a kind. `faulty(monkeypatch,
-script)` adds the URL schemes `faulty+file` and `faulty+s3` to the table of openers for the length of a test; whoever
-opens such a location, a task of a run included, gets a store that asks the script at each call.
+script)` adds the URL schemes `faulty+file` and `faulty+s3` to the table of openers for the length of a test; a process
+that opens such a location, a task of a run included, gets a store that asks the script at each call.
 
     FAIL       Unavailable, before anything happened (a 500, 503 or SlowDown that outlasted all retries)
     FULL       StorageFull, before anything happened

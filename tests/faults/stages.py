@@ -117,7 +117,7 @@ def collect_deleted(bench: Workbench) -> None:
     assert isinstance(bench.clock, ManualClock)
     assert bench.log is not None
     bench.clock.advance(GRACE_MS + 1)
-    assert LogManager(bench, "keeper").sweep() == 3
+    assert LogManager(bench, "manager").sweep() == 3
     assert sum(item.total.count for item in GarbageCollector(bench).collect_all()) > 2
 
 
@@ -221,7 +221,7 @@ STAGES: Mapping[str, Callable[[Workbench], None]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is going on. `done_from`: the steps from which on it has taken effect, all of it, though nobody was told.
+    """What is going on. `done_from`: the steps from which on it has taken effect, though no caller has its answer.
 
     `appended` becomes visible then; `publishes`: a new generation does; `trims`: the topic begins at `TRIMMED`.
     `empties`: nothing of the topic is left then, or another one begins under its name.

@@ -428,7 +428,7 @@ class Operator:
         history.note(f"trimmed: {answer.status} {answer.text[:300]}")
 
     def trim_before(self, history: History) -> None:
-        """All before some message, whoever needs it; where that hides it in the compacted ledger, too."""
+        """All before a message, even if a subscription needs it; where that hides it, in the compacted ledger too."""
         there = history.must_be_there()
         if not history.may_hide or not there:
             return

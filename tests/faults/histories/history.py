@@ -114,7 +114,7 @@ class History:
         return self.policies.get("cleanup.policy") == ["compact", "delete"]
 
     def note(self, what: str) -> None:
-        """Remember an operation, for whoever reads a violation."""
+        """Remember an operation, for the reader of a violation."""
         with self.lock:
             self.events.append(f"{self.ticks.now()}: {what}")
 

@@ -93,7 +93,7 @@ class World:
         self.others: Callable[[], None] = lambda: None
         """Lets another process have an event; set by the simulation."""
         self.happened: set[str] = set()
-        """Kinds of things that this run came by, for whoever wonders what was tried."""
+        """Kinds of things that this run came by, to see what was tried."""
         self.processes = {
             name: Process(self, name)
             for name in ("w0", "w1", "a0", "a1", "s0", "s1", "c0", "c1", "c2", "r0", "r1", "g0", "o0")
@@ -378,7 +378,7 @@ class World:
                 self.violated(f"{message}, whose attempt was finished less than the grace time ago")
 
     def _check_delay(self, told: str, marked_at: int) -> None:
-        """C3: whoever reads what was marked as deleted may finish."""
+        """C3: a reader of what was marked as deleted may finish."""
         if marked_at > max(self.clock.now_ms(), self.collecting_since) - DELETE_DELAY_MS:
             self.violated(f"{told}, which was marked as deleted less than {DELETE_DELAY_MS} ms ago")
 

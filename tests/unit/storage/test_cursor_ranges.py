@@ -33,7 +33,7 @@ def test_a_million_holes(world: World) -> None:
     assert max(sizes) <= MAX_RANGE_BYTES <= KIB_64 + 128
     assert summary.stored_bytes == sum(sizes)
     assert cursor.held_bytes == summary.stored_bytes + rows * RANGE_OVERHEAD
-    assert (cursor.forgotten, cursor.backlog(last)) == (0, 1_000_000)
+    assert (cursor.dropped, cursor.backlog(last)) == (0, 1_000_000)
     again = world.open()
     assert again.held_bytes == cursor.held_bytes
     assert sum(1 for _ in again.unacknowledged(last)) == 1_000_000
@@ -54,11 +54,11 @@ def test_what_finds_no_room_is_delivered_again_and_counted(world: World) -> None
     assert cursor.held_bytes <= room
     remembered = [number for number in range(1, 11) if cursor.is_acknowledged(number * RANGE_OFFSETS)]
     assert remembered == [1, 2, 3]
-    assert cursor.forgotten == 7
+    assert cursor.dropped == 7
     cursor.acknowledge(at(10 * RANGE_OFFSETS))
-    assert cursor.forgotten == 8
+    assert cursor.dropped == 8
     cursor.acknowledge(at(RANGE_OFFSETS))
-    assert cursor.forgotten == 8, "what is known needs no room"
+    assert cursor.dropped == 8, "what is known needs no room"
     cursor.flush()
     again = world.open()
     assert again.backlog(11 * RANGE_OFFSETS) == 11 * RANGE_OFFSETS - 3
@@ -79,7 +79,7 @@ def test_held_bytes_are_never_less_than_the_bitmaps(world: World) -> None:
     cursor = world.open(CursorSettings(None, None, max_held_bytes=room))
     for offset in range(1, 4 * RANGE_OFFSETS, 5):
         cursor.acknowledge(at(offset))
-    assert cursor.forgotten > 0
+    assert cursor.dropped > 0
     estimated = cursor.held_bytes
     cursor.flush()
     stored = world.metadata.cursors.summary(world.topic.id, "s")[1].stored_bytes

@@ -181,7 +181,7 @@ def test_truncating_leaves_nothing_and_goes_on(bench: Workbench, topic: Topic) -
     bench.compact(topic)
     assert [message.offset for message in topic.messages(read_compacted=True)] == [6]
     bench.clock.advance(10**9)
-    log_manager = LogManager(bench, "keeper")
+    log_manager = LogManager(bench, "manager")
     assert log_manager.sweep() >= 1
     assert [message.offset for message in raw(topic)] == [6]
 

@@ -1,4 +1,4 @@
-"""A service's upkeep: what is rolled is sealed by a process that comes back if it dies; maintenance runs beside it."""
+"""Maintenance loop: what is rolled is sealed by a process that is restarted if it dies; maintenance runs beside it."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_what_is_rolled_is_sealed_and_maintenance_runs(tmp_path: Path, monkeypat
             return all(len(topic.snapshot().ledgers) == count for topic in topics)
 
         append_and_roll()  # left by whoever had the directory before
-        with MaintenanceLoop(settings, environment, lambda: True) as upkeep:
+        with MaintenanceLoop(settings, environment, lambda: True) as loop:
             eventually(lambda: sealed(1))
-            process = upkeep._sealer._process
+            process = loop._sealer._process
             assert process is not None
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
@@ -67,10 +67,10 @@ def test_what_is_rolled_is_sealed_and_maintenance_runs(tmp_path: Path, monkeypat
             append_and_roll()
             eventually(lambda: sealed(2))
             eventually(lambda: {"sweep", "retention", "garbage"} <= set(runs))
-            again = upkeep._sealer._process
+            again = loop._sealer._process
         assert again is not None
         assert not again.is_alive()
-        assert {status.last_error for status in upkeep.status().values()} == {""}
+        assert {status.last_error for status in loop.status().values()} == {""}
         assert [len(list(topic.messages())) for topic in topics] == [2, 2]
 
 
@@ -111,8 +111,8 @@ def test_its_thread_outlives_whatever_goes_wrong(
     with open_environment(settings) as environment:
         assert environment.log.uid
         monkeypatch.setattr(environment.metadata.segments, "topics_with", fail)
-        with MaintenanceLoop(settings, environment, lambda: True) as upkeep:
+        with MaintenanceLoop(settings, environment, lambda: True) as loop:
             eventually(lambda: len(looks) > 2)
-            monkeypatch.setattr(upkeep._sealer, "wake", fail)
-            upkeep.wake()
+            monkeypatch.setattr(loop._sealer, "wake", fail)
+            loop.wake()
     assert "cannot be started now" in caplog.text

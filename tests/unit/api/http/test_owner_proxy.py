@@ -1,4 +1,4 @@
-"""Who is asked; and forwarded answers: the connection to the other service is released, whoever goes away."""
+"""Who is asked; and forwarded answers: the connection to the other service is released, whichever side ends it."""
 
 from __future__ import annotations
 

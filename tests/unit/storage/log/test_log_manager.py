@@ -1,4 +1,4 @@
-"""Rolling, sealing and sweeping: the same messages before and after, whoever is at work beside."""
+"""Rolling, sealing and sweeping: the same messages before and after, whatever other processes do."""
 
 from __future__ import annotations
 
