@@ -22,7 +22,7 @@ from api.http.long_polls import LongPolls
 from api.http.owner_proxy import OwnerProxy
 from api.http.single_flight import RunPoller, SingleFlight
 from api.http.thread_pools import Pools, WaitsFor, make_pools
-from api.messaging.producers import Producers
+from api.messaging.topic_logs import TopicLogs
 from api.observability.metrics import AppendTotals, Metrics, Sources
 from api.settings.settings import Settings
 from compactor.scheduling.control_loop import ControlLoop
@@ -47,7 +47,7 @@ class Service:
     """For requests: the store gives up before the request does."""
     patient: Environment
     """For long work."""
-    producers: Producers
+    producers: TopicLogs
     forwarding: OwnerProxy
     runs: RunPoller
     metrics: Metrics
@@ -79,7 +79,7 @@ def running(settings: Settings) -> Iterator[Service]:
         control = control_loop(settings, environment)
         maintenance = parts.enter_context(MaintenanceLoop(settings, environment, lambda: control.leads))
         watch = parts.enter_context(LeaseRenewer(environment.metadata))
-        producers = Producers(
+        producers = TopicLogs(
             environment.clock, settings.producers_max, settings.producers_idle_ms, maintenance.wake, watch
         )
         parts.callback(producers.drain)

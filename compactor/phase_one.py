@@ -24,7 +24,7 @@ from pyroaring import BitMap, BitMap64
 
 from compactor.engines.engine import stop_of_this_task
 from compactor.run.chunked import ChunkDecision, RangeChunks, read_chunks, with_complete, write_chunks
-from compactor.run.plan import RangeResult, RangeStatistics, RowSet, RunPlan, RunPolicies, Source
+from compactor.run.plan import HashRangeStatistics, RangeResult, RowSet, RunPlan, RunPolicies, Source
 from compactor.run.resolve import Rules, newest_of, resolve, without_expired, without_gone
 from storage.checksums import crc32c
 from storage.clock import SystemClock
@@ -86,7 +86,7 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeResul
     index = _write_index(store, plan, number, resolved.level, wanted, unkeyed)
     table = write_chunks(store, plan, number, decided)
     records = sum(map(len, runs)) + sum(map(len, levels))
-    statistics = RangeStatistics(
+    statistics = HashRangeStatistics(
         records=records,
         keys=resolved.keys,
         tombstones=resolved.tombstones,

@@ -9,7 +9,7 @@ A job that is given up is cancelled, and its session is followed by another one 
 asked of the driver goes through one thread and has a deadline (`DriverCaller`), since a call to a Java that is stopped
 does not come back. How long a job may go without an ended task is decided for runs of any engine (batch.py).
 
-Pure but for threads: knows nothing of pyspark; `Driver` is the interface of what it watches.
+Pure but for threads: knows nothing of pyspark; `DriverClient` is the interface of what it watches.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DriverStatus:
     is_waiting: bool = False
 
 
-class Driver(Protocol):
+class DriverClient(Protocol):
     """A driver, asked without any deadline."""
 
     def look(self, group: str) -> DriverStatus:
@@ -115,7 +115,7 @@ class DriverMonitor:
 
     def __init__(
         self,
-        driver: Driver,
+        driver: DriverClient,
         patience: DriverTimeouts = DriverTimeouts(),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -233,7 +233,7 @@ logger.repl.level = warn
 
 
 class SparkDriver:
-    """The driver of a session, asked without any deadline; a `Driver`. Only `kill` may be called from any thread."""
+    """The `DriverClient` of a session: calls without a deadline. Only `kill` may be called from any thread."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session

@@ -207,7 +207,7 @@ class RowSet:
 
 
 @dataclass(frozen=True)
-class RangeStatistics:
+class HashRangeStatistics:
     """What phase one saw and decided in one hash range.
 
     `keys`, `tombstones`: live values, and retained tombstones, more or fewer than before the run. `chunks`: live
@@ -237,7 +237,7 @@ class RangeResult:
     name: str
     row_sets: tuple[RowSet, ...]
     index: IndexLocation | None
-    statistics: RangeStatistics
+    statistics: HashRangeStatistics
     chunks: ChunkTable | None = None
 
 

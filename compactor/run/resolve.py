@@ -52,7 +52,8 @@ class Rules:
 
 @dataclass(frozen=True)
 class RangeResolution:
-    """Offsets in no order, shape (n,). `level`: the new level in hash order; the rest as in plan.RangeStatistics."""
+    """Offsets in no order, shape (n,). `level`: the new level in hash order; the rest as in
+    plan.HashRangeStatistics."""
 
     survivors: U64
     superseded: U64

@@ -10,7 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from compactor.run.layout import Layout
-from compactor.run.plan import BitmapResult, PartResult, RangeResult, RangeStatistics, RunPlan, ScanResult, SourceTotals
+from compactor.run.plan import (
+    BitmapResult,
+    HashRangeStatistics,
+    PartResult,
+    RangeResult,
+    RunPlan,
+    ScanResult,
+    SourceTotals,
+)
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names
 from storage.ledger.manifest import Manifest, Part
@@ -211,7 +219,7 @@ class RunOutput:
         return ((new,) if new else ()) + self.planned.plan.levels[self.planned.plan.merged :]
 
 
-def _of_chunks(seen: Sequence[RangeStatistics]) -> dict[str, object]:
+def _of_chunks(seen: Sequence[HashRangeStatistics]) -> dict[str, object]:
     """What there is to say of chunks (P10), if there are any; `nothing_new` asks for those that are incomplete."""
     numbers = {
         name: sum(getattr(of, name) for of in seen) for name in ("chunks", "incomplete_chunks", "chunks_expired")

@@ -39,14 +39,14 @@ _Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class ReadableRows:
+class DamagedSegmentRows:
     """All rows of a segment (rows.SCHEMA), and how many of its offsets are lost."""
 
     table: pa.Table
     lost: int
 
 
-def readable_rows(segment: LocalSegment, content: SegmentContent) -> ReadableRows:
+def readable_rows(segment: LocalSegment, content: SegmentContent) -> DamagedSegmentRows:
     """The rows of a rolled segment whose file may be damaged, or gone; `content`: what it held, by its row."""
     header = segment.header
     end = content.entries, content.last_offset + 1
@@ -63,7 +63,7 @@ def readable_rows(segment: LocalSegment, content: SegmentContent) -> ReadableRow
         last = max(1, content.last_message_id.batch_index + 1)
         tables.append(_fillers(header.ledger_id, position, end, content.max_publish_time, last))
         lost += end[1] - position[1]
-    return ReadableRows(pa.concat_tables(tables), lost)
+    return DamagedSegmentRows(pa.concat_tables(tables), lost)
 
 
 def _runs(entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:

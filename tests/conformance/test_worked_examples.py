@@ -19,8 +19,8 @@ import pytest
 from compactor.maintenance.retention import Retention
 from compactor.run.layout import lay_out
 from compactor.run.plan import (
+    HashRangeStatistics,
     RangeResult,
-    RangeStatistics,
     RowSet,
     RunPlan,
     RunPolicies,
@@ -292,7 +292,7 @@ def test_worked_example_5_grouping() -> None:
         stored = RowsObject(StoredObject(f"ledger-{number}", int(size * GB), 0), 1)
         sources.append(Source(stored, number * rows, number * rows + rows - 1, rows, None, 0))
     sets = tuple(RowSet(number, 4 * rows * number, rows, 0, 0) for number in range(len(live)))
-    found = located([RangeResult("range-0", sets, None, RangeStatistics())])
+    found = located([RangeResult("range-0", sets, None, HashRangeStatistics())])
     plan = RunPlan(
         StoreLocation("file:///nowhere"), "u", -1, "a", RunPolicies(), 0, Xxh3KeyHasher(0), tuple(sources), old_parts=0
     )

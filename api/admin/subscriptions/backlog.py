@@ -15,14 +15,7 @@ from fastapi import Body, Path, Request
 from api.admin import resolve
 from api.admin.messages.entry_response import MOST_ENTRIES, entries
 from api.admin.models import PulsarAnswer
-from api.admin.subscriptions.cursor_positions import (
-    ONE,
-    ResetCursorData,
-    Subscription,
-    next_of,
-    opened,
-    subscription_of,
-)
+from api.admin.subscriptions.cursor_access import ONE, ResetCursorData, Subscription, next_of, opened, subscription_of
 from api.admin.subscriptions.cursors import clear_backlog
 from api.admin.tenancy.bundles import bundle_of, check_bundle
 from api.http.access import Action

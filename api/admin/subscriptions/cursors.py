@@ -15,7 +15,7 @@ from starlette.responses import Response
 from api.admin import resolve
 from api.admin.messages.entry_response import ENTRY, MOST_ENTRIES, NOT_FOUND, entries, entry_response, refuse_far
 from api.admin.models import LONG, TextByName
-from api.admin.subscriptions.cursor_positions import (
+from api.admin.subscriptions.cursor_access import (
     ONE,
     OwnedCursor,
     PlaceBody,

@@ -12,9 +12,9 @@ from hypothesis import given, strategies as st
 from compactor.run import layout
 from compactor.run.layout import Layout, lay_out
 from compactor.run.plan import (
+    HashRangeStatistics,
     Located,
     RangeResult,
-    RangeStatistics,
     RowSet,
     RunPlan,
     RunPolicies,
@@ -57,7 +57,7 @@ def sources_of(spans: list[tuple[int, int, int]]) -> list[Source]:
 def going(*counts: int) -> dict[int, Located]:
     """One hash range, with that many rows of each source in its row sets."""
     sets = tuple(RowSet(number, 0, count, 0, 0) for number, count in enumerate(counts) if count)
-    return located([RangeResult("range-0", sets, None, RangeStatistics())])
+    return located([RangeResult("range-0", sets, None, HashRangeStatistics())])
 
 
 def laid_out(
@@ -87,7 +87,7 @@ def survivors(draw: st.DrawFn, sources: list[Source]) -> list[RangeResult]:
             count = draw(st.integers(0, max(1, one.messages // 3)))
             if count:
                 row_sets.append(RowSet(which, 4 * len(row_sets), count, draw(st.integers(0, 2**64 - 1)), 0))
-        results.append(RangeResult(f"range-{number}", tuple(row_sets), None, RangeStatistics()))
+        results.append(RangeResult(f"range-{number}", tuple(row_sets), None, HashRangeStatistics()))
     return results
 
 

@@ -44,7 +44,7 @@ class _Open:
     dropped: bool = False
 
 
-class Producers:
+class TopicLogs:
     """Appends to topics. Safe to share between threads. Start it, and drain it at the end: what was taken is kept."""
 
     def __init__(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from api.messaging.producers import Producers
+from api.messaging.topic_logs import TopicLogs
 from storage.entries.encode import encode_message
 from storage.errors import Fenced, InvalidRecord, LeaseHeld, Unavailable
 from storage.log.active_segment_file import ActiveSegmentFile, PlacedEntry
@@ -24,13 +24,13 @@ def entry(payload: bytes = b"v") -> bytes:
 
 
 @pytest.fixture
-def producers(bench: Workbench) -> Iterator[Producers]:
-    created = Producers(bench.clock, most=2, idle_ms=5_000)
+def producers(bench: Workbench) -> Iterator[TopicLogs]:
+    created = TopicLogs(bench.clock, most=2, idle_ms=5_000)
     yield created
     created.drain()
 
 
-def test_many_threads_share_one_log(bench: Workbench, producers: Producers) -> None:
+def test_many_threads_share_one_log(bench: Workbench, producers: TopicLogs) -> None:
     topic = bench.topic()
     found: list[object] = []
 
@@ -48,7 +48,7 @@ def test_many_threads_share_one_log(bench: Workbench, producers: Producers) -> N
 
 
 def test_behind_a_message_that_failed_none_of_its_request_is_taken(
-    bench: Workbench, producers: Producers, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench, producers: TopicLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a client that repeats what failed would turn the order of a key round."""
     topic = bench.topic()
@@ -77,7 +77,7 @@ def test_behind_a_message_that_failed_none_of_its_request_is_taken(
     assert [message.payload for message in topic.messages()] == [b"1", b"2", b"3", b"4"]
 
 
-def test_what_nobody_uses_is_given_back(bench: Workbench, producers: Producers) -> None:
+def test_what_nobody_uses_is_given_back(bench: Workbench, producers: TopicLogs) -> None:
     topic = bench.topic()
     producers.append(topic, [entry()])
     assert bench.metadata.leases.current(topic.record.id) is not None
@@ -92,7 +92,7 @@ def test_what_nobody_uses_is_given_back(bench: Workbench, producers: Producers) 
     assert producers.close_idle() == 1, "the clock was set back"
 
 
-def test_the_oldest_makes_room(bench: Workbench, producers: Producers) -> None:
+def test_the_oldest_makes_room(bench: Workbench, producers: TopicLogs) -> None:
     assert isinstance(bench.clock, ManualClock)
     for name in ("a", "b", "a", "c"):
         producers.append(bench.topic(name), [entry()])
@@ -101,7 +101,7 @@ def test_the_oldest_makes_room(bench: Workbench, producers: Producers) -> None:
 
 
 def test_one_that_does_not_end_as_it_should_holds_up_nobody(
-    bench: Workbench, producers: Producers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bench: Workbench, producers: TopicLogs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("a", "b"):
         producers.append(bench.topic(name), [entry()])
@@ -117,7 +117,7 @@ def test_one_that_does_not_end_as_it_should_holds_up_nobody(
     assert "did not end as it should" in caplog.text
 
 
-def test_a_lease_that_another_has(bench: Workbench, producers: Producers) -> None:
+def test_a_lease_that_another_has(bench: Workbench, producers: TopicLogs) -> None:
     topic = bench.topic()
     lease = bench.metadata.leases.acquire(topic.record.id, "import:1:ab", 60_000)
     with pytest.raises(LeaseHeld, match="import:1:ab"):
@@ -128,7 +128,7 @@ def test_a_lease_that_another_has(bench: Workbench, producers: Producers) -> Non
 
 
 def test_one_that_lost_its_lease_is_opened_anew(
-    bench: Workbench, producers: Producers, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench, producers: TopicLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = bench.topic()
     producers.append(topic, [entry()])
@@ -140,7 +140,7 @@ def test_one_that_lost_its_lease_is_opened_anew(
     assert isinstance(producers.append(topic, [entry()])[0], AppendResult)
 
 
-def test_a_topic_that_was_deleted_and_made_again(bench: Workbench, producers: Producers) -> None:
+def test_a_topic_that_was_deleted_and_made_again(bench: Workbench, producers: TopicLogs) -> None:
     old = bench.topic()
     producers.append(old, [entry(), entry()])
     bench.metadata.tenancy.delete_topic(old.record.id)
@@ -149,7 +149,7 @@ def test_a_topic_that_was_deleted_and_made_again(bench: Workbench, producers: Pr
     assert [message.offset for message in new.messages()] == [0]
 
 
-def test_a_topic_can_be_given_back_at_once(bench: Workbench, producers: Producers) -> None:
+def test_a_topic_can_be_given_back_at_once(bench: Workbench, producers: TopicLogs) -> None:
     topic = bench.topic()
     producers.append(topic, [entry()])
     assert producers.is_open(topic.record)
@@ -159,7 +159,7 @@ def test_a_topic_can_be_given_back_at_once(bench: Workbench, producers: Producer
 
 
 def test_nothing_is_taken_after_the_end(bench: Workbench) -> None:
-    producers = Producers(bench.clock, most=2, idle_ms=5_000)
+    producers = TopicLogs(bench.clock, most=2, idle_ms=5_000)
     producers.start()
     topic = bench.topic()
     producers.append(topic, [entry()])

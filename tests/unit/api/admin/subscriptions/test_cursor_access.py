@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.admin.subscriptions.cursor_positions import before_time
+from api.admin.subscriptions.cursor_access import before_time
 from storage.topic import Topic
 from tests.entries import one, produce
 from tests.workbench import Workbench
