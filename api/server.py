@@ -70,16 +70,16 @@ def serve_app(app: ASGIApp, settings: Settings, listener: Listener, on_signal: C
     """Answer requests on a socket that is bound, until a signal."""
     import uvicorn
 
-    seldom = LogThrottle(SystemClock(), LOG)
+    log_throttle = LogThrottle(SystemClock(), LOG)
     logging.getLogger("uvicorn.error").addFilter(without_repeats)
-    listener.limit(most_connections(settings), seldom, plain=not settings.tls_certificate)
+    listener.limit(most_connections(settings), log_throttle, plain=not settings.tls_certificate)
 
     class Server(uvicorn.Server):
         """Tells its URL, and leaves what happens after a signal to us."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             loop = asyncio.get_running_loop()
-            loop.set_exception_handler(loop_errors(seldom))
+            loop.set_exception_handler(loop_errors(log_throttle))
             if settings.tls_certificate:  # uvicorn has no setting for it
                 handshake = settings.limits_header_timeout_ms / 1000
                 loop.create_server = partial(loop.create_server, ssl_handshake_timeout=handshake)  # type: ignore[method-assign]
@@ -108,7 +108,7 @@ def serve_app(app: ASGIApp, settings: Settings, listener: Listener, on_signal: C
 
     config = uvicorn.Config(
         app,
-        http=deadline_protocol(settings, seldom),
+        http=deadline_protocol(settings, log_throttle),
         ws="none",
         log_config=None,
         access_log=False,

@@ -39,7 +39,7 @@ def application(
     clock: Clock | None = None,
 ) -> FastAPI:
     """An application of some routes, with threads and errors as `api/app.py` has them; Authentication if there is
-    access control, Limits and Audit if there are settings for them."""
+    access control, RequestLimiter and Audit if there are settings for them."""
     app, clock = FastAPI(), clock or ManualClock()
     app.state.pools = make_pools(Settings(), ManualClock())
     problems.install(app)

@@ -68,13 +68,13 @@ TextByName = Annotated[dict[str, str], AfterValidator(_of_unicode)]
 
 
 async def read_body(request: Request, parse: Callable[[bytes], Value]) -> Value:
-    """What `parse` makes of the body, which has the bounds of all that produce nothing. Raises Problem (413)."""
+    """What `parse` makes of the body, which has the bounds of all that produce nothing. Raises RestException (413)."""
     hold_body_to(request.scope, BODY_BYTES)
     return await parse_body(request, parse)
 
 
 async def long_body(request: Request) -> int:
-    """A whole number of 64 bits. Raises UnreadableBody, Problem (413)."""
+    """A whole number of 64 bits. Raises UnreadableBody, RestException (413)."""
     return await read_body(request, long_number)
 
 

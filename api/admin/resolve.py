@@ -53,7 +53,7 @@ def local_topics(parts: Service, name: TopicName) -> list[TopicRecord]:
 
 
 def refuse_partitioned(parts: Service, name: TopicName, reason: str) -> None:
-    """Raises Problem (405) for a partitioned topic."""
+    """Raises RestException (405) for a partitioned topic."""
     if parts.environment.metadata.partitions.find(name) is not None:
         raise RestException(405, reason)
 

@@ -130,7 +130,7 @@ class Access:
         namespace: str | None,
         topic: str | None = None,
     ) -> None:
-        """Returns if the caller may do any of `actions` there. Raises Problem: 401, 403."""
+        """Returns if the caller may do any of `actions` there. Raises RestException: 401, 403."""
         if self.verifier is None:
             return
         if caller.role is None:
@@ -242,7 +242,7 @@ def allowed_on(where: Callable[[Request], TopicName | None], *actions: Action) -
 
 
 def require_here(request: Request, *actions: Action) -> None:
-    """As `allowed`, for what only the request itself decides. Wants a thread. Raises Problem: 401, 403."""
+    """As `allowed`, for what only the request itself decides. Wants a thread. Raises RestException: 401, 403."""
     access = cast(Access, request.app.state.access)
     access.require(caller_of(request), actions, *_where(request))
 
@@ -280,7 +280,7 @@ class PermissionCheck:
             await self.check(request)
 
     async def check(self, request: Request) -> None:
-        """Raises Problem: 401, 403."""
+        """Raises RestException: 401, 403."""
         access = cast(Access, request.app.state.access)
         caller = caller_of(request)
         if access.asks_sql(caller, self._actions):
@@ -292,10 +292,10 @@ class PermissionCheck:
     def _require(self, access: Access, caller: Caller, request: Request) -> None:
         try:
             access.require(caller, self._actions, *self._where(request))
-        except RestException as problem:
-            if self._is_told or problem.status_code != 403:
+        except RestException as error:
+            if self._is_told or error.status_code != 403:
                 raise
             wanted = " or ".join(action.value for action in self._actions)
             raise RestException(
                 403, f"role {caller.role!r} has no permission to {wanted} what this names, or nothing is named so"
-            ) from problem
+            ) from error

@@ -65,12 +65,12 @@ class Listener(socket.socket):
         self._open: WeakSet[_Accepted] = WeakSet()
         self._most = 1
         self._says_so = True
-        self._seldom: LogThrottle | None = None
+        self._log_throttle: LogThrottle | None = None
         self._rests = False
 
-    def limit(self, most: int, seldom: LogThrottle, *, plain: bool) -> None:
+    def limit(self, most: int, log_throttle: LogThrottle, *, plain: bool) -> None:
         """Hold at most that many connections. `plain`: without TLS, so that a refusal can be read."""
-        self._most, self._seldom, self._says_so = most, seldom, plain
+        self._most, self._log_throttle, self._says_so = most, log_throttle, plain
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection. Raises ConnectionAbortedError for one that was closed at once, on which asyncio goes
@@ -93,27 +93,27 @@ class Listener(socket.socket):
             if self._says_so:
                 with suppress(OSError):  # it has gone away already
                     connection.send(_BUSY)
-        if self._seldom is not None:
-            self._seldom.warn(
+        if self._log_throttle is not None:
+            self._log_throttle.warn(
                 f"{self._most} connections are open, as many as may: others are refused. Raise limits.connections and "
                 "the limit of file descriptors (ulimit -n, LimitNOFILE), or find the process that opens them"
             )
         raise ConnectionAbortedError
 
 
-def loop_errors(seldom: LogThrottle) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+def loop_errors(log_throttle: LogThrottle) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
     """A handler of an event loop's errors that limits how often "out of descriptors" is logged."""
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if "socket.accept()" in context.get("message", ""):
-            seldom.warn("no file descriptor is left for a connection: raise their limit (ulimit -n, LimitNOFILE)")
+            log_throttle.warn("no file descriptor is left for a connection: raise their limit (ulimit -n, LimitNOFILE)")
         else:
             loop.default_exception_handler(context)
 
     return handle
 
 
-def deadline_protocol(settings: Settings, seldom: LogThrottle) -> type[H11Protocol]:
+def deadline_protocol(settings: Settings, log_throttle: LogThrottle) -> type[H11Protocol]:
     """uvicorn's protocol, with the deadlines of the settings."""
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -175,7 +175,7 @@ def deadline_protocol(settings: Settings, seldom: LogThrottle) -> type[H11Protoc
                 self._timer = self.loop.call_later(deadlines[state][1], self._too_slow, *deadlines[state])
 
         def _too_slow(self, setting: str, allowed: float) -> None:
-            seldom.warn(f"connections that send a request slower than {setting} ({allowed:g} s) are closed")
+            log_throttle.warn(f"connections that send a request slower than {setting} ({allowed:g} s) are closed")
             if self.cycle is not None:
                 self.cycle.disconnected = True  # the task that waits for the body learns that none comes
                 self.cycle.message_event.set()
@@ -195,14 +195,14 @@ def deadline_protocol(settings: Settings, seldom: LogThrottle) -> type[H11Protoc
             if waited - self.transport.get_write_buffer_size() >= _LEAST_TAKEN:
                 self._time_answer(is_held_up=True)
                 return
-            seldom.warn(
+            log_throttle.warn(
                 f"connections of clients that take less than {_LEAST_TAKEN >> 10} KiB of an answer in "
                 f"limits.answer-timeout ({answer_seconds:g} s) are cut off"
             )
             self.transport.abort()
 
         def send_400_response(self, msg: str) -> None:
-            seldom.warn("requests that are no HTTP, or have headers larger than limits.header-bytes, are refused")
+            log_throttle.warn("requests that are no HTTP, or have headers larger than limits.header-bytes, are refused")
             self._refuse(400, "this is no HTTP request, or its headers are larger than limits.header-bytes")
 
         def _refuse(self, status: int, reason: str) -> None:

@@ -123,7 +123,7 @@ class RequestLimiter:
         return self.too_large(self._body) if _length(scope) > self._body else None
 
     def take(self, before: int, more: int, most: int) -> None:
-        """Count bytes of a body of which `before` were taken. Raises Problem: 413, 503."""
+        """Count bytes of a body of which `before` were taken. Raises RestException: 413, 503."""
         if before + more > most:
             raise self.too_large(most)
         if self._held + more > self._bodies:
@@ -140,7 +140,7 @@ class RequestLimiter:
 
 
 def hold_body_to(scope: Scope, most: int) -> None:
-    """Let at most that many bytes of a request's body be read. Raises Problem (413) if its length is declared as
+    """Let at most that many bytes of a request's body be read. Raises RestException (413) if its length is declared as
     more.
     """
     counted: _Counted | None = scope["state"].get(_BODY)
@@ -164,7 +164,7 @@ class _Counted:
         self.taken = 0
 
     def hold_to(self, most: int, length: int) -> None:
-        """Take no more than that, nor a body that is declared longer. Raises Problem (413)."""
+        """Take no more than that, nor a body that is declared longer. Raises RestException (413)."""
         self._most = min(self._most, most)
         if length > self._most:
             raise self._limits.too_large(self._most)

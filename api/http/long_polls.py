@@ -61,7 +61,7 @@ class LongPolls:
 
     @contextmanager
     def turn(self, caller: str) -> Iterator[None]:
-        """Inside it, a read of the caller waits. Raises Problem (503) if too many do."""
+        """Inside it, a read of the caller waits. Raises RestException (503) if too many do."""
         if self._of_caller[caller] >= self._most:
             raise RestException(
                 503,
@@ -117,13 +117,16 @@ class LongPolls:
 
     async def _ends_of(self, topic_ids: Sequence[int]) -> dict[int, _End]:
         """By topic. Each part waits in its own threads: a log disk that hangs holds none of the database's."""
-        tails = await self._pools[WaitsFor.DATABASE].run(self._metadata.segments.tails, topic_ids)
-        if all(tail.open is None for tail in tails):
-            return {tail.topic.id: (tail, None) for tail in tails}
-        return await self._pools[WaitsFor.LOG].run(self._with_open_ends, tails)
+        segments = await self._pools[WaitsFor.DATABASE].run(self._metadata.segments.active_segments, topic_ids)
+        if all(segment.open is None for segment in segments):
+            return {segment.topic.id: (segment, None) for segment in segments}
+        return await self._pools[WaitsFor.LOG].run(self._with_open_ends, segments)
 
-    def _with_open_ends(self, tails: Sequence[TopicActiveSegment]) -> dict[int, _End]:
+    def _with_open_ends(self, segments: Sequence[TopicActiveSegment]) -> dict[int, _End]:
         return {
-            tail.topic.id: (tail, None if tail.open is None else unsealed_end(self._log, tail.topic, tail.open))
-            for tail in tails
+            segment.topic.id: (
+                segment,
+                None if segment.open is None else unsealed_end(self._log, segment.topic, segment.open),
+            )
+            for segment in segments
         }

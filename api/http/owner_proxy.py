@@ -97,7 +97,7 @@ class OwnerProxy:
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
     def for_writing(self, topic: TopicRecord) -> None:
-        """Raises NotTheOwner, or Problem (503), unless this service may try to write the topic."""
+        """Raises NotTheOwner, or RestException (503), unless this service may try to write the topic."""
         segment = self._metadata.segments.find_open(topic.id)
         if segment is not None and segment.log_uid != self._log.known_uid:
             raise NotTheOwner(self._having(segment.log_uid, topic), topic)
@@ -187,7 +187,7 @@ class OwnerProxy:
     ) -> httpx.Response:
         """A part of a request, sent to another path there. `headers`: instead of the request's own of those names.
 
-        Raises Problem (503).
+        Raises RestException (503).
         """
         if FORWARDED in request.headers:
             raise RestException(

@@ -68,8 +68,8 @@ async def answered(request: Request, other: NotTheOwner) -> Response:
             found.append(await _asked(request, forwarding, metadata, item, "/".join(path), body))
         except TopicNotFound:
             continue  # each can be deleted by itself
-        except RestException as problem:
-            return answer(problem.status_code, str(problem.detail), problem.headers)
+        except RestException as error:
+            return answer(error.status_code, str(error.detail), error.headers)
     if not found:
         return answer(404, "Topic partitions were not yet created")
     return await pools_of(request)[WaitsFor.PARSING].run(together, request.method, found)

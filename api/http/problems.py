@@ -121,7 +121,7 @@ def log_for_operators(request: Request, error: Exception) -> None:
         condition = f"{type(error).__name__} {request.method} {route}"
         if isinstance(error, errors.DataLoss):  # of each topic it is news of its own
             condition += f" {'/'.join(map(str, request.path_params.values()))}"
-        request.app.state.seldom.warn(text, condition)
+        request.app.state.log_throttle.warn(text, condition)
 
 
 def answer(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -131,7 +131,7 @@ def answer(status: int, reason: str, headers: Mapping[str, str] | None = None) -
 
 def install(app: FastAPI) -> None:
     """Let `app` answer every error in this way."""
-    app.state.seldom = LogThrottle(SystemClock(), LOG)
+    app.state.log_throttle = LogThrottle(SystemClock(), LOG)
     app.add_exception_handler(errors.CompactorError, _known)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -17,7 +17,7 @@ _ANYWHERE = "authoritative"
 
 
 async def known_query(request: Request) -> None:
-    """Raises Problem (400) for a parameter that the route does not have."""
+    """Raises RestException (400) for a parameter that the route does not have."""
     if not request.query_params:
         return
     known = sorted(_names(request.scope["route"].dependant))

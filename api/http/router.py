@@ -198,7 +198,7 @@ def _without_content(
 
 
 async def _parse(request: Request) -> None:
-    """Let `request.json()` have its value. Raises Problem (400) for what is no JSON, or beyond the bounds."""
+    """Let `request.json()` have its value. Raises RestException (400) for what is no JSON, or beyond the bounds."""
     if not await request.body():
         return
     try:

@@ -124,10 +124,10 @@ class Pool:
         self._waiting = 0
         self._running = 0
         self._moved_at = clock.now_ms()
-        self._seldom = LogThrottle(clock, LOG)
+        self._log_throttle = LogThrottle(clock, LOG)
 
     async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        """What `work` returns or raises, called by a thread of the pool. Raises Problem (503)."""
+        """What `work` returns or raises, called by a thread of the pool. Raises RestException (503)."""
         job = self._begin(lambda: work(*arguments))
         try:
             await asyncio.wait({job.future}, timeout=None if self._deadline_ms is None else self._deadline_ms / 1000)
@@ -164,7 +164,7 @@ class Pool:
         self._jobs.put(job)
 
     def _begin(self, work: Callable[[], Any]) -> _Job:
-        """Queue a call, and start a thread if none is free. Raises Problem (503)."""
+        """Queue a call, and start a thread if none is free. Raises RestException (503)."""
         job = _job(work)
         with self._lock:
             if self._running >= self._threads:
@@ -180,13 +180,14 @@ class Pool:
         return job
 
     def _start(self) -> None:
-        """Start one thread more; if that is impossible, the existing ones continue. Raises Problem (503) if none is."""
+        """Start one thread more; if that is impossible, the existing ones continue. Raises RestException (503) if none
+        is."""
         try:
             threading.Thread(target=self._serve, name=f"{self._what.name.lower()}-pool", daemon=True).start()
         except RuntimeError as error:
             if not self._started:
                 raise self._refused("threads", f"has no thread ({error})") from error
-            self._seldom.warn(
+            self._log_throttle.warn(
                 f"{self._started} threads, and not {self._threads}, wait for the {self._what} ({error}): raise the "
                 "limit of threads (ulimit -u, TasksMax)",
                 "threads",
@@ -196,7 +197,7 @@ class Pool:
 
     def _refused(self, kind: str, reason: str) -> RestException:
         """The refusal, which is logged once a minute for each kind."""
-        self._seldom.warn(f"requests are answered 503: the {self._what} {reason}", kind)
+        self._log_throttle.warn(f"requests are answered 503: the {self._what} {reason}", kind)
         return RestException(503, f"the {self._what} {reason}: try again", {"Retry-After": "1"})
 
     def _serve(self) -> None:
@@ -242,7 +243,7 @@ class Pool:
             return
         reason = f"the {self._what} failed for a request that has ended already: {type(error).__name__}: {error}"
         if isinstance(error, CompactorError | HTTPException):
-            self._seldom.warn(reason, f"late {type(error).__name__}")
+            self._log_throttle.warn(reason, f"late {type(error).__name__}")
         else:
             LOG.error(reason, exc_info=error)
 

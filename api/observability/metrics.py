@@ -23,7 +23,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from api.observability.run_totals import RunTotals, TopicRunTotals
-from compactor.scheduling.due import CleanableTopics
+from compactor.scheduling.due import TopicsCheck
 from storage.clock import Clock
 from storage.errors import CompactorError
 from storage.metadata.metrics_store import MetricsStore, ServiceCounts
@@ -59,7 +59,7 @@ class Sources:
     """Where the process's own numbers come from; asked in the scrape."""
 
     leads: Callable[[], bool] = lambda: False
-    last_check: Callable[[], CleanableTopics | None] = lambda: None
+    last_check: Callable[[], TopicsCheck | None] = lambda: None
     appended: Callable[[], AppendTotals] = AppendTotals
     engine_error: Callable[[], str | None] = lambda: None
 
@@ -269,7 +269,7 @@ _BY_TOPIC: Mapping[str, Callable[[TopicRunTotals], float]] = {
     "pulsar_compaction_compacted_entries_count": lambda item: item.compacted_messages,
     "pulsar_compaction_compacted_entries_size": lambda item: item.compacted_bytes,
 }
-_CHECKED: Mapping[str, Callable[[CleanableTopics, int], float]] = {
+_CHECKED: Mapping[str, Callable[[TopicsCheck, int], float]] = {
     "compactor_last_check_seconds": lambda check, now: (now - check.at) / 1000,
     "compactor_due_topics": lambda check, _: check.due,
     "compactor_dirty_bytes": lambda check, _: check.dirty_bytes,

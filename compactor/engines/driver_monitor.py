@@ -31,7 +31,7 @@ _JOIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class DriverTimeouts:
+class DriverDeadlines:
     """How long a driver may give no answer, a job may be without executors where there were some, and a job that was
     cancelled may take to end."""
 
@@ -116,27 +116,27 @@ class DriverMonitor:
     def __init__(
         self,
         driver: DriverClient,
-        patience: DriverTimeouts = DriverTimeouts(),
+        deadlines: DriverDeadlines = DriverDeadlines(),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver = driver
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._asker = DriverCaller()
+        self._caller = DriverCaller()
         self._answered_at = monotonic()
         self._without_since: float | None = None
-        self.patience = patience
+        self.deadlines = deadlines
         self.had_executors = False
         self.jobs = 0
         self.given_up = ""
         """Why it is not to be used any more; empty: it may be."""
 
     def ask(self, call: Callable[[], Answer]) -> Answer:
-        """What a call to the driver gives, or raises. Raises DriverTimeout; then it is given up and killed."""
+        """What a call to the driver gives, or raises. Raises DriverTimeout; then the driver is given up and killed."""
         try:
-            return self._asker.ask(call, self.patience.answer_seconds)
+            return self._caller.ask(call, self.deadlines.answer_seconds)
         except DriverTimeout:
-            self._give_up(f"Spark's driver has not answered for {self.patience.answer_seconds:g} s")
+            self._give_up(f"Spark's driver has not answered for {self.deadlines.answer_seconds:g} s")
             self.kill()
             raise
 
@@ -150,8 +150,8 @@ class DriverMonitor:
         except DriverTimeout:
             raise
         except Exception:  # of many kinds: Java may be gone, or is about to end
-            if self._monotonic() - self._answered_at >= self.patience.answer_seconds:
-                self._give_up(f"Spark's driver cannot be asked for {self.patience.answer_seconds:g} s")
+            if self._monotonic() - self._answered_at >= self.deadlines.answer_seconds:
+                self._give_up(f"Spark's driver cannot be asked for {self.deadlines.answer_seconds:g} s")
             return None
         self._learn(look)
         return look
@@ -175,7 +175,7 @@ class DriverMonitor:
 
     def cancel(self, group: str) -> None:
         """Ask for the end of a group's jobs; waits for nothing."""
-        self._asker.post(lambda: self._driver.cancel(group))
+        self._caller.post(lambda: self._driver.cancel(group))
 
     def kill(self) -> None:
         """End its Java."""
@@ -184,7 +184,7 @@ class DriverMonitor:
 
     def close(self) -> None:
         """Ask no more."""
-        self._asker.close()
+        self._caller.close()
 
     def _learn(self, look: DriverStatus) -> None:
         with self._lock:
@@ -197,8 +197,8 @@ class DriverMonitor:
                 self._without_since = None
         if look.stopped:
             self._give_up("Spark's application has ended")
-        elif self.had_executors and (self.without_executors_seconds or 0) >= self.patience.executors_seconds:
-            self._give_up(f"Spark's executors have been gone for {self.patience.executors_seconds:g} s")
+        elif self.had_executors and (self.without_executors_seconds or 0) >= self.deadlines.executors_seconds:
+            self._give_up(f"Spark's executors have been gone for {self.deadlines.executors_seconds:g} s")
 
     def _give_up(self, why: str) -> None:
         with self._lock:
@@ -213,9 +213,9 @@ class JobWatch:
     """
 
     def __init__(
-        self, watched: DriverMonitor, group: str, on_done: Callable[[int], None], poll_seconds: float = POLL_SECONDS
+        self, monitor: DriverMonitor, group: str, on_done: Callable[[int], None], poll_seconds: float = POLL_SECONDS
     ) -> None:
-        self._watched = watched
+        self._watched = monitor
         self._group = group
         self._on_done = on_done
         self._poll_seconds = poll_seconds
@@ -235,18 +235,18 @@ class JobWatch:
         self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
-        watched = self._watched
+        monitor = self._watched
         while not self._ended.wait(self._poll_seconds):
             try:
-                check = watched.look(self._group)
+                check = monitor.look(self._group)
             except DriverTimeout:
                 return  # it is killed
             if check is not None and not self._ended.is_set():
                 self.is_waiting = check.is_waiting
                 with suppress(Exception):  # progress is for display: the terminal may be gone
                     self._on_done(check.ended)
-            if watched.given_up:
-                watched.cancel(self._group)
-                if not self._ended.wait(watched.patience.end_seconds):
-                    watched.kill()
+            if monitor.given_up:
+                monitor.cancel(self._group)
+                if not self._ended.wait(monitor.deadlines.end_seconds):
+                    monitor.kill()
                 return

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compactor.engines import spark
-from compactor.engines.driver_monitor import DriverMonitor, DriverTimeout, DriverTimeouts
+from compactor.engines.driver_monitor import DriverDeadlines, DriverMonitor, DriverTimeout
 from compactor.engines.jvm import Jvm
 from storage.errors import CompactorError, Misconfigured, Unavailable
 
@@ -31,10 +31,10 @@ class _Session:
     """A Spark session, and what is known of its driver."""
 
     session: Any
-    watched: DriverMonitor
+    monitor: DriverMonitor
 
     def engine(self) -> spark.SparkEngine:
-        return spark.SparkEngine(self.session, self.watched)
+        return spark.SparkEngine(self.session, self.monitor)
 
 
 class SparkEngines:
@@ -44,12 +44,12 @@ class SparkEngines:
         self,
         settings: spark.SparkSettings,
         say: Callable[[str], None] = lambda _: None,
-        patience: DriverTimeouts | None = None,
+        deadlines: DriverDeadlines | None = None,
     ) -> None:
         self._settings = settings
         self._say = say
-        self._patience = patience or DriverTimeouts()
-        self._waits_seconds = self._patience.executors_seconds
+        self._deadlines = deadlines or DriverDeadlines()
+        self._waits_seconds = self._deadlines.executors_seconds
         self._lock = threading.Lock()
         self._session: _Session | None = None
         self._starting: Jvm | None = None
@@ -61,11 +61,11 @@ class SparkEngines:
         """
         with self._lock:
             self._check_open()
-            if self._session is not None and (why := self._unusable(self._session.watched)):
+            if self._session is not None and (why := self._unusable(self._session.monitor)):
                 self._say(f"{why}: its session is closed, and another one opened")
                 self._end_session()
             if self._session is not None:
-                self._check_executors(self._session.watched)
+                self._check_executors(self._session.monitor)
                 return self._session.engine()
             self._starting = jvm = Jvm()
             try:
@@ -92,15 +92,15 @@ class SparkEngines:
 
     def _start(self, jvm: Jvm) -> spark.SparkEngine:
         opened = spark.open_session(self._settings, self._say, jvm)
-        self._session = _Session(opened, DriverMonitor(spark.SparkDriver(opened), self._patience))
+        self._session = _Session(opened, DriverMonitor(spark.SparkDriver(opened), self._deadlines))
         with suppress(DriverTimeout):
-            self._session.watched.look()
-        self._check_executors(self._session.watched)
+            self._session.monitor.look()
+        self._check_executors(self._session.monitor)
         engine = self._session.engine()
         with suppress(CompactorError):  # the first job says why
             engine.warm_up()
         self._check_open()
-        self._check_executors(self._session.watched)
+        self._check_executors(self._session.monitor)
         return engine
 
     def _check_open(self) -> None:
@@ -111,31 +111,31 @@ class SparkEngines:
 
     def _end_session(self) -> None:
         if self._session is not None:
-            spark.end_session(self._session.session, self._session.watched)
+            spark.end_session(self._session.session, self._session.monitor)
         self._session = None
 
-    def _check_executors(self, watched: DriverMonitor) -> None:
-        if watched.given_up:
-            raise Unavailable(watched.given_up, "another session is opened the next time")
-        if watched.without_executors_seconds is not None:
+    def _check_executors(self, monitor: DriverMonitor) -> None:
+        if monitor.given_up:
+            raise Unavailable(monitor.given_up, "another session is opened the next time")
+        if monitor.without_executors_seconds is not None:
             raise Unavailable(
                 f"Spark's master {self._settings.master} has given this service no executors",
                 "start workers, or see on its web page who has their cores",
             )
-        self._waits_seconds = self._patience.executors_seconds
+        self._waits_seconds = self._deadlines.executors_seconds
 
-    def _unusable(self, watched: DriverMonitor) -> str:
+    def _unusable(self, monitor: DriverMonitor) -> str:
         """Why another session has to be opened; empty: this one is good, or may yet be."""
         try:
-            check = watched.look()
+            check = monitor.look()
         except DriverTimeout:
-            return watched.given_up
+            return monitor.given_up
         if check is None:
             return "Spark's Java has died"
-        waited = watched.without_executors_seconds
-        if watched.given_up or waited is None or watched.jobs:
-            return watched.given_up
-        if watched.had_executors:
+        waited = monitor.without_executors_seconds
+        if monitor.given_up or waited is None or monitor.jobs:
+            return monitor.given_up
+        if monitor.had_executors:
             return "Spark has no executors any more"
         if waited < self._waits_seconds:
             return ""

@@ -21,7 +21,7 @@ from random import Random
 
 from compactor.engines.engine import Engines
 from compactor.scheduling.backlog import Backlogs
-from compactor.scheduling.due import CleanableTopics, Due, WorkerSlots, due, jobs, without
+from compactor.scheduling.due import Due, TopicsCheck, WorkerSlots, due, jobs, without
 from compactor.scheduling.leadership import RENEWALS, Leadership
 from compactor.scheduling.worker import Worker, WorkerSettings
 from storage.environment import Environment
@@ -79,7 +79,7 @@ class ControlLoop:
         self._led: int | None = None
         """The token of the leadership of the last check."""
         self._checked_at = 0
-        self.last_check: CleanableTopics | None = None
+        self.last_check: TopicsCheck | None = None
         """What the last check of all topics found, for metrics."""
         self._logged_policies: list[tuple[str, str, UnreadableStoredValue]] = []
         self._warm = False
@@ -208,7 +208,7 @@ class ControlLoop:
             if self._settings.automatic:
                 backlogs, controls = self._backlogs.of_all(self._environment.clock, self._rest), control.all()
                 self._due = due(backlogs, controls, now)
-                self.last_check = CleanableTopics.of(backlogs, controls, len(self._due), now, unreadable)
+                self.last_check = TopicsCheck.of(backlogs, controls, len(self._due), now, unreadable)
         self._begin()
 
     def _unreadable_policies(self) -> int:

@@ -51,7 +51,7 @@ class WorkerSlots:
 
 
 @dataclass(frozen=True)
-class CleanableTopics:
+class TopicsCheck:
     """What a check of all topics found, in the terms of Kafka's cleaner manager. Times in milliseconds.
 
     `topics`: those for which something can become due. `max_delay_ms`: by which the latest exceeds its maximum lag.
@@ -77,7 +77,7 @@ class CleanableTopics:
         due: int,
         now: int,
         unreadable_policies: int = 0,
-    ) -> CleanableTopics:
+    ) -> TopicsCheck:
         """From what was measured at `now`."""
         late = [
             now - backlog.triggers.max_lag_ms - backlog.oldest

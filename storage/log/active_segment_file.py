@@ -1,6 +1,6 @@
 """The file of an open segment in its writer's hands: lock, header, frames, flush, cut, and the two files that help.
 
-The process that has a `ActiveSegmentFile` has the lock (flock) on it: there is one on this machine, even if a process
+The process that has an `ActiveSegmentFile` has the lock (flock) on it: there is one on this machine, even if a process
 that lost the topic's lease in its sleep still lives. (A process that forks shares the lock with its child.) Not for
 several threads at once.
 

@@ -11,7 +11,7 @@ for a namespace or the broker concerns any number of topics, and creates none. N
 
 Each method is one transaction, may be called again, and may raise Unavailable and Misconfigured. A policy of a name
 that this version does not know is left alone and counts for nothing. A stored value that this version cannot read is
-Unreadable: it stops nothing, and is named (`unreadable`).
+UnreadableStoredValue: it stops nothing, and is named (`unreadable`).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class PolicyStore:
         }
 
     def settings(self, scope: str) -> dict[str, object]:
-        """What is set in that scope, by name; also Unreadable."""
+        """What is set in that scope, by name; also UnreadableStoredValue."""
         with self._database.read() as connection:
             return of_scopes(connection, [scope])[scope]
 
@@ -200,12 +200,12 @@ def put(connection: Connection, scope: str, values: Mapping[str, object]) -> Non
 
 
 def of_scopes(connection: Connection, scopes: Collection[str]) -> dict[str, dict[str, object]]:
-    """What is set, by scope and name, in the order of the policies' table; also Unreadable."""
+    """What is set, by scope and name, in the order of the policies' table; also UnreadableStoredValue."""
     return {scope: values_of(found) for scope, found in _stored(connection, scopes).items()}
 
 
 def values_of(stored: Mapping[str, object]) -> dict[str, object]:
-    """Values by name, or Unreadable, from those of one scope as JSON has them."""
+    """Values by name, or UnreadableStoredValue, from those of one scope as JSON has them."""
     return {name: policies.read(name, stored[name]) for name in policies.POLICIES if name in stored}
 
 

@@ -136,7 +136,7 @@ class SegmentStore(Store):
         with self._database.read() as connection:
             return open_of(connection, topic_id)
 
-    def tails(self, topic_ids: Sequence[int]) -> list[TopicActiveSegment]:
+    def active_segments(self, topic_ids: Sequence[int]) -> list[TopicActiveSegment]:
         """The topics and their open segments, in a few statements; a topic that was deleted is left out."""
         with self._database.read() as connection:
             found: list[TopicActiveSegment] = []

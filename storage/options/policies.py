@@ -354,7 +354,7 @@ def parse(name: str, given: object) -> tuple[str, object]:
 
 
 def read(name: str, stored: object) -> object:
-    """The stored value of a policy, or Unreadable."""
+    """The stored value of a policy, or UnreadableStoredValue."""
     try:
         return policy(name).kind.parse(name, stored)
     except InvalidInput as error:
@@ -367,7 +367,8 @@ def shown(name: str, value: object) -> object:
 
 
 def check(settings: Mapping[str, object]) -> None:
-    """Settings of one scope do not contradict each other; Unreadable ones contradict nothing. Raises InvalidInput."""
+    """Settings of one scope do not contradict each other; UnreadableStoredValue ones contradict nothing. Raises
+    InvalidInput."""
     lags = {name: settings[name] for name in (MIN_COMPACTION_LAG, MAX_COMPACTION_LAG) if name in settings}
     readable = {name: value for name, value in lags.items() if not isinstance(value, UnreadableStoredValue)}
     given: dict[str, Any] = {POLICIES[name].attribute: value for name, value in readable.items()}

@@ -115,7 +115,8 @@ def resolve(
     topic: Mapping[str, object],
     configured: Mapping[str, object] = _NONE,
 ) -> PolicyResolution:
-    """The policies of a topic, from what is set: values by name, as `policies.parse` gives them, or Unreadable."""
+    """The policies of a topic, from what is set: values by name, as `policies.parse` gives them, or
+    UnreadableStoredValue."""
     values: dict[str, Any] = {policy.name: policy.default for policy in POLICIES.values()}
     found = dict.fromkeys(POLICIES, Origin.DEFAULT)
     unreadable: dict[str, UnreadableSetting] = {}

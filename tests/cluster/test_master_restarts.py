@@ -16,14 +16,14 @@ pytestmark = pytest.mark.slow
 SERVICE = """
 import sys, threading
 from pathlib import Path
-from compactor.engines.driver_monitor import Patience
+from compactor.engines.driver_monitor import DriverDeadlines
 from compactor.engines.spark import SparkSettings
 from compactor.engines.shared_session import SparkEngines
 from storage.errors import CompactorError
 
 folder, master = Path(sys.argv[1]), sys.argv[2]
 settings = SparkSettings(folder / "spark.log", master, "512m")
-engines = SparkEngines(settings, lambda line: print("said:", line, flush=True), Patience(executors_seconds=5))
+engines = SparkEngines(settings, lambda line: print("said:", line, flush=True), DriverDeadlines(executors_seconds=5))
 
 def task(number):
     (folder / "running").touch()

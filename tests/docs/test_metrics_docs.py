@@ -18,7 +18,7 @@ from api.admin.compaction.runs import Scheduler
 from api.components import open_environment
 from api.observability.metrics import METRICS, AppendTotals, MetricDefinition, Metrics, Sources
 from api.settings.settings import Settings
-from compactor.scheduling.due import CleanableTopics
+from compactor.scheduling.due import TopicsCheck
 from tests.clocks import ManualClock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ def line(metric: MetricDefinition) -> str:
 
 @pytest.fixture(scope="module")
 def scrape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    check = CleanableTopics(
+    check = TopicsCheck(
         at=0, topics=1, due=1, dirty_bytes=1, max_dirty_ratio=0.5, max_delay_ms=1, uncleanable=0, uncleanable_bytes=0
     )
     sources = Sources(lambda: True, lambda: check, AppendTotals, lambda: "")

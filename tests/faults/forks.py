@@ -84,7 +84,7 @@ def live_in_child(live: Callable[[int], object], killed_after: float = math.inf)
     with os.fdopen(complaints) as file:
         error = file.read()
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    return number, written, f"it gave no sign for {HUNG_SECONDS} s" if hung else error
+    return number, written, f"it gave no sign for {HUNG_SECONDS} s {error}" if hung else error
 
 
 def serve(raise_child: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from api.admin.tenancy.bundles import RANGES, bundle_of
 from api.admin.topics.stats_models import NO_CONSUMER
-from api.admin.topics.stats_snapshot import StatsSnapshot, topic_counts
+from api.admin.topics.stats_snapshot import StatsSnapshot, stats_snapshot
 from api.http.access import Action
 from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
@@ -35,11 +35,11 @@ router = Routes("brokers", "/admin/v2/broker-stats")
 )
 async def get_broker_topics(parts: Parts, request: Request) -> Response:
     """Stats of every topic, by namespace and bundle. A topic whose stats cannot be read is left out, and logged."""
-    written = parts.pools[WaitsFor.LOG].each(_written(parts, request.app.state.seldom))
+    written = parts.pools[WaitsFor.LOG].each(_written(parts, request.app.state.log_throttle))
     return StreamingResponse(written, media_type="application/json")
 
 
-def _written(parts: Service, seldom: LogThrottle) -> Generator[str, None, None]:
+def _written(parts: Service, log_throttle: LogThrottle) -> Generator[str, None, None]:
     yield "{"
     between = ""
     for namespace in _namespaces(parts):
@@ -49,22 +49,22 @@ def _written(parts: Service, seldom: LogThrottle) -> Generator[str, None, None]:
         if not by_bundle:
             continue
         yield f"{between}{json.dumps(namespace)}:{{"
-        yield from _bundles(parts, seldom, by_bundle)
+        yield from _bundles(parts, log_throttle, by_bundle)
         yield "}"
         between = ","
     yield "}"
 
 
-def _bundles(parts: Service, seldom: LogThrottle, by_bundle: dict[str, list[TopicName]]) -> Iterator[str]:
+def _bundles(parts: Service, log_throttle: LogThrottle, by_bundle: dict[str, list[TopicName]]) -> Iterator[str]:
     for number, bundle in enumerate(item for item in RANGES if item in by_bundle):
         yield f'{"," if number else ""}{json.dumps(bundle)}:{{"persistent":{{'
         between = ""
         for name in by_bundle[bundle]:
             try:
-                found = topic_counts(parts, name)
+                found = stats_snapshot(parts, name)
             except CompactorError as error:  # the answer has begun
                 reason = f"{name} is left out of the stats of all topics: {error}"
-                seldom.warn(reason, f"{type(error).__name__} in stats of all topics")
+                log_throttle.warn(reason, f"{type(error).__name__} in stats of all topics")
                 continue
             if found is not None:  # it may have been deleted meanwhile
                 yield f"{between}{json.dumps(str(name))}:{json.dumps(_stats(found))}"

@@ -59,7 +59,7 @@ class NotOffered:
         return REFUSAL.format(self.what)
 
     def answer(self, verb: str) -> Response:
-        """Raises Problem (405)."""
+        """Raises RestException (405)."""
         found = self.answers[verb]
         if isinstance(found, str):
             offered = sorted(name for name, answer in self.answers.items() if not isinstance(answer, str))
@@ -244,7 +244,7 @@ ROWS: tuple[NotOffered, ...] = (
 
 
 def check_no_shadow(properties: Mapping[str, str]) -> None:
-    """Raises Problem (405) for the properties of a topic that is to be another one's shadow."""
+    """Raises RestException (405) for the properties of a topic that is to be another one's shadow."""
     if SHADOW_SOURCE in properties:
         raise RestException(405, REFUSAL.format("shadow topics"))
 
@@ -276,13 +276,13 @@ def _of_service(row: NotOffered) -> Callable[..., Response]:
 
 
 def _may_change(request: Request, action: Action) -> None:
-    """Raises Problem (403) unless the request only reads, or its caller may do this."""
+    """Raises RestException (403) unless the request only reads, or its caller may do this."""
     if request.method != "GET":
         require_here(request, action)
 
 
 def _check_cluster(parts: Service, request: Request) -> None:
-    """Raises Problem (404)."""
+    """Raises RestException (404)."""
     if request.path_params.get("cluster", parts.settings.cluster_name) != parts.settings.cluster_name:
         raise RestException(404, "Cluster does not exist")
 

@@ -71,7 +71,7 @@ def _id_of(entry: list[dict[str, Any]]) -> tuple[int, int]:
 
 
 def refuse_far(number: int) -> None:
-    """Raises Problem (412) for the number of an entry that would be counted to for too long."""
+    """Raises RestException (412) for the number of an entry that would be counted to for too long."""
     if number > MOST_ENTRIES:
         raise RestException(
             412, f"entries are counted to {MOST_ENTRIES} at most: read from a place, at …/messages?start="
@@ -79,7 +79,7 @@ def refuse_far(number: int) -> None:
 
 
 def entry_of(topic: Topic, ledger_id: int, entry_id: int) -> Response:
-    """The entry of that id. Raises Problem (404)."""
+    """The entry of that id. Raises RestException (404)."""
     try:
         found = next(entries(topic, MessageId(ledger_id, entry_id), OffsetReset.FAIL), None)
     except OffsetOutOfRange as error:

@@ -108,7 +108,7 @@ async def produce_to_partition(
 
 
 def _records(parts: Service, name: TopicName) -> list[TopicRecord | None]:
-    """The topic, or the partitions by their number; None: that one was deleted by itself. Raises Problem (404).
+    """The topic, or the partitions by their number; None: that one was deleted by itself. Raises RestException (404).
 
     Raises NotTheOwner for a topic that another service writes, before the body is read: it goes there as it comes. A
     key's partition is found by the number of all, or its messages would be in two.
@@ -123,7 +123,7 @@ def _records(parts: Service, name: TopicName) -> list[TopicRecord | None]:
 
 
 def _alone(parts: Service, name: TopicName) -> list[TopicRecord | None]:
-    """The topic, or partition. Raises NotTheOwner, Problem."""
+    """The topic, or partition. Raises NotTheOwner, RestException."""
     record = resolve.topic(parts, name)
     _check_here(parts, record)
     return [record]
@@ -174,14 +174,14 @@ def _answered(results: Sequence[ProducerAck | None]) -> Response:
 
 
 def _check_here(parts: Service, record: TopicRecord) -> None:
-    """Raises NotTheOwner, Problem or StorageFull, unless this service writes the topic or may try to."""
+    """Raises NotTheOwner, RestException or StorageFull, unless this service writes the topic or may try to."""
     if not parts.producers.is_open(record):
         parts.forwarding.for_writing(record)
     parts.environment.log.check_room()
 
 
 def _check_quota(parts: Service, record: TopicRecord) -> None:
-    """Raises Problem (409, 503) while the topic's backlog is over a quota that keeps producers from it."""
+    """Raises RestException (409, 503) while the topic's backlog is over a quota that keeps producers from it."""
     over = parts.maintenance.maintenance.over_quota.get(record.id)
     if over is not None:
         again = {"Retry-After": str(QUOTA_CHECK_MS // 1000)} if over.action == HOLD else None
@@ -248,7 +248,7 @@ def _forwarded_body(messages: Sequence[NewMessage]) -> bytes:
 
 
 def _target(parts: Service, message: NewMessage, records: Sequence[TopicRecord | None]) -> int:
-    """Which of `records`. Without a key it is the turn of those that are there. Raises Problem (400)."""
+    """Which of `records`. Without a key it is the turn of those that are there. Raises RestException (400)."""
     partitions = len(records)
     if message.partition is not None:
         if message.partition >= partitions:

@@ -88,8 +88,8 @@ class NewMessage:
 
 
 def parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncoding, most: int) -> list[NewMessage]:
-    """The messages of a body, at most that many. Raises Problem 400, 413 or 415, InvalidRecord; nothing is appended
-    then.
+    """The messages of a body, at most that many. Raises RestException 400, 413 or 415, InvalidRecord; nothing is
+    appended then.
 
     Runs in a thread.
     """

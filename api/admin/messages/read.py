@@ -138,7 +138,7 @@ async def read_messages(
 
 
 def _opened(parts: Service, name: TopicName, state: ContinuationToken) -> OpenTopic:
-    """The topic, if this service can read it from there. Raises Problem, NotTheOwner, OffsetOutOfRange."""
+    """The topic, if this service can read it from there. Raises RestException, NotTheOwner, OffsetOutOfRange."""
     if parts.environment.metadata.partitions.find(name) is not None:
         raise RestException(405, f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on")
     parts.forwarding.for_reading(resolve.topic(parts, name), state.start)

@@ -57,7 +57,7 @@ class BacklogQuota(PulsarBody):
     policy: Annotated[OverQuotaAction, Field(strict=False)]
 
     def limit_of(self, kind: QuotaType) -> int:
-        """Raises Problem (412) if the limit of that kind is not given."""
+        """Raises RestException (412) if the limit of that kind is not given."""
         if kind is QuotaType.AGE:
             name, found = "limitTime", self.limit_time
         else:
@@ -135,7 +135,7 @@ def applied_quotas(held: TopicPolicies) -> Quotas:
 
 
 def quota_values(kind: QuotaType, quota: BacklogQuota) -> dict[str, object]:
-    """The policies to set. Raises Problem (412)."""
+    """The policies to set. Raises RestException (412)."""
     return {kind.policy: quota.limit_of(kind), f"{kind.policy}.action": quota.policy}
 
 

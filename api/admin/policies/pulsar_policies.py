@@ -53,8 +53,8 @@ Values = Mapping[str, object]
 class PulsarPolicy:
     """What a call gets and sets. `names`: the policies that are removed together; `set_in`: the value that the settings
     of one scope are, or None; `applied`: the value that holds; `values`: the policies to set for a value, raises
-    Problem (412); `answer`: how OpenAPI describes the answer of GET; `read`: the default of a route's parameter that is
-    the value to set; `options`: of that route."""
+    RestException (412); `answer`: how OpenAPI describes the answer of GET; `read`: the default of a route's parameter
+    that is the value to set; `options`: of that route."""
 
     names: tuple[str, ...]
     set_in: Callable[[Values], Any]
@@ -144,7 +144,7 @@ def applied_retention(resolved: PolicyResolution) -> dict[str, int]:
 
 
 def retention_values(retention: RetentionPolicies) -> dict[str, object]:
-    """The policies to set. Raises Problem (412) for a retention that a broker refuses."""
+    """The policies to set. Raises RestException (412) for a retention that a broker refuses."""
     time, size = retention.retention_time_in_minutes, retention.retention_size_in_mb
     for what, value in (("size", size), ("time", time)):
         if value < -1:

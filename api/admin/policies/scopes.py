@@ -30,7 +30,7 @@ class PolicyScope:
     namespace: str | None = None
 
     def keys(self, service: Service) -> list[str]:
-        """The keys of PolicyStore under which its policies are stored, at least one. Raises Problem: 404, 412."""
+        """The keys of PolicyStore under which its policies are stored, at least one. Raises RestException: 404, 412."""
         if self.topic is not None:
             return list(map(topic_scope, resolve.with_policies(service, self.topic)))
         if self.namespace is None:
@@ -40,18 +40,18 @@ class PolicyScope:
 
     def resolved(self, service: Service) -> PolicyResolution:
         """The policies that hold in it, wherever they are set: for a topic, or for one that sets nothing. Raises
-        Problem: 404, 412."""
+        RestException: 404, 412."""
         store = service.environment.metadata.policies
         if self.topic is not None:
             return store.resolved(resolve.with_policies(service, self.topic)[0])
         return store.resolved_around(self.keys(service)[0])
 
     def settings(self, service: Service) -> dict[str, object]:
-        """What the scope itself sets, by name; also Unreadable. Raises Problem: 404, 412."""
+        """What the scope itself sets, by name; also UnreadableStoredValue. Raises RestException: 404, 412."""
         return service.environment.metadata.policies.settings(self.keys(service)[0])
 
     def change(self, service: Service, values: Mapping[str, object], removed: Collection[str] | None = ()) -> None:
-        """As PolicyStore.change, under all its keys. Raises Problem: 404, 412."""
+        """As PolicyStore.change, under all its keys. Raises RestException: 404, 412."""
         service.environment.metadata.policies.change(self.keys(service), values, removed)
 
 

@@ -203,7 +203,8 @@ def _subscriptions(parts: Service, record: TopicRecord, wanted: str | None) -> l
 
 
 def _no_compaction(subscription: str) -> str:
-    """The name of a subscription in a path. Raises Problem (412) for `__compaction`: it is a topic's horizon (A4)."""
+    """The name of a subscription in a path. Raises RestException (412) for `__compaction`: it is a topic's horizon
+    (A4)."""
     name = decoded(subscription)
     if name == COMPACTION_CURSOR:
         raise RestException(

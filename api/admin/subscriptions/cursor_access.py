@@ -105,7 +105,7 @@ class OwnedCursor:
 
 
 def subscription_of(record: TopicRecord, name: str) -> AbstractContextManager[None]:
-    """Inside it, NotFound becomes a Problem (404) in a broker's words."""
+    """Inside it, NotFound becomes a RestException (404) in a broker's words."""
     return reported_as(f"Subscription {name} not found for topic {record.name}")
 
 
@@ -170,7 +170,7 @@ def place_of(body: ResetCursorData | str | None) -> ResetCursorData | MessageId:
 
 async def changes_it(request: Request, subscription: Subscription, force: bool = False) -> None:
     """A route's dependency, behind `allowed(Action.CONSUME)`: `__compaction` is no consumer's. With it goes the
-    compacted ledger, and what is trimmed of raw is lost with that, if forced. Raises Problem (403)."""
+    compacted ledger, and what is trimmed of raw is lost with that, if forced. Raises RestException (403)."""
     if decoded(subscription) == COMPACTION_CURSOR:
         action = Action.ADMIN if force else Action.COMPACT
         await pools_of(request)[WaitsFor.DATABASE].run(require_here, request, action)

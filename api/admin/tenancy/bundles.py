@@ -30,7 +30,7 @@ def bundle_of(topic: TopicName) -> str:
 
 
 def check_bundle(bundle: str) -> str:
-    """The name of a bundle in a path. Raises Problem (412) for one that no namespace has."""
+    """The name of a bundle in a path. Raises RestException (412) for one that no namespace has."""
     name = decoded(bundle)
     if name not in RANGES:
         raise RestException(412, f"Invalid bundle range: {name}: a namespace has {', '.join(RANGES)}")

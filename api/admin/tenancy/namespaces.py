@@ -141,7 +141,7 @@ def unload_namespace_bundle(parts: Parts, namespace: Namespace, bundle: str) -> 
 
 
 def _initial_policies(given: Mapping[str, Any]) -> _InitialPolicies:
-    """Raises Problem 400."""
+    """Raises RestException 400."""
     try:
         return _InitialPolicies.model_validate(
             {name: given[name] for name in _InitialPolicies.model_fields if name in given}
@@ -151,7 +151,7 @@ def _initial_policies(given: Mapping[str, Any]) -> _InitialPolicies:
 
 
 def _values(initial: _InitialPolicies) -> dict[str, object]:
-    """The policies to set, by name. Raises Problem (412)."""
+    """The policies to set, by name. Raises RestException (412)."""
     values: dict[str, object] = {}
     if initial.retention_policies is not None:
         values |= retention_values(initial.retention_policies)

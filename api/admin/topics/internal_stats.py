@@ -16,7 +16,7 @@ from api.admin.topics.stats_models import (
     TopicInternalInfo,
     TopicInternalStats,
 )
-from api.admin.topics.stats_snapshot import EntryPosition, StatsSnapshot, topic_counts
+from api.admin.topics.stats_snapshot import EntryPosition, StatsSnapshot, stats_snapshot
 from api.http.access import ANY_USE
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.router import Routes
@@ -131,5 +131,5 @@ def _numbers(record: CursorRecord) -> dict[str, int]:
 
 
 def _partitions(parts: Service, whole: PartitionedTopic) -> dict[str, StatsSnapshot]:
-    found = {str(name): topic_counts(parts, name, lines=True) for name in resolve.partition_names(whole)}
+    found = {str(name): stats_snapshot(parts, name, lines=True) for name in resolve.partition_names(whole)}
     return {name: counts for name, counts in found.items() if counts is not None}

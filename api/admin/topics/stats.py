@@ -20,7 +20,7 @@ from api.admin.topics.stats_models import (
     SubscriptionStats,
     TopicStats,
 )
-from api.admin.topics.stats_snapshot import StatsSnapshot, compaction_stats, topic_counts
+from api.admin.topics.stats_snapshot import StatsSnapshot, compaction_stats, stats_snapshot
 from api.http.access import ANY_USE
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException
@@ -73,7 +73,7 @@ def get_partitioned_stats(
     policies: TopicPolicies | None = None
     each = {}
     for name in resolve.partition_names(whole):
-        found = topic_counts(parts, name, precise=precise)
+        found = stats_snapshot(parts, name, precise=precise)
         if found is not None:
             # What is set is set for the whole, so the first partition's are those of all.
             policies = policies or parts.environment.metadata.policies.effective(found.stats.topic)
@@ -109,13 +109,13 @@ def get_backlog(parts: Parts, request: Request, topic: Topic) -> OfflineTopicSta
 
 def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, precise: bool = False) -> StatsSnapshot:
     """404 in the words of a broker; for a partitioned topic it names the calls to use instead."""
-    found = topic_counts(parts, topic, lines=lines, precise=precise)
+    found = stats_snapshot(parts, topic, lines=lines, precise=precise)
     if found is None:
-        problem = resolve.not_found(parts, topic)
+        error = resolve.not_found(parts, topic)
         if parts.environment.metadata.partitions.find(topic) is not None:
             whole = "it is a partitioned topic, ask for partitioned-stats or partitioned-internalStats"
-            raise RestException(404, f"{problem.detail}: {whole}")
-        raise problem
+            raise RestException(404, f"{error.detail}: {whole}")
+        raise error
     return found
 
 

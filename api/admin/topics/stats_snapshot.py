@@ -124,7 +124,7 @@ class StatsSnapshot:
         return (self.active.entries, self.active.size) if self.active else (0, 0)
 
 
-def topic_counts(
+def stats_snapshot(
     parts: Service, name: TopicName, *, lines: bool = False, precise: bool = False
 ) -> StatsSnapshot | None:
     """None: there is no such topic."""

@@ -1,6 +1,6 @@
 """Durations, sizes and pairs as they are typed: `90`, `90s`, `10m`, `30d` are milliseconds; `4096`, `128M` are bytes.
 
-A bare duration is seconds, as in Pulsar's tools. All raise InvalidInput, which names the option.
+A bare duration is seconds, as in Pulsar's tools. All raise InvalidInput; for durations and sizes it names the option.
 """
 
 from __future__ import annotations

@@ -284,14 +284,14 @@ def test_a_topic_whose_figures_cannot_be_had_is_left_out_of_all_stats_and_logged
 ) -> None:
     other = RestTopic(served, f"{rest_topic.local}-other")
     assert other.ask("PUT").status_code == 204
-    of_one = broker_stats.topic_counts
+    of_one = broker_stats.stats_snapshot
 
     def away(parts: Any, name: TopicName) -> Any:
         if str(name) == rest_topic.name:
             raise Misconfigured("log.uid holds nonsense", "restore it")
         return of_one(parts, name)
 
-    monkeypatch.setattr(broker_stats, "topic_counts", away)
+    monkeypatch.setattr(broker_stats, "stats_snapshot", away)
     found = served.ask("GET", f"{ADMIN}/broker-stats/topics").json()
     assert other.name in json.dumps(found)
     assert f'"{rest_topic.name}"' not in json.dumps(found)

@@ -216,7 +216,7 @@ def test_an_error_of_one_message_does_not_name_where_the_store_is(
         raise StorageFull("the file /var/lib/log/0.log in file:///srv/store cannot be written", "free space")
 
     monkeypatch.setattr("api.admin.messages.produce._appended", fails)
-    monkeypatch.setattr(cast(Any, served.client.app).state.seldom, "_at", {})  # it has logged none like it
+    monkeypatch.setattr(cast(Any, served.client.app).state.log_throttle, "_at", {})  # it has logged none like it
     (ack,) = RestTopic(served, "elsewhere").produce({"key": "k", "payload": "1"})
     assert (ack["errorCode"], "/srv" in ack["errorMsg"], "/var" in ack["errorMsg"]) == (1, False, False)
     assert "has no space left" in ack["errorMsg"]

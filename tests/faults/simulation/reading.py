@@ -27,7 +27,7 @@ from tests.faults.simulation.world import World
 
 
 @dataclass(frozen=True)
-class GroupStatus:
+class ReadSnapshot:
     """A snapshot that a compacted reader took, with the compacted ledger that it pinned.
 
     And how many messages it had been given then, the topic's life, where it ended, and where its raw messages began. A
@@ -64,7 +64,7 @@ class Reading:
     source: Iterator[Message]
     page: int | None
     given: list[Message] = field(default_factory=list)
-    looks: list[GroupStatus] = field(default_factory=list)
+    snapshots: list[ReadSnapshot] = field(default_factory=list)
 
     def __str__(self) -> str:
         kind = ("compacted" if self.compacted else "raw") + (f" (pages of {self.page})" if self.page else "")
@@ -119,8 +119,8 @@ class Readers:
         process, model = reading.process, reading.model
 
         def note(snapshot: TopicSnapshot) -> None:
-            reading.looks.append(
-                GroupStatus(len(reading.given), snapshot, model.life, len(model.everything), model.first)
+            reading.snapshots.append(
+                ReadSnapshot(len(reading.given), snapshot, model.life, len(model.everything), model.first)
             )
 
         process.on_pin = note
@@ -129,7 +129,7 @@ class Readers:
                 self._take(reading, next(reading.source))
         except StopIteration:
             self.open.remove(reading)
-            self._world.note(f"  ended with {len(reading.given)}, {len(reading.looks)} looks")
+            self._world.note(f"  ended with {len(reading.given)}, {len(reading.snapshots)} snapshots")
             self._check(reading, complete=True)
         except CompactorError as error:
             self.open.remove(reading)
@@ -137,11 +137,11 @@ class Readers:
             self._world.happened.add(f"reader {type(error).__name__}")
             self._check_error(reading, error)
             if isinstance(error, StateMayBeStale):
-                reading.looks.pop()
+                reading.snapshots.pop()
             self._check(reading, complete=False)
         finally:
             process.on_pin = None
-        if len({check.ledger for check in reading.looks}) > 1:
+        if len({check.ledger for check in reading.snapshots}) > 1:
             self._world.happened.add("reader moved")
 
     def _take(self, reading: Reading, message: Message) -> None:
@@ -159,12 +159,12 @@ class Readers:
     def _check_error(self, reading: Reading, error: CompactorError) -> None:
         faulty = reading.process.faults > reading.faults
         if isinstance(error, StateMayBeStale):
-            require(len(reading.looks) > 1 and bool(reading.given), f"{reading} lost no generation: {error}")
-            check, model, behind = reading.looks[-1], reading.model, reading.given[-1].offset
+            require(len(reading.snapshots) > 1 and bool(reading.given), f"{reading} lost no generation: {error}")
+            check, model, behind = reading.snapshots[-1], reading.model, reading.given[-1].offset
             require(check.first > behind + 1, f"{reading} could continue raw: {error}")
             if check.ledger is None or check.first > max(behind, model.horizons[check.ledger]) + 1:
                 return  # a gap that no compacted ledger replaces
-            seen = [item.ledger for item in reading.looks]
+            seen = [item.ledger for item in reading.snapshots]
             orders = {item is not None and model.policies[item].event_time_order for item in seen}
             state = model.states[check.ledger]
             hides = model.hides_compacted and check.start > behind + 1  # what was trimmed there may have been newer
@@ -187,11 +187,11 @@ class Readers:
             self._equal(reading, reading.given, expected, reading.end if complete else 0)
             return
         complete_to, inside = -1, None
-        begins: GroupStatus | None = None
-        counts = [check.count for check in reading.looks]
-        for number, check in enumerate(reading.looks):
+        begins: ReadSnapshot | None = None
+        counts = [check.count for check in reading.snapshots]
+        for number, check in enumerate(reading.snapshots):
             count, ledger, first = counts[number], check.ledger, check.first
-            last = number == len(reading.looks) - 1
+            last = number == len(reading.snapshots) - 1
             behind = reading.given[count - 1].offset if count else -1
             raw_lasts = bool(count) and ledger != inside and first <= behind + 1
             # What was trimmed before it began is not missed by a later page either.
@@ -228,12 +228,12 @@ class Readers:
         extra = [m.offset for m in given if m not in expected]
         raise Violation(f"{reading} missed offsets {missed if end else '…'} and was given {extra} too many")
 
-    def _check_promises(self, reading: Reading, begins: GroupStatus) -> None:
+    def _check_promises(self, reading: Reading, begins: ReadSnapshot) -> None:
         """R7, whatever way it took. What was trimmed by force before it began, and no run had seen, no reader knows."""
         model = reading.model
-        check = reading.looks[-1]
+        check = reading.snapshots[-1]
         everything = model.everything[: max(check.end, reading.given[-1].offset + 1 if reading.given else 0)]
-        if reading.looks[0].life == check.life:
+        if reading.snapshots[0].life == check.life:
             given = {message.offset for message in reading.given}
             live = model.at_or_after(check.ledger, len(everything), EARLIEST, first=model.first, hidden_to=model.start)
             newest = {message.key: message for message in live if message.key is not None}

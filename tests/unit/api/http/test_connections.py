@@ -94,12 +94,12 @@ async def test_where_no_descriptor_is_left_accepting_rests_and_says_so_once(
 
 def test_what_is_logged_seldom_says_how_often_it_was(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
-    seldom = seldom_of(clock)
+    log_throttle = seldom_of(clock)
     for _ in range(3):
-        seldom.warn("this")
-    seldom.warn("that")
+        log_throttle.warn("this")
+    log_throttle.warn("that")
     clock.advance(SELDOM_MS)
-    seldom.warn("this")
+    log_throttle.warn("this")
     assert [record.message for record in caplog.records] == [
         "this",
         "that",
@@ -134,10 +134,12 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 @asynccontextmanager
 async def served(
-    settings: Settings, seldom: LogThrottle
+    settings: Settings, log_throttle: LogThrottle
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a server of `echo`."""
-    config = uvicorn.Config(echo, http=deadline_protocol(settings, seldom), log_config=None, ws="none", lifespan="off")
+    config = uvicorn.Config(
+        echo, http=deadline_protocol(settings, log_throttle), log_config=None, ws="none", lifespan="off"
+    )
     config.load()
     state = ServerState()
     server = await asyncio.get_running_loop().create_server(
@@ -187,9 +189,9 @@ async def test_a_request_in_time_is_answered_and_so_is_the_next_one() -> None:
 @in_event_loop
 async def test_what_is_no_http_is_refused_in_words_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.filtering(type("F", (logging.Filter,), {"filter": staticmethod(connections.without_repeats)})()):
-        seldom = seldom_of(ManualClock())
+        log_throttle = seldom_of(ManualClock())
         for _ in range(3):
-            async with served(Settings(), seldom) as (reader, writer):
+            async with served(Settings(), log_throttle) as (reader, writer):
                 writer.write(b"\x16\x03\x01\r\n\r\n")
                 answer = await reader.read()
                 assert (answer.startswith(b"HTTP/1.1 400 "), b'{"reason": "this is no HTTP' in answer) == (True, True)

@@ -59,7 +59,7 @@ async def test_reads_that_wait_share_a_look_and_are_woken_by_what_comes_to_their
 ) -> None:
     polls = polls_of(bench)
     topics = [bench.topic("t"), bench.topic("other")]
-    looks = threads_of(monkeypatch, bench.metadata.segments, "tails")
+    looks = threads_of(monkeypatch, bench.metadata.segments, "active_segments")
     files = threads_of(monkeypatch, long_polls, "unsealed_end")
     many = [polls.changes(topics[0].record.id, FAR_MS, here) for _ in range(100)]
     other = polls.changes(topics[1].record.id, FAR_MS, here)
@@ -96,7 +96,7 @@ async def test_a_deleted_topic_and_a_database_that_is_away_wake_who_waits(
     await anext(changes)
     bench.metadata.tenancy.delete_topic(topic)
     await anext(changes)
-    monkeypatch.setattr(bench.metadata.segments, "tails", away)
+    monkeypatch.setattr(bench.metadata.segments, "active_segments", away)
     await anext(changes)  # the read finds out by itself
 
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.observability.metrics import REFRESH_MS, AppendTotals, Metrics, Sources
 from api.observability.run_totals import LATE_LOOKS
-from compactor.scheduling.due import CleanableTopics
+from compactor.scheduling.due import TopicsCheck
 from storage.errors import Unavailable
 from storage.metadata.metrics_store import MetricsStore, RunSummary, ServiceCounts
 from storage.metadata.records import RunState
@@ -190,7 +190,7 @@ def test_what_waits_is_paused_or_fails() -> None:
 
 
 def test_only_the_leader_tells_what_its_last_look_saw() -> None:
-    check = CleanableTopics(
+    check = TopicsCheck(
         at=NOW - 2000,
         topics=9,
         due=3,

@@ -9,10 +9,10 @@ import pytest
 
 from compactor.engines.driver_monitor import (
     DriverCaller,
+    DriverDeadlines,
     DriverMonitor,
     DriverStatus,
     DriverTimeout,
-    DriverTimeouts,
     JobWatch,
 )
 
@@ -67,54 +67,56 @@ class StoppedDriver(FakeDriver):
         raise ConnectionResetError
 
 
-def wait_for_job(driver: FakeDriver, watched: DriverMonitor, on_done: Callable[[int], None] = lambda _: None) -> None:
+def wait_for_job(driver: FakeDriver, monitor: DriverMonitor, on_done: Callable[[int], None] = lambda _: None) -> None:
     """As a thread that waits for its job until the watch has ended it."""
-    with JobWatch(watched, "job", on_done, poll_seconds=0):
+    with JobWatch(monitor, "job", on_done, poll_seconds=0):
         assert driver.ended.wait(HOLD_SECONDS)
 
 
 def test_a_driver_that_does_not_answer_is_killed() -> None:
     driver = StoppedDriver([], obeys="kill")
-    watched = DriverMonitor(driver, DriverTimeouts(answer_seconds=0))
-    wait_for_job(driver, watched)
+    monitor = DriverMonitor(driver, DriverDeadlines(answer_seconds=0))
+    wait_for_job(driver, monitor)
     assert driver.done == ["kill"]
-    assert watched.given_up == "Spark's driver has not answered for 0 s"
+    assert monitor.given_up == "Spark's driver has not answered for 0 s"
     with pytest.raises(DriverTimeout):
-        DriverMonitor(StoppedDriver([], obeys="kill"), DriverTimeouts(answer_seconds=0)).ask(threading.Event().wait)
+        DriverMonitor(StoppedDriver([], obeys="kill"), DriverDeadlines(answer_seconds=0)).ask(threading.Event().wait)
 
 
 def test_a_job_whose_executors_are_gone_for_long_is_cancelled() -> None:
     driver, time = FakeDriver([FINE, FINE, ALONE]), Time(step=1.0)
-    watched = DriverMonitor(driver, DriverTimeouts(executors_seconds=50.0), time)
+    monitor = DriverMonitor(driver, DriverDeadlines(executors_seconds=50.0), time)
     result: list[int] = []
-    wait_for_job(driver, watched, result.append)
+    wait_for_job(driver, monitor, result.append)
     assert time.now >= 50
     assert result[:2] == [1, 1]
     assert driver.done == ["cancel job"]
-    assert watched.given_up == "Spark's executors have been gone for 50 s"
-    assert watched.had_executors
+    assert monitor.given_up == "Spark's executors have been gone for 50 s"
+    assert monitor.had_executors
 
 
 def test_executors_that_come_back_in_time_are_no_reason() -> None:
     time = Time()
-    watched = DriverMonitor(FakeDriver([FINE, ALONE, FINE, ALONE, ALONE]), DriverTimeouts(executors_seconds=50.0), time)
+    monitor = DriverMonitor(
+        FakeDriver([FINE, ALONE, FINE, ALONE, ALONE]), DriverDeadlines(executors_seconds=50.0), time
+    )
     for seconds, without in ((0, None), (49, 0), (49, None), (0, 0), (49, 49)):
         time.now += seconds
-        watched.look()
-        assert watched.without_executors_seconds == without
-    assert watched.given_up == ""
+        monitor.look()
+        assert monitor.without_executors_seconds == without
+    assert monitor.given_up == ""
     time.now += 1
-    watched.look()
-    assert watched.given_up == "Spark's executors have been gone for 50 s"
+    monitor.look()
+    assert monitor.given_up == "Spark's executors have been gone for 50 s"
 
 
 def test_an_application_that_never_had_executors_waits_for_them() -> None:
     time = Time()
-    watched = DriverMonitor(FakeDriver([ALONE]), DriverTimeouts(executors_seconds=50.0), time)
+    monitor = DriverMonitor(FakeDriver([ALONE]), DriverDeadlines(executors_seconds=50.0), time)
     for _ in range(3):
-        watched.look()
+        monitor.look()
         time.now += 100
-    assert (watched.given_up, watched.without_executors_seconds) == ("", 300)
+    assert (monitor.given_up, monitor.without_executors_seconds) == ("", 300)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +128,9 @@ def test_an_application_that_never_had_executors_waits_for_them() -> None:
 )
 def test_a_job_that_does_not_end_when_it_is_cancelled_is_killed(says: list[DriverStatus | Exception], why: str) -> None:
     driver = FakeDriver(says, obeys="kill")
-    watched = DriverMonitor(driver, DriverTimeouts(answer_seconds=60.0, end_seconds=0.0), Time(step=10.0))
-    wait_for_job(driver, watched)
-    assert ("kill" in driver.done, watched.given_up) == (True, why)
+    monitor = DriverMonitor(driver, DriverDeadlines(answer_seconds=60.0, end_seconds=0.0), Time(step=10.0))
+    wait_for_job(driver, monitor)
+    assert ("kill" in driver.done, monitor.given_up) == (True, why)
 
 
 def test_progress_that_cannot_be_shown_ends_nothing() -> None:
@@ -138,11 +140,11 @@ def test_progress_that_cannot_be_shown_ends_nothing() -> None:
         shown.set()
         raise BrokenPipeError
 
-    watched = DriverMonitor(driver)
-    with JobWatch(watched, "job", show, poll_seconds=0):
+    monitor = DriverMonitor(driver)
+    with JobWatch(monitor, "job", show, poll_seconds=0):
         assert shown.wait(HOLD_SECONDS)
-        assert watched.jobs == 1
-    assert (watched.jobs, watched.given_up, driver.done) == (0, "", [])
+        assert monitor.jobs == 1
+    assert (monitor.jobs, monitor.given_up, driver.done) == (0, "", [])
 
 
 def test_what_a_call_raises_is_raised_where_it_was_asked() -> None:
@@ -161,16 +163,16 @@ def test_what_a_call_raises_is_raised_where_it_was_asked() -> None:
 
 def test_a_job_that_begins_after_a_long_pause_is_not_given_up_at_the_first_error() -> None:
     time = Time()
-    watched = DriverMonitor(FakeDriver([ConnectionRefusedError()]), DriverTimeouts(answer_seconds=60.0), time)
+    monitor = DriverMonitor(FakeDriver([ConnectionRefusedError()]), DriverDeadlines(answer_seconds=60.0), time)
     time.now += 3600
-    watched.begun()
-    assert (watched.look(), watched.given_up) == (None, "")
+    monitor.begun()
+    assert (monitor.look(), monitor.given_up) == (None, "")
 
 
 @pytest.mark.parametrize("is_waiting", [True, False])
 def test_a_watch_knows_whether_its_job_waits_for_cores(is_waiting: bool) -> None:
-    watched = DriverMonitor(FakeDriver([DriverStatus(stopped=False, executors=2, is_waiting=is_waiting)]))
+    monitor = DriverMonitor(FakeDriver([DriverStatus(stopped=False, executors=2, is_waiting=is_waiting)]))
     check = threading.Event()
-    with JobWatch(watched, "job", lambda _: check.set(), poll_seconds=0) as watch:
+    with JobWatch(monitor, "job", lambda _: check.set(), poll_seconds=0) as watch:
         assert check.wait(HOLD_SECONDS)
         assert watch.is_waiting is is_waiting

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compactor.engines import spark
-from compactor.engines.driver_monitor import DriverMonitor, DriverStatus, DriverTimeouts
+from compactor.engines.driver_monitor import DriverDeadlines, DriverMonitor, DriverStatus
 from compactor.engines.shared_session import SparkEngines
 from compactor.engines.spark import SparkSettings
 from storage.errors import Unavailable
@@ -17,7 +17,9 @@ from tests.unit.compactor.engines.test_driver_monitor import ALONE, FINE, FakeDr
 class Sessions:
     """Opens fake sessions, whose drivers were given. What happened, in order: `open 1`, `end 1`, …"""
 
-    def __init__(self, patch: pytest.MonkeyPatch, *drivers: FakeDriver, patience: DriverTimeouts | None = None) -> None:
+    def __init__(
+        self, patch: pytest.MonkeyPatch, *drivers: FakeDriver, deadlines: DriverDeadlines | None = None
+    ) -> None:
         self.happened: list[str] = []
         self.said: list[str] = []
         self.time = Time()
@@ -31,7 +33,7 @@ class Sessions:
             lambda driver, given: DriverMonitor(driver, given, self.time),
         )
         settings = SparkSettings(Path("spark.log"), "spark://here:7077")
-        self.engines = SparkEngines(settings, self.said.append, patience)
+        self.engines = SparkEngines(settings, self.said.append, deadlines)
 
     def open(self) -> str:
         """What came of it: an engine, or why there is none."""
@@ -75,7 +77,7 @@ def test_a_dead_session_is_followed_by_another(driver: FakeDriver, why: str, mon
 
 def test_a_session_that_is_stopped_is_killed_and_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = StoppedDriver([], obeys="kill")
-    sessions = Sessions(monkeypatch, stopped, StoppedDriver([]), patience=DriverTimeouts(answer_seconds=0))
+    sessions = Sessions(monkeypatch, stopped, StoppedDriver([]), deadlines=DriverDeadlines(answer_seconds=0))
     assert sessions.open().startswith("Spark's driver has not answered for 0 s")
     assert stopped.done == ["kill"]
     sessions.open()

@@ -103,13 +103,14 @@ def test_a_java_that_is_stopped_is_killed_and_followed_by_another(tmp_path: Path
     script = """
 import os, signal, sys, threading
 from pathlib import Path
-from compactor.engines.driver_monitor import Patience
+from compactor.engines.driver_monitor import DriverDeadlines
 from compactor.engines.spark import SparkSettings
 from compactor.engines.shared_session import SparkEngines
 from storage.errors import Unavailable
 
 folder = Path(sys.argv[1])
-engines = SparkEngines(SparkSettings(folder / "spark.log", "local[1]", "512m"), patience=Patience(answer_seconds=5))
+settings = SparkSettings(folder / "spark.log", "local[1]", "512m")
+engines = SparkEngines(settings, deadlines=DriverDeadlines(answer_seconds=5))
 engine = engines.open()
 java = engine._session.sparkContext._gateway.proc
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from compactor.scheduling.backlog import Backlog
-from compactor.scheduling.due import CleanableTopics, WorkerSlots, cause_of, due, jobs, retry_delay_ms
+from compactor.scheduling.due import TopicsCheck, WorkerSlots, cause_of, due, jobs, retry_delay_ms
 from storage.metadata.records import CompactionState, TopicRecord
 from storage.model import TopicName
 from storage.options.resolution import Triggers
@@ -166,5 +166,5 @@ def test_a_check_in_the_terms_of_kafkas_metrics() -> None:
         backlog(2, size=40, clean=40, oldest=NOW - 10, max_lag_ms=50),
     ]
     failing = {2: CompactionState(failures=3)}
-    assert CleanableTopics.of(backlogs, failing, 1, NOW, 7) == CleanableTopics(NOW, 2, 1, 140, 0.5, 20, 1, 40, 7)
-    assert CleanableTopics.of([], {}, 0, NOW) == CleanableTopics(NOW, 0, 0, 0, 0.0, 0, 0, 0)
+    assert TopicsCheck.of(backlogs, failing, 1, NOW, 7) == TopicsCheck(NOW, 2, 1, 140, 0.5, 20, 1, 40, 7)
+    assert TopicsCheck.of([], {}, 0, NOW) == TopicsCheck(NOW, 0, 0, 0, 0.0, 0, 0, 0)
