@@ -1,7 +1,7 @@
 """docs/format.md is enough to read every object: a reader written from that page alone, against what is written.
 
-The reader (the functions up to the line of dashes) uses struct, json, pyarrow and pyroaring, nothing of ours; it may be
-copied out. `storage` only makes the objects, and is what the page's tables and examples are compared with.
+The reader is format_reader.py. `storage` only makes the objects, and is what the page's tables and examples are
+compared with.
 """
 
 from __future__ import annotations
@@ -9,23 +9,17 @@ from __future__ import annotations
 import base64
 import json
 import re
-import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import google_crc32c
 import numpy as np
-import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings, strategies as st
-from pyroaring import BitMap, BitMap64
-from pyspark.sql import SparkSession
+from pyroaring import BitMap
 
-from compactor.engines.engine import Engine
 from compactor.run.plan import RunPolicies
 from storage.ledger import key_index, names, rows
 from storage.ledger.chunk_table import ChunkTable
@@ -34,172 +28,30 @@ from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange, IndexDirectory, IndexRecords
 from storage.ledger.manifest import DeletedRows, Manifest, Part
 from storage.ledger.names import ObjectKind
-from storage.ledger.rows_file import RowsObject, RowsWriter
+from storage.ledger.rows_file import RowsObject
 from storage.ledger.sealing import ledger_records
 from storage.log.bulk_append import INPUT_SCHEMA, to_rows
 from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, StoredObject
 from storage.objects.interface import ObjectStore
 from tests.chunked import append, chunk, message, whole
+from tests.docs.format_reader import (
+    PAGE,
+    PROSE,
+    block,
+    check,
+    dead_offsets,
+    hex_block,
+    messages_of,
+    page_table,
+    parse_name,
+    read_chunks,
+    read_directory,
+    read_index,
+    read_rows,
+)
 from tests.sealed import SEED, new_id, seal
 from tests.strategies import contents, rows_tables
 from tests.workbench import Workbench
-
-PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
-PROSE = " ".join(PAGE.split())
-
-
-def check(data: bytes, checksum: int) -> bytes:
-    assert google_crc32c.value(data) == checksum
-    return data
-
-
-def read_directory(data: bytes) -> dict[str, Any]:
-    version, bits, has_events, prefix = struct.unpack_from("<HBBI", data, 0)
-    assert version in (1, 2)
-    start = 40 if version == 2 else 32
-    width = 3 if has_events else 2
-    fences = (len(data) - start) // (4 * width)
-    assert len(data) == start + 4 * width * fences
-    assert fences.bit_count() == 1
-    tables = [struct.unpack_from(f"<{fences}I", data, start + 4 * fences * number) for number in range(width)]
-    return {
-        "bits": bits,
-        "prefix": prefix,
-        "sizes": struct.unpack_from("<3I", data, 8),
-        "bitmap_checksums": struct.unpack_from("<3I", data, 20),
-        "counts": tables[0],
-        "checksums": tables[1],
-        "event_checksums": tables[2] if has_events else None,
-        "chunk_table": struct.unpack_from("<2I", data, 32) if version == 2 else (0, 0),
-    }
-
-
-def fence_of(directory: dict[str, Any], high: int) -> int:
-    fences = len(directory["counts"])
-    if fences == 1:
-        return 0
-    return (high >> (64 - directory["bits"] - (fences.bit_length() - 1))) & (fences - 1)
-
-
-def read_index(data: bytes, directory: dict[str, Any]) -> tuple[list[dict[str, int]], dict[str, list[int]]]:
-    """Records in hash order, and offsets by class."""
-    records: list[dict[str, int]] = []
-    total = sum(directory["counts"])
-    before = 0
-    for fence, count in enumerate(directory["counts"]):
-        block = check(data[24 * before : 24 * (before + count)], directory["checksums"][fence])
-        numbers = struct.unpack(f"<{3 * count}Q", block)
-        found = [dict(zip(("high", "low", "offset"), numbers[i::count], strict=True)) for i in range(count)]
-        if directory["event_checksums"] is not None:
-            start = 24 * total + 16 * before
-            block = check(data[start : start + 16 * count], directory["event_checksums"][fence])
-            events = struct.unpack(f"<{count}Q{count}q", block)
-            for i, record in enumerate(found):
-                record |= {"event_offset": events[i], "event_time": events[count + i]}
-        assert all(fence_of(directory, record["high"]) == fence for record in found)
-        records += found
-        before += count
-    start = total * (24 if directory["event_checksums"] is None else 40)
-    unkeyed = {}
-    for number, name in enumerate(("null_keys", "whole_entries", "chunks")):
-        block = check(data[start : start + directory["sizes"][number]], directory["bitmap_checksums"][number])
-        unkeyed[name] = list(BitMap64.deserialize(block)) if block else []
-        start += len(block)
-    assert start + directory["chunk_table"][0] == len(data)
-    return records, unkeyed
-
-
-def read_chunks(data: bytes, length: int, checksum: int) -> list[dict[str, int]]:
-    """A chunk table at the end of an index, or the whole of an object."""
-    names_ = ("uuid_high", "uuid_low", "key_high", "key_low", "offset", "event_time", "publish_time", "retained_at")
-    block = check(data[len(data) - length :], checksum) if length else b""
-    found = struct.iter_unpack("<5Q3q2I", block)
-    return [dict(zip((*names_, "index", "count"), numbers, strict=True)) for numbers in found]
-
-
-def messages_of(chunks: list[dict[str, int]]) -> list[list[dict[str, int]]]:
-    """The complete messages that chunks make, in the order of their last chunks."""
-    begun: dict[tuple[int, ...], list[dict[str, int]]] = {}
-    complete = []
-    for one in sorted(chunks, key=lambda item: item["offset"] & (1 << 62) - 1):
-        same = ("uuid_high", "uuid_low", "key_high", "key_low", "count")
-        identity = (*(one[name] for name in same), one["offset"] >> 62 & 1)
-        if one["index"] == 0:
-            begun[identity] = []
-        if identity in begun and one["index"] == len(begun[identity]):
-            begun[identity].append(one)
-            if len(begun[identity]) == one["count"]:
-                complete.append(begun.pop(identity))
-    return complete
-
-
-def read_rows(data: bytes, footer_size: int, footer_checksum: int) -> list[dict[str, Any]]:
-    """Every row, after every byte but Parquet's magic was checked."""
-    check(data[len(data) - footer_size :], footer_checksum)
-    file = pq.ParquetFile(pa.BufferReader(data))
-    named = file.metadata.metadata
-    assert named[b"compactor.format_version"] == b"1"
-    checksums = struct.unpack(
-        f"<{file.metadata.num_row_groups}I", bytes.fromhex(named[b"compactor.row_group_crc32c"].decode())
-    )
-    starts = []
-    for number in range(file.metadata.num_row_groups):
-        group = file.metadata.row_group(number)
-        chunks = [group.column(i) for i in range(group.num_columns)]
-        starts.append(min(chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks))
-    assert starts[:1] in ([4], [])
-    for start, end, checksum in zip(starts, [*starts[1:], len(data) - footer_size], checksums, strict=bool(starts)):
-        check(data[start:end], checksum)
-    found: list[dict[str, Any]] = file.read().to_pylist()
-    return found
-
-
-def dead_offsets(data: bytes, part: dict[str, Any]) -> list[int]:
-    """The offsets of a part's rows that do not count; `data`: the object of bitmaps that it names."""
-    place = part["deleted"]
-    block = check(data[place["offset"] : place["offset"] + place["length"]], place["crc32c"])
-    relative = list(BitMap.deserialize(block))
-    assert len(relative) == place["cardinality"]
-    return [part["first"]["offset"] + number for number in relative]
-
-
-def parse_name(name: str) -> tuple[str, int] | None:
-    """(last part of the name's pattern, number) by the page's list of names."""
-    hexadecimal, number = "[0-9a-f]{32}", r"(\d{20})"
-    for pattern in re.findall(r"^(topics/.+?) {2,}", PAGE, re.MULTILINE):
-        expression = (
-            re.escape(pattern)
-            .replace("<topic\\ uid>", hexadecimal)
-            .replace("<attempt>", hexadecimal)
-            .replace("<nonce>", "[0-9a-f]{8}")
-            .replace("<ledger\\ id>", number)
-            .replace("<number>", number)
-        )
-        if found := re.fullmatch(expression, name):
-            return pattern.rsplit(">", 1)[-1], int(found[1])
-    return None
-
-
-# ------------------------------------------------------------------------------------------ what it is tried on
-
-
-def block(kind: str) -> str:
-    """The fenced block of that kind on the page."""
-    (found,) = re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    return str(found)
-
-
-def hex_block(kind: str) -> bytes:
-    """A hex block without its right-hand explanations."""
-    return bytes.fromhex(" ".join(line.split("   ")[0] for line in block(kind).splitlines()))
-
-
-def page_table(header: str) -> list[list[str]]:
-    """The cells of the table with that header."""
-    _, _, after = PAGE.partition(f"{header}\n")
-    assert after
-    body = after.split("\n\n")[0].splitlines()[1:]
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in body]
 
 
 def read_ledger(store: ObjectStore, index: IndexLocation) -> tuple[list[dict[str, int]], dict[str, list[int]]]:
@@ -522,100 +374,6 @@ def test_names_are_built_as_the_page_says(object_store: ObjectStore) -> None:
         ObjectKind.CHUNKS: (".bin", 7),
         ObjectKind.MANIFEST: (".json", 7),
     }
-
-
-def some_of_everything() -> list[dict[str, Any]]:
-    """Rows with nulls, ends of ranges, several row groups and payloads of both encodings."""
-    plain = {
-        "ledger_id": 9,
-        "batch_index": -1,
-        "batch_size": 0,
-        "publish_time": 1_700_000_000_000,
-        "codec": 0,
-        "slot": 0,
-    }
-    drawn = []
-    for number in range(25):
-        row = dict.fromkeys(rows.SCHEMA.names) | plain | {"offset": 2**40 + 3 * number, "entry_id": number}
-        row |= {"key": b"\x00\xff%d" % (number % 20), "payload": b"\xfe" * number, "key_base64": number % 2 == 0}
-        if number % 3 == 0:
-            row |= {"event_time": -number, "sequence_id": 2**62, "producer": "p\u00fc", "metadata": b"\x08\x01"}
-            row |= {"properties": [("a", "1"), ("\U0001f600", "")], "codec": 4}
-        if number % 3 == 1:
-            row |= {"key": None, "payload": None, "properties": [], "slot": 3}
-            row |= {
-                "chunk_uuid": "u",
-                "chunk_index": number,
-                "chunk_count": 2**31 - 1,
-                "batch_index": 2,
-                "batch_size": 3,
-            }
-        drawn.append(row)
-    return drawn
-
-
-@pytest.fixture(scope="module", params=["small payloads", "large payloads"])
-def plain_file(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, object_store: ObjectStore
-) -> Any:
-    """A rows object as a file, and its rows with properties as a dict."""
-    drawn = some_of_everything()
-    if request.param == "large payloads":
-        for row in drawn:
-            row["payload"] = None if row["payload"] is None else row["payload"] * 4_000
-    name = f"rows/{new_id()}"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "GROUP_ROWS", 10)
-        table = pa.Table.from_pylist(drawn, schema=rows.SCHEMA)
-        with RowsWriter(object_store, name) as writer:
-            writer.write(table, rows.logical_sizes(table))
-    path = tmp_path_factory.mktemp("plain") / "ledger.parquet"
-    path.write_bytes(object_store.get(name))
-    for row in drawn:
-        row["properties"] = None if row["properties"] is None else dict(row["properties"])
-    return path, drawn
-
-
-def test_duckdb_reads_rows_as_they_are(plain_file: tuple[Path, list[dict[str, Any]]]) -> None:
-    path, drawn = plain_file
-    with duckdb.connect() as connection:
-        result = connection.execute('SELECT * FROM read_parquet(?) ORDER BY "offset"', [str(path)])
-        columns = [column[0] for column in result.description]
-        found = [dict(zip(columns, row, strict=True)) for row in result.fetchall()]
-    assert found == drawn
-
-
-def test_the_query_for_duckdb_gives_the_newest_of_each_key(plain_file: tuple[Path, list[dict[str, Any]]]) -> None:
-    path, drawn = plain_file
-    with duckdb.connect() as connection:
-        found = connection.execute(block("sql").replace("ledger.parquet", str(path))).fetchall()
-    newest = {row["key"]: row["offset"] for row in drawn if row["slot"] == 0 and row["key"] is not None}
-    assert {(row[5], row[0]) for row in found} == set(newest.items())
-    assert len(newest) < sum(row["slot"] == 0 for row in drawn)
-
-
-def test_pandas_reads_rows_as_they_are(plain_file: tuple[Path, list[dict[str, Any]]]) -> None:
-    path, drawn = plain_file
-    frame = pandas.read_parquet(path, engine="pyarrow", dtype_backend="pyarrow")
-    assert list(frame.columns) == rows.SCHEMA.names
-    for name in rows.SCHEMA.names:
-        found = [None if value is None or value is pandas.NA else value for value in frame[name].tolist()]
-        if name == "properties":
-            found = [None if value is None else dict(value) for value in found]
-        assert found == [row[name] for row in drawn], name
-
-
-@pytest.mark.slow
-def test_spark_reads_rows_as_they_are(plain_file: tuple[Path, list[dict[str, Any]]], spark_engine: Engine) -> None:
-    path, drawn = plain_file
-    session = SparkSession.builder.getOrCreate()  # the one that spark_engine started
-    frame = session.read.parquet(str(path))
-    types = dict(frame.dtypes)
-    assert (types["codec"], types["slot"], types["properties"]) == ("tinyint", "tinyint", "map<string,string>")
-    found = [row.asDict() for row in frame.orderBy("offset").collect()]
-    for row in found:
-        row |= {name: None if row[name] is None else bytes(row[name]) for name in ("key", "payload", "metadata")}
-    assert found == drawn
 
 
 def test_a_point_in_every_hash_range_is_in_the_fence_that_the_page_computes() -> None:
