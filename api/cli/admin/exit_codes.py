@@ -22,9 +22,9 @@ HELP = (
 KINDS: Mapping[int, tuple[type[errors.CompactorError], str]] = {
     401: (errors.Misconfigured, "give a token with --token-file, or in COMPACTOR_TOKEN"),
     403: (errors.Misconfigured, "use the token of a role that may do this, or ask for the permission"),
-    404: (errors.NotFound, "check the name; `list` shows what is there"),
+    404: (errors.NotFound, "check the name: the `list` command of its group shows what exists"),
     409: (errors.Conflict, "check what is there, then try again"),
-    410: (errors.NotFound, "check the name; `list` shows what is there"),
+    410: (errors.NotFound, "check the name: the `list` command of its group shows what exists"),
     429: (errors.Unavailable, "wait, then try again"),
     501: (errors.InvalidInput, "this service cannot do that"),
     502: (errors.Unavailable, "try again later"),

@@ -92,7 +92,7 @@ def trim_lines(report: Mapping[str, Any]) -> list[str]:
 
 def _hold(held: Mapping[str, Any]) -> str:
     mark = held["mark_delete"]
-    where = "at nothing" if mark is None else f"at {mark} (offset {held['mark_delete_offset']})"
+    where = "which has acknowledged nothing" if mark is None else f"at {mark} (offset {held['mark_delete_offset']})"
     remedy = "let its reader acknowledge, delete the cursor, or give --force"
     if held["cursor"] == _COMPACTION_CURSOR:
         remedy = "compact the topic first, or give --force"

@@ -83,7 +83,7 @@ def test_a_topic_that_shall_be_compacted_has_its_cursor_from_then_on(
     program("verify", topic).done()
     held = program("topics", "trim", topic, "--before", "1")
     assert held.exit_code == 4
-    assert "The cursor __compaction, at nothing, holds" in held.stderr
+    assert "The cursor __compaction, which has acknowledged nothing, holds" in held.stderr
     program("compact-topic", "--topic", topic).done()
     program("topics", "trim", topic, "--before", "1").done()
 

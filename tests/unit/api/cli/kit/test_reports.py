@@ -57,7 +57,7 @@ def test_a_trim_and_what_holds_the_rest() -> None:
     }
     hold = trim_lines(TRIM | {"held": HELD | never})[1]
     assert hold == (
-        "The cursor __compaction, at nothing, holds the messages up to offset 29 back: "
+        "The cursor __compaction, which has acknowledged nothing, holds the messages up to offset 29 back: "
         "compact the topic first, or give --force"
     )
     remaining = "What is not sealed yet was left: the log is elsewhere"
