@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -17,9 +19,12 @@ from compactor.run.plan import RunPolicies, Sizing
 from compactor.two_phase import TwoPhaseCompactor
 from storage.environment import Environment
 from storage.ledger.hashing import KeyHasher
+from storage.ledger.manifest import Manifest, read_manifest
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.directory import LogDirectory
 from storage.log.segment import SegmentPaths
+from storage.metadata.policy_store import topic_scope
+from storage.metadata.records import CompactedLedgerRecord
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import policies
 from storage.model import EARLIEST, Message, MessageId, TopicName
@@ -41,9 +46,56 @@ TINY = Sizing(parallelism=3, range_records=4, part_bytes=400, small_range_record
 """Sizes at which a handful of messages has several hash ranges and parts."""
 
 
-def content(*messages: tuple[bytes | None, bytes | None]) -> pa.Table:
-    """Key and payload of each message, as a bulk append takes them."""
-    return pa.Table.from_pylist([{"key": key, "payload": payload} for key, payload in messages], schema=INPUT_SCHEMA)
+def content(
+    *messages: tuple[bytes | None, bytes | None] | tuple[bytes | None, bytes | None, int | None],
+    time: str = "publish_time",
+) -> pa.Table:
+    """Key and payload of each message, as a bulk append takes them; a third value is the time of that name."""
+    columns = ("key", "payload", time)
+    return pa.Table.from_pylist([dict(zip(columns, message, strict=False)) for message in messages], INPUT_SCHEMA)
+
+
+class HookedEngine(InProcessEngine):
+    """An engine that calls `before` with the number of each job, counted from 1, and gives its answers to `after`.
+
+    A job is what one call of `run` carries out; `jobs` has the number of tasks of each, `weights` theirs.
+    """
+
+    def __init__(
+        self,
+        before: Callable[[int], object] = lambda job: None,
+        after: Callable[[list[Any]], list[Any]] = lambda answers: answers,
+    ) -> None:
+        self.jobs: list[int] = []
+        self.weights: list[Sequence[float] | None] = []
+        self.cancelled = threading.Event()
+        self._before, self._after = before, after
+
+    def run(
+        self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
+    ) -> list[Any]:
+        self.jobs.append(count)
+        self.weights.append(weights)
+        self._before(len(self.jobs))
+        return self._after(super().run(count, task, on_done, weights))
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+        super().cancel()
+
+
+def acting_in(job: int, action: Callable[[], object]) -> HookedEngine:
+    """An engine that does something before that job."""
+    return HookedEngine(lambda number: action() if number == job else None)
+
+
+def failing_in(job: int, error: BaseException) -> HookedEngine:
+    """An engine that gives up that job."""
+
+    def fail() -> None:
+        raise error
+
+    return acting_in(job, fail)
 
 
 @dataclass(frozen=True)
@@ -71,7 +123,6 @@ class Workbench(Environment):
 
     def advance(self, milliseconds: int) -> None:
         """Let time pass, under a clock that stands still by itself."""
-        assert isinstance(self.clock, ManualClock)
         self.clock.advance(milliseconds)
 
     def files(self, topic: Topic, first_offset: int = 0) -> SegmentPaths:
@@ -100,6 +151,15 @@ class Workbench(Environment):
         """One run."""
         return self.compactor().compact(topic.name, RunPolicies(retain_null_key=retain_null_key))
 
+    def manifest(self, topic: Topic) -> Manifest:
+        """That of the compacted ledger that serves."""
+        return read_manifest(self.store, compacted_ledger(topic).manifest)
+
+    def set_policies(self, topic: Topic, **values: object) -> None:
+        """Policies of the topic itself, by their names."""
+        for name, value in values.items():
+            self.metadata.policies.set(topic_scope(topic.record), name, value)
+
     def with_sizing(self, sizing: Sizing | None) -> Workbench:
         return replace(self, sizing=sizing)
 
@@ -113,10 +173,26 @@ def half_compacted(bench: Workbench) -> Topic:
     return topic
 
 
+def two_generations(bench: Workbench) -> Topic:
+    """A topic with a compacted ledger and messages after its horizon; when these are compacted, a is 3 and c is 4."""
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"1"), (b"b", b"2"), (None, b"n"), (b"b", b""))])
+    bench.compact(topic)
+    bench.append(topic, [content((b"a", b"3"), (b"c", b"4"))])
+    return topic
+
+
 def store_policy(metadata: MetadataStore, scope: str, name: str, value: object) -> None:
     """A policy's value as a newer version may have stored it: unchecked."""
     with metadata.database.write() as connection:
         connection.execute(insert(policies).values(scope=scope, name=name, value=value))
+
+
+def compacted_ledger(topic: Topic) -> CompactedLedgerRecord:
+    """The compacted ledger that serves: there must be one."""
+    compacted = topic.snapshot().compacted
+    assert compacted is not None
+    return compacted
 
 
 def compacted_only(topic: Topic) -> list[Message]:

@@ -20,7 +20,7 @@ from storage.metadata.records import RunRecord, RunState
 from storage.model import TopicName
 from storage.topic import Topic
 from tests.clocks import ManualClock
-from tests.workbench import Workbench, compacted_only, content
+from tests.workbench import HookedEngine, Workbench, acting_in, compacted_only, content, failing_in
 
 HOLD_SECONDS = 60
 """What must come from another thread has come long before; or the test fails."""
@@ -31,27 +31,6 @@ def bench(tmp_path: Path) -> Iterator[Workbench]:
     bench = Workbench.embedded(tmp_path, sizing=Sizing(1, topics_per_job=100))
     yield bench
     bench.metadata.close()
-
-
-class Watched(InProcessEngine):
-    """An engine that tells what it is asked to do before it does it; `jobs`: the number of tasks of each."""
-
-    def __init__(self, before: Callable[[int], None] = lambda job: None) -> None:
-        self.jobs: list[int] = []
-        self.weights: list[Sequence[float] | None] = []
-        self.cancelled = threading.Event()
-        self._before = before
-
-    def run(
-        self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
-    ) -> list[Any]:
-        self.jobs.append(count)
-        self.weights.append(weights)
-        self._before(len(self.jobs))
-        return super().run(count, task, on_done, weights)
-
-    def cancel(self) -> None:
-        self.cancelled.set()
 
 
 def topics(bench: Workbench, *names: str) -> list[Topic]:
@@ -68,9 +47,29 @@ def compact_all(bench: Workbench, some: Sequence[Topic], engine: InProcessEngine
     )
 
 
-def state(topic: Topic) -> tuple[RunState, str]:
+def beating_batch(
+    bench: Workbench, some: Sequence[Topic], engine: InProcessEngine, stillness: StallDetector | None = None
+) -> Callable[[], list[Outcome]]:
+    """Compacts the topics with each call, as one batch whose runs' heartbeats come every 15 ms."""
+    compactor = replace(bench, engine=engine).compactor()
+    batch = Batch(bench.metadata, engine, SilentProgress(), heartbeat_ms=15, stillness=stillness)
+    claim: Callable[[TopicName], Job | None] = partial(compactor._claim, wanted=RunPolicies())
+    return lambda: list(batch.run([topic.name for topic in some], claim, 10))
+
+
+def last_run(topic: Topic) -> RunRecord:
     last = topic.snapshot().last_run
     assert last is not None
+    return last
+
+
+def cancel(bench: Workbench, *some: Topic) -> None:
+    for topic in some:
+        bench.metadata.runs.cancel(last_run(topic).run_id, "not wanted")
+
+
+def state(topic: Topic) -> tuple[RunState, str]:
+    last = last_run(topic)
     return last.state, last.error
 
 
@@ -80,7 +79,7 @@ def assert_published(topic: Topic) -> None:
 
 
 def test_many_topics_share_the_jobs_and_keep_their_order(bench: Workbench) -> None:
-    some, engine = topics(bench, "e", "a", "d", "b", "c"), Watched()
+    some, engine = topics(bench, "e", "a", "d", "b", "c"), HookedEngine()
     outcomes = compact_all(bench, some, engine)
     assert [outcome.topic for outcome in outcomes] == [topic.name for topic in some]
     assert [outcome.compacted_ledger_id for outcome in outcomes] == [
@@ -99,7 +98,7 @@ def test_a_batch_is_no_larger_than_asked_and_claims_no_earlier(bench: Workbench)
     def count_running(_: int) -> None:
         running.append(sum(1 for topic in some if topic.snapshot().last_run is not None))
 
-    engine = Watched(count_running)
+    engine = HookedEngine(count_running)
     outcomes = compact_all(bench.with_sizing(Sizing(1, topics_per_job=2)), some, engine)
     assert engine.jobs == [2, 2, 2, 2, 1, 1]
     assert running == [2, 2, 4, 4, 5, 5]
@@ -111,7 +110,7 @@ def test_runs_of_a_batch_may_be_in_different_phases(bench: Workbench) -> None:
     some = topics(bench, "a", "b", "c")
     bench.compact(some[0])
     bench.append(some[1], [content((b"k", None))])
-    engine = Watched()
+    engine = HookedEngine()
     outcomes = compact_all(bench, some, engine)
     assert [outcome.run is None for outcome in outcomes] == [True, False, False]
     assert all(outcome.error is None for outcome in outcomes)
@@ -182,7 +181,7 @@ def test_an_engine_that_gives_up_is_asked_again_for_each_run_alone(bench: Workbe
             raise Unavailable("a worker was killed", "give it more memory")
 
     some = topics(bench, "a", "b", "c")
-    outcomes = compact_all(bench, some, Watched(gives_up))
+    outcomes = compact_all(bench, some, HookedEngine(gives_up))
     assert [str(outcome.error) for outcome in outcomes if outcome.error] == ["a worker was killed: give it more memory"]
     assert [state(topic)[0] for topic in some] == [RunState.SUCCESS, RunState.ERROR, RunState.SUCCESS]
     for topic in (some[0], some[2]):
@@ -190,25 +189,17 @@ def test_an_engine_that_gives_up_is_asked_again_for_each_run_alone(bench: Workbe
 
 
 def test_an_engine_that_gives_up_on_a_run_alone_fails_it_and_not_the_next_batch(bench: Workbench) -> None:
-    def gives_up(job: int) -> None:
-        if job == 1:
-            raise Unavailable("the cluster is away", "wait")
-
-    some = topics(bench, "a", "b")
-    outcomes = compact_all(bench.with_sizing(Sizing(1, topics_per_job=1)), some, Watched(gives_up))
-    assert str(outcomes[0].error) == str(Unavailable("the cluster is away", "wait"))
+    some, away = topics(bench, "a", "b"), Unavailable("the cluster is away", "wait")
+    outcomes = compact_all(bench.with_sizing(Sizing(1, topics_per_job=1)), some, failing_in(1, away))
+    assert str(outcomes[0].error) == str(away)
     assert [state(topic)[0] for topic in some] == [RunState.ERROR, RunState.SUCCESS]
 
 
 @pytest.mark.parametrize("phase", [1, 2])
 def test_ctrl_c_is_recorded_in_every_run_under_way(bench: Workbench, phase: int) -> None:
-    def interrupt(job: int) -> None:
-        if job == phase:
-            raise KeyboardInterrupt
-
     some = topics(bench, "a", "b")
     with pytest.raises(KeyboardInterrupt):
-        compact_all(bench, some, Watched(interrupt))
+        compact_all(bench, some, failing_in(phase, KeyboardInterrupt()))
     assert [state(topic) for topic in some] == [(RunState.ERROR, "interrupted")] * 2
     compact_all(bench, some)
     for topic in some:
@@ -246,12 +237,7 @@ def test_a_failure_that_cannot_be_recorded_is_still_the_one_that_is_told(
 def test_a_run_that_is_cancelled_ends_alone(bench: Workbench, phase: int) -> None:
     some = topics(bench, "a", "b", "c")
 
-    def cancel_b(job: int) -> None:
-        last = some[1].snapshot().last_run
-        if job == phase and last is not None:
-            bench.metadata.runs.cancel(last.run_id, "not wanted")
-
-    engine = Watched(cancel_b)
+    engine = acting_in(phase, lambda: cancel(bench, some[1]))
     outcomes = compact_all(bench, some, engine)
     assert isinstance(outcomes[1].error, CompactorError)
     assert state(some[1]) == (RunState.CANCELLED, "not wanted")
@@ -264,14 +250,7 @@ def test_a_run_that_is_cancelled_ends_alone(bench: Workbench, phase: int) -> Non
 
 def test_when_all_are_cancelled_no_work_is_done_for_them(bench: Workbench) -> None:
     some = topics(bench, "a", "b")
-
-    def cancel_all(_: int) -> None:
-        for topic in some:
-            last = topic.snapshot().last_run
-            assert last is not None
-            bench.metadata.runs.cancel(last.run_id, "not wanted")
-
-    engine = Watched(cancel_all)
+    engine = HookedEngine(lambda _: cancel(bench, *some))
     outcomes = compact_all(bench, some, engine)
     assert engine.jobs == [2]
     assert engine.cancelled.is_set()
@@ -283,20 +262,13 @@ def test_a_job_of_which_all_runs_are_cancelled_is_stopped_while_it_runs(bench: W
     """The heartbeat hears of it; nobody waits for the end of a phase."""
     some = topics(bench, "a", "b")
 
-    class Stopped(Watched):
-        def run(self, count: int, task: Any, on_done: Any, weights: Any = None) -> list[Any]:
-            for topic in some:
-                last = topic.snapshot().last_run
-                assert last is not None
-                bench.metadata.runs.cancel(last.run_id, "not wanted")
-            assert self.cancelled.wait(HOLD_SECONDS)
-            raise Fenced("the compaction was cancelled", "start it again")
+    def cancel_and_hold(_: int) -> None:
+        cancel(bench, *some)
+        assert engine.cancelled.wait(HOLD_SECONDS)
+        raise Fenced("the compaction was cancelled", "start it again")
 
-    engine = Stopped()
-    compactor = replace(bench, engine=engine).compactor()
-    batch = Batch(bench.metadata, engine, SilentProgress(), heartbeat_ms=15)
-    claim: Callable[[TopicName], Job | None] = partial(compactor._claim, wanted=RunPolicies())
-    outcomes = list(batch.run([topic.name for topic in some], claim, 10))
+    engine = HookedEngine(cancel_and_hold)
+    outcomes = beating_batch(bench, some, engine)()
     assert all(isinstance(outcome.error, CompactorError) for outcome in outcomes)
     assert [state(topic) for topic in some] == [(RunState.CANCELLED, "not wanted")] * 2
 
@@ -306,7 +278,6 @@ def test_a_job_of_which_no_task_ends_is_stopped_and_its_runs_fail(bench: Workben
     alone.
     """
     clock = bench.clock
-    assert isinstance(clock, ManualClock)
     some = topics(bench, "a", "b")
     stalls = [True, False]
 
@@ -328,17 +299,14 @@ def test_a_job_of_which_no_task_ends_is_stopped_and_its_runs_fail(bench: Workben
         def cancel(self) -> None:
             self.cancelled.set()
 
-    engine = Stalls()
-    compactor = replace(bench, engine=engine).compactor()
-    batch = Batch(bench.metadata, engine, SilentProgress(), heartbeat_ms=15, stillness=StallDetector(clock, 1000))
-    claim: Callable[[TopicName], Job | None] = partial(compactor._claim, wanted=RunPolicies())
-    outcomes = list(batch.run([topic.name for topic in some], claim, 10))
+    compact = beating_batch(bench, some, Stalls(), StallDetector(clock, 1000))
+    outcomes = compact()
     assert [type(outcome.error) for outcome in outcomes] == [Unavailable, Unavailable]
-    assert stalls == [False], "nobody is asked again alone: each would be still as long"
+    assert stalls == [False], "no run is asked again alone: each would be still as long"
     for topic in some:
         assert state(topic)[0] is RunState.ERROR
         assert state(topic)[1].startswith("no task of phase one ended for 1 s, so it was stopped")
-    assert all(outcome.error is None for outcome in batch.run([topic.name for topic in some], claim, 10))
+    assert all(outcome.error is None for outcome in compact())
 
 
 def test_the_time_for_which_a_job_waits_for_cores_is_not_stillness() -> None:
@@ -374,16 +342,10 @@ def test_the_rows_of_all_runs_follow_their_progress(bench: Workbench, monkeypatc
 
     class Halfway(InProcessEngine):
         def run(self, count: int, task: Any, on_done: Any, weights: Any = None) -> list[Any]:
-            for topic in some:
-                last = topic.snapshot().last_run
-                assert last is not None
-                seen.append({"phase": last.phase, **last.statistics})
+            seen.extend({"phase": last.phase, **last.statistics} for last in map(last_run, some))
             on_done(count // 2)
             assert at_half.wait(HOLD_SECONDS)
-            for topic in some:
-                last = topic.snapshot().last_run
-                assert last is not None
-                seen.append({"phase": last.phase, **last.statistics})
+            seen.extend({"phase": last.phase, **last.statistics} for last in map(last_run, some))
             return [number * number for number in range(count)]
 
     def steps(name: str) -> Any:

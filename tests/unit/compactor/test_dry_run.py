@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from compactor.engines.engine import InProcessEngine
 from compactor.run.plan import RunPolicies
 from storage.errors import Unavailable
 from storage.metadata.records import RunState
 from storage.topic import Topic
-from tests.workbench import Workbench, content
-
-
-def two_generations(bench: Workbench) -> Topic:
-    """A topic with a compacted ledger and messages after its horizon."""
-    topic = bench.topic()
-    bench.append(topic, [content((b"a", b"1"), (b"b", b"2"), (None, b"n"), (b"b", b""))])
-    bench.compact(topic)
-    bench.append(topic, [content((b"a", b"3"), (b"c", b"4"))])
-    return topic
+from tests.workbench import HookedEngine, Workbench, content, two_generations
 
 
 def estimate(bench: Workbench, topic: Topic, policies: RunPolicies | None = None) -> dict[str, object]:
@@ -65,7 +54,7 @@ def test_a_dry_run_says_what_the_run_after_it_does_and_leaves_nothing(bench: Wor
             assert answer[name] == did[name], name
         assert (answer["expired"], answer["null_keys_kept"]) == (did["expired"], did["null_keys_kept"])
         assert answer["parts_kept"] == did["parts_kept"]
-        # a task that finds no survivor in its share of a ledger writes no part, which nobody knows before
+        # a task that finds no survivor in its share of a ledger writes no part, which is not known before
         assert int(str(answer["parts_to_write"])) >= int(str(did["parts_written"]))
         assert answer["messages_dropped"] == int(str(did["messages_in"])) + int(str(did["messages_before"])) - int(
             str(did["messages_out"])
@@ -84,31 +73,23 @@ def test_a_dry_run_works_beside_a_running_compaction(bench: Workbench) -> None:
     topic = two_generations(bench)
     answer: list[dict[str, object]] = []
 
-    class Looks(InProcessEngine):
-        def run(
-            self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
-        ) -> list[Any]:
-            answer.append(estimate(bench, topic))
-            return super().run(count, task, on_done, weights)
-
-    outcome = replace(bench, engine=Looks()).compact(topic)
+    engine = HookedEngine(lambda _: answer.append(estimate(bench, topic)))
+    outcome = replace(bench, engine=engine).compact(topic)
     assert outcome.run is not None
     assert outcome.run.state is RunState.SUCCESS
     assert [item["messages_out"] for item in answer] == [outcome.run.statistics["messages_out"]] * 2
 
 
-@pytest.mark.parametrize("error", [Unavailable("the store is away", "wait"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [Unavailable("the store is away", "wait"), KeyboardInterrupt()], ids=["store", "ctrl-c"]
+)
 def test_a_dry_run_that_fails_leaves_nothing_either(bench: Workbench, error: BaseException) -> None:
     topic = two_generations(bench)
     before = traces(bench, topic)
 
-    class Breaks(InProcessEngine):
-        def run(
-            self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
-        ) -> list[Any]:
-            super().run(count, task, on_done, weights)
-            raise error
+    def fail(_: list[Any]) -> list[Any]:
+        raise error
 
     with pytest.raises(type(error)):
-        estimate(replace(bench, engine=Breaks()), topic)
+        estimate(replace(bench, engine=HookedEngine(after=fail)), topic)
     assert traces(bench, topic) == before

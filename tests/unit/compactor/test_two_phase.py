@@ -25,57 +25,22 @@ from storage.errors import (
     full_part,
 )
 from storage.ledger import names
-from storage.ledger.manifest import read_manifest
 from storage.metadata.policy_store import BROKER
-from storage.metadata.records import (
-    COMPACTED_LEDGER_PROPERTY,
-    COMPACTION_CURSOR,
-    CompactedLedgerRecord,
-    RunState,
-    TopicSnapshot,
-)
+from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, RunState
 from storage.model import EARLIEST, TopicName
 from storage.objects.throttled import Rates
-from storage.topic import Topic
 from tests.clocks import ManualClock
-from tests.workbench import Workbench, compacted_only, content, raw
-
-
-class BreaksIn(InProcessEngine):
-    """An engine whose tasks of one phase fail: phase 1 or 2."""
-
-    def __init__(self, phase: int, error: BaseException) -> None:
-        self._left = phase
-        self._error = error
-
-    def run(
-        self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
-    ) -> list[Any]:
-        self._left -= 1
-        if self._left == 0:
-            raise self._error
-        return super().run(count, task, on_done, weights)
-
-
-class Tampers(InProcessEngine):
-    """An engine that changes the answers of phase one or phase two."""
-
-    def __init__(self, change: Callable[[Any], Any]) -> None:
-        self._change = change
-
-    def run(
-        self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
-    ) -> list[Any]:
-        return [self._change(answer) for answer in super().run(count, task, on_done, weights)]
-
-
-def two_generations(bench: Workbench) -> Topic:
-    """A topic with a compacted ledger and messages after its horizon."""
-    topic = bench.topic()
-    bench.append(topic, [content((b"a", b"1"), (b"b", b"2"), (None, b"n"), (b"b", b""))])
-    bench.compact(topic)
-    bench.append(topic, [content((b"a", b"3"), (b"c", b"4"))])
-    return topic
+from tests.workbench import (
+    HookedEngine,
+    Workbench,
+    acting_in,
+    compacted_ledger,
+    compacted_only,
+    content,
+    failing_in,
+    raw,
+    two_generations,
+)
 
 
 def test_publishes_cursor_property_and_ledger_together(bench: Workbench) -> None:
@@ -142,7 +107,7 @@ def test_a_failure_leaves_everything_as_it_was(bench: Workbench, phase: int, err
     topic = two_generations(bench)
     before, seen = topic.snapshot(), list(topic.messages(read_compacted=True))
     with pytest.raises(type(error)):
-        replace(bench, engine=BreaksIn(phase, error)).compact(topic)
+        replace(bench, engine=failing_in(phase, error)).compact(topic)
 
     after = topic.snapshot()
     assert (after.cursor, after.compacted, after.ledgers) == (before.cursor, before.compacted, before.ledgers)
@@ -173,7 +138,7 @@ def test_a_broken_promise_is_never_published(bench: Workbench, change: Callable[
     topic = two_generations(bench)
     before = topic.snapshot()
     with pytest.raises(ObjectDamaged):
-        replace(bench, engine=Tampers(change)).compact(topic)
+        replace(bench, engine=HookedEngine(after=lambda answers: [change(answer) for answer in answers])).compact(topic)
     assert topic.snapshot().compacted == before.compacted
 
 
@@ -188,45 +153,16 @@ def test_one_run_a_topic(bench: Workbench) -> None:
     assert bench.metadata.runs.get(running.run_id).state is RunState.ERROR
 
 
-class LosesItsCursor(InProcessEngine):
-    """An engine during whose second phase somebody deletes the cursor."""
-
-    def __init__(self, bench: Workbench, topic: Topic) -> None:
-        self._bench, self._topic, self._phase = bench, topic, 0
-
-    def run(
-        self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
-    ) -> list[Any]:
-        self._phase += 1
-        if self._phase == 2:
-            self._bench.metadata.cursors.delete(self._topic.record.id, COMPACTION_CURSOR)
-        return super().run(count, task, on_done, weights)
-
-
 def test_a_run_whose_epoch_passed_publishes_nothing(bench: Workbench) -> None:
     """A1, S8: deleting the cursor raises the epoch; the zombie cannot publish, and the next run starts from raw."""
     topic = two_generations(bench)
+    deleting = acting_in(2, lambda: bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR))
     with pytest.raises(Fenced):
-        replace(bench, engine=LosesItsCursor(bench, topic)).compact(topic)
+        replace(bench, engine=deleting).compact(topic)
     assert topic.snapshot().compacted is None
     assert list(topic.messages(read_compacted=True)) == raw(topic)
     bench.compact(topic)
     assert [(m.key, m.payload) for m in compacted_only(topic)] == [(b"a", b"3"), (b"c", b"4")]
-
-
-class LosesItsInput(InProcessEngine):
-    """An engine before whose first phase what it reads is taken away, and its objects collected."""
-
-    def __init__(self, bench: Workbench, take: Callable[[], object]) -> None:
-        self._bench, self._take = bench, take
-
-    def run(
-        self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
-    ) -> list[Any]:
-        self._take()
-        for _ in GarbageCollector(self._bench, skew_ms=0).collect_all():
-            pass
-        return super().run(count, task, on_done, weights)
 
 
 @pytest.mark.parametrize(
@@ -244,8 +180,13 @@ def test_what_is_taken_away_while_a_run_reads_it_is_no_loss(bench: Workbench, ho
         "trim": lambda: bench.metadata.trimming.trim(topic.record.id, 1, [ledger.ledger_id], force=True),
         "damage": lambda: bench.store.delete(ledger.index.name),
     }
+
+    def take_and_collect(_: int) -> None:
+        take[how]()
+        list(GarbageCollector(bench, skew_ms=0).collect_all())
+
     with pytest.raises(CompactorError) as answer:
-        replace(bench, engine=LosesItsInput(bench, take[how])).compact(topic)
+        replace(bench, engine=HookedEngine(take_and_collect)).compact(topic)
     assert type(answer.value) is error
     with pytest.raises(ObjectMissing):
         bench.store.size(ledger.index.name)
@@ -253,26 +194,12 @@ def test_what_is_taken_away_while_a_run_reads_it_is_no_loss(bench: Workbench, ho
         assert "was trimmed while a compaction read it" in answer.value.message
 
 
-class AppendsMeanwhile(InProcessEngine):
-    """An engine during whose first phase more messages arrive."""
-
-    def __init__(self, bench: Workbench, topic: Topic) -> None:
-        self._bench, self._topic, self._phase = bench, topic, 0
-
-    def run(
-        self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
-    ) -> list[Any]:
-        self._phase += 1
-        if self._phase == 1:
-            self._bench.append(self._topic, [content((b"a", None), (b"late", b"5"))])
-        return super().run(count, task, on_done, weights)
-
-
 def test_what_arrives_during_a_run_belongs_to_the_next(bench: Workbench) -> None:
     """P2: the end position is taken once."""
     topic = two_generations(bench)
     end = raw(topic)[-1].offset
-    replace(bench, engine=AppendsMeanwhile(bench, topic)).compact(topic)
+    appending = acting_in(1, lambda: bench.append(topic, [content((b"a", None), (b"late", b"5"))]))
+    replace(bench, engine=appending).compact(topic)
     horizon = topic.snapshot().horizon
     assert horizon is not None
     assert horizon.offset == end
@@ -289,16 +216,10 @@ def test_nothing_temporary_stays_after_a_run(bench: Workbench) -> None:
     assert names.ObjectKind.ROW_SETS not in kinds
 
 
-def manifest_of(bench: Workbench, topic: Topic) -> tuple[TopicSnapshot, CompactedLedgerRecord]:
-    snapshot = topic.snapshot()
-    assert snapshot.compacted is not None
-    return snapshot, snapshot.compacted
-
-
 def test_a_lost_manifest_is_an_explicit_error(bench: Workbench) -> None:
     """R8: named on compacted reads and on the next run; raw continues; deleting the cursor starts again."""
     topic = two_generations(bench)
-    _, compacted = manifest_of(bench, topic)
+    compacted = compacted_ledger(topic)
     bench.store.delete(compacted.manifest.name)
     with pytest.raises(ObjectMissing, match=f"compacted ledger {compacted.ledger_id}"):
         list(topic.messages(read_compacted=True))
@@ -317,8 +238,7 @@ def test_a_lost_part_or_index_is_an_explicit_error(bench: Workbench, what: str) 
     bench.append(topic, [content((b"kept", b"1"), (b"x", b"1"), (b"y", b"1"))])
     bench.with_sizing(Sizing(1)).compact(topic)
     bench.append(topic, [content((b"x", b"2"), (b"y", b"2"))])
-    _, compacted = manifest_of(bench, topic)
-    manifest = read_manifest(bench.store, compacted.manifest)
+    manifest = bench.manifest(topic)
     lost = manifest.parts[0].rows.stored.name if what == "part" else manifest.index[0][0].name
     bench.store.delete(lost)
     if what == "part":
@@ -339,23 +259,23 @@ def test_a_lost_part_that_a_run_would_keep_fails_the_run(bench: Workbench) -> No
     bench.append(topic, [content((b"kept", b"1"))])
     bench.compact(topic)
     bench.append(topic, [content((b"new", b"2"))])
-    record = manifest_of(bench, topic)[1]
-    lost = read_manifest(bench.store, record.manifest).parts[0].rows.stored.name
+    record = compacted_ledger(topic)
+    lost = bench.manifest(topic).parts[0].rows.stored.name
     bench.store.delete(lost)
     with pytest.raises(ObjectMissing, match=lost):
         bench.compact(topic)
-    assert manifest_of(bench, topic)[1] == record
+    assert compacted_ledger(topic) == record
     with pytest.raises(ObjectMissing, match=lost):
         list(topic.messages(read_compacted=True))
     assert len(raw(topic)) == 2
 
 
 def test_a_compactor_holds_no_state_between_runs(bench: Workbench) -> None:
-    one = TwoPhaseCompactor(bench, bench.engine)
+    compactor = TwoPhaseCompactor(bench, bench.engine)
     for name in ("x", "y"):
         topic = bench.topic(name)
         bench.append(topic, [content((b"k", name.encode()))])
-        one.compact(topic.name)
+        compactor.compact(topic.name)
         assert [m.payload for m in compacted_only(topic)] == [name.encode()]
 
 

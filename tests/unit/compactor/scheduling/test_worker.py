@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compactor.engines.engine import Engine, InProcessEngine
+from compactor.engines.engine import Engine, InProcessEngines
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import CompactionPaused, LeaseHeld, Unavailable
 from storage.metadata.records import RUN_DEAD_MS, RunState
@@ -17,7 +17,7 @@ from storage.model import TopicName
 from storage.topic import Topic
 from tests.entries import one, produce
 from tests.unit.compactor.scheduling.stage import HOLD_SECONDS, SETTINGS, Stage
-from tests.workbench import compacted_only, view
+from tests.workbench import HookedEngine, compacted_only, view
 
 
 def test_no_more_jobs_at_once_than_lanes_and_small_topics_go_together(stage: Stage) -> None:
@@ -74,28 +74,15 @@ def test_a_topic_that_fails_waits_and_never_stops_the_others(stage: Stage) -> No
     assert stage.status(bad) == ("SUCCESS", "")
 
 
-class Watching:
+class Watching(InProcessEngines):
     """Engines that check something each time a phase begins."""
 
-    def __init__(self, look: Callable[[], object]) -> None:
+    def __init__(self, check: Callable[[], object]) -> None:
         self.seen: list[object] = []
-        self._look = look
+        self._check = check
 
     def open(self) -> Engine:
-        watching = self
-
-        class Watched(InProcessEngine):
-            def run(self, *arguments: Any) -> Any:
-                watching.seen.append(watching._look())
-                return super().run(*arguments)
-
-        return Watched()
-
-    def end(self) -> None:
-        return
-
-    def close(self) -> None:
-        return
+        return HookedEngine(lambda _: self.seen.append(self._check()))
 
 
 def test_a_failure_is_recorded_with_the_end_of_its_run(stage: Stage) -> None:
@@ -129,7 +116,7 @@ def test_a_run_that_was_cancelled_before_it_failed_is_no_failure(stage: Stage) -
     assert stage.state(bad).failures == 0
 
 
-def test_a_tail_that_a_run_had_to_leave_is_tried_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tail_that_a_run_could_not_seal_is_tried_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asked gets all that there was then, later; meanwhile the topic is shown as failing."""
     loop, topic = stage.lead(), stage.topic("t")
     topic.log_manager().roll_and_seal(topic.record)
@@ -147,7 +134,7 @@ def test_a_tail_that_a_run_had_to_leave_is_tried_again(stage: Stage, monkeypatch
     assert view(compacted_only(topic)) == {b"key 0": b"value", b"tail": b"v"}
 
 
-def test_a_failure_that_cannot_be_recorded_is_told(
+def test_a_failure_that_cannot_be_recorded_is_logged(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The database goes away with the run: the log is then the only place that knows why it failed."""
@@ -236,7 +223,7 @@ def test_what_does_not_finish_in_time_is_handed_over(stage: Stage) -> None:
     loop.trigger(waiting.record)
     loop.drain(0)
     assert stage.runs(topic) == [RunState.CANCELLED]
-    assert [(one.name, control.cause) for one, control in stage.control.requests()] == [
+    assert [(record.name, control.cause) for record, control in stage.control.requests()] == [
         (TopicName.parse("t"), "interrupted"),
         (TopicName.parse("waiting"), "manual"),
     ]
