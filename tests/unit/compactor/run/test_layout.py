@@ -16,8 +16,6 @@ from compactor.run.plan import (
     Located,
     RangeResult,
     RowSet,
-    RunPlan,
-    RunPolicies,
     Sizing,
     Source,
     SourceTotals,
@@ -25,19 +23,13 @@ from compactor.run.plan import (
     located,
 )
 from storage.ledger import rows
-from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.manifest import DeletedRows
 from storage.ledger.rows_file import RowsObject
 from storage.model import StoredObject
-from storage.objects.interface import StoreLocation
+from tests.unit.compactor.run.plans import plan_of
 
 SPANS = st.tuples(st.integers(1, 50), st.integers(1, 2**32 - 1) | st.integers(1, 200), st.integers(1, 2**34))
 """(gap before it, offsets it spans, stored bytes) of a source."""
-
-
-def plan_of(sources: list[Source], old_parts: int = 0) -> RunPlan:
-    location, hasher = StoreLocation("file:///nowhere"), Xxh3KeyHasher(0)
-    return RunPlan(location, "u", -1, "a", RunPolicies(), 0, hasher, tuple(sources), old_parts)
 
 
 def source(first: int, rows_: int, stored: int, dead: int = 0) -> Source:
@@ -83,8 +75,8 @@ def survivors(draw: st.DrawFn, sources: list[Source]) -> list[RangeResult]:
     results = []
     for number in range(draw(st.integers(1, 3))):
         row_sets = []
-        for which, one in enumerate(sources):
-            count = draw(st.integers(0, max(1, one.messages // 3)))
+        for which, item in enumerate(sources):
+            count = draw(st.integers(0, max(1, item.messages // 3)))
             if count:
                 row_sets.append(RowSet(which, 4 * len(row_sets), count, draw(st.integers(0, 2**64 - 1)), 0))
         results.append(RangeResult(f"range-{number}", tuple(row_sets), None, HashRangeStatistics()))
@@ -250,7 +242,7 @@ def test_bitmaps_are_cut_by_the_rows_that_go(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("dead", "counts", "parts", "looked_at"),
+    ("dead", "counts", "parts", "searched"),
     [
         pytest.param([0, 0], [0, 10], 2, 1, id="its last rows may have gone"),
         pytest.param([0, 0], [10, 0], 2, None, id="untouched, it was the last before"),
@@ -261,14 +253,14 @@ def test_bitmaps_are_cut_by_the_rows_that_go(monkeypatch: pytest.MonkeyPatch) ->
         pytest.param([0, 0], [0, 10, 1], 2, None, id="something new is behind it"),
     ],
 )
-def test_somebody_looks_for_the_last_message_alive(
-    dead: list[int], counts: list[int], parts: int, looked_at: int | None
+def test_a_task_finds_the_last_message_alive(
+    dead: list[int], counts: list[int], parts: int, searched: int | None
 ) -> None:
     """R6, where a kept part is the end of the compacted ledger and its last row may not count any more."""
     sources = [source(100 * number, 100, 1000, dead=rows_) for number, rows_ in enumerate([*dead, 0])]
     found, _ = laid_out(sources[: len(counts)], parts, counts, BIG)
-    looks = [plan.parts[-1][0] for plan in found.bitmaps if plan.find_last]
-    assert looks == ([] if looked_at is None else [looked_at])
+    found_in = [plan.parts[-1][0] for plan in found.bitmaps if plan.find_last]
+    assert found_in == ([] if searched is None else [searched])
 
 
 # --- any numbers

@@ -12,8 +12,6 @@ from compactor.run.plan import (
     HashRangeStatistics,
     RangeResult,
     RowSet,
-    RunPlan,
-    RunPolicies,
     Sizing,
     Source,
     SourceTotals,
@@ -22,18 +20,12 @@ from compactor.run.plan import (
     merged_levels,
     range_bits,
 )
-from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.rows_file import RowsObject
 from storage.model import StoredObject
-from storage.objects.interface import StoreLocation
+from tests.unit.compactor.run.plans import plan_of
 
 ROWS = RowsObject(StoredObject("rows", 1, 0), 1)
-
-
-def plan_of(sources: tuple[Source, ...] = (), old_parts: int = 0, bits: int = 0) -> RunPlan:
-    location, hasher = StoreLocation("file:///nowhere"), Xxh3KeyHasher(0)
-    return RunPlan(location, "u", -1, "a", RunPolicies(), 0, hasher, sources, old_parts, range_bits=bits)
 
 
 @given(st.integers(0, 2**40), st.integers(1, 64), st.integers(1, 2**24), st.integers(1, 2**24))
