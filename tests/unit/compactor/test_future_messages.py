@@ -10,26 +10,19 @@ from compactor.run.plan import RunPolicies
 from compactor.scheduling.backlog import Backlogs
 from compactor.scheduling.due import cause_of
 from storage.errors import InvalidRecord
-from storage.log.bulk_append import INPUT_SCHEMA
-from storage.metadata.policy_store import BROKER, topic_scope
+from storage.metadata.policy_store import BROKER
 from storage.model import Message
 from storage.options.policies import TopicPolicies
 from storage.topic import Topic
 from tests.entries import NOW, one, produce
-from tests.workbench import Workbench, compacted_only, raw
+from tests.workbench import Workbench, compacted_only, content, raw
 
 HOUR = 3_600_000
 CENTURY = 100 * 365 * 24 * HOUR
 
 
 def rows_at(*times: int) -> pa.Table:
-    rows = [{"key": b"i%d" % number, "payload": b"1", "publish_time": time} for number, time in enumerate(times)]
-    return pa.Table.from_pylist(rows, schema=INPUT_SCHEMA)
-
-
-@pytest.fixture
-def topic(bench: Workbench) -> Topic:
-    return bench.topic()
+    return content(*((b"i%d" % number, b"1", time) for number, time in enumerate(times)))
 
 
 def test_what_lies_too_far_in_the_future_is_refused(bench: Workbench, topic: Topic) -> None:
@@ -47,7 +40,7 @@ def test_what_lies_too_far_in_the_future_is_refused(bench: Workbench, topic: Top
         bench.append(topic, [rows_at(NOW, limit), rows_at(limit + 1, NOW)])
     bench.append(topic, [rows_at(NOW, limit)])
     assert len(raw(topic)) == 4
-    bench.metadata.policies.set(topic_scope(topic.record), "message.timestamp.after.max.ms", "none")
+    bench.set_policies(topic, **{"message.timestamp.after.max.ms": "none"})
     produce(topic, [one(b"a", b"1", publish_time=NOW + CENTURY)])
     bench.append(topic, [rows_at(NOW + CENTURY)])
     assert len(raw(topic)) == 6
@@ -64,8 +57,7 @@ def stored(bench: Workbench, topic: Topic) -> list[Message]:
 
 def test_they_keep_no_lag_from_ending(bench: Workbench, topic: Topic, stored: list[Message]) -> None:
     policies = RunPolicies(min_lag_ms=HOUR)
-    for name, value in (("min.compaction.lag.ms", HOUR), ("max.compaction.lag.ms", 2 * HOUR)):
-        bench.metadata.policies.set(topic_scope(topic.record), name, value)
+    bench.set_policies(topic, **{"min.compaction.lag.ms": HOUR, "max.compaction.lag.ms": 2 * HOUR})
 
     def cause() -> str | None:
         (backlog,) = Backlogs(bench.metadata, bench.log).of_all(bench.clock)
@@ -82,8 +74,7 @@ def test_they_keep_no_lag_from_ending(bench: Workbench, topic: Topic, stored: li
 
 def test_they_keep_nothing_from_being_trimmed(bench: Workbench, topic: Topic, stored: list[Message]) -> None:
     assert len(stored) == 3
-    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "delete")
-    bench.metadata.policies.set(topic_scope(topic.record), "retention.ms", HOUR)
+    bench.set_policies(topic, **{"cleanup.policy": "delete", "retention.ms": HOUR})
     retention = Retention(bench)
     assert retention.apply(topic.record).plan.going == ()
     bench.advance(HOUR + 1)

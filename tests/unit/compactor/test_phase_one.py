@@ -18,7 +18,6 @@ from storage.ledger import key_index
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import MARKER, OFFSET_MASK, HashRange
 from storage.ledger.rows_file import RowsObject
-from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import LedgerRecord, StoredObject
 from storage.objects.interface import ObjectStore
 from storage.reading.snapshot_reader import messages
@@ -35,6 +34,7 @@ from tests.sealed import (
     source,
 )
 from tests.strategies import contents, histories
+from tests.workbench import content
 
 HASHERS = st.sampled_from([Xxh3KeyHasher(SEED), CollidingHasher()])
 
@@ -111,7 +111,7 @@ def test_the_new_index_names_the_survivors_and_nothing_else(
 
 
 def test_a_range_in_which_nothing_survives_writes_nothing(object_store: ObjectStore) -> None:
-    _, ledgers = seal_history(object_store, [pa.Table.from_pylist([{"key": b"k", "payload": None}], INPUT_SCHEMA)])
+    _, ledgers = seal_history(object_store, [content((b"k", None))])
     plan = plan_of(object_store, ledgers, 0)
     result = run_range(plan, 0)
     assert (result.row_sets, result.index) == ((), None)
@@ -119,7 +119,7 @@ def test_a_range_in_which_nothing_survives_writes_nothing(object_store: ObjectSt
 
 
 def test_a_lost_index_fails_the_task(object_store: ObjectStore) -> None:
-    _, ledgers = seal_history(object_store, [pa.Table.from_pylist([{"key": b"k", "payload": b"v"}], INPUT_SCHEMA)])
+    _, ledgers = seal_history(object_store, [content((b"k", b"v"))])
     object_store.delete(ledgers[0].index.name)
     with pytest.raises(ObjectMissing, match=ledgers[0].index.name):
         run_range(plan_of(object_store, ledgers, 0), 0)
@@ -158,8 +158,7 @@ def test_an_offset_that_no_source_holds_is_damage(offset: int) -> None:
 
 
 def test_row_sets_are_offsets_relative_to_their_source(object_store: ObjectStore) -> None:
-    rows = [{"key": b"%d" % number, "payload": b"v"} for number in range(3)]
-    _, ledgers = seal_history(object_store, [pa.Table.from_pylist(rows, INPUT_SCHEMA)] * 2)
+    _, ledgers = seal_history(object_store, [content(*((b"%d" % number, b"v") for number in range(3)))] * 2)
     result = run_range(plan_of(object_store, ledgers, 0), 0)
     (row_set,) = result.row_sets
     block = object_store.get(result.name)

@@ -28,12 +28,13 @@ from storage.ledger import names, rows
 from storage.ledger.deletion_bitmap import read_all_deleted, read_deleted
 from storage.ledger.manifest import Manifest, Part
 from storage.ledger.rows_file import RowsObject, RowsReader
-from storage.log.bulk_append import INPUT_SCHEMA, to_rows
+from storage.log.bulk_append import to_rows
 from storage.model import Message, MessageId
 from storage.objects.interface import ObjectStore
 from storage.reading.snapshot_reader import messages
 from tests.sealed import NOW, carry_out, damaged_copy, decide, live_rows, manifest_of, seal, seal_history, source
 from tests.strategies import histories
+from tests.workbench import content
 
 KEEP = Sizing(1, max_garbage_ratio=1)
 """No part is rewritten for its garbage."""
@@ -137,7 +138,7 @@ def test_run_after_run_starts_from_the_parts_bitmaps_and_index_of_the_one_before
 
 
 def keyed(*keys: bytes | None, payload: bytes = b"v") -> pa.Table:
-    return pa.Table.from_pylist([{"key": key, "payload": payload} for key in keys], schema=INPUT_SCHEMA)
+    return content(*((key, payload) for key in keys))
 
 
 def one_run(store: ObjectStore, *history: pa.Table) -> tuple[RunPlan, tuple[PartPlan, ...]]:

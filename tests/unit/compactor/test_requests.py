@@ -21,12 +21,11 @@ from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange, IndexRecords
 from storage.ledger.manifest import Manifest, Part, read_manifest, write_manifest
 from storage.ledger.rows_file import RowsObject
-from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.records import AttemptKind, CompactedLedgerRecord
 from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, StoredObject
 from storage.topic import Topic
 from tests.counted import CountedStore
-from tests.workbench import Workbench
+from tests.workbench import Workbench, content
 
 PARTS = 8192
 ROWS = 4
@@ -62,10 +61,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     topic = bench.topic()
     manifest = publish_compacted(bench, store, topic)
     for number in range(0, LEDGERS, 100):
-        tables = [
-            pa.Table.from_pylist([{"key": key(ROWS * 8 * item), "payload": b"new"}], schema=INPUT_SCHEMA)
-            for item in range(number, number + 100)
-        ]
+        tables = [content((key(ROWS * 8 * item), b"new")) for item in range(number, number + 100)]
         topic.bulk_append(ledger_bytes=1).append(tables)
     assert len(topic.snapshot().ledgers) == 1 + LEDGERS
     store.requests.clear()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import pyarrow as pa
 import pytest
 
 from compactor import reference
@@ -19,9 +17,6 @@ from compactor.verify.findings import DifferenceKind
 from compactor.verify.verify import Report, Verifier
 from storage.errors import Conflict
 from storage.failpoints import Failpoint
-from storage.ledger.manifest import read_manifest
-from storage.log.bulk_append import INPUT_SCHEMA
-from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, TopicSnapshot
 from storage.objects.interface import StoreLocation
 from storage.topic import Topic
@@ -31,13 +26,6 @@ from tests.workbench import TINY, Workbench, compacted_only, content, raw
 
 NOW = ManualClock().now_ms()
 BY_EVENT = RunPolicies(event_time_order=True)
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Workbench]:
-    bench = Workbench.embedded(tmp_path)
-    yield bench
-    bench.metadata.close()
 
 
 def trim(bench: Workbench, topic: Topic, before: int) -> None:
@@ -66,14 +54,11 @@ def ten(bench: Workbench, topic: Topic) -> None:
 
 def at(bench: Workbench, topic: Topic, *messages: tuple[bytes | None, bytes | None, int | None]) -> None:
     """Key, payload, event time."""
-    rows = [{"key": key, "payload": payload, "event_time": event} for key, payload, event in messages]
-    bench.append(topic, [pa.Table.from_pylist(rows, schema=INPUT_SCHEMA)])
+    bench.append(topic, [content(*messages, time="event_time")])
 
 
 def dropped_to(bench: Workbench, topic: Topic) -> int:
-    compacted = topic.snapshot().compacted
-    assert compacted is not None
-    return read_manifest(bench.store, compacted.manifest).dropped_to
+    return bench.manifest(topic).dropped_to
 
 
 def forced_trim_before_the_first_run(bench: Workbench, topic: Topic) -> None:
@@ -103,7 +88,7 @@ def the_cursor_is_gone_and_raw_with_it(bench: Workbench, topic: Topic) -> None:
 
 def trimmed_under_the_policy_compact(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
-    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
+    bench.set_policies(topic, **{"cleanup.policy": "compact"})
     Retention(bench).apply(topic.record)
     assert topic.snapshot().ledgers == ()
     ten(bench, topic)
@@ -174,9 +159,7 @@ def test_chunks_below_the_start_make_no_message(bench: Workbench) -> None:
     bench.compact(topic)
     expected = reference.run(reference.ReferenceLedger(), given, RunPolicies(), NOW, raw_from=4)
     assert [item.offset for item in expected.messages] == [4, 5, 6, 7]
-    compacted = topic.snapshot().compacted
-    assert compacted is not None
-    manifest = read_manifest(bench.store, compacted.manifest)
+    manifest = bench.manifest(topic)
     assert manifest.messages == 4
     assert sum(table.pending for table in manifest.chunks) == 1
     assert [topic.get(key) is None for key in (b"u", b"v", b"w", b"a")] == [True, True, False, False]
@@ -204,16 +187,14 @@ def test_late_values_revive_nothing_after_compaction_cursor_was_deleted(bench: W
         return [item.key for item in compacted_only(topic)]
 
     at(bench, topic, (b"deleted", b"v", NOW), (b"deleted", None, NOW + 200), (b"expired", b"v", NOW + 200))
-    clock = bench.clock
-    assert isinstance(clock, ManualClock)
-    clock.advance(1001)
+    bench.advance(1001)
     assert compact() == []
     bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR)
     at(bench, topic, (b"deleted", b"late", NOW + 100), (b"expired", b"late", NOW + 100), (b"other", b"v", NOW))
     assert compact() == [b"other"]
     at(bench, topic, (b"other", None, NOW + 1))
     assert compact() == []
-    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
+    bench.set_policies(topic, **{"cleanup.policy": "compact"})
     Retention(bench).apply(topic.record)
     assert raw(topic) == []
     with pytest.raises(Conflict, match="what it remembers of deleted keys"):
@@ -284,7 +265,7 @@ def test_when_nothing_is_left_there_is_nothing(bench: Workbench) -> None:
 
 def test_under_compact_delete_it_is_the_same(bench: Workbench) -> None:
     topic = bench.topic()
-    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact,delete")
+    bench.set_policies(topic, **{"cleanup.policy": "compact,delete"})
     at(bench, topic, (b"a", b"gone", 90), (b"a", b"wins", 50), (b"a", b"newest", 20))
     trim(bench, topic, 1)
     bench.compactor().compact(topic.name, replace(BY_EVENT, start_offset=1))

@@ -73,14 +73,14 @@ def test_a_master_that_does_not_answer_is_given_up() -> None:
         waiting = []
         try:
             for _ in range(64):
-                waiting.append(one := socket.socket())
-                one.setblocking(False)
-                one.connect_ex(address)
+                waiting.append(client := socket.socket())
+                client.setblocking(False)
+                client.connect_ex(address)
             with pytest.raises(Unavailable, match="no Spark master answers"):
                 reach_master(f"spark://127.0.0.1:{address[1]}", within_seconds=0.2)
         finally:
-            for one in waiting:
-                one.close()
+            for client in waiting:
+                client.close()
 
 
 @pytest.mark.parametrize("master", ["spark://host", "spark://a:1,", "spark://a:99999", "spark://a:b", "spark://a:1/x"])

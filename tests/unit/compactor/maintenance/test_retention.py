@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from compactor.maintenance.garbage import GarbageCollector
@@ -15,13 +14,11 @@ from storage.entries.encode import encode_message
 from storage.environment import Environment
 from storage.errors import Conflict, LeaseHeld, ObjectMissing
 from storage.ledger.seek import OffsetReset, StartOffset
-from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.directory import LogDirectory
-from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentState
 from storage.model import EARLIEST, LATEST
 from storage.topic import Topic
-from tests.workbench import Workbench, ids, raw, store_policy
+from tests.workbench import Workbench, content, ids, raw, store_policy
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
@@ -31,27 +28,10 @@ def reasons(plan: TrimPlan) -> list[TrimReason]:
     return [gone.reason for gone in plan.going]
 
 
-def retention(bench: Workbench) -> Retention:
-    return Retention(bench)
-
-
-def published(*messages: tuple[bytes | None, bytes | None, int]) -> pa.Table:
-    """Key, payload and publish time of each message."""
-    return pa.Table.from_pylist(
-        [{"key": key, "payload": payload, "publish_time": time} for key, payload, time in messages],
-        schema=INPUT_SCHEMA,
-    )
-
-
 def ledgers(bench: Workbench, topic: Topic, *lengths: int, age: int = 0) -> None:
     time = bench.clock.now_ms() - age
     for number, length in enumerate(lengths):
-        bench.append(topic, [published(*((b"k%d" % (number % 2), b"%d" % n, time) for n in range(length)))])
-
-
-def allow(bench: Workbench, topic: Topic, **policies: object) -> None:
-    for name, value in policies.items():
-        bench.metadata.policies.set(topic_scope(topic.record), name, value)
+        bench.append(topic, [content(*((b"k%d" % (number % 2), b"%d" % n, time) for n in range(length)))])
 
 
 def cursor_at(bench: Workbench, topic: Topic, name: str, offset: int) -> None:
@@ -80,7 +60,7 @@ def states(bench: Workbench, topic: Topic) -> list[SegmentState]:
 
 def test_worked_example_7_on_a_topic(bench: Workbench, topic: Topic) -> None:
     ledgers(bench, topic, 11, 12, 17)
-    trimmed = retention(bench).trim(topic.record, 25)
+    trimmed = Retention(bench).trim(topic.record, 25)
     assert gone(trimmed) == [0, 11]
     assert [ledger.first_offset for ledger in topic.snapshot().ledgers] == [23]
     assert offsets(topic) == list(range(25, 40))
@@ -91,12 +71,12 @@ def test_worked_example_7_on_a_topic(bench: Workbench, topic: Topic) -> None:
 def test_a_message_id_is_as_good_as_its_offset(bench: Workbench, topic: Topic) -> None:
     ledgers(bench, topic, 11, 12, 17)
     messages = raw(topic)
-    trimmed = retention(bench).trim(topic.record, messages[25].message_id)
+    trimmed = Retention(bench).trim(topic.record, messages[25].message_id)
     assert (gone(trimmed), trimmed.plan.start_offset) == ([0, 11], 25)
-    again = retention(bench).trim(topic.record, messages[4].message_id)
+    again = Retention(bench).trim(topic.record, messages[4].message_id)
     assert (gone(again), again.plan.start_offset) == ([], 25)
-    assert retention(bench).trim(topic.record, EARLIEST).plan.start_offset == 25
-    everything = retention(bench).trim(topic.record, LATEST)
+    assert Retention(bench).trim(topic.record, EARLIEST).plan.start_offset == 25
+    everything = Retention(bench).trim(topic.record, LATEST)
     assert (gone(everything), everything.plan.start_offset) == ([23], 40)
     assert offsets(topic) == []
 
@@ -104,7 +84,7 @@ def test_a_message_id_is_as_good_as_its_offset(bench: Workbench, topic: Topic) -
 def test_a_dry_run_changes_nothing(bench: Workbench, topic: Topic) -> None:
     ledgers(bench, topic, 2, 2)
     produce(bench, topic, NOW, NOW)
-    dry = retention(bench).trim(topic.record, 6, dry_run=True)
+    dry = Retention(bench).trim(topic.record, 6, dry_run=True)
     assert not dry.trimmed
     assert gone(dry) == [0, 2, 4]
     assert offsets(topic) == list(range(6))
@@ -123,20 +103,20 @@ def test_a_dry_run_changes_nothing(bench: Workbench, topic: Topic) -> None:
 def test_a_topic_that_is_to_be_compacted_has_its_cursor_from_then_on(
     bench: Workbench, topic: Topic, name: str, value: object
 ) -> None:
-    """S9, Pulsar #11672: also where the policy was set around it, and cannot be read; a look makes nothing."""
+    """S9, Pulsar #11672: also where the policy was set around it, and cannot be read; a dry run creates nothing."""
     ledgers(bench, topic, 3)
-    allow(bench, topic, **{"retention.ms": 0})
+    bench.set_policies(topic, **{"retention.ms": 0})
     bench.metadata.policies.set("namespace:public/default", "cleanup.policy", "delete")
     bench.advance(HOUR)
-    assert reasons(retention(bench).apply(topic.record, dry_run=True).plan) == [TrimReason.TIME]
+    assert reasons(Retention(bench).apply(topic.record, dry_run=True).plan) == [TrimReason.TIME]
     bench.metadata.policies.remove("namespace:public/default", "cleanup.policy")
     bench.metadata.policies.set("broker", "cleanup.policy", "delete")
     store_policy(bench.metadata, "namespace:public/default", name, value)
-    plan = retention(bench).apply(topic.record, dry_run=True).plan
+    plan = Retention(bench).apply(topic.record, dry_run=True).plan
     assert (plan.going, plan.hold) == ((), RetentionHold(COMPACTION_CURSOR, None, 0))
     assert bench.metadata.cursors.of_topic(topic.record.id) == []
     for _ in range(2):
-        retention(bench).apply(topic.record)
+        Retention(bench).apply(topic.record)
         assert bench.metadata.cursors.of_topic(topic.record.id) == [CursorRecord(COMPACTION_CURSOR, None, {})]
     with pytest.raises(Conflict, match="its cursor '__compaction' is with nothing acknowledged"):
         bench.metadata.trimming.trim(topic.record.id, 3, [], force=False)
@@ -144,10 +124,10 @@ def test_a_topic_that_is_to_be_compacted_has_its_cursor_from_then_on(
     assert topic.snapshot().horizon is not None
 
 
-def test_looking_makes_no_log_directory(bench: Workbench, topic: Topic, tmp_path: Path) -> None:
-    """Nor does it where the segments are in another one, as on a machine that only looks."""
+def test_a_plan_creates_no_log_directory(bench: Workbench, topic: Topic, tmp_path: Path) -> None:
+    """Nor does it where the segments are in another one, as on a machine without a service."""
     produce(bench, topic, NOW)
-    allow(bench, topic, **{"cleanup.policy": "delete", "retention.ms": 0})
+    bench.set_policies(topic, **{"cleanup.policy": "delete", "retention.ms": 0})
     elsewhere = Retention(Environment(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "nowhere")))
     for dry_run in (True, False):
         assert elsewhere.apply(topic.record, dry_run=dry_run).plan.going == ()
@@ -157,10 +137,10 @@ def test_looking_makes_no_log_directory(bench: Workbench, topic: Topic, tmp_path
 def test_worked_example_8_retention_by_time(bench: Workbench, topic: Topic) -> None:
     """A ledger outlives its messages by its own newest one; when all are expired, the open segment is rolled first."""
     now = bench.clock.now_ms()
-    allow(bench, topic, **{"cleanup.policy": "delete", "retention.ms": HOUR})
-    bench.append(topic, [published((b"a", b"1", now - 5 * HOUR), (b"b", b"2", now))])
+    bench.set_policies(topic, **{"cleanup.policy": "delete", "retention.ms": HOUR})
+    bench.append(topic, [content((b"a", b"1", now - 5 * HOUR), (b"b", b"2", now))])
     produce(bench, topic, now - HOUR, now)
-    trimming = retention(bench)
+    trimming = Retention(bench)
     assert gone(trimming.apply(topic.record)) == []
     bench.advance(HOUR)
     assert gone(trimming.apply(topic.record)) == [], "an hour old is not older than an hour"
@@ -175,52 +155,52 @@ def test_worked_example_8_retention_by_time(bench: Workbench, topic: Topic) -> N
 
 def test_an_open_segment_with_a_young_message_stays(bench: Workbench, topic: Topic) -> None:
     now = bench.clock.now_ms()
-    allow(bench, topic, **{"cleanup.policy": "delete", "retention.ms": HOUR})
+    bench.set_policies(topic, **{"cleanup.policy": "delete", "retention.ms": HOUR})
     ledgers(bench, topic, 2, age=2 * HOUR)
     produce(bench, topic, now - 2 * HOUR, now - HOUR, now - 3 * HOUR)
-    assert gone(retention(bench).apply(topic.record)) == [0]
+    assert gone(Retention(bench).apply(topic.record)) == [0]
     assert states(bench, topic) == [SegmentState.OPEN]
 
 
 def test_no_bytes_at_all(bench: Workbench, topic: Topic) -> None:
-    allow(bench, topic, **{"cleanup.policy": "delete", "retention.bytes": 0})
+    bench.set_policies(topic, **{"cleanup.policy": "delete", "retention.bytes": 0})
     ledgers(bench, topic, 2)
     produce(bench, topic, bench.clock.now_ms())
-    assert gone(retention(bench).apply(topic.record)) == [0, 2]
+    assert gone(Retention(bench).apply(topic.record)) == [0, 2]
     assert offsets(topic) == []
 
 
 def test_a_start_inside_the_open_segment(bench: Workbench, topic: Topic) -> None:
     ledgers(bench, topic, 2)
     produce(bench, topic, *[NOW] * 4)
-    trimmed = retention(bench).trim(topic.record, 4)
+    trimmed = Retention(bench).trim(topic.record, 4)
     assert (gone(trimmed), trimmed.plan.start_offset) == ([0], 4)
     assert offsets(topic) == [4, 5]
 
 
 def test_a_tail_that_a_cursor_needs_is_not_rolled(bench: Workbench, topic: Topic) -> None:
-    allow(bench, topic, **{"cleanup.policy": "delete", "retention.bytes": 0})
+    bench.set_policies(topic, **{"cleanup.policy": "delete", "retention.bytes": 0})
     ledgers(bench, topic, 2)
     produce(bench, topic, NOW)
     cursor_at(bench, topic, "reader", 1)
-    trimmed = retention(bench).apply(topic.record)
+    trimmed = Retention(bench).apply(topic.record)
     assert gone(trimmed) == [0]
     assert trimmed.plan.hold is not None
     assert trimmed.plan.hold.cursor == "reader"
     assert states(bench, topic) == [SegmentState.OPEN]
 
 
-def test_a_tail_that_cannot_be_sealed_is_left_and_said(
+def test_a_tail_that_cannot_be_sealed_stays_and_the_result_says_why(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def held(*_: object) -> None:
         raise LeaseHeld("the writer sleeps", "wake it")
 
-    allow(bench, topic, **{"cleanup.policy": "delete", "retention.bytes": 0})
+    bench.set_policies(topic, **{"cleanup.policy": "delete", "retention.bytes": 0})
     ledgers(bench, topic, 2)
     produce(bench, topic, NOW)
     monkeypatch.setattr("compactor.maintenance.retention.LogManager.roll_and_seal", held)
-    trimmed = retention(bench).apply(topic.record)
+    trimmed = Retention(bench).apply(topic.record)
     assert gone(trimmed) == [0]
     assert trimmed.tail_left == "the writer sleeps: wake it"
     assert offsets(topic) == [2]
@@ -228,10 +208,9 @@ def test_a_tail_that_cannot_be_sealed_is_left_and_said(
 
 @pytest.mark.parametrize("how", ["gone", "damaged"])
 def test_an_open_segment_that_cannot_be_read_holds_up_no_ledger(bench: Workbench, topic: Topic, how: str) -> None:
-    allow(bench, topic, **{"cleanup.policy": "delete", "retention.ms": HOUR})
+    bench.set_policies(topic, **{"cleanup.policy": "delete", "retention.ms": HOUR})
     ledgers(bench, topic, 2, 2, age=2 * HOUR)
     produce(bench, topic, NOW, NOW)
-    assert bench.log is not None
     (file,) = bench.log.of_topic(topic.record.uid).glob("*.log")
     if how == "gone":
         file.unlink()
@@ -239,8 +218,8 @@ def test_an_open_segment_that_cannot_be_read_holds_up_no_ledger(bench: Workbench
         written = bytearray(file.read_bytes())
         written[100] ^= 1
         file.write_bytes(written)
-    dry = retention(bench).apply(topic.record, dry_run=True)
-    trimmed = retention(bench).apply(topic.record)
+    dry = Retention(bench).apply(topic.record, dry_run=True)
+    trimmed = Retention(bench).apply(topic.record)
     assert gone(trimmed) == gone(dry) == [0, 2]
     assert trimmed.tail_damaged
     assert "--accept-loss" in trimmed.tail_left
@@ -251,44 +230,44 @@ def test_an_open_segment_that_cannot_be_read_holds_up_no_ledger(bench: Workbench
 
 def test_compact_trims_what_is_compacted_and_compacted_reads_stay_whole(bench: Workbench, topic: Topic) -> None:
     """T3 and R4."""
-    allow(bench, topic, **{"cleanup.policy": "compact"})
+    bench.set_policies(topic, **{"cleanup.policy": "compact"})
     ledgers(bench, topic, 3, 3)
     bench.compact(topic)
     ledgers(bench, topic, 2)
     before = ids(topic.messages(read_compacted=True))
-    trimmed = retention(bench).apply(topic.record)
+    trimmed = Retention(bench).apply(topic.record)
     assert reasons(trimmed.plan) == [TrimReason.COMPACTED] * 2
     assert ids(topic.messages(read_compacted=True)) == before
     assert offsets(topic) == [6, 7]
     assert topic.snapshot().topic.start_offset == 0
-    assert gone(retention(bench).apply(topic.record)) == []
+    assert gone(Retention(bench).apply(topic.record)) == []
     bench.compact(topic)
     assert offsets(topic, read_compacted=True) == [5, 7]
 
 
 def test_a_reader_holds_what_is_compacted_too(bench: Workbench, topic: Topic) -> None:
-    allow(bench, topic, **{"cleanup.policy": "compact"})
+    bench.set_policies(topic, **{"cleanup.policy": "compact"})
     ledgers(bench, topic, 3, 3)
     bench.compact(topic)
     cursor_at(bench, topic, "reader", 3)
-    trimmed = retention(bench).apply(topic.record)
+    trimmed = Retention(bench).apply(topic.record)
     assert gone(trimmed) == [0]
     assert trimmed.plan.hold is not None
-    assert gone(retention(bench).apply(topic.record, force=True)) == [3]
+    assert gone(Retention(bench).apply(topic.record, force=True)) == [3]
 
 
 def test_force_goes_past_compaction(bench: Workbench, topic: Topic) -> None:
     ledgers(bench, topic, 3)
     bench.compact(topic)
     ledgers(bench, topic, 3)
-    held = retention(bench).trim(topic.record, 6)
+    held = Retention(bench).trim(topic.record, 6)
     assert (gone(held), held.plan.start_offset) == ([0], 3)
-    forced = retention(bench).trim(topic.record, 6, force=True)
+    forced = Retention(bench).trim(topic.record, 6, force=True)
     assert (gone(forced), forced.plan.start_offset) == ([3], 6)
     assert offsets(topic) == []
 
 
-def test_a_cursor_that_is_made_meanwhile_is_seen(
+def test_a_cursor_that_is_created_meanwhile_is_seen(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledgers(bench, topic, 3, 3)
@@ -300,18 +279,20 @@ def test_a_cursor_that_is_made_meanwhile_is_seen(
         return check.pop() if check else real(topic_id)
 
     monkeypatch.setattr(bench.metadata.cursors, "of_topic", cursors)
-    trimmed = retention(bench).trim(topic.record, 6)
+    trimmed = Retention(bench).trim(topic.record, 6)
     assert gone(trimmed) == []
     assert trimmed.plan.hold is not None
     assert offsets(topic) == list(range(6))
 
 
-def test_who_is_always_overtaken_is_told(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trim_that_is_always_overtaken_is_a_conflict(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledgers(bench, topic, 3)
     bench.metadata.cursors.ensure(topic.record.id, "new")
     monkeypatch.setattr(bench.metadata.cursors, "of_topic", lambda _: [])
     with pytest.raises(Conflict, match="'new'"):
-        retention(bench).trim(topic.record, 3)
+        Retention(bench).trim(topic.record, 3)
 
 
 # --- afterwards ----------------------------------------------------------------------------------------------------
@@ -319,12 +300,12 @@ def test_who_is_always_overtaken_is_told(bench: Workbench, topic: Topic, monkeyp
 
 def test_a_reader_that_is_under_way_goes_on_until_the_objects_go(bench: Workbench, topic: Topic) -> None:
     """C3: marked, then removed after the delay; until then whoever reads what was marked may finish."""
-    allow(bench, topic, **{"file.delete.delay.ms": 60_000})
+    bench.set_policies(topic, **{"file.delete.delay.ms": 60_000})
     ledgers(bench, topic, 3, 3, 3)
     bench.advance(2 * HOUR)
     reading = topic.messages()
     assert [next(reading).offset for _ in range(2)] == [0, 1]
-    retention(bench).trim(topic.record, 7)
+    Retention(bench).trim(topic.record, 7)
     collector = GarbageCollector(bench, skew_ms=0)
     bench.advance(59_999)
     assert collector.collect(topic.record).trimmed_ledgers == 0
@@ -343,11 +324,11 @@ def test_a_reader_that_is_under_way_goes_on_until_the_objects_go(bench: Workbenc
 
 
 def test_trimmed_objects_that_are_gone_do_not_hurt_a_compacted_read(bench: Workbench, topic: Topic) -> None:
-    allow(bench, topic, **{"cleanup.policy": "compact", "file.delete.delay.ms": 0})
+    bench.set_policies(topic, **{"cleanup.policy": "compact", "file.delete.delay.ms": 0})
     ledgers(bench, topic, 3, 3)
     bench.compactor().compact(topic.name, RunPolicies())
     before = ids(topic.messages(read_compacted=True))
-    retention(bench).apply(topic.record)
+    Retention(bench).apply(topic.record)
     rows = bench.metadata.trimming.trimmed(topic.record.id)[0].rows.name
     bench.advance(2 * HOUR)
     GarbageCollector(bench).collect(topic.record)

@@ -22,7 +22,6 @@ from storage.log.log_manager import LogManager
 from storage.metadata.policy_store import BROKER
 from storage.metadata.records import TopicRecord
 from storage.metadata.tables import segments
-from tests.clocks import ManualClock
 from tests.entries import one, produce
 from tests.workbench import Workbench, content
 
@@ -63,8 +62,6 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.workbench = Workbench.embedded(folder)
-        assert isinstance(self.workbench.clock, ManualClock)
-        assert self.workbench.log is not None
         self.clock = self.workbench.clock
         self.leads = True
         self.stopping = False
@@ -80,6 +77,12 @@ class Bench:
         topic = self.workbench.topic(name)
         self.workbench.append(topic, [content((b"k", b"v"))])
         return topic.record
+
+    def expire(self) -> None:
+        """What every topic has is over its retention now."""
+        self.workbench.metadata.policies.set(BROKER, "cleanup.policy", "delete")
+        self.workbench.metadata.policies.set(BROKER, "retention.ms", 1)
+        self.clock.advance(HOUR)
 
     def ledgers(self, topic: TopicRecord) -> int:
         return len(self.workbench.metadata.ledgers.of_topic(topic.id))
@@ -122,9 +125,7 @@ def test_retention_and_garbage_by_the_clock(bench: Bench) -> None:
 
 def test_only_the_leader(bench: Bench) -> None:
     topic = bench.imported("t")
-    bench.workbench.metadata.policies.set(BROKER, "cleanup.policy", "delete")
-    bench.workbench.metadata.policies.set(BROKER, "retention.ms", 1)
-    bench.clock.advance(HOUR)
+    bench.expire()
     bench.leads = False
     assert bench.maintenance.run_due() == EACH_SERVICES
     assert bench.ledgers(topic) == 1
@@ -154,7 +155,7 @@ def test_backlogs_are_limited_by_who_has_the_tail(bench: Bench, caplog: pytest.L
     bench.maintenance.run_due()
     assert set(bench.maintenance.over_quota) == {sealed.record.id, here.record.id}
     answer = [record for record in caplog.records if "takes no messages" in record.getMessage()]
-    assert [record.levelname for record in answer] == ["WARNING", "WARNING"], "each topic is told of once"
+    assert [record.levelname for record in answer] == ["WARNING", "WARNING"], "once for each topic"
     metadata.cursors.delete(here.record.id, "s")
     bench.maintenance.hasten(Task.BACKLOG)
     bench.maintenance.run_due()
@@ -193,9 +194,7 @@ def test_a_topic_that_fails_stops_no_other(
 ) -> None:
     names = ["a", "bad", "c", "gone"]
     topics = {name: bench.imported(name) for name in names}
-    bench.workbench.metadata.policies.set(BROKER, "cleanup.policy", "delete")
-    bench.workbench.metadata.policies.set(BROKER, "retention.ms", 1)
-    bench.clock.advance(HOUR)
+    bench.expire()
     real = Retention.apply
 
     def failing(retention: Retention, topic: TopicRecord, **given: Any) -> Any:
@@ -225,12 +224,9 @@ def test_a_damaged_tail_is_shown_though_ledgers_go(bench: Bench) -> None:
     bench.workbench.append(topic, [content((b"k", b"v"))])
     with topic.append_log() as log:
         log.append(encode_message(b"k", b"v", producer="p", sequence_id=0, publish_time=bench.clock.now_ms()))
-    assert bench.workbench.log is not None
     (file,) = bench.workbench.log.of_topic(topic.record.uid).glob("*.log")
     file.unlink()
-    bench.workbench.metadata.policies.set(BROKER, "cleanup.policy", "delete")
-    bench.workbench.metadata.policies.set(BROKER, "retention.ms", 1)
-    bench.clock.advance(HOUR)
+    bench.expire()
     bench.maintenance.run_due()
     assert bench.ledgers(topic.record) == 0
     status = bench.maintenance.status()[Task.RETENTION]
@@ -258,9 +254,7 @@ def test_whether_it_leads_may_be_unknown(bench: Bench, monkeypatch: pytest.Monke
 
 def test_it_ends_between_topics(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     topics = [bench.imported(name) for name in "abc"]
-    bench.workbench.metadata.policies.set(BROKER, "cleanup.policy", "delete")
-    bench.workbench.metadata.policies.set(BROKER, "retention.ms", 1)
-    bench.clock.advance(HOUR)
+    bench.expire()
     real = Retention.apply
 
     def then_stop(retention: Retention, topic: TopicRecord, **given: Any) -> Any:
@@ -293,7 +287,6 @@ def test_collecting_rests_after_each_topic_as_long_as_it_took_and_more(
 def test_what_a_deleted_topic_left_goes_after_its_delay(bench: Bench) -> None:
     """Objects and segments' files; a topic created again under the name keeps its own."""
     workbench = bench.workbench
-    assert workbench.log is not None
     topic = workbench.topic("t")
     bench.imported("t")
     with topic.append_log() as log:

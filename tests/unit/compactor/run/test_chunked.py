@@ -15,10 +15,9 @@ from storage.errors import ObjectDamaged
 from storage.ledger import chunk_table
 from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.key_index import HashRange
-from storage.ledger.manifest import read_manifest
 from storage.topic import Topic
 from tests.chunked import append, chunk, compacted_rows, message, whole
-from tests.workbench import Workbench
+from tests.workbench import Workbench, compacted_ledger
 
 DAY = 86_400_000
 
@@ -31,18 +30,28 @@ def values(topic: Topic) -> list[tuple[bytes | None, bytes | None]]:
     return [(item.key, item.payload) for item in topic.messages(read_compacted=True)]
 
 
+def verified(bench: Workbench, topic: Topic) -> Report:
+    return Verifier(bench, bench.engine, sizing=bench.sizing).verify(topic.name)
+
+
 def compact(bench: Workbench, topic: Topic, policies: RunPolicies = RunPolicies()) -> bool:  # noqa: B008
-    """Whether there was a run; what it left is verified."""
+    """Whether there was a run; its result is verified."""
     ran = bench.compactor().compact(topic.name, policies).run is not None
-    report = Verifier(bench, bench.engine, sizing=bench.sizing).verify(topic.name)
-    assert report.differences == ()
+    assert verified(bench, topic).differences == ()
     return ran
 
 
+def assert_goes_after(bench: Workbench, topic: Topic, milliseconds: int, policies: RunPolicies) -> None:
+    """All that is compacted goes, by a run that has nothing to do a millisecond earlier."""
+    bench.advance(milliseconds - 1)
+    assert not compact(bench, topic, policies)
+    bench.advance(1)
+    assert compact(bench, topic, policies)
+    assert offsets(topic) == []
+
+
 def tables(bench: Workbench, topic: Topic) -> tuple[ChunkTable, ...]:
-    compacted = topic.snapshot().compacted
-    assert compacted is not None
-    return read_manifest(bench.store, compacted.manifest).chunks
+    return bench.manifest(topic).chunks
 
 
 def test_all_chunks_of_the_newest_value_stay_and_a_reader_gets_one_message(bench: Workbench) -> None:
@@ -145,11 +154,7 @@ def test_without_any_payload_it_is_a_tombstone_that_is_retained_whole(bench: Wor
     compact(bench, topic, policies)
     assert offsets(topic) == [1, 2]
     assert topic.get(b"k") is None
-    bench.advance(999)
-    assert not compact(bench, topic, policies)
-    bench.advance(1)
-    assert compact(bench, topic, policies)
-    assert offsets(topic) == []
+    assert_goes_after(bench, topic, 1000, policies)
 
 
 def test_its_time_to_live_is_counted_from_its_last_chunk(bench: Workbench) -> None:
@@ -159,11 +164,7 @@ def test_its_time_to_live_is_counted_from_its_last_chunk(bench: Workbench) -> No
     append(bench, topic, [chunk("u", 1, 2, b"k", b"B")])
     policies = RunPolicies(key_ttl_ms=1000)
     compact(bench, topic, policies)
-    bench.advance(999)
-    assert not compact(bench, topic, policies)
-    bench.advance(1)
-    assert compact(bench, topic, policies)
-    assert offsets(topic) == []
+    assert_goes_after(bench, topic, 1000, policies)
 
 
 def test_by_event_time_the_first_chunk_counts(bench: Workbench) -> None:
@@ -191,9 +192,7 @@ def test_by_event_time_it_counts_though_no_plain_message_has_one(bench: Workbenc
     append(bench, topic, later)  # older than any: without an event time
     compact(bench, topic, policies)
     assert values(topic) == [(b"k", b"AB"), (b"l", b"C")]
-    compacted = topic.snapshot().compacted
-    assert compacted is not None
-    assert read_manifest(bench.store, compacted.manifest).dropped_to == -1  # no deletion was one
+    assert bench.manifest(topic).dropped_to == -1  # no deletion was one
 
 
 def test_without_any_payload_it_deletes_by_event_time(bench: Workbench) -> None:
@@ -207,9 +206,7 @@ def test_without_any_payload_it_deletes_by_event_time(bench: Workbench) -> None:
     append(bench, topic, [first, message(b"k", b"older"), last | {"event_time": None}, message(b"m", b"v")])
     compact(bench, topic, policies)
     assert values(topic) == [(b"l", b"v"), (b"m", b"v")]
-    compacted = topic.snapshot().compacted
-    assert compacted is not None
-    assert read_manifest(bench.store, compacted.manifest).dropped_to == 5
+    assert bench.manifest(topic).dropped_to == 5
     append(bench, topic, whole("w", b"k", b"late", b"", event_time=now))
     compact(bench, topic, policies)
     assert topic.get(b"k") is None
@@ -235,9 +232,7 @@ def test_a_topic_without_chunks_has_no_table(bench: Workbench) -> None:
     append(bench, topic, [message(b"k", b"v")])
     compact(bench, topic)
     assert tables(bench, topic) == ()
-    compacted = topic.snapshot().compacted
-    assert compacted is not None
-    assert b'"chunks"' not in bench.store.get(compacted.manifest.name)
+    assert b'"chunks"' not in bench.store.get(compacted_ledger(topic).manifest.name)
 
 
 def test_a_damaged_table_fails_the_run_and_leaves_what_serves(bench: Workbench) -> None:
@@ -255,10 +250,6 @@ def test_a_damaged_table_fails_the_run_and_leaves_what_serves(bench: Workbench) 
 
 
 # --- verify
-
-
-def verified(bench: Workbench, topic: Topic) -> Report:
-    return Verifier(bench, bench.engine, sizing=bench.sizing).verify(topic.name)
 
 
 Forgery = Callable[[chunk_table.Chunks], chunk_table.Chunks]

@@ -5,23 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from compactor.maintenance.retention import Retention
 from compactor.run.options import POLICY_OF, overridden, run_policies, stored_policies
 from compactor.run.plan import RunPolicies, Sizing
-from storage.ledger.manifest import read_manifest
-from storage.log.bulk_append import INPUT_SCHEMA
-from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
+from storage.metadata.policy_store import BROKER, namespace_scope
 from storage.metadata.records import RunRecord
 from storage.options.policies import TopicPolicies, policy
 from storage.topic import Topic
 from tests.sealed import live_rows
-from tests.workbench import Workbench
+from tests.workbench import Workbench, content
 
 BOTH = frozenset({"compact", "delete"})
 HOUR = 3_600_000
+STAY = {"delete.retention.ms": 9 * HOUR, "compaction.retain-null-key": True}
+"""Policies under which rows of every kind stay until a limit of the topic takes them."""
 
 
 def test_every_policy_of_a_run_comes_from_one_of_the_topic_or_from_its_limits() -> None:
@@ -53,16 +52,10 @@ def test_the_limits_of_a_topic_hold_under_both_policies_alone(cleanup: set[str])
     assert run_policies(TopicPolicies(cleanup_policy=BOTH, retention_ms=-1)).retention_ms is None
 
 
-def allow(bench: Workbench, topic: Topic, **policies: object) -> None:
-    for name, value in policies.items():
-        bench.metadata.policies.set(topic_scope(topic.record), name, value)
-
-
 def append(bench: Workbench, topic: Topic, *messages: tuple[bytes | None, bytes | None, int]) -> None:
     """Key, payload, and how long ago it was published."""
     now = bench.clock.now_ms()
-    rows = [{"key": key, "payload": payload, "publish_time": now - age} for key, payload, age in messages]
-    bench.append(topic, [pa.Table.from_pylist(rows, schema=INPUT_SCHEMA)])
+    bench.append(topic, [content(*((key, payload, now - age) for key, payload, age in messages))])
 
 
 def run(bench: Workbench, topic: Topic) -> RunRecord | None:
@@ -72,11 +65,7 @@ def run(bench: Workbench, topic: Topic) -> RunRecord | None:
 
 def payloads(bench: Workbench, topic: Topic) -> list[bytes | None]:
     """What the compacted ledger holds, whatever readers are shown of it."""
-    compacted = topic.snapshot().compacted
-    assert compacted is not None
-    found: list[bytes | None] = (
-        live_rows(bench.store, read_manifest(bench.store, compacted.manifest)).column("payload").to_pylist()
-    )
+    found: list[bytes | None] = live_rows(bench.store, bench.manifest(topic)).column("payload").to_pylist()
     return found
 
 
@@ -99,7 +88,7 @@ def test_worked_example_10_delete_compact_both(
 
     `delete` takes it from raw, `compact` keeps it in the compacted ledger, both together take it from there, too.
     """
-    allow(bench, topic, **{"cleanup.policy": cleanup, "retention.ms": HOUR})
+    bench.set_policies(topic, **{"cleanup.policy": cleanup, "retention.ms": HOUR})
     messages = [(b"k%d" % n, b"%d" % n, 3 * HOUR) for n in range(5)]
     append(bench, topic, *((key, None, age) for key, _, age in messages), (b"k5", b"5", 2 * HOUR))
     run(bench, topic)
@@ -109,13 +98,12 @@ def test_worked_example_10_delete_compact_both(
     assert payloads(bench, topic) == compacted
 
 
-@pytest.mark.parametrize(("later", "left"), [(-1, 3), (0, 3), (1, 0)])
+@pytest.mark.parametrize(("later", "remaining"), [(-1, 3), (0, 3), (1, 0)])
 def test_rows_of_every_kind_go_by_time_at_the_same_moment(
-    bench: Workbench, topic: Topic, later: int, left: int
+    bench: Workbench, topic: Topic, later: int, remaining: int
 ) -> None:
     """A value, a retained tombstone and a message without a key."""
-    stay = {"delete.retention.ms": 9 * HOUR, "compaction.retain-null-key": True}
-    allow(bench, topic, **{"cleanup.policy": "compact,delete", "retention.ms": HOUR, **stay})
+    bench.set_policies(topic, **{"cleanup.policy": "compact,delete", "retention.ms": HOUR, **STAY})
     append(bench, topic, (b"a", b"1", 0), (b"b", None, 0), (None, b"n", 0))
     append(bench, topic, (b"c", b"2", -HOUR))
     run(bench, topic)
@@ -123,14 +111,13 @@ def test_rows_of_every_kind_go_by_time_at_the_same_moment(
     bench.advance(HOUR + later)
     created = run(bench, topic)
     assert (created is None) == (later < 1), "P11 knows whether something is due"
-    assert len(payloads(bench, topic)) == left + 1
+    assert len(payloads(bench, topic)) == remaining + 1
     assert run(bench, topic) is None
 
 
 def test_dirty_rows_that_are_too_old_never_come_in(bench: Workbench, topic: Topic) -> None:
     """And what they superseded does not come back."""
-    stay = {"delete.retention.ms": 9 * HOUR, "compaction.retain-null-key": True}
-    allow(bench, topic, **{"cleanup.policy": "compact,delete", "retention.ms": HOUR, **stay})
+    bench.set_policies(topic, **{"cleanup.policy": "compact,delete", "retention.ms": HOUR, **STAY})
     append(bench, topic, (b"a", b"old", 0), (b"x", b"x", 0), (b"y", b"y", 0))
     run(bench, topic)
     append(bench, topic, (b"a", b"new", HOUR + 1), (b"x", None, HOUR + 1), (None, b"n", HOUR + 1), (b"z", b"z", HOUR))
@@ -139,8 +126,7 @@ def test_dirty_rows_that_are_too_old_never_come_in(bench: Workbench, topic: Topi
 
 
 def test_rows_below_the_start_go(bench: Workbench, topic: Topic) -> None:
-    stay = {"delete.retention.ms": 9 * HOUR, "compaction.retain-null-key": True}
-    allow(bench, topic, **{"cleanup.policy": "compact,delete", "retention.ms": -1, **stay})
+    bench.set_policies(topic, **{"cleanup.policy": "compact,delete", "retention.ms": -1, **STAY})
     append(bench, topic, (b"a", b"0", 0), (b"b", None, 0), (None, b"2", 0), (b"c", b"3", 0))
     run(bench, topic)
     assert payloads(bench, topic) == [b"0", None, b"2", b"3"]
@@ -157,7 +143,7 @@ def test_rows_below_the_start_go(bench: Workbench, topic: Topic) -> None:
 
 
 def test_a_larger_start_without_anything_below_it_makes_no_run(bench: Workbench, topic: Topic) -> None:
-    allow(bench, topic, **{"cleanup.policy": "compact,delete", "retention.ms": -1})
+    bench.set_policies(topic, **{"cleanup.policy": "compact,delete", "retention.ms": -1})
     append(bench, topic, (b"a", b"0", 0), (b"a", b"1", 0))
     run(bench, topic)
     Retention(bench).trim(topic.record, 1)
@@ -170,7 +156,7 @@ def test_a_larger_start_without_anything_below_it_makes_no_run(bench: Workbench,
 
 def test_parts_with_dead_rows_are_not_due_for_ever(bench: Workbench, topic: Topic) -> None:
     """Of a part that is kept, what has gone counts neither by its time nor by its offset."""
-    allow(bench, topic, **{"cleanup.policy": "compact,delete", "retention.ms": HOUR})
+    bench.set_policies(topic, **{"cleanup.policy": "compact,delete", "retention.ms": HOUR})
     append(bench, topic, (b"a", b"0", 0), *((b"k%d" % n, b"%d" % n, -HOUR) for n in range(9)))
     roomy = bench.with_sizing(Sizing(1, max_garbage_ratio=1.0))
     run(roomy, topic)
@@ -188,10 +174,10 @@ def test_parts_with_dead_rows_are_not_due_for_ever(bench: Workbench, topic: Topi
 
 
 def test_a_topic_that_becomes_one_of_both_policies_loses_what_is_too_old(bench: Workbench, topic: Topic) -> None:
-    allow(bench, topic, **{"cleanup.policy": "compact", "retention.ms": HOUR})
+    bench.set_policies(topic, **{"cleanup.policy": "compact", "retention.ms": HOUR})
     append(bench, topic, (b"a", b"1", 2 * HOUR), (b"b", b"2", 0))
     run(bench, topic)
     assert payloads(bench, topic) == [b"1", b"2"]
-    allow(bench, topic, **{"cleanup.policy": "compact,delete"})
+    bench.set_policies(topic, **{"cleanup.policy": "compact,delete"})
     run(bench, topic)
     assert payloads(bench, topic) == [b"2"]

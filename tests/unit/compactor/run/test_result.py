@@ -12,18 +12,16 @@ from compactor.run import layout
 from compactor.run.plan import PartResult, RunPolicies, Sizing, SourceTotals
 from compactor.run.result import RunOutput, check_objects
 from storage.errors import ObjectDamaged, ObjectMissing
-from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import LedgerRecord, MessageId
 from storage.objects.interface import ObjectStore
 from tests.sealed import NOW, carry_out, decide, live_rows, manifest_of, seal_history
+from tests.workbench import content
 
 KEEP = Sizing(1, max_garbage_ratio=1)
 
 
 def letters(text: str, payload: bytes = b"v") -> pa.Table:
-    return pa.Table.from_pylist(
-        [{"key": character.encode(), "payload": payload} for character in text], schema=INPUT_SCHEMA
-    )
+    return content(*((character.encode(), payload) for character in text))
 
 
 def made_of(

@@ -157,7 +157,7 @@ def test_a_ledger_that_is_too_young_is_nothing_new() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policies", "one", "floor", "due"),
+    ("policies", "old", "floor", "due"),
     [
         pytest.param(RunPolicies(), part(1, value=HOUR), None, False, id="no policy"),
         pytest.param(RunPolicies(key_ttl_ms=HOUR), part(1, value=HOUR), None, True, id="a value, to the millisecond"),
@@ -176,8 +176,8 @@ def test_a_ledger_that_is_too_young_is_nothing_new() -> None:
         pytest.param(RunPolicies(key_ttl_ms=HOUR), part(1, HOUR, 0), -1, True, id="values do not wait for cursors"),
     ],
 )
-def test_a_part_is_due(policies: RunPolicies, one: Part, floor: int | None, due: bool) -> None:
-    assert run_input.anything_due(manifest(part(0), one), policies, NOW, floor) == due
+def test_a_part_is_due(policies: RunPolicies, old: Part, floor: int | None, due: bool) -> None:
+    assert run_input.anything_due(manifest(part(0), old), policies, NOW, floor) == due
 
 
 @pytest.mark.parametrize(
@@ -220,13 +220,9 @@ def test_chunked_messages_are_due(policies: RunPolicies, times: dict[str, int], 
 def test_chunks_count_as_records_do() -> None:
     """Hash ranges bound what a task holds: four records a chunk."""
     previous = replace(manifest(part(0), levels=(1,)), chunks=(ChunkTable("c", 72 * 25, 0),))
-    assert (
-        len(run_input.sized(plan_of([], previous, RunPolicies()), previous, Sizing(1, 50), reindexed=False).ranges) == 2
-    )
-    assert (
-        len(run_input.sized(plan_of([], previous, RunPolicies()), previous, Sizing(1, 100), reindexed=False).ranges)
-        == 1
-    )
+    plan = plan_of([], previous, RunPolicies())
+    for records, ranges in ((50, 2), (100, 1)):
+        assert len(run_input.sized(plan, previous, Sizing(1, records), reindexed=False).ranges) == ranges
 
 
 @pytest.mark.parametrize(

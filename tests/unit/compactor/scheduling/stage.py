@@ -16,7 +16,6 @@ from storage.environment import Environment
 from storage.errors import Fenced
 from storage.metadata.records import CompactionState, RunState
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.entries import one, produce
 from tests.workbench import TINY, Workbench
 
@@ -91,8 +90,7 @@ class Stage:
         self.bench = Workbench.embedded(folder)
         self.metadata = self.bench.metadata
         self.control = self.bench.metadata.compaction_state
-        assert isinstance(self.bench.clock, ManualClock)
-        self.clock: ManualClock = self.bench.clock
+        self.clock = self.bench.clock
         self.engines = Engines()
         self.loops: list[ControlLoop] = []
 

@@ -21,13 +21,6 @@ from tests.workbench import Workbench, content
 BYTES, MESSAGES = "compaction.threshold.bytes", "compaction.threshold.messages"
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Workbench]:
-    bench = Workbench.embedded(tmp_path)
-    yield bench
-    bench.metadata.close()
-
-
 def cause(bench: Workbench, topic: Topic) -> str | None:
     """Why a service that has just been started finds the topic due."""
     found = {item.topic.id: item for item in Backlogs(bench.metadata, bench.log).of_all(bench.clock)}
@@ -183,21 +176,20 @@ def test_only_topics_for_which_something_is_set_are_looked_at(bench: Workbench) 
 def test_kafkas_ratio_and_lag_on_a_topic_that_is_cleaned_by_compaction(bench: Workbench) -> None:
     topic = bench.topic()
     bench.append(topic, [content(*((b"%d" % number, b"x" * 10) for number in range(20)))])
-    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
+    bench.set_policies(topic, **{"cleanup.policy": "compact"})
     assert cause(bench, topic) == "dirty.ratio"
     bench.compact(topic)
     bench.append(topic, [content((b"1", b"y"))])
     assert cause(bench, topic) is None
-    bench.metadata.policies.set(topic_scope(topic.record), "max.compaction.lag.ms", 1000)
+    bench.set_policies(topic, **{"max.compaction.lag.ms": 1000})
     assert cause(bench, topic) is None
-    bench.clock.advance(1001)  # type: ignore[attr-defined]
+    bench.advance(1001)
     assert cause(bench, topic) == "max.lag"
 
 
 def test_a_topic_with_a_minimum_lag_is_due_when_something_whole_is_old_enough(bench: Workbench) -> None:
     topic = bench.topic()
-    set_at(bench, topic, MESSAGES, 1)
-    bench.metadata.policies.set(topic_scope(topic.record), "min.compaction.lag.ms", 1000)
+    bench.set_policies(topic, **{MESSAGES: 1, "min.compaction.lag.ms": 1000})
     now = bench.clock.now_ms()
     produce(topic, [one(b"a", b"1", now - 1000), one(b"b", b"2", now - 500)])
     assert cause(bench, topic) is None, "the open segment holds a young one"
@@ -210,18 +202,17 @@ def test_a_topic_with_a_minimum_lag_is_due_when_something_whole_is_old_enough(be
     assert cause(bench, topic) == "threshold.messages", "the older ledger may go"
 
 
-@pytest.mark.parametrize("left_open", [False, True])
-def test_what_is_old_behind_something_young_makes_nothing_due(bench: Workbench, left_open: bool) -> None:
+@pytest.mark.parametrize("is_open", [False, True], ids=["rolled", "open"])
+def test_what_is_old_behind_something_young_makes_nothing_due(bench: Workbench, is_open: bool) -> None:
     """Producers' clocks differ. A run ends before the first ledger that is too young (P2), so it would find nothing,
     and only roll the tail, at each look again."""
     topic = bench.topic()
-    set_at(bench, topic, MESSAGES, 1)
-    bench.metadata.policies.set(topic_scope(topic.record), "min.compaction.lag.ms", 1000)
+    bench.set_policies(topic, **{MESSAGES: 1, "min.compaction.lag.ms": 1000})
     now = bench.clock.now_ms()
     produce(topic, [one(b"a", b"1", now), one(b"b", b"2", now)])
     topic.log_manager().roll_and_seal(topic.record)
     produce(topic, [one(b"c", b"3", now - 5000)])
-    if not left_open:
+    if not is_open:
         topic.log_manager().roll(topic.record)
     assert cause(bench, topic) is None
     assert bench.compactor().compact(topic.name, RunPolicies(min_lag_ms=1000)).compacted_ledger_id is None
