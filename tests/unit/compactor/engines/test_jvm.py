@@ -1,4 +1,4 @@
-"""A JVM that is given up while it starts: nobody waits for it, and nothing is left. A script stands for Spark's."""
+"""A JVM that is given up while it starts: no caller waits for it, and nothing remains. A script stands for Spark's."""
 
 from __future__ import annotations
 

@@ -66,6 +66,7 @@ def test_engines_share_a_session_as_long_as_it_lives(monkeypatch: pytest.MonkeyP
         (FakeDriver([FINE, ConnectionRefusedError()]), "Spark's Java has died"),
         (FakeDriver([FINE, ALONE]), "Spark has no executors any more"),
     ],
+    ids=["ended", "died", "without executors"],
 )
 def test_a_dead_session_is_followed_by_another(driver: FakeDriver, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without executors: its master was started again, and does not know the application."""

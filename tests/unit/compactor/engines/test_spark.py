@@ -104,7 +104,7 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 
 def test_a_cancel_ends_what_runs(spark_engine: Engine, tmp_path: Path) -> None:
-    """Python code that never looks up is ended as well: Spark kills its process."""
+    """Python code that never checks for its end is ended as well: Spark kills its process."""
     running = tmp_path / "running"
 
     def loop(number: int) -> int:

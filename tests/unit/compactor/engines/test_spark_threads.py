@@ -99,7 +99,7 @@ def test_a_session_that_is_starting_is_given_up_when_the_service_ends(
 
 @pytest.mark.slow
 def test_a_java_that_is_stopped_is_killed_and_followed_by_another(tmp_path: Path) -> None:
-    """SIGSTOP while a job runs: no call to it comes back, and nobody may wait forever."""
+    """SIGSTOP while a job runs: no call to it comes back, and no caller may wait forever."""
     script = """
 import os, signal, sys, threading
 from pathlib import Path

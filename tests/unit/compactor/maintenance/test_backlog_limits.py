@@ -102,8 +102,9 @@ def test_messages_older_than_their_time_to_live_count_as_acknowledged(limited: L
         {"backlog_quota_bytes": 0, "backlog_quota_bytes_action": EVICT},
         {"backlog_quota_seconds": 0, "backlog_quota_seconds_action": EVICT},
     ],
+    ids=["time to live", "quota of bytes", "quota of seconds"],
 )
-def test_what_is_appended_during_the_look_is_not_acknowledged(
+def test_what_is_appended_during_the_check_is_not_acknowledged(
     limited: Limited, monkeypatch: pytest.MonkeyPatch, policy: dict[str, object]
 ) -> None:
     limited.produce(1)
@@ -165,7 +166,7 @@ def test_the_oldest_of_a_backlog_that_is_too_large_count_as_acknowledged(limited
     limited.limits.check(limited.topic.record)
 
 
-def test_a_look_at_what_is_young_reads_nothing_from_the_store(
+def test_a_check_of_what_is_young_reads_nothing_from_the_store(
     limited: Limited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limited.seal(2)

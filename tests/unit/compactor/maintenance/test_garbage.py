@@ -90,7 +90,7 @@ def referenced(bench: Workbench, topic: Topic) -> set[str]:
     return found
 
 
-def leave(bench: Workbench, topic: Topic, holder: str = "somebody") -> tuple[str, set[str]]:
+def leave(bench: Workbench, topic: Topic, holder: str = "elsewhere") -> tuple[str, set[str]]:
     """An attempt that wrote an object of each kind, and was not heard of again; its id, and their names."""
     attempt = bench.metadata.attempts.begin(topic.record.id, AttemptKind.RUN, holder)
     uid, created = topic.record.uid, attempt.attempt_id

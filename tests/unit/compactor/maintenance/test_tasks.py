@@ -58,7 +58,7 @@ def test_at_first_all_is_due() -> None:
 
 
 class Bench:
-    """A workbench with a Maintenance, of a leader unless it is said otherwise."""
+    """A workbench with a Maintenance, of a leader unless `leads` is False."""
 
     def __init__(self, folder: Path) -> None:
         self.workbench = Workbench.embedded(folder)
@@ -188,7 +188,9 @@ def test_who_has_the_end_of_a_topic_limits_its_backlog_also_where_rolled_segment
     assert marks == [(None, True), (1, True), (3, False)]
 
 
-@pytest.mark.parametrize("error", [Unavailable("the store is away", "try again"), RuntimeError("a defect")])
+@pytest.mark.parametrize(
+    "error", [Unavailable("the store is away", "try again"), RuntimeError("a defect")], ids=["store", "defect"]
+)
 def test_a_topic_that_fails_stops_no_other(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:

@@ -167,7 +167,7 @@ def test_the_last_message_id_is_that_of_the_last_live_row(
     """R6; a - deletes."""
     tables = [letters(text.lstrip("-"), b"" if text.startswith("-") else b"v") for text in history]
     made, ledgers = made_of(object_store, *tables)
-    # what the run before found, for where nobody has to look again
+    # what the run before found, for where no task has to search again
     before = None
     if len(tables) > 1:
         previous, _ = made_of(object_store, *tables[:-1])

@@ -205,7 +205,7 @@ def test_a_topic_with_a_minimum_lag_is_due_when_something_whole_is_old_enough(be
 @pytest.mark.parametrize("is_open", [False, True], ids=["rolled", "open"])
 def test_what_is_old_behind_something_young_makes_nothing_due(bench: Workbench, is_open: bool) -> None:
     """Producers' clocks differ. A run ends before the first ledger that is too young (P2), so it would find nothing,
-    and only roll the tail, at each look again."""
+    and only roll the tail, at each check again."""
     topic = bench.topic()
     bench.set_policies(topic, **{MESSAGES: 1, "min.compaction.lag.ms": 1000})
     now = bench.clock.now_ms()

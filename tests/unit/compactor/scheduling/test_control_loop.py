@@ -77,11 +77,9 @@ def test_a_request_that_is_gone_before_its_claim_is_no_failure(
     assert stage.status(topic) == (("NOT_RUN" if taken == "aborted" else "SUCCESS"), "")
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_request_that_is_made_after_the_look_stays(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
-    """The first look finds nothing new, or fails; somebody aborts meanwhile, appends, and asks for another run."""
+@pytest.mark.parametrize("fails", [False, True], ids=["nothing new", "fails"])
+def test_a_request_that_comes_after_the_check_stays(stage: Stage, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """The first check finds nothing new, or fails; a user aborts meanwhile, appends, and asks for another run."""
     loop, topic = stage.lead(), stage.topic("t")
     stage.bench.compact(topic)
     compact_all = TwoPhaseCompactor.compact_all
@@ -169,7 +167,7 @@ def test_only_the_leader_executes_and_anybody_may_ask(stage: Stage) -> None:
     assert [item.url for item in stage.metadata.services.live()] == ["http://service0", "http://service1"]
 
 
-def test_what_is_due_is_compacted_when_it_is_looked_at(stage: Stage) -> None:
+def test_what_is_due_is_compacted_when_it_is_checked(stage: Stage) -> None:
     loop, topic = stage.lead(), stage.topic("t", 3)
     stage.metadata.policies.set(BROKER, "compaction.threshold.messages", 3)
     stage.finish(loop)

@@ -92,7 +92,7 @@ def test_trust_ends_before_anybody_else_may_lead(metadata: MetadataStore, clock:
     with pytest.raises(Fenced, match="does not lead"):
         first.required_token()
     assert leadership(metadata, clock, "b:2:y").attempt() is None
-    assert first.attempt() == token, "nobody took it meanwhile"
+    assert first.attempt() == token, "no other took it meanwhile"
 
 
 def test_trust_counts_from_the_start_of_the_attempt(metadata: MetadataStore, clock: ManualClock) -> None:
@@ -149,7 +149,7 @@ def test_a_leader_that_died_before_the_clock_was_set_back_is_followed(
     assert first.token is None
 
 
-def test_who_resigns_while_it_is_made_leader_gives_it_back(metadata: MetadataStore, clock: ManualClock) -> None:
+def test_who_resigns_while_it_becomes_leader_gives_it_back(metadata: MetadataStore, clock: ManualClock) -> None:
     first: Leadership
 
     class Resigning(ServiceStore):

@@ -267,7 +267,7 @@ def test_a_running_compaction_is_stopped(stage: Stage, how: str) -> None:
     else:
         (run,) = stage.metadata.runs.of_topic(topic.record.id, 9)
         stage.metadata.runs.cancel(run.run_id, "ann wanted it")
-    stage.roll_and_seal(loop)  # the heart hears of it and stops the engine, which nobody let go
+    stage.roll_and_seal(loop)  # the heartbeat hears of it and stops the engine, which is still held
     assert stage.runs(topic) == [RunState.CANCELLED]
     control = stage.state(topic)
     assert (control.aborting, control.failures, control.paused) == (False, 0, int(how == "pause"))
