@@ -295,11 +295,11 @@ def test_a_command_asks_its_driver_from_one_thread_which_ends(monkeypatch: pytes
             created.append(self)
 
     session = SimpleNamespace(stop=lambda: stopped.append(threading.current_thread().name))
-    monkeypatch.setattr("compactor.engines.driver_monitor.DriverClientCaller", Counted)
+    monkeypatch.setattr("compactor.engines.driver_monitor.DriverCaller", Counted)
     monkeypatch.setattr("compactor.engines.spark.open_session", lambda *_: session)
     with spark_engine_of(Settings(data=str(tmp_path), spark_master="local[1]")):
         pass
     assert stopped == ["spark-driver"]
-    (asker,) = created
+    (caller,) = created
     with pytest.raises(ConnectionAbortedError):
-        asker.ask(str, 1)
+        caller.ask(str, 1)
