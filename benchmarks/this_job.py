@@ -20,7 +20,7 @@ from benchmarks.machine import descendants, peak_resident_bytes
 from compactor import phase_one, phase_two, two_phase
 from compactor.engines.engine import TaskFailure
 from compactor.engines.spark import SparkEngine
-from compactor.run import result
+from compactor.run import run_output
 from storage.environment import Environment
 from storage.ledger import key_index, names, rows_file
 from storage.ledger.manifest import read_manifest
@@ -83,7 +83,7 @@ def patched(without: Without) -> Iterator[None]:
                 (key_index, "crc32c"),
             ):
                 patches.enter_context(mock.patch.object(module, name, _no_checksum))
-            patches.enter_context(mock.patch.object(result.RunOutput, "check", _nothing))
+            patches.enter_context(mock.patch.object(run_output.RunOutput, "check", _nothing))
         if without.fsync:
             patches.enter_context(mock.patch.object(os, "fsync", _nothing))
         yield

@@ -25,12 +25,12 @@ from pyroaring import BitMap
 
 from compactor.phase_one import ascending, task_store
 from compactor.run.plan import (
-    BitmapPlan,
-    BitmapResult,
+    DeletedRowsTask,
+    DeletedRowsTaskResult,
     Located,
-    PartPlan,
-    PartResult,
     PartStatistics,
+    PartTask,
+    PartTaskResult,
     RunPlan,
     Slice,
     Source,
@@ -55,18 +55,18 @@ Wanted = Iterator[tuple[int, I64]]
 """Row groups by number, ascending, and the positions of the wanted rows in each."""
 
 
-def run_task(plan: RunPlan, task: PartPlan | BitmapPlan) -> PartResult | BitmapResult:
+def run_task(plan: RunPlan, task: PartTask | DeletedRowsTask) -> PartTaskResult | DeletedRowsTaskResult:
     """One phase-two task. Raises ObjectMissing, ObjectDamaged, any store error."""
     with task_store(plan) as store:
-        return _write_part(store, plan, task) if isinstance(task, PartPlan) else _write_bitmaps(store, plan, task)
+        return _write_part(store, plan, task) if isinstance(task, PartTask) else _write_bitmaps(store, plan, task)
 
 
-def _write_part(store: ObjectStore, plan: RunPlan, task: PartPlan) -> PartResult:
+def _write_part(store: ObjectStore, plan: RunPlan, task: PartTask) -> PartTaskResult:
     seen = _Seen(plan.partition)
     tables = _surviving_rows(store, plan, task, seen)
     first = next(tables, None)
     if first is None:  # nothing of a slice that was cut inside a source: no object of no rows
-        return PartResult(task.number, statistics=seen.statistics)
+        return PartTaskResult(task.number, statistics=seen.statistics)
     with RowsWriter(store, names.part(plan.topic_uid, plan.attempt_id, task.number)) as writer:
         failpoint(Failpoint.PHASE_TWO_PART_BEGUN)
         for source, table in chain([first], tables):
@@ -78,10 +78,10 @@ def _write_part(store: ObjectStore, plan: RunPlan, task: PartPlan) -> PartResult
             writer.write(table, sizes)
     failpoint(Failpoint.PHASE_TWO_PART_WRITTEN)
     assert writer.result is not None
-    return PartResult(task.number, seen.part(writer.result), seen.kept, seen.statistics)
+    return PartTaskResult(task.number, seen.part(writer.result), seen.kept, seen.statistics)
 
 
-def _surviving_rows(store: ObjectStore, plan: RunPlan, task: PartPlan, seen: _Seen) -> Iterator[tuple[int, pa.Table]]:
+def _surviving_rows(store: ObjectStore, plan: RunPlan, task: PartTask, seen: _Seen) -> Iterator[tuple[int, pa.Table]]:
     """The rows of a part, by source, about an output row group at a time."""
     all_named = read_offsets(store, [item.row_sets for item in task.slices])
     all_deleted = read_all_deleted(store, [plan.sources[item.source].deleted for item in task.slices])
@@ -180,7 +180,7 @@ def _first_kept(table: pa.Table, tombstone: Mask, now: int) -> pa.Table:
     return table.set_column(column, rows.SCHEMA.field("retained_at"), times)
 
 
-def _write_bitmaps(store: ObjectStore, plan: RunPlan, task: BitmapPlan) -> BitmapResult:
+def _write_bitmaps(store: ObjectStore, plan: RunPlan, task: DeletedRowsTask) -> DeletedRowsTaskResult:
     sources = [number for number, _ in task.parts]
     bitmaps = read_all_deleted(store, [plan.sources[number].deleted for number in sources])
     kept: dict[int, SourceTotals] = {}
@@ -197,7 +197,7 @@ def _write_bitmaps(store: ObjectStore, plan: RunPlan, task: BitmapPlan) -> Bitma
     store.put(name, data)
     failpoint(Failpoint.PHASE_TWO_BITMAPS_WRITTEN)
     last = _last_alive(store, plan, plan.sources[sources[-1]], bitmaps[-1]) if task.find_last else None
-    return BitmapResult(task.number, dict(zip(sources, places, strict=True)), kept, last)
+    return DeletedRowsTaskResult(task.number, dict(zip(sources, places, strict=True)), kept, last)
 
 
 def _last_alive(store: ObjectStore, plan: RunPlan, source: Source, deleted: BitMap) -> MessageId | None:

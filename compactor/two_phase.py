@@ -7,7 +7,7 @@
     phase one  one task a hash range: key indexes in, row sets and the new index level out           (phase_one.py)
     layout     which old parts stay, which are rewritten, how the survivors are cut                  (layout.py)
     phase two  one task a part: survivors are copied; bitmaps for parts that stay                    (phase_two.py)
-    verify     phase two found exactly what phase one promised, and the store has it                    (result.py)
+    verify     phase two found exactly what phase one promised, and the store has it                (run_output.py)
     publish    manifest create-if-absent, then one SQL transaction with compare-and-swap on generation and epoch (A1)
 
 Whatever fails before the transaction leaves the old generation as it was and only unreferenced objects (W3); the
@@ -35,8 +35,16 @@ from compactor.phase_two import run_task
 from compactor.run import run_input
 from compactor.run.expiry_scan import run_scan
 from compactor.run.layout import lay_out
-from compactor.run.plan import BitmapResult, PartResult, RangeResult, RunPolicies, Sizing, expected_totals, located
-from compactor.run.result import PlannedRun, RunOutput, check_objects
+from compactor.run.plan import (
+    DeletedRowsTaskResult,
+    PartTaskResult,
+    RangeResult,
+    RunPolicies,
+    Sizing,
+    expected_totals,
+    located,
+)
+from compactor.run.run_output import PlannedRun, RunOutput, check_objects
 from storage.clock import Clock
 from storage.environment import Environment
 from storage.errors import CompactorError, Conflict, DataLoss, Fenced, recorded
@@ -313,7 +321,7 @@ class TwoPhaseCompactor:
     def _carry_out(self, planned: PlannedRun) -> Generator[TaskSet, list[Any], RunOutput]:
         """Phase two: parts and bitmaps are made, which nothing refers to."""
         plan, layout = planned.plan, planned.layout
-        results: list[PartResult | BitmapResult] = []
+        results: list[PartTaskResult | DeletedRowsTaskResult] = []
         if layout.tasks:
             survivors = sum(totals.count for totals in planned.left.values())
             task = TaskInputs(partial(run_task, plan), layout.tasks)
@@ -321,8 +329,8 @@ class TwoPhaseCompactor:
         failpoint(Failpoint.PHASE_TWO_DONE)
         return RunOutput(
             planned,
-            [result for result in results if isinstance(result, PartResult)],
-            [result for result in results if isinstance(result, BitmapResult)],
+            [result for result in results if isinstance(result, PartTaskResult)],
+            [result for result in results if isinstance(result, DeletedRowsTaskResult)],
         )
 
     @property

@@ -12,8 +12,8 @@ import pytest
 from storage.errors import ObjectDamaged, ObjectExists, ObjectMissing
 from storage.ledger import names
 from storage.objects import registry
+from storage.objects.capability_check import CapabilityReport
 from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter, StoreLocation
-from storage.objects.probe import ProbeReport
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -68,7 +68,7 @@ class CountedStore(ObjectStore):
         self._count("delete", name)
         self.objects.pop(name, None)
 
-    def check(self) -> ProbeReport:
+    def check(self) -> CapabilityReport:
         raise NotImplementedError
 
     def _object(self, name: str) -> bytes:

@@ -15,8 +15,8 @@ from compactor.run import run_input
 from compactor.run.expiry_scan import run_scan
 from compactor.run.layout import lay_out
 from compactor.run.plan import (
-    BitmapResult,
-    PartResult,
+    DeletedRowsTaskResult,
+    PartTaskResult,
     RunPlan,
     RunPolicies,
     ScanResult,
@@ -25,7 +25,7 @@ from compactor.run.plan import (
     expected_totals,
     located,
 )
-from compactor.run.result import PlannedRun, RunOutput, check_objects
+from compactor.run.run_output import PlannedRun, RunOutput, check_objects
 from storage.ledger import rows
 from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.hashing import Hashes, KeyHasher, Xxh3KeyHasher
@@ -143,8 +143,8 @@ def carry_out(planned: PlannedRun) -> RunOutput:
     results = [run_task(planned.plan, task) for task in planned.layout.tasks]
     return RunOutput(
         planned,
-        [result for result in results if isinstance(result, PartResult)],
-        [result for result in results if isinstance(result, BitmapResult)],
+        [result for result in results if isinstance(result, PartTaskResult)],
+        [result for result in results if isinstance(result, DeletedRowsTaskResult)],
     )
 
 

@@ -64,13 +64,13 @@ class Served:
         environment = self.service.environment
         metadata = environment.metadata
         compactor = TwoPhaseCompactor(environment, self.engine)
-        for topic, _ in metadata.compaction_state.requests():
+        for topic, _ in metadata.compaction_control.requests():
             try:
                 compactor.compact(topic.name, lambda record: stored_policies(metadata, record))
             except CompactorError:
                 continue  # the run's row tells it
             finally:
-                metadata.compaction_state.withdraw(topic.id)
+                metadata.compaction_control.withdraw(topic.id)
 
 
 @contextmanager

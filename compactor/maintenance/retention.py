@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from compactor.maintenance.retention_plan import (
     DELETE,
-    RetentionExtent,
+    RetentionLedger,
     TrimPlan,
     extents_of,
     plan_before,
@@ -57,7 +57,7 @@ class TrimResult:
 class _Tail:
     """The segments that can be checked; `damage`: why the open one cannot."""
 
-    extents: tuple[RetentionExtent, ...]
+    extents: tuple[RetentionLedger, ...]
     damage: DataLoss | None = None
 
 
@@ -150,14 +150,14 @@ class Retention:
     def _tail(self, snapshot: TopicSnapshot, policies: TopicPolicies, now: int) -> _Tail:
         """The segments in our log directory, as far as they hold something that can be seen."""
         here = self.environment.log.known_uid
-        extents: list[RetentionExtent] = []
+        extents: list[RetentionLedger] = []
         damage: DataLoss | None = None
         for segment in snapshot.segments:
             if segment.log_uid != here:
                 continue
             if (content := segment.content) is not None:
                 extents.append(
-                    RetentionExtent(
+                    RetentionLedger(
                         segment.ledger_id,
                         segment.first_offset,
                         content.last_offset,
@@ -176,7 +176,7 @@ class Retention:
 
     def _open(
         self, snapshot: TopicSnapshot, segment: SegmentRecord, policies: TopicPolicies, now: int
-    ) -> tuple[RetentionExtent, ...]:
+    ) -> tuple[RetentionLedger, ...]:
         """The open segment, if it holds something that can be seen. Raises DataLoss."""
         reader = self._reader_of(snapshot, segment)
         last = reader.last_position()
@@ -185,7 +185,7 @@ class Retention:
         messages = last.offset - segment.first_offset + 1
         newest = self._newest_if_expired(reader, policies, now)
         return (
-            RetentionExtent(segment.ledger_id, segment.first_offset, last.offset, messages, 0, newest, sealed=False),
+            RetentionLedger(segment.ledger_id, segment.first_offset, last.offset, messages, 0, newest, sealed=False),
         )
 
     def _reader_of(self, snapshot: TopicSnapshot, segment: SegmentRecord) -> SnapshotReader:
@@ -203,7 +203,7 @@ class Retention:
         young = reader.bound(AtTime(now - kept), read_compacted=False)
         return now - kept - 1 if young == NOWHERE else None
 
-    def _offset_of(self, snapshot: TopicSnapshot, extents: Sequence[RetentionExtent], message_id: MessageId) -> int:
+    def _offset_of(self, snapshot: TopicSnapshot, extents: Sequence[RetentionLedger], message_id: MessageId) -> int:
         """The offset of the first message at or behind an id; if raw is gone there, of the compacted ones."""
         gone = not extents or message_id.ledger_id < extents[0].ledger_id
         if gone and snapshot.compacted is None:

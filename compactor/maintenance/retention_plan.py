@@ -35,7 +35,7 @@ class TrimReason(StrEnum):
 
 
 @dataclass(frozen=True)
-class RetentionExtent:
+class RetentionLedger:
     """A ledger, or a segment that is not sealed: what retention must know of it. Offsets are inclusive.
 
     `newest`: the largest publish time, or when it was closed, if that was earlier; None: not known, and so not old.
@@ -55,7 +55,7 @@ class RetentionExtent:
 class TrimCandidate:
     """An extent that goes, or would, and why."""
 
-    extent: RetentionExtent
+    extent: RetentionLedger
     reason: TrimReason
 
 
@@ -88,7 +88,7 @@ class TrimPlan:
         return any(not candidate.extent.sealed for candidate in self.going)
 
 
-def extents_of(snapshot: TopicSnapshot, tail: Sequence[RetentionExtent] = ()) -> tuple[RetentionExtent, ...]:
+def extents_of(snapshot: TopicSnapshot, tail: Sequence[RetentionLedger] = ()) -> tuple[RetentionLedger, ...]:
     """The topic's extents in order of offsets, up to the first segment that is not in `tail`."""
     known = {extent.ledger_id: extent for extent in (*map(_sealed, snapshot.ledgers), *tail)}
     in_reach = takewhile(lambda record: record.ledger_id in known, snapshot.extents)
@@ -97,7 +97,7 @@ def extents_of(snapshot: TopicSnapshot, tail: Sequence[RetentionExtent] = ()) ->
 
 def plan_policies(
     snapshot: TopicSnapshot,
-    extents: Sequence[RetentionExtent],
+    extents: Sequence[RetentionLedger],
     cursors: Sequence[CursorRecord],
     policies: TopicPolicies,
     now: int,
@@ -113,7 +113,7 @@ def plan_policies(
 
 def plan_before(
     snapshot: TopicSnapshot,
-    extents: Sequence[RetentionExtent],
+    extents: Sequence[RetentionLedger],
     cursors: Sequence[CursorRecord],
     policies: TopicPolicies,
     before: int,
@@ -148,7 +148,7 @@ def is_expired(newest: int | None, policies: TopicPolicies, now: int) -> bool:
 
 
 def _due(
-    extents: Sequence[RetentionExtent], start: int, policies: TopicPolicies, horizon: LogPosition | None, now: int
+    extents: Sequence[RetentionLedger], start: int, policies: TopicPolicies, horizon: LogPosition | None, now: int
 ) -> list[TrimCandidate]:
     """The prefix of extents that should go, with the reason of each."""
     delete, compact = DELETE in policies.cleanup_policy, COMPACT in policies.cleanup_policy
@@ -203,8 +203,8 @@ def _held_back(start: int, due: Sequence[TrimCandidate], wanted: int, slowest: R
     return TrimPlan(max(start, min(wanted, limit) if by_offset else moved), going, wanted, slowest, held)
 
 
-def _sealed(ledger: LedgerRecord) -> RetentionExtent:
-    return RetentionExtent(
+def _sealed(ledger: LedgerRecord) -> RetentionLedger:
+    return RetentionLedger(
         ledger.ledger_id,
         ledger.first_offset,
         ledger.last_offset,

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from compactor.run.plan import BitmapPlan, Located, PartPlan, RunPlan, Sizing, Slice, Source, SourceTotals
+from compactor.run.plan import DeletedRowsTask, Located, PartTask, RunPlan, Sizing, Slice, Source, SourceTotals
 from storage.ledger import rows
 
 READ_COST = 0.3
@@ -35,11 +35,11 @@ class Layout:
     """What phase two is to do. `kept`: numbers of the old parts that stay; the others are dead or in `parts`."""
 
     kept: tuple[int, ...]
-    parts: tuple[PartPlan, ...]
-    bitmaps: tuple[BitmapPlan, ...]
+    parts: tuple[PartTask, ...]
+    bitmaps: tuple[DeletedRowsTask, ...]
 
     @property
-    def tasks(self) -> tuple[PartPlan | BitmapPlan, ...]:
+    def tasks(self) -> tuple[PartTask | DeletedRowsTask, ...]:
         """The tasks of phase two."""
         return self.parts + self.bitmaps
 
@@ -75,7 +75,7 @@ def lay_out(plan: RunPlan, found: Mapping[int, Located], left: Mapping[int, Sour
         while len(merged) > 1 and _belong_together(merged[-2], merged[-1], sizing):
             newer = merged.pop()
             merged.append(merged.pop() + newer)
-    parts: list[PartPlan] = []
+    parts: list[PartTask] = []
     for extent in merged:
         if extent.rewritten:
             cut = cut_parts(plan, extent.sources, found, left, sizing)
@@ -111,7 +111,7 @@ def _belong_together(older: _Extent, newer: _Extent, sizing: Sizing) -> bool:
 
 def _bitmaps(
     plan: RunPlan, kept: tuple[int, ...], found: Mapping[int, Located], last: int | None, number: int
-) -> list[BitmapPlan]:
+) -> list[DeletedRowsTask]:
     """Tasks for the kept parts of which rows go; each takes neighbours, so that their row sets are read together.
 
     `last`: the part that ends the compacted ledger, if it is a kept one. Its last row may be dead: a task checks.
@@ -119,18 +119,18 @@ def _bitmaps(
     touched = [(source, found[source]) for source in kept if source in found]
     if last is not None and last not in found and last != plan.old_parts - 1 and plan.sources[last].deleted:
         touched.append((last, ()))
-    plans: list[BitmapPlan] = []
+    plans: list[DeletedRowsTask] = []
     mine: list[tuple[int, Located]] = []
     rows_to_mark = 0
     for source, row_sets in touched:
         count = sum(row_set.count for _, row_set in row_sets)
         if mine and rows_to_mark + count > BITMAP_ROWS:
-            plans.append(BitmapPlan(number + len(plans), tuple(mine)))
+            plans.append(DeletedRowsTask(number + len(plans), tuple(mine)))
             mine, rows_to_mark = [], 0
         mine.append((source, row_sets))
         rows_to_mark += count
     if mine:
-        plans.append(BitmapPlan(number + len(plans), tuple(mine), find_last=mine[-1][0] == last))
+        plans.append(DeletedRowsTask(number + len(plans), tuple(mine), find_last=mine[-1][0] == last))
     return plans
 
 
@@ -170,7 +170,7 @@ def cut_parts(
     found: Mapping[int, Located],
     left: Mapping[int, SourceTotals],
     sizing: Sizing,
-) -> list[PartPlan]:
+) -> list[PartTask]:
     """Cut the survivors of neighbouring sources into parts of about equal cost, in offset order.
 
     The cost of a source counts what is written and, for less, the row groups that must be read to find it, as if its
@@ -187,7 +187,7 @@ def cut_parts(
     to_come = sum(cost.values())
     goal = to_come / part_count(sum(written.values()), to_come, survivors, sizing)
 
-    parts: list[PartPlan] = []
+    parts: list[PartTask] = []
     slices: list[Slice] = []
     room = goal
     for number in sources:
@@ -198,15 +198,15 @@ def cut_parts(
             whole = rest <= room * 1.01 or to_come <= goal * 0.01
             last = source.last_offset if whole else first + max(1, int(span * room / rest)) - 1
             if slices and last - slices[0].first_offset >= rows.MAX_ROWS:
-                parts.append(PartPlan(len(parts), tuple(slices)))
+                parts.append(PartTask(len(parts), tuple(slices)))
                 slices, room = [], goal
                 continue
             slices.append(Slice(number, first, last, found.get(number, ())))
             used = rest * (last - first + 1) / span
             rest, room, to_come, first = rest - used, room - used, to_come - used, last + 1
             if room <= goal * 0.01 < to_come:  # crumbs at the end are no part of their own
-                parts.append(PartPlan(len(parts), tuple(slices)))
+                parts.append(PartTask(len(parts), tuple(slices)))
                 slices, room = [], goal
     if slices:
-        parts.append(PartPlan(len(parts), tuple(slices)))
+        parts.append(PartTask(len(parts), tuple(slices)))
     return parts

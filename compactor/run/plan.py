@@ -257,7 +257,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class PartPlan:
+class PartTask:
     """A phase-two task: write the survivors of these slices, in order, as one part."""
 
     number: int
@@ -265,7 +265,7 @@ class PartPlan:
 
 
 @dataclass(frozen=True)
-class BitmapPlan:
+class DeletedRowsTask:
     """A phase-two task: add rows that go to the deleted rows of old parts that are kept, in one object.
 
     `find_last`: also find the last message that is still alive in the last of them.
@@ -299,7 +299,7 @@ class PartStatistics:
 
 
 @dataclass(frozen=True)
-class PartResult:
+class PartTaskResult:
     """The answer of a task that writes a part; `part` None: nothing survived in its slices."""
 
     number: int
@@ -309,7 +309,7 @@ class PartResult:
 
 
 @dataclass(frozen=True)
-class BitmapResult:
+class DeletedRowsTaskResult:
     """The answer of a task that writes bitmaps: by source the deleted rows, and what is left alive.
 
     `last_alive`: the last live message of the last part, if it was asked for.

@@ -91,17 +91,17 @@ class ControlLoop:
 
     def trigger(self, topic: TopicRecord, cause: str = "manual", by: str = "") -> CompactionState:
         """Ask for a compaction; whichever service leads executes it. Raises CompactionRunning, CompactionPaused."""
-        state = self._environment.metadata.compaction_state.request(topic.id, cause, by or self.name)
+        state = self._environment.metadata.compaction_control.request(topic.id, cause, by or self.name)
         self.wake()
         return state
 
     def pause(self, topic: TopicRecord, wait_seconds: float = 0.0) -> CompactionState:
         """Pause the topic's compaction (S5), and wait up to `wait_seconds` for a running one to end."""
-        (state,) = self._environment.metadata.compaction_state.pause([topic.id])
+        (state,) = self._environment.metadata.compaction_control.pause([topic.id])
         deadline = self._environment.clock.now_ms() + wait_seconds * 1000
         while state.aborting and self._environment.clock.now_ms() < deadline:
             self._environment.clock.wait(_PAUSE_POLL_SECONDS)
-            state = self._environment.metadata.compaction_state.get(topic.id)
+            state = self._environment.metadata.compaction_control.get(topic.id)
         return state
 
     def wake(self) -> None:
@@ -194,7 +194,7 @@ class ControlLoop:
         if token is None:
             self._due, self._led = [], None
             return
-        control = self._environment.metadata.compaction_state
+        control = self._environment.metadata.compaction_control
         control.request_interrupted(self.name)
         for topic in control.retries(self._settings.worker.retry_most_ms):
             self._request(topic, "retry")
@@ -234,7 +234,7 @@ class ControlLoop:
         unavailable = self._worker.unavailable()
         requested = [
             topic.id
-            for topic, _ in self._environment.metadata.compaction_state.requests()
+            for topic, _ in self._environment.metadata.compaction_control.requests()
             if topic.id not in unavailable
         ]
         self._due = without(self._due, unavailable.union(requested))
@@ -254,7 +254,7 @@ class ControlLoop:
     def _request(self, topic: TopicRecord, cause: str) -> bool:
         """Request a compaction that is due; whether it is requested now."""
         try:
-            self._environment.metadata.compaction_state.request(topic.id, cause, self.name)
+            self._environment.metadata.compaction_control.request(topic.id, cause, self.name)
         except (CompactionRunning, CompactionPaused):
             return False
         except CompactorError as error:

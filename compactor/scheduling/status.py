@@ -32,7 +32,7 @@ class StatusAndError(NamedTuple):
 
 def compaction_status(metadata: MetadataStore, topic_id: int) -> StatusAndError:
     """The status of a topic's compaction now. Raises Unavailable."""
-    return status_of(metadata.compaction_state.activity(topic_id))
+    return status_of(metadata.compaction_control.activity(topic_id))
 
 
 def status_of(activity: CompactionActivity) -> StatusAndError:

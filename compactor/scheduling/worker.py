@@ -170,7 +170,7 @@ class Worker:
     def _hand_over(self, job: TopicGroup) -> None:
         for run in list(job.runs):
             try:
-                if self._environment.metadata.compaction_state.hand_over(run, ENDING, run.owner):
+                if self._environment.metadata.compaction_control.hand_over(run, ENDING, run.owner):
                     _log.warning("run %d is handed over to the next leader: it did not end in time", run.run_id)
             except CompactorError as error:  # its heartbeat stops: it counts as dead, and is requested again
                 _log.warning("run %d could not be handed over: %s", run.run_id, error.message)
@@ -198,7 +198,7 @@ class Worker:
         try:
             requested = {
                 topic.id: control.requested_at
-                for topic, control in self._environment.metadata.compaction_state.requests()
+                for topic, control in self._environment.metadata.compaction_control.requests()
             }
             job.requested_at = {topic.id: at for topic in job.topics if (at := requested.get(topic.id)) is not None}
             compactor = self._compactor(job, job.engine)
@@ -247,10 +247,10 @@ class Worker:
             if error is None and outcome.run is None:
                 if requested_at is not None:
                     leader = self._leadership.required_token()
-                    self._environment.metadata.compaction_state.withdraw(
+                    self._environment.metadata.compaction_control.withdraw(
                         topic.id, leader=leader, requested_at=requested_at
                     )
-                self._environment.metadata.compaction_state.record_success(topic.id)
+                self._environment.metadata.compaction_control.record_success(topic.id)
             elif isinstance(error, CompactionRunning):
                 self._hold([topic])
             elif error is not None and outcome.run is None and not isinstance(error, _NO_FAILURES):
@@ -266,11 +266,11 @@ class Worker:
 
     def _fail(self, topic: TopicRecord, requested_at: int | None, error: Exception) -> None:
         """Record a failure that came before a run was claimed; the request is still there."""
-        failures = self._environment.metadata.compaction_state.get(topic.id).failures + 1
+        failures = self._environment.metadata.compaction_control.get(topic.id).failures + 1
         leader = self._leadership.required_token() if requested_at is not None else None
         text = recorded(error)
         retry_at = self._retry_at(failures)
-        self._environment.metadata.compaction_state.record_failure(
+        self._environment.metadata.compaction_control.record_failure(
             topic.id, text, retry_at, leader=leader, requested_at=requested_at
         )
         _log_failure(topic, None, failures, error)
@@ -289,7 +289,7 @@ class Worker:
 
     def _end_failed(self, topic: TopicRecord, run: RunRecord, error: BaseException, text: str) -> None:
         if not isinstance(error, _NO_FAILURES):
-            failures = self._environment.metadata.compaction_state.fail_run(run, text, self._retry_at)
+            failures = self._environment.metadata.compaction_control.fail_run(run, text, self._retry_at)
             if failures is not None:
                 _log_failure(topic, run, failures, error)
             return
@@ -297,7 +297,7 @@ class Worker:
             ending = self._ending
         if ending and isinstance(error, Fenced):
             # Its engine was stopped, for all runs of the job; this one may not have been handed over.
-            self._environment.metadata.compaction_state.hand_over(run, ENDING, run.owner)
+            self._environment.metadata.compaction_control.hand_over(run, ENDING, run.owner)
         self._environment.metadata.runs.fail(run, text)
 
     def _retry_at(self, failures: int) -> int:

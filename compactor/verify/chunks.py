@@ -29,8 +29,8 @@ from pyroaring import BitMap64
 
 from compactor.verify.compare import Fingerprint, Mask, compare_bitmaps, fingerprint, plain
 from compactor.verify.findings import Difference, DifferenceKind, Findings
-from compactor.verify.history import EXPIRED, OVERDUE, RETAINED
 from compactor.verify.plan import VerifyPlan
+from compactor.verify.run_history import EXPIRED, OVERDUE, RETAINED
 from storage.ledger import chunk_table
 from storage.ledger.chunk_table import EMPTY, Chunks
 from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange, IndexRecords

@@ -45,8 +45,8 @@ from compactor.verify.compare import (
     summed,
 )
 from compactor.verify.findings import DifferenceKind, Findings
-from compactor.verify.history import ALWAYS
 from compactor.verify.plan import CHUNK_TABLES, VerifyPlan, WinnerOrder
+from compactor.verify.run_history import ALWAYS
 from storage.ledger import key_index
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange, IndexRecords
 from storage.ledger.rows_file import RowsObject

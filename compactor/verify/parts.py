@@ -32,8 +32,8 @@ from compactor.verify.compare import (
     unkeyed_masks,
 )
 from compactor.verify.findings import Difference, DifferenceKind, Findings
-from compactor.verify.history import EXPIRED, NEVER, OVERDUE, RETAINED
 from compactor.verify.plan import CHUNK_TABLES, VerifyPlan
+from compactor.verify.run_history import EXPIRED, NEVER, OVERDUE, RETAINED
 from storage.ledger import rows
 from storage.ledger.chunk_table import chunk_records
 from storage.ledger.deletion_bitmap import read_deleted

@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from compactor.verify.history import History
+from compactor.verify.run_history import RunHistory
 from storage.errors import ObjectDamaged
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import HashRange, IndexDirectory
@@ -52,7 +52,7 @@ class VerifyPlan:
     hasher: KeyHasher
     ledgers: tuple[LedgerRecord, ...]
     manifest: Manifest | None
-    history: History
+    history: RunHistory
     range_bits: int
     limit: int
     start_offset: int = 0

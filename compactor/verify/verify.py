@@ -1,7 +1,7 @@
 """Verify: derive the compacted ledger of a topic again from what there is, and name every difference.
 
     metadata   the rows of the database and the manifest against each other                        (metadata_check.py)
-    objects    one task an object: raw ledgers, parts, indexes                            (ledgers.py, parts.py)
+    objects    one task an object: raw ledgers, parts, indexes                            (object_checks.py, parts.py)
     keys       one task a hash range: winners from raw against the visible index                           (keys.py)
     details    only where index and parts differ: what exactly                                          (explain.py)
 
@@ -10,7 +10,7 @@ ledger against its parts (by fingerprints) and against the winners in raw, its c
 together that leaves nothing of it unproven.
 What raw no longer has is proven by checksums and against itself only, and the report says so.
 
-A difference is only what no run of the topic explains (history.py): values that a time to live took away years
+A difference is only what no run of the topic explains (run_history.py): values that a time to live took away years
 ago are not missing. What cannot be told is counted as undecided.
 
 Safe beside running compactions: it verifies the generation of one moment, under a pin. It writes nothing. Nothing here
@@ -29,13 +29,13 @@ from compactor.run.plan import Sizing, range_bits
 from compactor.verify.compare import TaskFindings
 from compactor.verify.explain import explain_range, explain_unkeyed, with_keys
 from compactor.verify.findings import DifferenceKind, Findings
-from compactor.verify.history import History
 from compactor.verify.keys import check_range, check_unkeyed
-from compactor.verify.ledgers import check_index, check_ledger
 from compactor.verify.metadata_check import check_metadata
+from compactor.verify.object_checks import check_index, check_ledger
 from compactor.verify.parts import check_part
 from compactor.verify.plan import VerifyPlan
 from compactor.verify.report import DETAILED_RANGES, Report, ReportBuilder
+from compactor.verify.run_history import RunHistory
 from storage.environment import Environment
 from storage.errors import Fenced, ObjectDamaged
 from storage.heartbeat import Heartbeat
@@ -98,7 +98,7 @@ class Verifier:
             self.hasher(snapshot.topic.hash_seed),
             snapshot.ledgers,
             manifest,
-            History.of(manifest, runs) if manifest else History((), complete=False),
+            RunHistory.of(manifest, runs) if manifest else RunHistory((), complete=False),
             range_bits(_records(snapshot, manifest), self.sizing or Sizing(self.engine.parallelism)),
             self.limit,
             snapshot.topic.start_offset,

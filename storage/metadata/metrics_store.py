@@ -55,7 +55,7 @@ class MetricsStore:
     """The numbers, over the database of a MetadataStore. Safe to share between threads."""
 
     def __init__(self, database: Database, run_dead_ms: int) -> None:
-        """`run_dead_ms`: see CompactionStateStore."""
+        """`run_dead_ms`: see CompactionControlStore."""
         self._database = database
         self.run_dead_ms = run_dead_ms
 

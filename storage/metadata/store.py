@@ -21,7 +21,7 @@ from storage.clock import Clock
 from storage.metadata import schema, snapshots
 from storage.metadata.attempts import AttemptStore
 from storage.metadata.backlogs import BacklogStore
-from storage.metadata.compaction_state_store import CompactionStateStore
+from storage.metadata.compaction_control import CompactionControlStore
 from storage.metadata.cursors import CursorStore
 from storage.metadata.engine import Database
 from storage.metadata.leases import LeaseStore
@@ -53,7 +53,7 @@ class MetadataStore:
         policies: Mapping[str, object] = MappingProxyType({}),
         run_dead_ms: int = RUN_DEAD_MS,
     ) -> None:
-        """`policies`: the broker's defaults (PolicyStore); `run_dead_ms`: see CompactionStateStore.
+        """`policies`: the broker's defaults (PolicyStore); `run_dead_ms`: see CompactionControlStore.
 
         Does not connect. Raises Misconfigured for a bad URL.
         """
@@ -69,7 +69,7 @@ class MetadataStore:
         self.runs = RunStore(database, clock)
         self.publishing = PublishingStore(database, clock)
         self.pins = PinStore(database, clock)
-        self.compaction_state = CompactionStateStore(database, clock, run_dead_ms)
+        self.compaction_control = CompactionControlStore(database, clock, run_dead_ms)
         self.backlogs = BacklogStore(database, clock)
         self.policies = PolicyStore(database, policies)
         self.tenancy = TenancyStore(database, clock, policies)

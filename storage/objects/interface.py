@@ -29,7 +29,7 @@ from storage.errors import InvalidInput
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from storage.objects.probe import ProbeReport
+    from storage.objects.capability_check import CapabilityReport
 
 MAX_NAME_BYTES = 900
 """S3 keys hold 1024 bytes; the rest is left to the prefix in the store's URL."""
@@ -213,7 +213,7 @@ class ObjectStore(ABC):
         """See to it that there is no such object; it need not have existed."""
 
     @abstractmethod
-    def check(self) -> ProbeReport:
+    def check(self) -> CapabilityReport:
         """Try out, with objects of its own that it deletes, every promise above; `Misconfigured` names a broken one."""
 
     def within(self, seconds: float) -> ObjectStore:

@@ -37,6 +37,7 @@ from storage.errors import (
 )
 from storage.failpoints import Failpoint, failpoint
 from storage.file_modes import file_mode, make_inside, make_private
+from storage.objects.capability_check import CapabilityReport, check_capabilities
 from storage.objects.interface import (
     ObjectInfo,
     ObjectStore,
@@ -45,7 +46,6 @@ from storage.objects.interface import (
     check_object_name,
     check_range,
 )
-from storage.objects.probe import ProbeReport, probe
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -146,8 +146,8 @@ class LocalStore(ObjectStore):
         with self._speaking_of(name, "delete"), suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
 
-    def check(self) -> ProbeReport:
-        return probe(self, streamed=self).require()
+    def check(self) -> CapabilityReport:
+        return check_capabilities(self, streamed=self).require()
 
     def _path(self, name: str) -> Path:
         return self.root / check_object_name(name)

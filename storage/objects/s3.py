@@ -31,6 +31,7 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, Inc
 from storage.clock import Clock, SystemClock
 from storage.errors import Misconfigured, ObjectDamaged, Unavailable
 from storage.failpoints import Failpoint, failpoint
+from storage.objects.capability_check import LARGE_BODY_BYTES, CapabilityReport, check_capabilities
 from storage.objects.interface import (
     ObjectInfo,
     ObjectStore,
@@ -39,7 +40,6 @@ from storage.objects.interface import (
     check_object_name,
     check_range,
 )
-from storage.objects.probe import LARGE_BODY_BYTES, ProbeReport, probe
 from storage.objects.s3_errors import code_of, is_ambiguous, status_of, translate
 from storage.objects.s3_writer import S3Writer
 
@@ -174,7 +174,7 @@ class S3Store(ObjectStore):
                 if code_of(error) != "NoSuchKey":
                     raise
 
-    def check(self) -> ProbeReport:
+    def check(self) -> CapabilityReport:
         streamed = S3Store(
             self.location,
             multipart_threshold=0,
@@ -183,7 +183,7 @@ class S3Store(ObjectStore):
             clock=self._clock,
         )
         try:
-            return probe(self, streamed=streamed).require()
+            return check_capabilities(self, streamed=streamed).require()
         finally:
             streamed.close()
 

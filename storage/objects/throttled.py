@@ -23,7 +23,7 @@ from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter, Sto
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from storage.objects.probe import ProbeReport
+    from storage.objects.capability_check import CapabilityReport
 
 
 _HEARS_SECONDS = 0.5
@@ -117,7 +117,7 @@ class ThrottledStore(ObjectStore):
     def delete(self, name: str) -> None:
         self._store.delete(name)
 
-    def check(self) -> ProbeReport:
+    def check(self) -> CapabilityReport:
         return self._store.check()
 
     def close(self) -> None:

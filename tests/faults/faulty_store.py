@@ -29,8 +29,8 @@ from storage.errors import ObjectDamaged, StorageFull, Unavailable
 from storage.ledger import names
 from storage.ledger.names import ObjectKind
 from storage.objects import registry
+from storage.objects.capability_check import CapabilityReport
 from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter, StoreLocation
-from storage.objects.probe import ProbeReport
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -157,7 +157,7 @@ class FaultyStore(ObjectStore):
     def delete(self, name: str) -> None:
         self._write(name, lambda: self._inner.delete(name), "delete")
 
-    def check(self) -> ProbeReport:
+    def check(self) -> CapabilityReport:
         return self._inner.check()
 
     def close(self) -> None:

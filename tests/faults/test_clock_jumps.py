@@ -112,7 +112,7 @@ def test_what_a_dead_process_holds_by_a_fast_clock_is_free_at_once(
     clock.advance(-YEAR)
     assert store.leases.current(topic.id) is None
     store.leases.release(store.leases.acquire(topic.id, "next", TTL))
-    assert not store.compaction_state.activity(other.id).running
+    assert not store.compaction_control.activity(other.id).running
     assert claim(store, other, "next").epoch == run.epoch + 1
     again = store.sealing.claim(topic.id, "next", LOG_UID, TTL)
     assert again is not None

@@ -285,7 +285,7 @@ def live_through(world: World, services: list[OneService], seed: int) -> None:
 
 def is_quiet(world: World) -> bool:
     """Nothing is requested, runs or fails."""
-    control = world.metadata.compaction_state
+    control = world.metadata.compaction_control
     failing = [item for item in control.all().values() if item.failures]
     running = world.metadata.runs.newest(1, state=RunState.RUNNING)
     return not (control.requests() or running or failing)

@@ -32,7 +32,7 @@ NONE, IN_PROGRESS, ABORTED, PAUSED = "None", "InProgress", "Aborted", "Paused"
 
 def state_of(metadata: MetadataStore, topic_id: int) -> tuple[str, int]:
     """The state that the service goes by: its name in the drawing, and how many resumes it waits for."""
-    activity = metadata.compaction_state.activity(topic_id)
+    activity = metadata.compaction_control.activity(topic_id)
     control, last = activity.control, activity.last_run
     if control.aborting:
         return ABORTED, control.paused
@@ -44,7 +44,7 @@ def state_of(metadata: MetadataStore, topic_id: int) -> tuple[str, int]:
 def test_the_states_by_hand(metadata: MetadataStore) -> None:
     """Each arrow of the drawing, and what is refused in each state."""
     topic = metadata.tenancy.ensure_topic(TopicName.parse("t")).id
-    control = metadata.compaction_state
+    control = metadata.compaction_control
 
     def begin() -> RunRecord:
         return metadata.runs.claim(topic, "worker", {}, RUN_DEAD_MS)
@@ -109,7 +109,7 @@ class Pausing(RuleBasedStateMachine):
     @rule()
     def request(self) -> None:
         try:
-            self.metadata.compaction_state.request(self.topic, "manual", "me")
+            self.metadata.compaction_control.request(self.topic, "manual", "me")
             assert self.phase in (NONE, ABORTED)
             assert not self.requested
             assert not self.pauses
@@ -155,8 +155,8 @@ class Pausing(RuleBasedStateMachine):
         if self.phase == ABORTED:
             self._ended()
             return
-        assert [topic.id for topic in self.metadata.compaction_state.request_interrupted("leader")] == [self.topic]
-        assert self.metadata.compaction_state.request_interrupted("leader") == []
+        assert [topic.id for topic in self.metadata.compaction_control.request_interrupted("leader")] == [self.topic]
+        assert self.metadata.compaction_control.request_interrupted("leader") == []
         self.run = self.metadata.runs.claim(self.topic, "next", {}, RUN_DEAD_MS)
         assert self.run.cause == "interrupted"
 
@@ -166,14 +166,14 @@ class Pausing(RuleBasedStateMachine):
     @rule()
     def pause(self) -> None:
         self.pauses += 1
-        assert self.metadata.compaction_state.pause([self.topic])[0].paused == self.pauses
+        assert self.metadata.compaction_control.pause([self.topic])[0].paused == self.pauses
         self.phase = ABORTED if self.phase in (IN_PROGRESS, ABORTED) else PAUSED
         self.requested = False
 
     @rule()
     def resume(self) -> None:
         try:
-            self.metadata.compaction_state.resume([self.topic])
+            self.metadata.compaction_control.resume([self.topic])
             assert self.phase == PAUSED
             self.pauses -= 1
             self.phase = PAUSED if self.pauses else NONE
@@ -182,13 +182,13 @@ class Pausing(RuleBasedStateMachine):
 
     @rule()
     def abort(self) -> None:
-        self.metadata.compaction_state.abort([self.topic])
+        self.metadata.compaction_control.abort([self.topic])
         self.phase = ABORTED if self.phase == IN_PROGRESS else self.phase
         self.requested = False
 
     @invariant()
     def they_agree(self) -> None:
-        activity = self.metadata.compaction_state.activity(self.topic)
+        activity = self.metadata.compaction_control.activity(self.topic)
         assert state_of(self.metadata, self.topic) == (self.phase, self.pauses)
         assert (activity.control.requested_at is not None) == self.requested
         assert activity.running == (self.requested or self.phase == IN_PROGRESS)

@@ -115,7 +115,7 @@ def get_scheduler(parts: Parts) -> Scheduler:
     metadata = parts.environment.metadata
     leader = metadata.services.leader()
     names = {record.id: record for record in metadata.topics.all()}
-    controls = [(names[key], control) for key, control in metadata.compaction_state.all().items() if key in names]
+    controls = [(names[key], control) for key, control in metadata.compaction_control.all().items() if key in names]
     running = metadata.runs.newest(MOST_RUNS, state=RunState.RUNNING)
     return Scheduler(
         leader=leader,
@@ -123,7 +123,7 @@ def get_scheduler(parts: Parts) -> Scheduler:
             ServiceState(**document_of(ServiceState, item, leads=item.name == leader))
             for item in metadata.services.live()
         ],
-        queue=[_control(record, control, True) for record, control in metadata.compaction_state.requests()],
+        queue=[_control(record, control, True) for record, control in metadata.compaction_control.requests()],
         running=[Run(**item) for item in _shown(parts, running, True)],
         failing=[_control(record, control, True) for record, control in controls if control.failures],
         paused=[_control(record, control, True) for record, control in controls if control.paused],
@@ -163,7 +163,7 @@ def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Compac
     Of a partitioned topic all partitions are paused, or none.
     """
     records = resolve.topics(parts, topic)
-    controls = parts.environment.metadata.compaction_state.pause([record.id for record in records])
+    controls = parts.environment.metadata.compaction_control.pause([record.id for record in records])
     return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 
 
@@ -171,7 +171,7 @@ def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Compac
 def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionStateReport]:
     """Take back one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
     records = resolve.topics(parts, topic)
-    controls = parts.environment.metadata.compaction_state.resume([record.id for record in records])
+    controls = parts.environment.metadata.compaction_control.resume([record.id for record in records])
     return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 
 
@@ -179,7 +179,7 @@ def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Compa
 def abort_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionStateReport]:
     """Stop a run that is under way, and drop the request for one; later ones are made as before."""
     records = resolve.topics(parts, topic)
-    controls = parts.environment.metadata.compaction_state.abort([record.id for record in records])
+    controls = parts.environment.metadata.compaction_control.abort([record.id for record in records])
     return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 
 
@@ -205,7 +205,7 @@ def _shown(parts: Service, runs: list[tuple[TopicName, RunRecord]], in_full: boo
 
 
 def _now(parts: Service, topic: TopicRecord, in_full: bool) -> CompactionStateReport:
-    found = parts.environment.metadata.compaction_state.activity(topic.id)
+    found = parts.environment.metadata.compaction_control.activity(topic.id)
     return _control(topic, found.control, in_full, found.running)
 
 

@@ -39,7 +39,7 @@ def compact(parts: Parts, caller: CallerName, topic: Topic) -> None:
     resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
     records = resolve.topics(parts, topic)
     if len(records) > 1:
-        now = {item.id: parts.environment.metadata.compaction_state.activity(item.id) for item in records}
+        now = {item.id: parts.environment.metadata.compaction_control.activity(item.id) for item in records}
         if any(item.running for item in now.values()):
             raise RestException(409, RUNNING)
         # What refuses does it before anything is triggered.

@@ -215,7 +215,7 @@ class _Work:
         """
         from compactor.batch import Outcome
         from compactor.two_phase import nothing_new
-        from storage.metadata.compaction_state import check_not_paused
+        from storage.metadata.compaction_state_rows import check_not_paused
 
         environment = self.environment
         outcomes, dirty = {}, []
@@ -224,7 +224,7 @@ class _Work:
                 topic = open_topic(environment, name)
                 snapshot = topic.snapshot()
                 if for_a_run:
-                    check_not_paused(snapshot.topic, environment.metadata.compaction_state.get(snapshot.topic.id))
+                    check_not_paused(snapshot.topic, environment.metadata.compaction_control.get(snapshot.topic.id))
                 policies = self._policies(snapshot.topic)
                 new = not nothing_new(environment.metadata, environment.store, environment.clock, snapshot, policies)
                 new = new or (for_a_run and _has_tail(topic))

@@ -126,22 +126,22 @@ def test_a_request_that_ends_without_a_run_says_why(
     metadata = served.service.environment.metadata
     record = served.topic(f"persistent://public/default/{compacted}").record
     admin("topics", "produce", compacted, stdin=LINES).done()
-    monkeypatch.setattr("api.cli.admin.run_watch.sleep", lambda _: metadata.compaction_state.pause([record.id]))
+    monkeypatch.setattr("api.cli.admin.run_watch.sleep", lambda _: metadata.compaction_control.pause([record.id]))
     paused = admin("topics", "compact", compacted, "--wait")
     assert (paused.exit_code, paused.stdout) == (4, "")
     assert "was paused before a run began" in paused.stderr
-    metadata.compaction_state.resume([record.id])
+    metadata.compaction_control.resume([record.id])
     now = served.service.environment.clock.now_ms()
 
     def fail(_: float) -> None:
-        metadata.compaction_state.record_failure(record.id, "there is no Java", now + 1000)
-        metadata.compaction_state.withdraw(record.id)
+        metadata.compaction_control.record_failure(record.id, "there is no Java", now + 1000)
+        metadata.compaction_control.withdraw(record.id)
 
     monkeypatch.setattr("api.cli.admin.run_watch.sleep", fail)
     failed = admin("topics", "compact", compacted, "--wait")
     assert (failed.exit_code, failed.stdout) == (9, "")
     assert "could not begin: there is no Java" in failed.stderr
-    metadata.compaction_state.record_success(record.id)
+    metadata.compaction_control.record_success(record.id)
 
 
 def test_the_partitions_of_a_topic_are_followed_one_by_one(admin: Program, waiting: list[float]) -> None:

@@ -23,7 +23,10 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def paused(times: int) -> None:
     """`t` is paused so often from now on."""
     with open_environment(Settings.load()) as environment:
-        control, topic = environment.metadata.compaction_state, open_topic(environment, TopicName.parse("t")).record.id
+        control, topic = (
+            environment.metadata.compaction_control,
+            open_topic(environment, TopicName.parse("t")).record.id,
+        )
         for _ in range(control.get(topic).paused, times):
             control.pause([topic])
         for _ in range(times, control.get(topic).paused):

@@ -142,7 +142,7 @@ def test_why_a_run_failed_is_told_in_full_to_superusers_only(client: TestClient)
     error = recorded(Unavailable("cannot read object x of bucket acme at minio.internal", "try again"))
     record = metadata.topics.get(TopicName.parse("persistent://public/default/fails"))
     metadata.runs.fail(metadata.runs.claim(record.id, "one", {}, 1000), error)
-    metadata.compaction_state.record_failure(record.id, error, 0)
+    metadata.compaction_control.record_failure(record.id, error, 0)
     for path, named in (("compaction", "lastError"), ("compaction/control", "last_error"), ("compactions", "error")):
         for headers, full in ((clerk, False), (root, True)):
             found = client.get(f"{topic}/{path}", headers=headers).json()

@@ -156,7 +156,7 @@ def test_pause_and_resume(rest_topic: RestTopic, served: Served) -> None:
 
 def test_failing_topics_are_shown(rest_topic: RestTopic, served: Served) -> None:
     record = served.topic(rest_topic.name).record
-    served.service.environment.metadata.compaction_state.record_failure(record.id, "the workers are away", 17)
+    served.service.environment.metadata.compaction_control.record_failure(record.id, "the workers are away", 17)
     failing = served.ask("GET", "/admin/v2/compactions/scheduler").json()["failing"]
     (found,) = [item for item in failing if item["topic"] == rest_topic.name]
     assert (found["failures"], found["last_error"]) == (1, "the workers are away")

@@ -291,7 +291,7 @@ def test_a_partitioned_topic_with_a_paused_partition_is_not_compacted(whole: Res
 
 def test_a_topic_that_is_paused_is_not_compacted(rest_topic: RestTopic) -> None:
     metadata = rest_topic.served.service.environment.metadata
-    metadata.compaction_state.pause([rest_topic.served.topic(rest_topic.name).record.id])
+    metadata.compaction_control.pause([rest_topic.served.topic(rest_topic.name).record.id])
     assert_refused(rest_topic.ask("PUT", "/compaction"), 409, "paused")
 
 

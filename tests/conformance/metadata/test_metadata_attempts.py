@@ -102,15 +102,15 @@ def test_a_requested_run_that_was_given_up_is_asked_for_again(
     """Services were away for that long that the first to come back collects what the run left. Nobody waits for a run
     by hand."""
     if requested:
-        store.compaction_state.request(topic.id, "manual", "ann")
+        store.compaction_control.request(topic.id, "manual", "ann")
     run = claim(store, topic)
     clock.advance(RUN_DEAD_MS)
     if meanwhile == "paused":
-        store.compaction_state.pause([topic.id])
+        store.compaction_control.pause([topic.id])
     elif meanwhile == "requested":
-        store.compaction_state.request(topic.id, "manual", "bob")
+        store.compaction_control.request(topic.id, "manual", "bob")
     assert store.runs.expire_attempts(topic.id, TTL) == ([] if meanwhile == "paused" else [run.attempt_id])
-    causes = [control.cause for _, control in store.compaction_state.requests()]
+    causes = [control.cause for _, control in store.compaction_control.requests()]
     assert causes == {"": ["interrupted"] if requested else [], "paused": [], "requested": ["manual"]}[meanwhile]
 
 

@@ -47,8 +47,8 @@ def test_the_lease_of_a_twin_is_its_own(store: MetadataStore, topic: TopicRecord
 def test_a_dead_process_holds_no_run_segment_service_or_leadership(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     run = claim(store, topic, str(DEAD))
-    assert not store.compaction_state.activity(topic.id).running
-    assert [item.id for item in store.compaction_state.request_interrupted("here")] == [topic.id]
+    assert not store.compaction_control.activity(topic.id).running
+    assert [item.id for item in store.compaction_control.request_interrupted("here")] == [topic.id]
     assert claim(store, topic, owner_name()).epoch == run.epoch + 1
     with pytest.raises(CompactionRunning):
         claim(store, topic)

@@ -289,7 +289,7 @@ def test_partitions_are_changed_beside_a_heartbeat_of_all(
         if change == "delete":
             assert len(one.partitions.delete(parent, True)) == 2
         else:
-            assert len(getattr(one.compaction_state, change)(ids)) == 2
+            assert len(getattr(one.compaction_control, change)(ids)) == 2
         assert beaten.result() == []
 
 

@@ -35,7 +35,7 @@ def filled(store: MetadataStore, name: str) -> TopicRecord:
         opened(store, lease, topic)
     store.policies.set(topic_scope(topic), "retention.ms", 5)
     store.topics.set_properties(topic.id, {"a": "b"})
-    store.compaction_state.request(topic.id, "manual", "me")
+    store.compaction_control.request(topic.id, "manual", "me")
     return store.topics.get(topic.name)
 
 

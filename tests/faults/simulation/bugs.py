@@ -33,8 +33,8 @@ from storage.log.segment import SegmentPaths
 from storage.log.sweep import LogSweep
 from storage.log.topic_log import TopicLog
 from storage.metadata import (
-    compaction_state,
-    compaction_state_store,
+    compaction_control,
+    compaction_state_rows,
     cursors,
     invariants,
     leases,
@@ -300,7 +300,7 @@ _collect_deleted = GarbageCollector._collect_deleted
 
 
 def _stop_no_run(connection: Connection, topic_id: int, reason: str, dead_ms: int, now: int) -> Any:
-    return compaction_state.find(connection, topic_id, now, dead_ms)
+    return compaction_state_rows.find(connection, topic_id, now, dead_ms)
 
 
 _NO_LOCKS = SimpleNamespace(flock=lambda *_: None, LOCK_EX=0, LOCK_NB=0)
@@ -435,11 +435,11 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "pause-leaves-the-run": Bug(
             "Pausing or aborting compaction leaves the run that is under way alone.",
-            ((compaction_state_store, "_stop", _stop_no_run),),
+            ((compaction_control, "_stop", _stop_no_run),),
         ),
         "claimed-while-paused": Bug(
             "A run is claimed although compaction of the topic is paused.",
-            ((compaction_state, "check_not_paused", lambda *_: None),),
+            ((compaction_state_rows, "check_not_paused", lambda *_: None),),
         ),
         "lost-lease-unnoticed": Bug(
             "A writer that has lost its lease, and the lock of its segment, continues.",

@@ -136,18 +136,18 @@ class Operating:
 
     def _pause(self, process: Process, model: TopicModel) -> None:
         try:
-            process.metadata.compaction_state.pause([model.record.id])
+            process.metadata.compaction_control.pause([model.record.id])
         finally:
             self._count_pauses(model, 1)
 
     def _abort(self, process: Process, model: TopicModel) -> None:
         model.stops += 1  # before: a publish in between would not be one that continues after it
-        process.metadata.compaction_state.abort([model.record.id])
+        process.metadata.compaction_control.abort([model.record.id])
         self._world.happened.add("aborted")
 
     def _resume(self, process: Process, model: TopicModel) -> None:
         try:
-            process.metadata.compaction_state.resume([model.record.id])
+            process.metadata.compaction_control.resume([model.record.id])
         except Conflict as error:
             last = self._world.observer.runs.last(model.record.id)
             stopping = last is not None and f"a run of {model.record.name} was aborted" in str(error)
@@ -159,7 +159,7 @@ class Operating:
         """What is in the database is what was asked for; or nothing of it, where the answer was lost."""
         if model.deleted_at is not None:
             return
-        found = self._world.observer.compaction_state.get(model.record.id).paused
+        found = self._world.observer.compaction_control.get(model.record.id).paused
         require(found in (model.paused, model.paused + change), f"{model.record.name} is paused {found} times")
         if found > model.paused:
             model.stops += 1
@@ -171,7 +171,7 @@ class Operating:
     def resume_all(self, model: TopicModel) -> None:
         """Nothing keeps the topic from being compacted."""
         while model.paused:
-            self._world.observer.compaction_state.resume([model.record.id])
+            self._world.observer.compaction_control.resume([model.record.id])
             model.paused -= 1
 
     def _act(self, model: TopicModel, what: str, action: Callable[[Process], None], faults: float) -> None:

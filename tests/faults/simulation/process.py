@@ -26,8 +26,8 @@ from storage.metadata.engine import Database
 from storage.metadata.pins import PinStore
 from storage.metadata.records import Attempt, AttemptKind, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
+from storage.objects.capability_check import CapabilityReport
 from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter, StoreLocation, check_range
-from storage.objects.probe import ProbeReport
 from tests.faults.faulty_store import PREFIX, FaultyStore, Script
 from tests.servers.cut_link import SqliteLink
 
@@ -98,7 +98,7 @@ class MemoryStore(ObjectStore):
             self._world.before_delete(self._process, name)
         stored.pop(name, None)
 
-    def check(self) -> ProbeReport:
+    def check(self) -> CapabilityReport:
         raise NotImplementedError
 
     def _find(self, name: str) -> bytes:

@@ -12,17 +12,17 @@ from compactor import reference
 from compactor.phase_two import run_task
 from compactor.run import layout
 from compactor.run.plan import (
-    BitmapPlan,
-    BitmapResult,
-    PartPlan,
-    PartResult,
+    DeletedRowsTask,
+    DeletedRowsTaskResult,
+    PartTask,
+    PartTaskResult,
     RunPlan,
     RunPolicies,
     Sizing,
     Slice,
     SourceTotals,
 )
-from compactor.run.result import PlannedRun
+from compactor.run.run_output import PlannedRun
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names, rows
 from storage.ledger.deletion_bitmap import read_all_deleted, read_deleted
@@ -141,16 +141,16 @@ def keyed(*keys: bytes | None, payload: bytes = b"v") -> pa.Table:
     return content(*((key, payload) for key in keys))
 
 
-def one_run(store: ObjectStore, *history: pa.Table) -> tuple[RunPlan, tuple[PartPlan, ...]]:
+def one_run(store: ObjectStore, *history: pa.Table) -> tuple[RunPlan, tuple[PartTask, ...]]:
     """A first run of one part, up to phase two."""
     _, ledgers = seal_history(store, list(history))
     planned = decide(store, ledgers)
     return planned.plan, planned.layout.parts
 
 
-def part_of(plan: RunPlan, parts: tuple[PartPlan | BitmapPlan, ...]) -> PartResult:
+def part_of(plan: RunPlan, parts: tuple[PartTask | DeletedRowsTask, ...]) -> PartTaskResult:
     result = run_task(plan, parts[0])
-    assert isinstance(result, PartResult)
+    assert isinstance(result, PartTaskResult)
     return result
 
 
@@ -189,8 +189,8 @@ def test_row_groups_without_survivors_are_not_read(object_store: ObjectStore, mo
 def test_slices_in_which_nothing_survives_make_no_part(object_store: ObjectStore) -> None:
     plan, (part,) = one_run(object_store, keyed(b"a", b"b", b"a"))
     (whole,) = part.slices
-    none = PartPlan(0, (replace(whole, first_offset=0, last_offset=0),))
-    assert part_of(plan, (none,)) == PartResult(0)
+    none = PartTask(0, (replace(whole, first_offset=0, last_offset=0),))
+    assert part_of(plan, (none,)) == PartTaskResult(0)
     assert list(object_store.list(names.run_prefix(plan.topic_uid, plan.attempt_id) + "part-")) == []
 
 
@@ -208,10 +208,10 @@ def test_row_sets_that_were_changed_or_lost_fail_the_task(object_store: ObjectSt
     ((name, row_set),) = whole.row_sets
     damaged = replace(whole, row_sets=((damaged_copy(object_store, name, 0), row_set),))
     with pytest.raises(ObjectDamaged, match="row sets"):
-        run_task(plan, PartPlan(0, (damaged,)))
+        run_task(plan, PartTask(0, (damaged,)))
     lost = replace(whole, row_sets=((f"{name}x", row_set),))
     with pytest.raises(ObjectMissing):
-        run_task(plan, PartPlan(0, (lost,)))
+        run_task(plan, PartTask(0, (lost,)))
 
 
 def test_rows_that_the_index_names_and_the_ledger_lacks_are_damage(object_store: ObjectStore) -> None:
@@ -269,7 +269,7 @@ def test_bitmaps_of_several_parts_share_an_object(object_store: ObjectStore) -> 
     (plan,) = planned.layout.bitmaps
     assert [number for number, _ in plan.parts] == [0, 1]
     result = run_task(planned.plan, plan)
-    assert isinstance(result, BitmapResult)
+    assert isinstance(result, DeletedRowsTaskResult)
     assert {place.name for place in result.deleted.values()} == {result.deleted[0].name}
     assert [list(item) for item in read_all_deleted(object_store, list(result.deleted.values()))] == [[0], [2]]
     assert result.kept == {0: SourceTotals(2, 1 + 2), 1: SourceTotals(2, 3 + 4)}
@@ -318,13 +318,13 @@ def test_a_part_may_be_cut_anywhere_also_between_dead_rows(
     monkeypatch.setattr(rows, "GROUP_ROWS", 3)
     planned, _ = runs(object_store, letters("abcdef"), letters("bc", payload=b""), letters("d", payload=b""))
     found = planned.layout.bitmaps[0].parts[0][1]
-    halves = tuple(PartPlan(n, (Slice(0, a, b, found),)) for n, (a, b) in enumerate([(0, cut - 1), (cut, 5)]))
+    halves = tuple(PartTask(n, (Slice(0, a, b, found),)) for n, (a, b) in enumerate([(0, cut - 1), (cut, 5)]))
     results = [run_task(planned.plan, half) for half in halves]
     remaining = [0, 4, 5]
     for result, expected in zip(
         results, ([n for n in remaining if n < cut], [n for n in remaining if n >= cut]), strict=True
     ):
-        assert isinstance(result, PartResult)
+        assert isinstance(result, PartTaskResult)
         assert offsets(object_store, result.part) == expected
         assert result.kept == {0: SourceTotals(len(expected), sum(expected))}
 
@@ -343,7 +343,7 @@ def test_row_groups_of_an_old_part_in_which_nothing_is_alive_are_not_read(
     groups = RowsReader(object_store, planned.plan.sources[0].rows).groups
     damaged = with_damage_at(object_store, planned.plan, 0, groups[1].start)
     results = [run_task(damaged, part) for part in planned.layout.parts]
-    parts = [result for result in results if isinstance(result, PartResult)]
+    parts = [result for result in results if isinstance(result, PartTaskResult)]
     assert sum(result.statistics.groups_read for result in parts) == 2
     assert [offset for result in parts for offset in offsets(object_store, result.part)] == [0, 1, 4, 5]
 

@@ -10,7 +10,7 @@ import pytest
 
 from compactor.engines.engine import InProcessEngine
 from compactor.maintenance.garbage import GarbageCollector
-from compactor.run.plan import PartResult, RangeResult, RunPolicies, Sizing
+from compactor.run.plan import PartTaskResult, RangeResult, RunPolicies, Sizing
 from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
 from storage.errors import (
     CompactionRunning,
@@ -127,7 +127,7 @@ def drop_a_survivor(answer: Any) -> Any:
 
 
 def lie_about_size(answer: Any) -> Any:
-    if isinstance(answer, PartResult) and answer.part:
+    if isinstance(answer, PartTaskResult) and answer.part:
         stored = replace(answer.part.rows.stored, size=answer.part.rows.stored.size + 1)
         return replace(answer, part=replace(answer.part, rows=replace(answer.part.rows, stored=stored)))
     return answer

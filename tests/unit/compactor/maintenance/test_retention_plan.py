@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from compactor.maintenance.retention_plan import (
-    RetentionExtent,
+    RetentionLedger,
     TrimCandidate,
     TrimPlan,
     TrimReason,
@@ -27,13 +27,13 @@ GB = 1 << 30
 DELETE, COMPACT = frozenset({"delete"}), frozenset({"compact"})
 
 
-def extents(*lengths: int, size: int = 1, newest: Sequence[int] = ()) -> list[RetentionExtent]:
+def extents(*lengths: int, size: int = 1, newest: Sequence[int] = ()) -> list[RetentionLedger]:
     """Ledgers with that many messages each, one after the other."""
-    found: list[RetentionExtent] = []
+    found: list[RetentionLedger] = []
     for number, length in enumerate(lengths):
         first = found[-1].last_offset + 1 if found else 0
         time = newest[number] if newest else NOW
-        found.append(RetentionExtent(number, first, first + length - 1, length, size, time))
+        found.append(RetentionLedger(number, first, first + length - 1, length, size, time))
     return found
 
 

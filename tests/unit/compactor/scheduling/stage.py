@@ -89,7 +89,7 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.bench = Workbench.embedded(folder)
         self.metadata = self.bench.metadata
-        self.control = self.bench.metadata.compaction_state
+        self.control = self.bench.metadata.compaction_control
         self.clock = self.bench.clock
         self.engines = Engines()
         self.loops: list[ControlLoop] = []

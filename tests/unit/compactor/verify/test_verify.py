@@ -19,7 +19,7 @@ from sqlalchemy import delete
 from compactor.engines.engine import InProcessEngine
 from compactor.run.plan import RunPolicies, Sizing
 from compactor.verify.findings import Difference, DifferenceKind, Findings
-from compactor.verify.history import NEVER, History, PublishedRun
+from compactor.verify.run_history import NEVER, PublishedRun, RunHistory
 from compactor.verify.verify import Report, Verifier
 from storage.errors import ObjectMissing, Unavailable
 from storage.ledger.key_index import IndexRecords
@@ -326,14 +326,14 @@ def ran(horizon: int, now: int, certain: bool = True, **policies: Any) -> Publis
 
 
 def test_a_run_decides_over_what_is_at_or_below_its_horizon() -> None:
-    history = History((ran(10, 1000, key_ttl_ms=100), ran(20, 2000), ran(30, 1500, key_ttl_ms=700)), True)
+    history = RunHistory((ran(10, 1000, key_ttl_ms=100), ran(20, 2000), ran(30, 1500, key_ttl_ms=700)), True)
     offsets = np.array([0, 10, 11, 30, 31])
     assert history.may_expire(offsets).tolist() == [900, 900, 800, 800, NEVER]
     assert history.must_expire(offsets).tolist() == [900, 900, 800, 800, NEVER]
 
 
 def test_runs_of_an_earlier_life_explain_but_demand_nothing() -> None:
-    history = History((ran(10, 1000, False, key_ttl_ms=1), ran(10, 2000)), True)
+    history = RunHistory((ran(10, 1000, False, key_ttl_ms=1), ran(10, 2000)), True)
     assert history.may_expire(np.array([3])).tolist() == [999]
     assert history.must_expire(np.array([3])).tolist() == [NEVER]
 
@@ -344,7 +344,7 @@ def test_a_deleted_cursor_begins_a_new_life(bench: Workbench) -> None:
     bench.metadata.cursors.delete(topic.record.id, "__compaction")
     bench.compact(topic)
     manifest = Forger(bench, topic).manifest
-    history = History.of(manifest, bench.metadata.runs.of_topic(topic.record.id, 10))
+    history = RunHistory.of(manifest, bench.metadata.runs.of_topic(topic.record.id, 10))
     assert [run.certain for run in history.runs] == [False, False, True]
     assert history.complete
 
@@ -354,7 +354,7 @@ def test_a_cancelled_run_does_not(bench: Workbench) -> None:
     run: RunRecord = bench.metadata.runs.claim(topic.record.id, "me", {}, 30_000)
     bench.metadata.runs.cancel(run.run_id, "why not")
     bench.compact(topic)
-    history = History.of(Forger(bench, topic).manifest, bench.metadata.runs.of_topic(topic.record.id, 10))
+    history = RunHistory.of(Forger(bench, topic).manifest, bench.metadata.runs.of_topic(topic.record.id, 10))
     assert [run.certain for run in history.runs] == [True, True]
 
 

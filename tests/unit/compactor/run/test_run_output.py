@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from compactor.run import layout
-from compactor.run.plan import PartResult, RunPolicies, Sizing, SourceTotals
-from compactor.run.result import RunOutput, check_objects
+from compactor.run.plan import PartTaskResult, RunPolicies, Sizing, SourceTotals
+from compactor.run.run_output import RunOutput, check_objects
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.model import LedgerRecord, MessageId
 from storage.objects.interface import ObjectStore
@@ -99,7 +99,7 @@ def test_a_promise_that_was_not_kept_names_its_source(
 
 def test_parts_must_ascend(made: RunOutput) -> None:
     (part,) = made.parts
-    twin = PartResult(1, part.part)
+    twin = PartTaskResult(1, part.part)
     with pytest.raises(ObjectDamaged, match="before its predecessor ends"):
         replace(made, parts=[part, twin]).check()
 

@@ -7,8 +7,8 @@ of the path that large objects take (on S3: conditional CompleteMultipartUpload)
 write, and deletes are tried as well.
 
 All objects are below one random name and are deleted at the end, also after failures. An error that is not an answer to
-the question (no credentials, no space, unreachable) is raised as it is: the probe then has no result. It
-knows no particular store. A passed probe is evidence, not proof: rounds are few.
+the question (no credentials, no space, unreachable) is raised as it is: the check then has no result. It
+knows no particular store. A passed check is evidence, not proof: rounds are few.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Capability:
 
 
 @dataclass(frozen=True)
-class ProbeReport:
-    """What a probe saw of a store: every capability once, in the order tried."""
+class CapabilityReport:
+    """What the check saw of a store: every capability once, in the order tried."""
 
     url: str
     rounds: int
     racers: int
     capabilities: tuple[Capability, ...]
 
-    def require(self) -> ProbeReport:
+    def require(self) -> CapabilityReport:
         """The report itself if every capability held; else `Misconfigured`, which names those that did not."""
         broken = [
             f"{capability.name} ({capability.finding})" for capability in self.capabilities if not capability.held
@@ -66,7 +66,9 @@ class ProbeReport:
         return self
 
 
-def probe(store: ObjectStore, *, streamed: ObjectStore, rounds: int = ROUNDS, racers: int = RACERS) -> ProbeReport:
+def check_capabilities(
+    store: ObjectStore, *, streamed: ObjectStore, rounds: int = ROUNDS, racers: int = RACERS
+) -> CapabilityReport:
     """Try the store out. `streamed`: the same place, where writers take the path of large objects even for 4 MiB."""
     base = f"{PROBE_PREFIX}/{uuid.uuid4().hex}"
     body = bytes(range(256)) * (BODY_BYTES // 256)
@@ -94,7 +96,7 @@ def probe(store: ObjectStore, *, streamed: ObjectStore, rounds: int = ROUNDS, ra
         with suppress(CompactorError):  # the failure above explains more than one here
             for remaining in list(store.list(base + "/")):
                 store.delete(remaining.name)
-    return ProbeReport(store.url, rounds, racers, capabilities)
+    return CapabilityReport(store.url, rounds, racers, capabilities)
 
 
 def _conditional_writes(

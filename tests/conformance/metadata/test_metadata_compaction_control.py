@@ -35,16 +35,16 @@ def test_a_leader_claims_only_what_is_requested_and_while_it_leads(
     token = leading(store)
     with pytest.raises(Fenced, match="not requested any more"):
         store.runs.claim(topic.id, "worker", {}, TTL, leader=token)
-    store.compaction_state.request(topic.id, "manual", "ann")
+    store.compaction_control.request(topic.id, "manual", "ann")
     clock.advance(TTL_MS)
     following = leading(store, "host:2:b")
     with pytest.raises(Fenced, match="host:2:b leads now"):
         store.runs.claim(topic.id, "worker", {}, TTL, leader=token)
     with pytest.raises(Fenced):
-        store.compaction_state.withdraw(topic.id, leader=token)
+        store.compaction_control.withdraw(topic.id, leader=token)
     with pytest.raises(Fenced):
-        store.compaction_state.record_failure(topic.id, "no", 5, leader=token)
-    assert len(store.compaction_state.requests()) == 1
+        store.compaction_control.record_failure(topic.id, "no", 5, leader=token)
+    assert len(store.compaction_control.requests()) == 1
     assert store.runs.last(topic.id) is None
     assert store.runs.claim(topic.id, "worker", {}, TTL, leader=following).state is RunState.RUNNING
 
@@ -56,7 +56,7 @@ def test_a_leader_waits_for_no_topic(database_url: URL, open_stores: OpenStores)
     one, other = open_stores(2)
     topic = one.tenancy.ensure_topic(TopicName.parse("t"))
     token = leading(one)
-    one.compaction_state.request(topic.id, "manual", "ann")
+    one.compaction_control.request(topic.id, "manual", "ann")
     with ThreadPoolExecutor(1) as pool:
         with other.database.write() as stuck:
             topics.locked(stuck, topic.id)
@@ -73,34 +73,34 @@ def test_a_leader_waits_for_no_topic(database_url: URL, open_stores: OpenStores)
 def test_a_request_is_kept_until_its_run_is_claimed(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
-    assert store.compaction_state.get(topic.id) == CompactionState()
-    created = store.compaction_state.request(topic.id, "manual", "ann")
+    assert store.compaction_control.get(topic.id) == CompactionState()
+    created = store.compaction_control.request(topic.id, "manual", "ann")
     assert created == CompactionState(clock.now_ms(), "manual", requested_by="ann")
-    assert store.compaction_state.requests() == [(topic, created)]
+    assert store.compaction_control.requests() == [(topic, created)]
     assert [item.name for item in store.cursors.of_topic(topic.id)] == [COMPACTION_CURSOR], "S9"
     with pytest.raises(CompactionRunning, match=r"is requested since .*\(manual, by ann\)"):
-        store.compaction_state.request(topic.id, "manual", "bob")
+        store.compaction_control.request(topic.id, "manual", "bob")
     run = store.runs.claim(topic.id, "worker", {}, TTL, leader=leading(store))
     assert run.cause == "manual"
-    assert store.compaction_state.requests() == []
+    assert store.compaction_control.requests() == []
     with pytest.raises(CompactionRunning, match=f"run {run.run_id} by worker"):
-        store.compaction_state.request(topic.id, "manual", "bob")
+        store.compaction_control.request(topic.id, "manual", "bob")
     store.runs.finish(run, {})
-    store.compaction_state.request(topic.id, "threshold.bytes", "bob")
+    store.compaction_control.request(topic.id, "threshold.bytes", "bob")
 
 
 def test_the_oldest_request_comes_first(store: MetadataStore, clock: ManualClock) -> None:
     topics = [store.tenancy.ensure_topic(TopicName.parse(f"t{number}")) for number in range(3)]
     for number in (1, 2, 0):
-        store.compaction_state.request(topics[number].id, "manual", "ann")
+        store.compaction_control.request(topics[number].id, "manual", "ann")
         clock.advance(1)
-    assert [one.name for one, _ in store.compaction_state.requests()] == [topics[number].name for number in (1, 2, 0)]
+    assert [one.name for one, _ in store.compaction_control.requests()] == [topics[number].name for number in (1, 2, 0)]
 
 
 def test_of_many_triggers_one_is_taken(open_stores: OpenStores) -> None:
     stores = open_stores(4)
     topic = stores[0].tenancy.ensure_topic(TopicName.parse("t"))
-    asked = at_once(*(partial(store.compaction_state.request, topic.id, "manual", "ann") for store in stores))
+    asked = at_once(*(partial(store.compaction_control.request, topic.id, "manual", "ann") for store in stores))
     assert sorted(type(item).__name__ for item in asked) == ["CompactionRunning"] * 3 + ["CompactionState"]
     token = leading(stores[0])
     claimed = at_once(*(partial(store.runs.claim, topic.id, "worker", {}, TTL, leader=token) for store in stores))
@@ -108,28 +108,30 @@ def test_of_many_triggers_one_is_taken(open_stores: OpenStores) -> None:
 
 
 def test_a_claim_by_hand_takes_the_request_too(store: MetadataStore, topic: TopicRecord) -> None:
-    store.compaction_state.request(topic.id, "manual", "ann")
+    store.compaction_control.request(topic.id, "manual", "ann")
     assert claim(store, topic).cause == "manual"
-    assert store.compaction_state.requests() == []
+    assert store.compaction_control.requests() == []
 
 
 def test_a_request_is_withdrawn(store: MetadataStore, topic: TopicRecord) -> None:
-    assert not store.compaction_state.withdraw(topic.id)
-    store.compaction_state.request(topic.id, "manual", "ann")
-    assert store.compaction_state.withdraw(topic.id)
-    assert store.compaction_state.get(topic.id) == CompactionState()
+    assert not store.compaction_control.withdraw(topic.id)
+    store.compaction_control.request(topic.id, "manual", "ann")
+    assert store.compaction_control.withdraw(topic.id)
+    assert store.compaction_control.get(topic.id) == CompactionState()
 
 
 def test_a_newer_request_is_not_withdrawn(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    old = store.compaction_state.request(topic.id, "manual", "ann").requested_at
-    store.compaction_state.abort([topic.id])
+    old = store.compaction_control.request(topic.id, "manual", "ann").requested_at
+    store.compaction_control.abort([topic.id])
     clock.advance(1)
-    new = store.compaction_state.request(topic.id, "manual", "ann").requested_at
+    new = store.compaction_control.request(topic.id, "manual", "ann").requested_at
     token = leading(store)
-    assert not store.compaction_state.withdraw(topic.id, leader=token, requested_at=old)
-    assert store.compaction_state.record_failure(topic.id, "no", 5, leader=token, requested_at=old).requested_at == new
-    assert store.compaction_state.withdraw(topic.id, leader=token, requested_at=new)
-    assert store.compaction_state.requests() == []
+    assert not store.compaction_control.withdraw(topic.id, leader=token, requested_at=old)
+    assert (
+        store.compaction_control.record_failure(topic.id, "no", 5, leader=token, requested_at=old).requested_at == new
+    )
+    assert store.compaction_control.withdraw(topic.id, leader=token, requested_at=new)
+    assert store.compaction_control.requests() == []
 
 
 def test_statuses(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -137,13 +139,13 @@ def test_statuses(store: MetadataStore, topic: TopicRecord, clock: ManualClock) 
         return tuple(compaction_status(store, topic.id))  # type: ignore[return-value]
 
     assert status() == (CompactionStatus.NOT_RUN, "")
-    store.compaction_state.request(topic.id, "manual", "ann")
+    store.compaction_control.request(topic.id, "manual", "ann")
     assert status() == (CompactionStatus.RUNNING, "")
     run = claim(store, topic)
     assert status() == (CompactionStatus.RUNNING, "")
     clock.advance(RUN_DEAD_MS)
     assert status() == (CompactionStatus.ERROR, "its worker worker stopped answering")
-    store.compaction_state.request_interrupted("leader")
+    store.compaction_control.request_interrupted("leader")
     assert status() == (CompactionStatus.RUNNING, "")
     run = claim(store, topic)
     store.runs.finish(run, {})
@@ -153,21 +155,21 @@ def test_statuses(store: MetadataStore, topic: TopicRecord, clock: ManualClock) 
     store.runs.cancel(claim(store, topic).run_id, "ann wanted it")
     assert status() == (CompactionStatus.ERROR, "ann wanted it")
     store.runs.finish(claim(store, topic), {})
-    store.compaction_state.record_failure(topic.id, "the tail cannot be sealed", 5)
+    store.compaction_control.record_failure(topic.id, "the tail cannot be sealed", 5)
     assert status() == (CompactionStatus.ERROR, "the tail cannot be sealed")
 
 
 def test_an_interrupted_run_is_asked_for_once(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     dead = claim(store, topic)
     clock.advance(RUN_DEAD_MS - 1)
-    assert store.compaction_state.request_interrupted("leader") == []
+    assert store.compaction_control.request_interrupted("leader") == []
     clock.advance(1)
-    asked = at_once(*(lambda: store.compaction_state.request_interrupted("leader") for _ in range(3)))
+    asked = at_once(*(lambda: store.compaction_control.request_interrupted("leader") for _ in range(3)))
     assert sorted(len(item) for item in asked if isinstance(item, list)) == [0, 0, 1]
-    assert store.compaction_state.get(topic.id).cause == "interrupted"
+    assert store.compaction_control.get(topic.id).cause == "interrupted"
     run = store.runs.claim(topic.id, "worker", {}, RUN_DEAD_MS, leader=leading(store))
     assert store.runs.get(dead.run_id).state is RunState.ERROR
-    assert store.compaction_state.request_interrupted("leader") == []
+    assert store.compaction_control.request_interrupted("leader") == []
     assert run.cause == "interrupted"
 
 
@@ -185,48 +187,48 @@ def test_a_topic_that_is_deleted_meanwhile_stops_no_other(
         return real(connection, topic_id)
 
     monkeypatch.setattr(topics, "locked", locked)
-    assert [item.id for item in store.compaction_state.request_interrupted("me")] == [other.id]
+    assert [item.id for item in store.compaction_control.request_interrupted("me")] == [other.id]
 
 
 def test_a_run_is_handed_over(store: MetadataStore, topic: TopicRecord) -> None:
     run = claim(store, topic)
-    assert store.compaction_state.hand_over(run, "ending", "me")
+    assert store.compaction_control.hand_over(run, "ending", "me")
     assert store.runs.get(run.run_id).state is RunState.CANCELLED
-    assert store.compaction_state.get(topic.id).cause == "interrupted"
+    assert store.compaction_control.get(topic.id).cause == "interrupted"
     assert store.runs.heartbeat([run]) == [run.run_id]
-    assert not store.compaction_state.hand_over(run, "ending", "me")
+    assert not store.compaction_control.hand_over(run, "ending", "me")
     assert store.runs.claim(topic.id, "next", {}, TTL, leader=leading(store)).cause == "interrupted"
 
 
 def test_a_run_whose_cursor_was_deleted_is_not_handed_over(store: MetadataStore, topic: TopicRecord) -> None:
-    store.compaction_state.request(topic.id, "manual", "ann")
+    store.compaction_control.request(topic.id, "manual", "ann")
     run = claim(store, topic)
     store.cursors.delete(topic.id, COMPACTION_CURSOR, force=True)
-    assert not store.compaction_state.hand_over(run, "ending", "me")
-    assert store.compaction_state.requests() == []
+    assert not store.compaction_control.hand_over(run, "ending", "me")
+    assert store.compaction_control.requests() == []
 
 
 def test_a_paused_topic_has_no_run_and_no_request(store: MetadataStore, topic: TopicRecord) -> None:
-    store.compaction_state.request(topic.id, "manual", "ann")
-    assert store.compaction_state.pause([topic.id])[0].paused == 1
-    assert store.compaction_state.requests() == []
+    store.compaction_control.request(topic.id, "manual", "ann")
+    assert store.compaction_control.pause([topic.id])[0].paused == 1
+    assert store.compaction_control.requests() == []
     with pytest.raises(CompactionPaused, match="is paused: resume it"):
-        store.compaction_state.request(topic.id, "manual", "ann")
+        store.compaction_control.request(topic.id, "manual", "ann")
     with pytest.raises(CompactionPaused):
         claim(store, topic)
-    assert store.compaction_state.pause([topic.id])[0].paused == 2
+    assert store.compaction_control.pause([topic.id])[0].paused == 2
     with pytest.raises(CompactionPaused, match=r"paused \(2 times\)"):
         claim(store, topic)
-    assert [store.compaction_state.resume([topic.id])[0].paused for _ in range(2)] == [1, 0]
+    assert [store.compaction_control.resume([topic.id])[0].paused for _ in range(2)] == [1, 0]
     with pytest.raises(Conflict, match="is not paused"):
-        store.compaction_state.resume([topic.id])
+        store.compaction_control.resume([topic.id])
     claim(store, topic)
 
 
 def test_several_topics_are_paused_resumed_and_aborted_together_or_not_at_all(
     store: MetadataStore, topic: TopicRecord
 ) -> None:
-    control = store.compaction_state
+    control = store.compaction_control
     ids = [topic.id, store.tenancy.ensure_topic(TopicName.parse("second")).id]
     for change in (control.pause, control.resume, control.abort):
         with pytest.raises(TopicNotFound):
@@ -253,30 +255,30 @@ def test_a_pause_whose_answer_was_lost_is_found_out(
     """Repeated, it would count twice, and one resume would leave the topic paused."""
     with broken_link(database_url, open_store) as broken:
         broken.link.cut(Cut.AFTER)
-        assert broken.store.compaction_state.pause([topic.id])[0].paused == 1
+        assert broken.store.compaction_control.pause([topic.id])[0].paused == 1
         broken.link.cut(Cut.BEFORE)
         with pytest.raises(Unavailable):
-            broken.store.compaction_state.pause([topic.id])
-    assert store.compaction_state.resume([topic.id])[0].paused == 0
+            broken.store.compaction_control.pause([topic.id])
+    assert store.compaction_control.resume([topic.id])[0].paused == 0
 
 
 def test_a_pause_ends_the_run_and_waits_for_its_worker(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
     run = claim(store, topic)
-    assert store.compaction_state.pause([topic.id])[0].aborting
+    assert store.compaction_control.pause([topic.id])[0].aborting
     assert store.runs.get(run.run_id).state is RunState.CANCELLED
     with pytest.raises(Conflict, match="has not stopped yet"):
-        store.compaction_state.resume([topic.id])
+        store.compaction_control.resume([topic.id])
     store.runs.fail(run, "fenced")
-    assert not store.compaction_state.get(topic.id).aborting
+    assert not store.compaction_control.get(topic.id).aborting
     assert store.runs.get(run.run_id).state is RunState.CANCELLED
-    store.compaction_state.resume([topic.id])
+    store.compaction_control.resume([topic.id])
 
     claim(store, topic)
-    assert store.compaction_state.pause([topic.id])[0].aborting
+    assert store.compaction_control.pause([topic.id])[0].aborting
     clock.advance(RUN_DEAD_MS)
-    assert not store.compaction_state.get(topic.id).aborting, "a worker that died is not waited for"
+    assert not store.compaction_control.get(topic.id).aborting, "a worker that died is not waited for"
 
 
 def test_how_long_a_stopped_worker_is_waited_for_is_a_setting(
@@ -286,15 +288,15 @@ def test_how_long_a_stopped_worker_is_waited_for_is_a_setting(
     for dead_ms in (10 * RUN_DEAD_MS, RUN_DEAD_MS // 10):
         patient = MetadataStore(database_url, clock, run_dead_ms=dead_ms)
         claim(patient, topic, ttl_ms=dead_ms)
-        assert patient.compaction_state.abort([topic.id])[0].aborting
+        assert patient.compaction_control.abort([topic.id])[0].aborting
         clock.advance(dead_ms - 1)
-        assert patient.compaction_state.get(topic.id).aborting
-        assert patient.compaction_state.all()[topic.id].aborting
+        assert patient.compaction_control.get(topic.id).aborting
+        assert patient.compaction_control.all()[topic.id].aborting
         with pytest.raises(CompactionRunning, match="has not stopped yet"):
             patient.runs.claim(topic.id, "worker", {}, dead_ms)
         clock.advance(1)
-        assert not patient.compaction_state.get(topic.id).aborting
-        assert not patient.compaction_state.all()[topic.id].aborting
+        assert not patient.compaction_control.get(topic.id).aborting
+        assert not patient.compaction_control.all()[topic.id].aborting
         patient.close()
     store.runs.claim(topic.id, "worker", {}, RUN_DEAD_MS // 10)
 
@@ -303,8 +305,8 @@ def test_an_aborted_topic_may_be_compacted_when_its_worker_has_stopped(
     store: MetadataStore, topic: TopicRecord
 ) -> None:
     run = claim(store, topic)
-    store.compaction_state.record_failure(topic.id, "boom", 5)
-    (found,) = store.compaction_state.abort([topic.id])
+    store.compaction_control.record_failure(topic.id, "boom", 5)
+    (found,) = store.compaction_control.abort([topic.id])
     assert (found.aborting, found.paused, found.failures, found.retry_at) == (True, 0, 0, None)
     with pytest.raises(CompactionRunning, match="has not stopped yet"):
         claim(store, topic)
@@ -314,19 +316,19 @@ def test_an_aborted_topic_may_be_compacted_when_its_worker_has_stopped(
 
 def test_failures_are_counted_until_a_success(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     now = clock.now_ms()
-    assert store.compaction_state.record_failure(topic.id, "one\x00", now + 5).failures == 1
-    found = store.compaction_state.record_failure(topic.id, "two", now + 9)
+    assert store.compaction_control.record_failure(topic.id, "one\x00", now + 5).failures == 1
+    found = store.compaction_control.record_failure(topic.id, "two", now + 9)
     assert (found.failures, found.retry_at, found.last_error) == (2, now + 9, "two")
-    assert store.compaction_state.retries(3_600_000) == []
+    assert store.compaction_control.retries(3_600_000) == []
     clock.advance(9)
-    assert store.compaction_state.retries(3_600_000) == [topic]
-    store.compaction_state.request(topic.id, "manual", "ann")
-    assert store.compaction_state.retries(3_600_000) == []
+    assert store.compaction_control.retries(3_600_000) == [topic]
+    store.compaction_control.request(topic.id, "manual", "ann")
+    assert store.compaction_control.retries(3_600_000) == []
     run = claim(store, topic)
     store.runs.fail(run, "three")
-    assert store.compaction_state.get(topic.id).failures == 2
+    assert store.compaction_control.get(topic.id).failures == 2
     store.runs.finish(claim(store, topic), {})
-    assert store.compaction_state.get(topic.id) == CompactionState()
+    assert store.compaction_control.get(topic.id) == CompactionState()
 
 
 def test_a_run_that_publishes_may_leave_something_to_be_tried_again(
@@ -334,29 +336,29 @@ def test_a_run_that_publishes_may_leave_something_to_be_tried_again(
 ) -> None:
     """The transaction that publishes says so: the next one may never come."""
     (created,) = append(store, topic, 5)
-    store.compaction_state.record_failure(topic.id, "one", 5)
+    store.compaction_control.record_failure(topic.id, "one", 5)
     run = claim(store, topic)
     retry = Retry("left\x00", clock.now_ms() + 5)
     ended = store.publishing.publish(run, 0, compacted(store, run, 1, end_of(created)), {}, retry)
     assert ended.state is RunState.SUCCESS
-    control = store.compaction_state.get(topic.id)
+    control = store.compaction_control.get(topic.id)
     assert (control.failures, control.retry_at, control.last_error) == (1, retry.at, "left\\x00")
     clock.advance(5)
-    assert store.compaction_state.retries(3_600_000) == [store.topics.get(topic.name)]
+    assert store.compaction_control.retries(3_600_000) == [store.topics.get(topic.name)]
     with pytest.raises(Fenced):
         store.publishing.publish(run, 1, compacted(store, run, 2, end_of(created)), {}, Retry("late", 5))
-    assert store.compaction_state.get(topic.id) == control
+    assert store.compaction_control.get(topic.id) == control
     publish_all(store, topic)
-    assert store.compaction_state.get(topic.id) == CompactionState()
+    assert store.compaction_control.get(topic.id) == CompactionState()
 
 
 def test_a_failure_before_the_claim_takes_the_request_along(store: MetadataStore, topic: TopicRecord) -> None:
     token = leading(store)
-    store.compaction_state.request(topic.id, "manual", "ann")
-    store.compaction_state.record_failure(topic.id, "no", 5)
-    assert len(store.compaction_state.requests()) == 1
-    store.compaction_state.record_failure(topic.id, "no", 5, leader=token)
-    assert store.compaction_state.requests() == []
+    store.compaction_control.request(topic.id, "manual", "ann")
+    store.compaction_control.record_failure(topic.id, "no", 5)
+    assert len(store.compaction_control.requests()) == 1
+    store.compaction_control.record_failure(topic.id, "no", 5, leader=token)
+    assert store.compaction_control.requests() == []
 
 
 def test_live_runs_are_counted(
@@ -365,13 +367,13 @@ def test_live_runs_are_counted(
     claim(store, topic)
     clock.advance(RUN_DEAD_MS - 1)
     claim(store, other)
-    assert store.compaction_state.running() == 2
+    assert store.compaction_control.running() == 2
     clock.advance(1)
-    assert store.compaction_state.running() == 1
+    assert store.compaction_control.running() == 1
 
 
 def test_a_topic_that_is_deleted_takes_its_control_along(store: MetadataStore, topic: TopicRecord) -> None:
-    store.compaction_state.request(topic.id, "manual", "ann")
+    store.compaction_control.request(topic.id, "manual", "ann")
     store.tenancy.delete_topic(topic.id, force=True)
-    assert store.compaction_state.requests() == []
-    assert store.compaction_state.all() == {}
+    assert store.compaction_control.requests() == []
+    assert store.compaction_control.all() == {}

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 
 from compactor.run.layout import Layout
 from compactor.run.plan import (
-    BitmapResult,
+    DeletedRowsTaskResult,
     HashRangeStatistics,
-    PartResult,
+    PartTaskResult,
     RangeResult,
     RunPlan,
     ScanResult,
@@ -81,8 +81,8 @@ class RunOutput:
     """What phase two answered for a planned run."""
 
     planned: PlannedRun
-    parts: Sequence[PartResult]
-    bitmaps: Sequence[BitmapResult]
+    parts: Sequence[PartTaskResult]
+    bitmaps: Sequence[DeletedRowsTaskResult]
 
     def check(self) -> None:
         """Raises ObjectDamaged."""

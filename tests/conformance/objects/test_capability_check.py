@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from storage.errors import Misconfigured, ObjectExists, Unavailable
+from storage.objects.capability_check import LARGE_BODY_BYTES, PROBE_PREFIX, check_capabilities
 from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter
 from storage.objects.local import LocalStore
-from storage.objects.probe import LARGE_BODY_BYTES, PROBE_PREFIX, probe
 from storage.objects.s3 import S3Store
 from tests.conformance.objects.conftest import s3_store
 from tests.servers.fixtures_s3 import S3Server, use_credentials
@@ -87,7 +87,9 @@ class NeverDeletes(LocalStore):
 def test_a_broken_promise_is_found_and_named(tmp_path: Path, kind: type[LocalStore], broken: str, finding: str) -> None:
     store = kind(tmp_path)
     # Bodies of large objects go through a sound store's writer except where that is what is broken.
-    report = probe(store, streamed=store if kind is LargeOnesOverwrite else LocalStore(tmp_path), rounds=2, racers=3)
+    report = check_capabilities(
+        store, streamed=store if kind is LargeOnesOverwrite else LocalStore(tmp_path), rounds=2, racers=3
+    )
     (failed,) = [capability for capability in report.capabilities if not capability.held]
     assert failed.name == broken
     assert finding in failed.finding
@@ -112,7 +114,7 @@ def test_an_s3_server_that_takes_no_notice_of_conditions_is_found(
     streamed = S3Store(store.location, multipart_threshold=0, part_bytes=LARGE_BODY_BYTES, attempts=1)
     for each in (store, streamed):
         each.client.meta.events.register(f"before-sign.s3.{operation}", forget_condition)
-    report = probe(store, streamed=streamed, rounds=1, racers=3)
+    report = check_capabilities(store, streamed=streamed, rounds=1, racers=3)
     assert [(found.name, found.finding) for found in report.capabilities if not found.held] == [
         (broken, "3 of 3 racing writers won round 1")
     ]
@@ -138,7 +140,7 @@ def test_a_failing_racer_does_not_leave_the_others_waiting(tmp_path: Path) -> No
     turns = iter(range(1000))
     sound = LocalStore(tmp_path)
     with pytest.raises(Unavailable, match="cannot be written"):
-        probe(sound, streamed=FailsOnce(tmp_path), rounds=1, racers=3)
+        check_capabilities(sound, streamed=FailsOnce(tmp_path), rounds=1, racers=3)
     assert list(sound.list()) == []
 
 

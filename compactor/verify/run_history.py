@@ -52,14 +52,14 @@ class PublishedRun:
 
 
 @dataclass(frozen=True)
-class History:
+class RunHistory:
     """Runs that published, the oldest first; the last is the one whose result is verified."""
 
     runs: tuple[PublishedRun, ...]
     complete: bool
 
     @classmethod
-    def of(cls, manifest: Manifest, records: Sequence[RunRecord]) -> History:
+    def of(cls, manifest: Manifest, records: Sequence[RunRecord]) -> RunHistory:
         """From the topic's runs, newest first, of which those after the manifest's are left out.
 
         What the manifest says of its own run counts for more than the run's row.

@@ -1,4 +1,4 @@
-"""CompactionStateStore: what is wanted of compactions: requests, pauses, failures.
+"""CompactionControlStore: what is wanted of compactions: requests, pauses, failures.
 
     None ── a run is claimed ──► InProgress ── pause ──► Aborted(1) ── its worker stops ──► Paused(1)
     Paused(1) ── pause ──► Paused(2) ── resume ──► Paused(1) ── resume ──► None   (S5; Kafka's LogCleanerManager)
@@ -20,7 +20,7 @@ from sqlalchemy import Connection, func, select
 
 from storage.clock import Clock
 from storage.errors import CompactionRunning, Conflict, TopicNotFound
-from storage.metadata import compaction_state, cursors, runs, services, topics
+from storage.metadata import compaction_state_rows, cursors, runs, services, topics
 from storage.metadata.engine import Database
 from storage.metadata.leases import shown_time
 from storage.metadata.liveness import beating, is_alive
@@ -41,7 +41,7 @@ _NAMED = 3
 _ENDING = "check with `compactor-admin topics compaction-status`, and try again when it has ended"
 
 
-class CompactionStateStore(Store):
+class CompactionControlStore(Store):
     """What is wanted of compactions."""
 
     def __init__(self, database: Database, clock: Clock, dead_ms: int = RUN_DEAD_MS) -> None:
@@ -50,14 +50,14 @@ class CompactionStateStore(Store):
         self._dead_ms = dead_ms
 
     def _find(self, connection: Connection, topic_id: int) -> CompactionState:
-        return compaction_state.find(connection, topic_id, self._clock.now_ms(), self._dead_ms)
+        return compaction_state_rows.find(connection, topic_id, self._clock.now_ms(), self._dead_ms)
 
     def _lives(self, run: RunRecord | None) -> bool:
         return _lives(run, self._dead_ms, self._clock.now_ms())
 
     def _request(self, connection: Connection, topic_id: int, cause: str, by: str) -> CompactionState:
         requested_at = self._clock.now_ms()
-        compaction_state.put(connection, topic_id, requested_at=requested_at, cause=cause, requested_by=by)
+        compaction_state_rows.put(connection, topic_id, requested_at=requested_at, cause=cause, requested_by=by)
         return self._find(connection, topic_id)
 
     # Queries
@@ -70,7 +70,7 @@ class CompactionStateStore(Store):
     def all(self) -> Mapping[int, CompactionState]:
         """By topic id; a topic that is not there wants nothing."""
         with self._database.read() as connection:
-            return compaction_state.of_all(connection, self._clock.now_ms(), self._dead_ms)
+            return compaction_state_rows.of_all(connection, self._clock.now_ms(), self._dead_ms)
 
     def activity(self, topic_id: int) -> CompactionActivity:
         """The topic's compaction as it is now."""
@@ -82,7 +82,7 @@ class CompactionStateStore(Store):
     def requests(self) -> list[tuple[TopicRecord, CompactionState]]:
         """The topics whose compaction is requested, the oldest request first."""
         with self._database.snapshot() as connection:
-            found = compaction_state.requested(connection, self._clock.now_ms(), self._dead_ms)
+            found = compaction_state_rows.requested(connection, self._clock.now_ms(), self._dead_ms)
             records = topics.by_ids(connection, found)
             return [(records[topic_id], state) for topic_id, state in found.items()]
 
@@ -118,7 +118,7 @@ class CompactionStateStore(Store):
         with self._database.write() as connection:
             topic = topics.locked(connection, topic_id)
             found = self._find(connection, topic_id)
-            compaction_state.check_not_paused(topic, found)
+            compaction_state_rows.check_not_paused(topic, found)
             if found.requested_at is not None:
                 raise CompactionRunning(
                     f"a compaction of {topic.name} is requested since {shown_time(found.requested_at)} "
@@ -143,7 +143,7 @@ class CompactionStateStore(Store):
             found = self._find(connection, topic_id)
             going = found.requested_at is not None and requested_at in (None, found.requested_at)
             if going:
-                compaction_state.put(connection, topic_id, requested_at=None, requested_by="")
+                compaction_state_rows.put(connection, topic_id, requested_at=None, requested_by="")
             if leader is not None:
                 services.check_leader(connection, leader)
             return going
@@ -204,7 +204,7 @@ class CompactionStateStore(Store):
             for topic_id in sorted(topic_ids):
                 reason = "compaction of the topic was paused"
                 found = _stop(connection, topic_id, reason, self._dead_ms, self._clock.now_ms())
-                compaction_state.put(connection, topic_id, paused=found.paused + 1)
+                compaction_state_rows.put(connection, topic_id, paused=found.paused + 1)
             return self._found(connection, topic_ids)
 
         def happened(connection: Connection, paused: list[CompactionState]) -> bool:
@@ -229,7 +229,7 @@ class CompactionStateStore(Store):
             for topic, found in paused:
                 if found.aborting:
                     raise Conflict(f"a run of {topic.name} was aborted by a pause and has not stopped yet", _ENDING)
-                compaction_state.put(connection, topic.id, paused=found.paused - 1)
+                compaction_state_rows.put(connection, topic.id, paused=found.paused - 1)
             return self._found(connection, topic_ids)
 
     def abort(self, topic_ids: Sequence[int]) -> list[CompactionState]:
@@ -242,7 +242,7 @@ class CompactionStateStore(Store):
             for topic_id in sorted(topic_ids):
                 reason = "compaction of the topic was aborted"
                 _stop(connection, topic_id, reason, self._dead_ms, self._clock.now_ms())
-                compaction_state.cleared(connection, topic_id)
+                compaction_state_rows.cleared(connection, topic_id)
             return self._found(connection, topic_ids)
 
     def _found(self, connection: Connection, topic_ids: Sequence[int]) -> list[CompactionState]:
@@ -267,10 +267,10 @@ class CompactionStateStore(Store):
             topics.locked(connection, topic_id)
             found = self._find(connection, topic_id)
             failures, last_error = found.failures + 1, runs.storable(error)
-            compaction_state.put(connection, topic_id, failures=failures, retry_at=retry_at, last_error=last_error)
+            compaction_state_rows.put(connection, topic_id, failures=failures, retry_at=retry_at, last_error=last_error)
             if leader is not None:
                 if requested_at in (None, found.requested_at):
-                    compaction_state.put(connection, topic_id, requested_at=None, requested_by="")
+                    compaction_state_rows.put(connection, topic_id, requested_at=None, requested_by="")
                 services.check_leader(connection, leader)
             return self._find(connection, topic_id)
 
@@ -289,14 +289,14 @@ class CompactionStateStore(Store):
                 return None
             failures = self._find(connection, run.topic_id).failures + 1
             values = {"failures": failures, "retry_at": retry_at(failures), "last_error": runs.storable(error)}
-            compaction_state.put(connection, run.topic_id, **values)
+            compaction_state_rows.put(connection, run.topic_id, **values)
             return failures
 
     def record_success(self, topic_id: int) -> None:
         """The topic does not fail any more. A run that succeeds says so by itself."""
         with self._database.write() as connection:
             topics.locked(connection, topic_id)
-            compaction_state.cleared(connection, topic_id)
+            compaction_state_rows.cleared(connection, topic_id)
 
 
 def _lock(connection: Connection, topic_ids: Collection[int]) -> None:
@@ -308,14 +308,14 @@ def _lock(connection: Connection, topic_ids: Collection[int]) -> None:
 def _stop(connection: Connection, topic_id: int, reason: str, dead_ms: int, now: int) -> CompactionState:
     """Drop the request and end the run, whose worker is waited for if it lives. As it was before."""
     topics.locked(connection, topic_id)
-    found = compaction_state.find(connection, topic_id, now, dead_ms)
+    found = compaction_state_rows.find(connection, topic_id, now, dead_ms)
     if found.requested_at is not None:
-        compaction_state.put(connection, topic_id, requested_at=None, requested_by="")
+        compaction_state_rows.put(connection, topic_id, requested_at=None, requested_by="")
     last = runs.last(connection, topic_id)
     if last is not None and last.state is RunState.RUNNING:
         lived = _lives(last, dead_ms, now)
         runs.cancel(connection, last.run_id, reason, now)
-        compaction_state.put(connection, topic_id, aborting_run_id=last.run_id if lived else None)
+        compaction_state_rows.put(connection, topic_id, aborting_run_id=last.run_id if lived else None)
     return found
 
 

@@ -3,7 +3,7 @@
 Invariants: a request is taken by the transaction that claims its run, so it is executed once, whichever process
 executes it or dies; a paused topic has no request. Every change is made while the topic's row is locked. A topic that
 was never requested has no row; that is the same as a row of zeros. How pausing and requesting go together with runs is
-in compaction_state_store.py.
+in compaction_control.py.
 """
 
 from __future__ import annotations
