@@ -43,9 +43,9 @@ from storage.ledger import names, rows
 from storage.ledger.deletion_bitmap import alive, encode_deleted, read_all_deleted
 from storage.ledger.key_index import TOMBSTONE
 from storage.ledger.manifest import Part
-from storage.ledger.rows_file import RowGroup, RowsObject, RowsReader, RowsWriter
+from storage.ledger.rows_file import RowGroup, RowsReader, RowsWriter
 from storage.ledger.sealing import flagged_offsets, keyed_rows
-from storage.model import LogPosition, MessageId
+from storage.model import LogPosition, MessageId, RowsObject
 from storage.objects.interface import ObjectStore
 from storage.objects.ranges import ByteRange, read_ranges
 

@@ -204,6 +204,14 @@ class StoredObject:
 
 
 @dataclass(frozen=True)
+class RowsObject:
+    """A rows object as its row or manifest names it; `stored.crc32c` is the CRC32C of the footer."""
+
+    stored: StoredObject
+    footer_size: int
+
+
+@dataclass(frozen=True)
 class IndexLocation:
     """Where a ledger's key index is inside an object that it may share, and its directory (docs/format.md)."""
 
@@ -232,6 +240,11 @@ class LedgerRecord:
     attempt_id: str
     created_at: int
     deleted_at: int | None = None
+
+    @property
+    def rows_object(self) -> RowsObject:
+        """The rows, as their readers take them."""
+        return RowsObject(self.rows, self.footer_size)
 
     @property
     def newest(self) -> int:

@@ -22,12 +22,12 @@ from storage.ledger.deletion_bitmap import encode_deleted, read_deleted
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import IndexDirectory, IndexRecords
 from storage.ledger.manifest import Manifest, Part, read_manifest, write_manifest
-from storage.ledger.rows_file import RowsObject, RowsReader, RowsWriter
+from storage.ledger.rows_file import RowsReader, RowsWriter
 from storage.ledger.sealing import Sealer
 from storage.metadata import row_mapping
 from storage.metadata.records import CompactedLedgerRecord
 from storage.metadata.tables import compacted_ledgers, ledgers
-from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId
+from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, RowsObject
 from storage.topic import Topic
 from tests.sealed import new_id
 from tests.workbench import Workbench
@@ -217,7 +217,7 @@ class Forger:
             connection.execute(statement.values(**values))
 
     def _sealed(self, old: LedgerRecord, change: TableChange) -> LedgerRecord:
-        table = change(self.rows_of(RowsObject(old.rows, old.footer_size)))
+        table = change(self.rows_of(old.rows_object))
         sealer = Sealer(self.bench.store, self.topic.record.uid, -1, self.hasher, new_id())
         return replace(sealer.seal(table, old.ledger_id, old.created_at), attempt_id=old.attempt_id)
 

@@ -30,7 +30,7 @@ from storage.ledger import rows
 from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.hashing import Hashes, KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest
-from storage.ledger.rows_file import RowsObject, RowsReader
+from storage.ledger.rows_file import RowsReader
 from storage.ledger.sealing import Sealer
 from storage.log.bulk_append import to_rows
 from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
@@ -82,7 +82,7 @@ def seal_history(
 
 def source(ledger: LedgerRecord) -> Source:
     """The ledger as a run's source."""
-    rows_object = RowsObject(ledger.rows, ledger.footer_size)
+    rows_object = ledger.rows_object
     return Source(rows_object, ledger.first_offset, ledger.last_offset, ledger.messages)
 
 

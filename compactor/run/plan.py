@@ -18,8 +18,7 @@ from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.manifest import DeletedRows, Part
-from storage.ledger.rows_file import RowsObject
-from storage.model import IndexLocation, MessageId
+from storage.model import IndexLocation, MessageId, RowsObject
 from storage.objects.interface import StoreLocation
 from storage.objects.throttled import Rates
 

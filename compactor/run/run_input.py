@@ -15,7 +15,6 @@ from storage.ledger.chunk_table import RECORD, ChunkTable
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import FENCE_RECORDS, RECORD_BYTES, IndexDirectory
 from storage.ledger.manifest import Manifest, Part
-from storage.ledger.rows_file import RowsObject
 from storage.metadata.records import RunState, TopicSnapshot
 from storage.model import IndexLocation, LedgerRecord, LogPosition
 from storage.objects.interface import StoreLocation
@@ -245,7 +244,7 @@ def _part_source(part: Part) -> Source:
 
 
 def _ledger_source(ledger: LedgerRecord, raw_from: int) -> Source:
-    rows_object = RowsObject(ledger.rows, ledger.footer_size)
+    rows_object = ledger.rows_object
     if ledger.first_offset >= raw_from:
         return Source(rows_object, ledger.first_offset, ledger.last_offset, ledger.messages)
     remaining = min(ledger.messages, ledger.last_offset - raw_from + 1)  # at most: what was lost in the log has no rows

@@ -19,8 +19,8 @@ from compactor.verify.findings import Difference, DifferenceKind, Findings
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, IndexRecords
-from storage.ledger.rows_file import RowsObject, RowsReader
-from storage.model import MessageId
+from storage.ledger.rows_file import RowsReader
+from storage.model import MessageId, RowsObject
 from storage.objects.interface import ObjectStore
 
 I64 = npt.NDArray[np.int64]

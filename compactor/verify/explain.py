@@ -38,7 +38,7 @@ from compactor.verify.plan import VerifyPlan
 from storage.ledger import chunk_table, key_index
 from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.key_index import MARKER, OFFSET_MASK, HashRange, IndexRecords
-from storage.ledger.rows_file import RowsObject, RowsReader
+from storage.ledger.rows_file import RowsReader
 from storage.objects.interface import ObjectStore
 
 _KEY_COLUMNS = ["offset", "key", "payload", "event_time", "slot"]
@@ -122,10 +122,7 @@ def with_keys(store: ObjectStore, plan: VerifyPlan, differences: Sequence[Differ
 
 def _key_at(store: ObjectStore, plan: VerifyPlan, offset: int, wanted: str) -> bytes | None:
     """The key of the row at an offset, in raw or in a part, if it has that hash. Damage was found already."""
-    extents = [
-        (ledger.first_offset, ledger.last_offset, RowsObject(ledger.rows, ledger.footer_size))
-        for ledger in plan.ledgers
-    ]
+    extents = [(ledger.first_offset, ledger.last_offset, ledger.rows_object) for ledger in plan.ledgers]
     parts = plan.manifest.parts if plan.manifest else ()
     extents += [(part.first.offset, part.last.offset, part.rows) for part in parts]
     for rows_object in [rows_object for first, last, rows_object in extents if first <= offset <= last]:

@@ -49,7 +49,6 @@ from compactor.verify.plan import CHUNK_TABLES, VerifyPlan, WinnerOrder
 from compactor.verify.run_history import ALWAYS
 from storage.ledger import key_index
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange, IndexRecords
-from storage.ledger.rows_file import RowsObject
 from storage.model import IndexLocation, LedgerRecord
 from storage.objects.interface import ObjectStore
 
@@ -221,7 +220,7 @@ class _Range:
                 continue
             expired[mine] = True  # unless its rows say otherwise
             with self._answer.findings.reading(ledger.rows.name):
-                rows = RowsByOffset(self._store, RowsObject(ledger.rows, ledger.footer_size))
+                rows = RowsByOffset(self._store, ledger.rows_object)
                 expired[mine] = False
                 for number, inside in rows.groups(offsets[mine]):
                     unread = mine[inside]

@@ -34,7 +34,6 @@ from compactor.verify.findings import Difference, DifferenceKind, Findings
 from compactor.verify.plan import VerifyPlan
 from storage.ledger import chunk_table, key_index
 from storage.ledger.key_index import NO_EVENT_TIME, TOMBSTONE, HashRange, IndexRecords
-from storage.ledger.rows_file import RowsObject
 from storage.model import IndexLocation, LedgerRecord
 from storage.objects.interface import ObjectStore
 
@@ -93,7 +92,7 @@ def check_ledger(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindi
     answer.counts.update({"ledgers": 1, "indexes": 1})
     rows: _LedgerRows | None = None
     with answer.findings.reading(ledger.rows.name):
-        walk, walked = RowsWalk(store, RowsObject(ledger.rows, ledger.footer_size), answer.findings), _LedgerRows(plan)
+        walk, walked = RowsWalk(store, ledger.rows_object, answer.findings), _LedgerRows(plan)
         for table in walk:
             answer.counts["raw rows"] += len(table)
             walked.add(table)

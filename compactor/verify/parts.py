@@ -39,7 +39,6 @@ from storage.ledger.chunk_table import chunk_records
 from storage.ledger.deletion_bitmap import read_deleted
 from storage.ledger.key_index import TOMBSTONE, IndexRecords
 from storage.ledger.manifest import Part
-from storage.ledger.rows_file import RowsObject
 from storage.model import LedgerRecord
 from storage.objects.interface import ObjectStore
 
@@ -203,7 +202,7 @@ class _RawRows:
 
     def _rows_of(self, ledger: LedgerRecord) -> RowsByOffset:
         if self._rows is None or self._rows[0] is not ledger:
-            self._rows = (ledger, RowsByOffset(self._store, RowsObject(ledger.rows, ledger.footer_size)))
+            self._rows = (ledger, RowsByOffset(self._store, ledger.rows_object))
         return self._rows[1]
 
     def _same(self, mine: pa.Table, raw: pa.Table, where: str) -> None:

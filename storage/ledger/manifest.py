@@ -22,8 +22,7 @@ from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.key_index import HashRange
-from storage.ledger.rows_file import RowsObject
-from storage.model import IndexLocation, LogPosition, MessageId, StoredObject
+from storage.model import IndexLocation, LogPosition, MessageId, RowsObject, StoredObject
 from storage.objects.interface import ObjectStore
 
 FORMAT_VERSION = 4

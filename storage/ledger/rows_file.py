@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from storage.checksums import crc32c, extend_crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger import rows
-from storage.model import StoredObject
+from storage.model import RowsObject, StoredObject
 from storage.objects.interface import ObjectStore, ObjectWriter
 
 VERSION_KEY = b"compactor.format_version"
@@ -35,14 +35,6 @@ CHECKSUMS_KEY = b"compactor.row_group_crc32c"
 _WRITE_BYTES = 1 << 20
 """Pyarrow writes many small buffers; they are passed on in buffers of this size."""
 _REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
-
-
-@dataclass(frozen=True)
-class RowsObject:
-    """A rows object as its row or manifest names it; `stored.crc32c` is the CRC32C of the footer."""
-
-    stored: StoredObject
-    footer_size: int
 
 
 @dataclass(frozen=True)

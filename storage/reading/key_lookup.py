@@ -39,10 +39,10 @@ from storage.ledger.chunk_table import ChunkAssembly, Chunks, assemble, chunk_re
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import MAX_RANGE_BITS, HashRange, read_records
 from storage.ledger.manifest import Manifest
-from storage.ledger.rows_file import RowsObject, RowsReader
+from storage.ledger.rows_file import RowsReader
 from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import SegmentRecord, TopicSnapshot
-from storage.model import IndexLocation, LedgerRecord, Message
+from storage.model import IndexLocation, LedgerRecord, Message, RowsObject
 from storage.objects.interface import ObjectStore
 from storage.reading.retention_filter import RetentionFilter
 from storage.reading.snapshot_reader import SnapshotReader, naming_compacted, row_messages
@@ -178,7 +178,7 @@ class _PointRead:
             # A ledger may straddle the horizon: what of it is below is represented in the compacted ledger. It may
             # straddle the topic's start: what is below that is gone, and hides nothing.
             if record is not None and record[1] & _OFFSET >= first:
-                yield _found(record, RowsObject(ledger.rows, ledger.footer_size))
+                yield _found(record, ledger.rows_object)
             elif record is not None and self._by_event and record[1] & _OFFSET < self._snapshot.topic.start_offset:
                 yield from self._as_found(self._scanned(self._reader.ledger(ledger, first))[0])
 
@@ -275,7 +275,7 @@ class _PointRead:
             return _part_at(self._manifest, offset)
         number = bisect_right(self._reader.extents, offset, key=lambda extent: extent.first_offset) - 1
         extent = self._reader.extents[number]
-        return extent if isinstance(extent, SegmentRecord) else RowsObject(extent.rows, extent.footer_size)
+        return extent if isinstance(extent, SegmentRecord) else extent.rows_object
 
     def _row(self, place: _Place, offset: int) -> Message:
         where = f"segment {place.ledger_id}" if isinstance(place, SegmentRecord) else place.stored.name

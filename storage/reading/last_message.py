@@ -26,7 +26,7 @@ from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.manifest import Manifest
-from storage.ledger.rows_file import RowsObject, RowsReader
+from storage.ledger.rows_file import RowsReader
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord
 from storage.model import EARLIEST, LedgerRecord, MessageId
 from storage.objects.interface import ObjectStore
@@ -80,7 +80,7 @@ class LastMessageFinder:
 
     def _ends_plainly(self, ledger: LedgerRecord) -> bool:
         """Whether the footer says that all rows at the ledger's end are messages: then no row need be read."""
-        reader = RowsReader(self._store, RowsObject(ledger.rows, ledger.footer_size))
+        reader = RowsReader(self._store, ledger.rows_object)
         return reader.most(len(reader.groups) - 1, "slot") == int(rows.RowType.MESSAGE)
 
     def _search_ledger(self, ledger: LedgerRecord, first: int, found: _Unfinished) -> None:
@@ -90,7 +90,7 @@ class LastMessageFinder:
             if found.best >= ledger.last_offset:  # only chunks are wanted of it
                 return
             first = found.best + 1
-        reader = RowsReader(self._store, RowsObject(ledger.rows, ledger.footer_size))
+        reader = RowsReader(self._store, ledger.rows_object)
         for number in reversed(range(len(reader.groups))):
             if reader.groups[number].last_offset < first:
                 return
@@ -126,7 +126,7 @@ class LastMessageFinder:
         """The id of the row at an offset."""
         extent = next(extent for extent in reversed(self._reader.extents) if extent.first_offset <= offset)
         if isinstance(extent, LedgerRecord):
-            reader = RowsReader(self._store, RowsObject(extent.rows, extent.footer_size))
+            reader = RowsReader(self._store, extent.rows_object)
             return self._id_of(reader.read(_group_of(reader, offset), _ID), offset)
         (table,) = self._window(extent, offset, offset + 1)
         return self._id_of(table, offset)

@@ -28,11 +28,11 @@ from storage.errors import DataLoss, Misconfigured
 from storage.ledger import rows
 from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.manifest import Manifest, read_manifest
-from storage.ledger.rows_file import RowsObject, RowsReader
+from storage.ledger.rows_file import RowsReader
 from storage.ledger.seek import NOWHERE, AtTime, FromOffset, FromTime, SeekPosition, StartPosition, seek_position_of
 from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
-from storage.model import LedgerRecord, LogPosition, Message, MessageId
+from storage.model import LedgerRecord, LogPosition, Message, MessageId, RowsObject
 from storage.objects.interface import ObjectStore
 from storage.reading.retention_filter import RetentionFilter
 
@@ -148,7 +148,7 @@ class SnapshotReader:
             if last is not None and (bound.is_behind(last) or last.offset <= after):
                 continue
             if isinstance(extent, LedgerRecord):
-                tables = self._rows(RowsObject(extent.rows, extent.footer_size), bound)
+                tables = self._rows(extent.rows_object, bound)
             else:
                 tables = self.unsealed_of(extent).tables(self.snapshot.topic, extent, bound, after)
             for table in tables:
@@ -168,7 +168,7 @@ class SnapshotReader:
     def ledger(self, ledger: LedgerRecord, first_offset: int) -> Iterator[pa.Table]:
         """The messages of one of the snapshot's ledgers from an offset on."""
         bound = FromOffset(first_offset)
-        for table in self._rows(RowsObject(ledger.rows, ledger.footer_size), bound):
+        for table in self._rows(ledger.rows_object, bound):
             if len(table := _from(bound, table)):
                 yield table
 

@@ -31,11 +31,10 @@ from compactor.run.plan import (
 from compactor.scheduling.backlog import Backlog, Backlogs
 from compactor.scheduling.due import cause_of, due
 from storage.ledger.hashing import Xxh3KeyHasher
-from storage.ledger.rows_file import RowsObject
 from storage.ledger.seek import StartOffset
 from storage.log.directory import LogDirectory
 from storage.metadata.policy_store import topic_scope
-from storage.model import Message, StoredObject
+from storage.model import Message, RowsObject, StoredObject
 from storage.objects.interface import StoreLocation
 from storage.options.resolution import Triggers
 from storage.reading.limits import ReadLimits

@@ -28,10 +28,9 @@ from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange, IndexDirectory, IndexRecords
 from storage.ledger.manifest import DeletedRows, Manifest, Part
 from storage.ledger.names import ObjectKind
-from storage.ledger.rows_file import RowsObject
 from storage.ledger.sealing import ledger_records
 from storage.log.bulk_append import INPUT_SCHEMA, to_rows
-from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, StoredObject
+from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, RowsObject, StoredObject
 from storage.objects.interface import ObjectStore
 from tests.chunked import append, chunk, message, whole
 from tests.docs.format_reader import (

@@ -19,7 +19,6 @@ from sqlalchemy import Table, update
 from compactor.verify.findings import DifferenceKind
 from storage.ledger import key_index
 from storage.ledger.key_index import MARKER, IndexRecords
-from storage.ledger.rows_file import RowsObject
 from storage.metadata.tables import cursors, ledgers, runs, topics
 from storage.model import LogPosition, MessageId
 from tests.forgery import Forger, with_rows, with_value, without
@@ -42,7 +41,7 @@ def raw_place(forger: Forger, key: bytes, newest: bool = True) -> tuple[int, int
     found = [
         (number, row["offset"])
         for number, ledger in enumerate(forger.topic.snapshot().ledgers)
-        for row in forger.rows_of(RowsObject(ledger.rows, ledger.footer_size)).to_pylist()
+        for row in forger.rows_of(ledger.rows_object).to_pylist()
         if row["key"] == key
     ]
     return found[-1] if newest else found[0]
@@ -50,7 +49,7 @@ def raw_place(forger: Forger, key: bytes, newest: bool = True) -> tuple[int, int
 
 def raw_row(forger: Forger, ledger: int, offset: int) -> pa.Table:
     record = forger.topic.snapshot().ledgers[ledger]
-    table = forger.rows_of(RowsObject(record.rows, record.footer_size))
+    table = forger.rows_of(record.rows_object)
     return table.filter(pc.equal(table.column("offset"), offset))
 
 

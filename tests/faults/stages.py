@@ -13,10 +13,10 @@ from types import MappingProxyType
 import numpy as np
 import pyarrow as pa
 
+from compactor.maintenance import truncation
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
-from compactor.maintenance.truncation import Truncation
 from compactor.run.plan import RunPolicies
 from storage.failpoints import Failpoint
 from storage.ledger import names
@@ -102,9 +102,8 @@ def trim(bench: Workbench) -> None:
 
 def truncate(bench: Workbench) -> None:
     """The topic is empty, raw and compacted."""
-    assert bench.log is not None
-    truncation = Truncation(bench)
-    assert truncation.truncate(the_topic(bench).record).messages
+    (truncated,) = truncation.truncate(bench, [the_topic(bench).record])
+    assert truncated.start_offset
 
 
 def delete(bench: Workbench) -> None:

@@ -23,7 +23,7 @@ from api.http.query_parameters import AUTHORITATIVE, KNOWN_QUERY
 from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
-from compactor.maintenance.truncation import Truncation
+from compactor.maintenance.truncation import truncate
 from storage.errors import LeaseHeld, NotFound
 from storage.metadata.records import PartitionedTopic
 from storage.model import TopicName
@@ -106,7 +106,7 @@ def truncate_topic(parts: Parts, topic: Topic) -> None:
     What cursors and compaction have not read is lost to them.
     """
     records = resolve.local_topics(parts, topic)
-    Truncation(parts.patient).truncate_all(records)
+    truncate(parts.patient, records)
 
 
 @router.get(TOPIC_PATH + "/properties", *ANY_USE)

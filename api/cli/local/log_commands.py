@@ -203,10 +203,10 @@ def _frame_lines(frame: ScannedFrame, ledger_id: int, partition: int) -> Iterato
 
 
 def _ledger_lines(environment: Environment, topic: TopicRecord, ledger: LedgerRecord) -> Iterator[Line]:
-    from storage.ledger.rows_file import RowsObject, RowsReader
+    from storage.ledger.rows_file import RowsReader
 
     try:
-        reader = RowsReader(environment.store, RowsObject(ledger.rows, ledger.footer_size))
+        reader = RowsReader(environment.store, ledger.rows_object)
         groups = reader.groups
     except DataLoss as error:
         yield {"object": ledger.rows.name, "frame": "damaged", "problem": error.message}

@@ -22,10 +22,11 @@ import pyarrow as pa
 from sqlalchemy import URL, Engine, event
 
 from storage.failpoints import observed
-from storage.ledger.rows_file import RowsObject, RowsReader
+from storage.ledger.rows_file import RowsReader
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata import engine as engine_module
 from storage.metadata.store import MetadataStore
+from storage.model import RowsObject
 from storage.objects import registry
 from storage.objects.interface import ObjectStore
 from tests.clocks import ManualClock

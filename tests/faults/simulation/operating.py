@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compactor.maintenance.retention import Retention
-from compactor.maintenance.truncation import Truncation
+from compactor.maintenance.truncation import truncate
 from storage.environment import Environment
 from storage.errors import (
     CompactorError,
@@ -86,9 +86,8 @@ class Operating:
 
         process.on_step[Failpoint.TRUNCATED] = note
         try:
-            result = Truncation(
-                Environment(process.metadata, process.store, world.clock, world.log_directory)
-            ).truncate(model.record)
+            environment = Environment(process.metadata, process.store, world.clock, world.log_directory)
+            (truncated,) = truncate(environment, [model.record])
         except Unavailable:
             snapshot = world.observer.snapshot(model.record.id)
             is_cleared = snapshot.topic.start_offset > model.start or (model.serving and snapshot.compacted is None)
@@ -97,7 +96,7 @@ class Operating:
             raise
         finally:
             del process.on_step[Failpoint.TRUNCATED]
-        require(result.topic.start_offset == noted[-1], f"{result} is told, and the end was {noted}")
+        require(truncated.start_offset == noted[-1], f"{truncated} is the answer, and the end was {noted}")
 
     def delete(self, model: TopicModel | None = None) -> None:
         """The topic goes, and another one takes its name (S8)."""

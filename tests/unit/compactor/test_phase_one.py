@@ -17,8 +17,7 @@ from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import key_index
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import MARKER, OFFSET_MASK, HashRange
-from storage.ledger.rows_file import RowsObject
-from storage.model import LedgerRecord, StoredObject
+from storage.model import LedgerRecord, RowsObject, StoredObject
 from storage.objects.interface import ObjectStore
 from storage.reading.snapshot_reader import messages
 from tests.sealed import (

@@ -27,9 +27,9 @@ from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names, rows
 from storage.ledger.deletion_bitmap import read_all_deleted, read_deleted
 from storage.ledger.manifest import Manifest, Part
-from storage.ledger.rows_file import RowsObject, RowsReader
+from storage.ledger.rows_file import RowsReader
 from storage.log.bulk_append import to_rows
-from storage.model import Message, MessageId
+from storage.model import Message, MessageId, RowsObject
 from storage.objects.interface import ObjectStore
 from storage.reading.snapshot_reader import messages
 from tests.sealed import NOW, carry_out, damaged_copy, decide, live_rows, manifest_of, seal, seal_history, source

@@ -20,9 +20,8 @@ from storage.ledger.deletion_bitmap import encode_deleted, read_deleted
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange, IndexRecords
 from storage.ledger.manifest import Manifest, Part, read_manifest, write_manifest
-from storage.ledger.rows_file import RowsObject
 from storage.metadata.records import AttemptKind, CompactedLedgerRecord
-from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, StoredObject
+from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, RowsObject, StoredObject
 from storage.topic import Topic
 from tests.counted import CountedStore
 from tests.workbench import Workbench, content

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from compactor.maintenance.truncation import Truncation
+from compactor.maintenance.truncation import truncate
 from compactor.run.plan import RunPolicies
 from storage.errors import CompactorError, Fenced, TopicNotFound
 from storage.failpoints import Failpoint, observed
@@ -164,15 +164,12 @@ def test_a_reader_whose_objects_go_is_told(bench: Workbench, topic: Topic, read_
 
 def test_truncating_leaves_nothing_and_goes_on(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
-    truncation = Truncation(bench)
     with topic.append_log() as log:
         log.append(one(b"more", b"v"))
         log.roll()
-    dry = truncation.truncate(topic.record, dry_run=True)
-    assert (dry.messages, dry.compacted_messages, dry.truncated) == (6, 5, False)
     assert len(raw(topic)) == 6
-    result = truncation.truncate(topic.record)
-    assert (result.messages, result.compacted_messages, result.topic.start_offset) == (6, 5, 6)
+    (truncated,) = truncate(bench, [topic.record])
+    assert truncated.start_offset == 6
     assert raw(topic) == list(topic.messages(read_compacted=True)) == []
     assert topic.get(b"k1") is None
     with topic.append_log() as log:
@@ -190,16 +187,14 @@ def test_a_reader_under_way_may_finish_a_truncation(bench: Workbench, topic: Top
     bench.compact(topic)
     reading = topic.messages(read_compacted=True)
     first = next(reading)
-    Truncation(bench).truncate(topic.record)
+    truncate(bench, [topic.record])
     assert [first.offset, *(message.offset for message in reading)] == [0, 1, 2, 3, 4]
 
 
 def test_a_run_under_way_ends_when_its_topic_is_truncated(bench: Workbench, topic: Topic) -> None:
-    truncation = Truncation(bench)
-
     def at(failpoint: Failpoint) -> None:
         if failpoint is Failpoint.PHASE_TWO_DONE:
-            truncation.truncate(topic.record)
+            truncate(bench, [topic.record])
 
     with observed(at), pytest.raises(CompactorError) as answer:
         bench.compactor().compact(topic.name, RunPolicies())

@@ -17,7 +17,7 @@ from storage.ledger import key_index, names, rows
 from storage.ledger.deletion_bitmap import encode_deleted, read_all_deleted
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange
-from storage.ledger.rows_file import RowsObject, RowsReader
+from storage.ledger.rows_file import RowsReader
 from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 from tests.sealed import NOW, SEED, CollidingHasher, damaged_copy, new_id, seal
@@ -71,7 +71,7 @@ def part_of(store: ObjectStore, content: Sequence[Row], dead: Sequence[int] = ()
         name = f"bitmaps/{new_id()}"
         data, (deleted,) = encode_deleted(name, [BitMap(dead)])
         store.put(name, data)
-    rows_object = RowsObject(ledger.rows, ledger.footer_size)
+    rows_object = ledger.rows_object
     return Source(rows_object, BASE, BASE + len(drawn) - 1, len(drawn) - len(dead), deleted)
 
 

@@ -24,8 +24,7 @@ from compactor.run.plan import (
 )
 from storage.ledger import rows
 from storage.ledger.manifest import DeletedRows
-from storage.ledger.rows_file import RowsObject
-from storage.model import StoredObject
+from storage.model import RowsObject, StoredObject
 from tests.unit.compactor.run.plans import plan_of
 
 SPANS = st.tuples(st.integers(1, 50), st.integers(1, 2**32 - 1) | st.integers(1, 200), st.integers(1, 2**34))

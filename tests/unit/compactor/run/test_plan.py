@@ -21,8 +21,7 @@ from compactor.run.plan import (
     range_bits,
 )
 from storage.ledger.key_index import HashRange
-from storage.ledger.rows_file import RowsObject
-from storage.model import StoredObject
+from storage.model import RowsObject, StoredObject
 from tests.unit.compactor.run.plans import plan_of
 
 ROWS = RowsObject(StoredObject("rows", 1, 0), 1)

@@ -15,9 +15,8 @@ from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange, IndexRecords
 from storage.ledger.manifest import DeletedRows, Manifest, Part
-from storage.ledger.rows_file import RowsObject
 from storage.metadata.records import RunRecord, RunState
-from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, StoredObject
+from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, RowsObject, StoredObject
 from storage.objects.interface import StoreLocation
 from storage.objects.throttled import Rates
 from tests.sealed import NOW, SEED, snapshot_of

@@ -151,10 +151,9 @@ def test_an_expired_value_that_is_back_is_revived(bench: Workbench, later: RunPo
 
 
 def raw_object(forger: Forger) -> Any:
-    from storage.ledger.rows_file import RowsObject
 
     ledger = forger.topic.snapshot().ledgers[0]
-    return RowsObject(ledger.rows, ledger.footer_size)
+    return ledger.rows_object
 
 
 def test_with_an_incomplete_history_any_value_may_have_expired(bench: Workbench) -> None:

@@ -13,8 +13,7 @@ from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names
 from storage.ledger.deletion_bitmap import alive, encode_deleted, read_all_deleted, read_deleted
 from storage.ledger.manifest import DeletedRows, Part
-from storage.ledger.rows_file import RowsObject
-from storage.model import LogPosition, MessageId, StoredObject
+from storage.model import LogPosition, MessageId, RowsObject, StoredObject
 from storage.objects.interface import ObjectStore
 from storage.objects.local import LocalStore
 from tests.sealed import damaged_copy, new_id

@@ -11,8 +11,7 @@ from hypothesis import given, strategies as st
 
 from storage.errors import ObjectDamaged, ObjectExists, ObjectMissing
 from storage.ledger.manifest import DeletedRows, Manifest, Part, read_manifest, write_manifest
-from storage.ledger.rows_file import RowsObject
-from storage.model import IndexLocation, LogPosition, MessageId, StoredObject
+from storage.model import IndexLocation, LogPosition, MessageId, RowsObject, StoredObject
 from storage.objects.interface import ObjectStore
 from tests.sealed import damaged_copy, new_id
 

@@ -14,7 +14,8 @@ from hypothesis import given, strategies as st
 
 from storage.errors import ObjectDamaged, ObjectExists, ObjectMissing, StorageFull
 from storage.ledger import rows
-from storage.ledger.rows_file import RowsObject, RowsReader, RowsWriter
+from storage.ledger.rows_file import RowsReader, RowsWriter
+from storage.model import RowsObject
 from storage.objects.interface import ObjectStore, ObjectWriter
 from tests.sealed import damaged_copy, new_id
 from tests.strategies import rows_tables

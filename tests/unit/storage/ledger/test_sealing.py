@@ -13,7 +13,7 @@ from storage.ledger.chunk_table import offsets, read_ledger_chunks
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.names import ObjectKind
-from storage.ledger.rows_file import RowsObject, RowsReader
+from storage.ledger.rows_file import RowsReader
 from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 from tests.sealed import NOW, SEED, CollidingHasher, seal
@@ -56,7 +56,7 @@ def test_a_sealed_ledger_is_what_its_row_says(object_store: ObjectStore, table: 
     ledger = seal(object_store, table, partition=3)
     drawn = table.to_pylist()
 
-    read = list(RowsReader(object_store, RowsObject(ledger.rows, ledger.footer_size)))
+    read = list(RowsReader(object_store, ledger.rows_object))
     assert pa.concat_tables(read).to_pylist() == drawn
     assert (ledger.ledger_id, ledger.created_at, ledger.messages) == (ledger_id, NOW, len(drawn))
     assert (ledger.first_offset, ledger.last_offset) == (drawn[0]["offset"], drawn[-1]["offset"])

@@ -16,10 +16,18 @@ from storage.ledger import key_index, rows
 from storage.ledger.hashing import Hashes, KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange, IndexRecords, encode_index
 from storage.ledger.manifest import DeletedRows, Manifest, Part, write_manifest
-from storage.ledger.rows_file import RowsObject
 from storage.log.bulk_append import INPUT_SCHEMA, to_rows
 from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
-from storage.model import IndexLocation, LedgerRecord, LogPosition, Message, MessageId, StoredObject, TopicName
+from storage.model import (
+    IndexLocation,
+    LedgerRecord,
+    LogPosition,
+    Message,
+    MessageId,
+    RowsObject,
+    StoredObject,
+    TopicName,
+)
 from storage.objects.interface import ObjectStore
 from storage.objects.local import LocalStore
 from storage.reading.key_lookup import point_read
@@ -60,7 +68,7 @@ def part_of(store: ObjectStore, table: pa.Table, deleted: DeletedRows | None = N
         LogPosition(row["offset"], MessageId(row["ledger_id"], row["entry_id"]))
         for row in (table.slice(at, 1).to_pylist()[0] for at in (0, len(table) - 1))
     )
-    rows_object = RowsObject(ledger.rows, ledger.footer_size)
+    rows_object = ledger.rows_object
     return Part(rows_object, first, last, len(table), 1, NOW, NOW, deleted)
 
 

@@ -13,7 +13,6 @@ from storage.errors import ObjectDamaged
 from storage.ledger import names, rows
 from storage.ledger.deletion_bitmap import encode_deleted
 from storage.ledger.manifest import Manifest, Part, write_manifest
-from storage.ledger.rows_file import RowsObject
 from storage.ledger.seek import FromId
 from storage.log.bulk_append import INPUT_SCHEMA, to_rows
 from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
@@ -40,7 +39,7 @@ def part_without(store: ObjectStore, dead: set[int]) -> Part:
     data, places = encode_deleted(name, [BitMap([1, 2]), BitMap(OFFSETS[number] - FIRST for number in dead)])
     store.put(name, data)
     first, last = (LogPosition(offset, MessageId(5, offset - FIRST)) for offset in (OFFSETS[0], OFFSETS[-1]))
-    rows_object = RowsObject(ledger.rows, ledger.footer_size)
+    rows_object = ledger.rows_object
     return Part(rows_object, first, last, COUNT, ledger.logical_bytes, NOW, NOW, places[1])
 
 
