@@ -43,7 +43,7 @@ def test_worked_example_12_the_log_file(bench: Workbench, topic: Topic) -> None:
 
 
 def test_worked_example_12_a_reader_finds_the_segment_of_an_offset(bench: Workbench, topic: Topic) -> None:
-    """By the list of first offsets alone: the other segments are not looked into, so they may be gone."""
+    """By the list of first offsets alone: the other segments are not read, so they may be gone."""
     for begin in (0, 4, 8):
         produce(topic, [one(b"k", b"%d" % offset) for offset in range(begin, begin + 4)])
         topic.log_manager().roll(topic.record)

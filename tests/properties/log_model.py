@@ -215,7 +215,7 @@ class Reading:
     may_be_stale: bool = False
     """Raw that it had not read was trimmed: a deletion of what it has may be gone."""
     is_stale: bool = False
-    """It was told so (R7)."""
+    """It got the error of R7."""
 
 
 def table_of(rows: list[tuple[bytes | None, bytes | None, int]]) -> pa.Table:

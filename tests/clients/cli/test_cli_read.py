@@ -290,7 +290,7 @@ def test_keys_and_values_that_are_no_text(program: Program, users: str) -> None:
 
 
 def test_no_value_is_an_exit_code_of_its_own(program: Program, users: str) -> None:
-    for key in ("bob", "nobody"):
+    for key in ("bob", "unknown"):
         refused = program("get", users, key)
         refused.refused(NO_VALUE, f"'{key}'", "persistent://public/default/users", "no value")
     program("get", "nosuch", "k").refused(3, "nosuch")
