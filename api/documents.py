@@ -12,7 +12,7 @@ from storage.metadata.records import RunState
 
 
 @dataclass
-class Run:
+class RunReport:
     """A run as `compactor compactions show` has it; times in milliseconds since 1970."""
 
     run: int

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from storage.metadata.records import RunRecord
     from storage.model import TopicName
     from storage.options.policies import UnreadableStoredValue
-    from storage.options.resolution import Origin, PolicyResolution
+    from storage.options.resolution import PolicyOrigin, PolicyResolution
 
 _LOCATION = re.compile(r"\b(?:s3|file|sqlite|postgres(?:ql)?(?:\+\w+)?|https?)://[^\s'\"]*[^\s'\",:;.)]")
 
@@ -35,7 +35,7 @@ def document_of(shape: type, record: object, /, **others: Any) -> dict[str, Any]
 
 def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = True) -> dict[str, Any]:
     """All that is known of a run."""
-    from api.documents import Run
+    from api.documents import RunReport
     from compactor.two_phase import HEARTBEAT_MS
     from storage.metadata.liveness import is_alive
 
@@ -45,7 +45,7 @@ def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = 
     progress = {name: statistics.pop(name, None) for name in ("tasks_done", "tasks_total", "bytes_done")}
     running = run.state.value == "RUNNING"
     return document_of(
-        Run,
+        RunReport,
         run,
         run=run.run_id,
         topic=str(topic),
@@ -151,7 +151,7 @@ def policies_document(resolved: PolicyResolution) -> dict[str, dict[str, Any]]:
     return document
 
 
-def settings_document(settings: Mapping[str, object], origin: Origin) -> dict[str, dict[str, Any]]:
+def settings_document(settings: Mapping[str, object], origin: PolicyOrigin) -> dict[str, dict[str, Any]]:
     """What one scope sets: value and origin by name; what cannot be read as it is stored."""
     from storage.options.policies import UnreadableStoredValue, shown
 
@@ -163,5 +163,5 @@ def settings_document(settings: Mapping[str, object], origin: Origin) -> dict[st
     }
 
 
-def _unreadable(stored: UnreadableStoredValue, origin: Origin) -> dict[str, Any]:
+def _unreadable(stored: UnreadableStoredValue, origin: PolicyOrigin) -> dict[str, Any]:
     return {"value": stored.value, "origin": origin.value, "reason": stored.reason}

@@ -17,13 +17,13 @@ from fastapi import Depends, Request
 from api.background.maintenance_loop import MaintenanceLoop
 from api.background.scheduling import control_loop
 from api.components import open_for_writing
-from api.http.access import Access
+from api.http.access import AuthorizationService
 from api.http.long_polls import LongPolls
 from api.http.owner_proxy import OwnerProxy
 from api.http.single_flight import RunPoller, SingleFlight
 from api.http.thread_pools import Pools, WaitsFor, make_pools
 from api.messaging.topic_logs import TopicLogs
-from api.observability.metrics import AppendTotals, Metrics, Sources
+from api.observability.metrics import AppendTotals, Metrics, MetricSources
 from api.settings.settings import Settings
 from compactor.scheduling.control_loop import ControlLoop
 from storage.environment import Environment
@@ -51,7 +51,7 @@ class Service:
     forwarding: OwnerProxy
     runs: RunPoller
     metrics: Metrics
-    access: Access
+    access: AuthorizationService
     control: ControlLoop
     maintenance: MaintenanceLoop
     pools: Pools
@@ -73,7 +73,7 @@ def running(settings: Settings) -> Iterator[Service]:
         environment = replace(environment, log=replace(environment.log, wake_sealer=lambda: maintenance.wake()))
         with suppress(Unavailable):  # then it is done before this process gives out an id
             keep_lost_ids(environment.metadata, environment.log)
-        access = Access.of(
+        access = AuthorizationService.of(
             settings, environment.metadata.tenancy, environment.clock
         )  # before it leads: a key may be bad
         control = control_loop(settings, environment)
@@ -99,7 +99,7 @@ def running(settings: Settings) -> Iterator[Service]:
         for pool in pools.values():
             parts.callback(pool.close)
         runs = RunPoller(environment.metadata, environment.clock, pools[WaitsFor.DATABASE])
-        sources = Sources(
+        sources = MetricSources(
             leads=lambda: control.leads,
             last_check=lambda: control.last_check,
             engine_error=lambda: control.engine_error,

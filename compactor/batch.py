@@ -155,7 +155,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchRunner:
     """Drives runs; `heartbeat_ms`: a run without a heartbeat for that time counts as dead.
 
     `claims_at_once`: a claim may have to wait for others (a tail is rolled and sealed), so some are made at once.

@@ -2,9 +2,9 @@
 
 One task takes one hash range: of each dirty ledger's index, of the records of expired rows, and of the levels of the
 previous compacted index, which it probes by the dirty keys or, if they are to be merged, reads whole. `resolve.py`
-decides; of chunked messages `chunked.py` says which are complete. The task hands on: row sets (of each ledger the
-offsets that survive, of each old part those that are superseded), its range of the new index level, and of the chunk
-table if there are chunks. No key leaves the task and no payload enters it.
+decides; of chunked messages `chunked_messages.py` says which are complete. The task hands on: row sets (of each ledger
+the offsets that survive, of each old part those that are superseded), its range of the new index level, and of the
+chunk table if there are chunks. No key leaves the task and no payload enters it.
 
 Memory: about 80 bytes a record of the range (`plan.RANGE_RECORDS` bounds it).
 Rules: semantics.md P3–P6, P8–P10, T1, T2.
@@ -23,9 +23,9 @@ import numpy.typing as npt
 from pyroaring import BitMap, BitMap64
 
 from compactor.engines.engine import stop_of_this_task
-from compactor.run.chunked import ChunkDecision, RangeChunks, read_chunks, with_complete, write_chunks
-from compactor.run.plan import HashRangeStatistics, RangeResult, RowSet, RunPlan, RunPolicies, Source
-from compactor.run.resolve import Rules, newest_of, resolve, without_expired, without_gone
+from compactor.run.chunked_messages import ChunkDecision, RangeChunks, read_chunks, with_complete, write_chunks
+from compactor.run.plan import HashRangeStatistics, RangeTaskResult, RowSet, RunPlan, RunPolicies, Source
+from compactor.run.resolve import ResolutionRules, newest_of, resolve, without_expired, without_gone
 from storage.checksums import crc32c
 from storage.clock import SystemClock
 from storage.errors import ObjectDamaged
@@ -43,7 +43,7 @@ MARKED_SPAN = 32
 """Offsets that are at most so much further apart than one are sorted by marking: 32 bytes an offset at most."""
 
 
-def run_range(plan: RunPlan, number: int) -> RangeResult:
+def run_range(plan: RunPlan, number: int) -> RangeTaskResult:
     """One phase-one task: hash range `number` of `plan`. Raises ObjectMissing, ObjectDamaged, any store error."""
     with task_store(plan) as store:
         return _compact_range(store, plan, number)
@@ -56,7 +56,7 @@ def task_store(plan: RunPlan) -> Iterator[ObjectStore]:
         yield throttled(store, plan.rates, SystemClock(), stop_of_this_task())
 
 
-def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeResult:
+def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskResult:
     wanted = plan.ranges[number]
     by_event = plan.policies.event_time_order
     runs = [key_index.read_records(store, location, wanted, events=by_event) for location in plan.indexes]
@@ -70,7 +70,7 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeResul
         dirty = without_gone(dirty, chunks.gone())
     levels = _read_levels(store, plan, wanted, dirty, chunks)
     failpoint(Failpoint.PHASE_ONE_INDEX_READ)
-    resolved = resolve(dirty, levels, plan.merged, Rules(plan.policies, plan.now, plan.cursor_floor))
+    resolved = resolve(dirty, levels, plan.merged, ResolutionRules(plan.policies, plan.now, plan.cursor_floor))
 
     decided = chunks.decide(resolved) if chunks is not None else ChunkDecision()
     new, old = _read_unkeyed(store, plan, number)
@@ -101,7 +101,7 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeResul
         bytes_read=records * (key_index.RECORD_BYTES + by_event * key_index.EVENT_BYTES),
         bytes_written=row_set_bytes + (index.length if index else 0) + (table.length if table else 0),
     )
-    return RangeResult(name, row_sets, index, statistics, table)
+    return RangeTaskResult(name, row_sets, index, statistics, table)
 
 
 def _read_levels(

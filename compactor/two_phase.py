@@ -28,7 +28,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from compactor.batch import Batch, Job, OnFailed, Outcome, StallDetector, Steps, TaskSet
+from compactor.batch import BatchRunner, Job, OnFailed, Outcome, StallDetector, Steps, TaskSet
 from compactor.engines.engine import Engine, Progress, SilentProgress, TaskInputs, answers
 from compactor.phase_one import run_range
 from compactor.phase_two import run_task
@@ -38,7 +38,7 @@ from compactor.run.layout import lay_out
 from compactor.run.plan import (
     DeletedRowsTaskResult,
     PartTaskResult,
-    RangeResult,
+    RangeTaskResult,
     RunPolicies,
     Sizing,
     expected_totals,
@@ -60,8 +60,8 @@ from storage.metadata.records import (
     Attempt,
     AttemptKind,
     CompactedLedgerRecord,
+    CompactionRetry,
     Pin,
-    Retry,
     RunRecord,
     TopicRecord,
     TopicSnapshot,
@@ -69,7 +69,7 @@ from storage.metadata.records import (
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.objects.interface import ObjectStore
-from storage.objects.throttled import Rates
+from storage.objects.throttled import RateLimits
 from storage.owner import owner_name
 from storage.store_identity import StoreIdentity
 
@@ -94,7 +94,7 @@ class TwoPhaseCompactor:
     engine: Engine
     progress: Progress = field(default_factory=SilentProgress)
     sizing: Sizing | None = None
-    rates: Rates = field(default_factory=Rates)
+    rates: RateLimits = field(default_factory=RateLimits)
     hasher: Callable[[int], KeyHasher] = Xxh3KeyHasher
     heartbeat_ms: int = HEARTBEAT_MS
     leader: Callable[[], int] | None = None
@@ -123,7 +123,7 @@ class TwoPhaseCompactor:
         Raises only what stops all of them, such as Ctrl-C; then every run under way is recorded as failed.
         """
         still = None if self.stalled_ms is None else StallDetector(self.environment.clock, self.stalled_ms)
-        batch = Batch(
+        batch = BatchRunner(
             self.environment.metadata,
             self.engine,
             self.progress,
@@ -264,11 +264,11 @@ class TwoPhaseCompactor:
                     ) from error
             raise
 
-    def _retry(self, run: RunRecord, tail_left: CompactorError | None) -> Retry | None:
+    def _retry(self, run: RunRecord, tail_left: CompactorError | None) -> CompactionRetry | None:
         if tail_left is None or self.retry_tail_at is None:
             return None
         told = f"run {run.run_id} succeeded, and left what is not sealed: {recorded(tail_left)}"
-        return Retry(told, self.retry_tail_at())
+        return CompactionRetry(told, self.retry_tail_at())
 
     def _decide(
         self, snapshot: TopicSnapshot, attempt_id: str, policies: RunPolicies, now: int, timer: _PhaseTimer
@@ -306,7 +306,7 @@ class TwoPhaseCompactor:
         timer.lap("scan")
 
         messages_in = sum(source.messages for source in plan.sources[plan.old_parts :])
-        ranges: list[RangeResult] = yield TaskSet(
+        ranges: list[RangeTaskResult] = yield TaskSet(
             "phase one", partial(run_range, plan), run_input.range_costs(plan), messages_in
         )
         failpoint(Failpoint.PHASE_ONE_DONE)
@@ -357,7 +357,7 @@ class TwoPhaseCompactor:
         made: RunOutput,
         manifest: Manifest,
         timer: _PhaseTimer,
-        retry: Retry | None,
+        retry: CompactionRetry | None,
     ) -> RunRecord:
         before = snapshot.compacted
         name = names.manifest(manifest.topic_uid, manifest.ledger_id, run.attempt_id)
@@ -381,7 +381,7 @@ class TwoPhaseCompactor:
             run, snapshot.topic.generation, compacted, statistics, retry
         )
 
-    def _clean_up(self, ranges: Sequence[RangeResult]) -> None:
+    def _clean_up(self, ranges: Sequence[RangeTaskResult]) -> None:
         """Row sets are between the two phases of this run alone; no other process knows them."""
         for result in ranges:
             if result.row_sets:

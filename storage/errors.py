@@ -17,7 +17,7 @@
     │   └── StateMayBeStale   a reader may have missed deletions; read again from earliest
     ├── Misconfigured         settings, credentials, bucket, schema or Java; an operator must act
     │   ├── SegmentNotLocal  messages are in a log directory that this process does not have
-    │   └── OtherStore        the object store is not the one that the database uses
+    │   └── WrongStore        the object store is not the one that the database uses
     ├── Unavailable           store, database or disk cannot serve now; the same call may work later
     │   └── StorageFull
     └── DataLoss              an object that must exist is missing or damaged
@@ -121,7 +121,7 @@ class SegmentNotLocal(Misconfigured):
     which may be dead. What is sealed is read without them."""
 
 
-class OtherStore(Misconfigured):
+class WrongStore(Misconfigured):
     """The object store is not the one that the database uses: nothing is written to it, or deleted there."""
 
 

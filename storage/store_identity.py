@@ -16,7 +16,7 @@ know the topic of the store's first object, if there is one. `adopt` binds them 
 `check` creates nothing and is for the beginning of a process; `require` is for writers and deleters, and binds.
 Either costs one small GET a process. Readers do neither: a store that cannot be written to can be read.
 
-May go wrong: OtherStore, ObjectDamaged, and any error of store and database.
+May go wrong: WrongStore, ObjectDamaged, and any error of store and database.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from storage.checksums import crc32c
-from storage.errors import Misconfigured, ObjectDamaged, ObjectExists, ObjectMissing, OtherStore
+from storage.errors import Misconfigured, ObjectDamaged, ObjectExists, ObjectMissing, WrongStore
 from storage.ledger.names import STORE_UID, TOPICS
 from storage.metadata.store import MetadataStore
-from storage.metadata.store_binding import Binding, new_uid
+from storage.metadata.store_binding import StoreBindingRecord, new_uid
 from storage.objects.interface import ObjectStore
 
 _UID_BYTES = 32
@@ -60,7 +60,7 @@ class StoreIdentity:
     store: ObjectStore
 
     def check(self) -> None:
-        """Raises OtherStore if the store is known to be another one. Creates nothing."""
+        """Raises WrongStore if the store is known to be another one. Creates nothing."""
         binding = self.metadata.store_binding
         if repr(self.store.location) in binding.verified:
             return
@@ -73,14 +73,14 @@ class StoreIdentity:
             binding.verified.add(repr(self.store.location))
 
     def require(self) -> None:
-        """Raises OtherStore unless the store is the database's; binds the two if neither was used before."""
+        """Raises WrongStore unless the store is the database's; binds the two if neither was used before."""
         self.check()
         binding = self.metadata.store_binding
         if repr(self.store.location) in binding.verified:
             return
         some = binding.some_object()
         if some is not None and not self._has(some):
-            raise OtherStore(
+            raise WrongStore(
                 f"the object store {self.store.url} does not have the object {some}, which the database names",
                 f"check the store's URL; or {_ADOPT}",
             )
@@ -127,33 +127,33 @@ class StoreIdentity:
         self.metadata.store_binding.bind(self._uid() or ours.uid, before.url)
         return before
 
-    def _checked(self, ours: Binding | None, theirs: str | None) -> bool:
-        """Whether the two belong together; False: they are to be bound. Raises OtherStore."""
+    def _checked(self, ours: StoreBindingRecord | None, theirs: str | None) -> bool:
+        """Whether the two belong together; False: they are to be bound. Raises WrongStore."""
         if ours is not None and theirs == ours.uid:
             return True
         if theirs is None and (ours is None or not ours.confirmed):
             return False
         if ours is None or not ours.confirmed:
-            raise OtherStore(
+            raise WrongStore(
                 f"the object store {self.store.url} belongs to another database (its uid is {theirs}), and this one "
                 f"({self.metadata.url}) has none yet",
                 f"check the URLs of store and database, and use a store, or a prefix, for each database; or {_ADOPT}",
             )
         found = "has no uid" if theirs is None else f"is another one (its uid is {theirs})"
-        raise OtherStore(
+        raise WrongStore(
             f"the object store {self.store.url} {found}: this database ({self.metadata.url}) uses the store with the "
             f"uid {ours.uid}, which was at {ours.url}",
             f"check the store's URL; or {_ADOPT}",
         )
 
     def _refuse_unknown_topic(self) -> None:
-        """Raises OtherStore if the store has objects, and the topic of the first is none of this database's."""
+        """Raises WrongStore if the store has objects, and the topic of the first is none of this database's."""
         first = next(iter(self.store.list(TOPICS)), None)
         if first is None:
             return
         uid = first.name.split("/")[1]
         if not self.metadata.store_binding.knows_topic(uid) and self.metadata.tenancy.deleted_topic(uid) is None:
-            raise OtherStore(
+            raise WrongStore(
                 f"the object store {self.store.url} has objects of a topic ({uid}) that this database "
                 f"({self.metadata.url}) does not know, and names no object itself",
                 f"check the URLs of store and database, and use a store, or a prefix, for each database; or {_ADOPT}",

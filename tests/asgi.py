@@ -9,7 +9,7 @@ from typing import Any, cast
 from fastapi import FastAPI
 
 from api.http import problems
-from api.http.access import Access, Authentication
+from api.http.access import Authentication, AuthorizationService
 from api.http.audit import Audit
 from api.http.limits import RequestLimiter
 from api.http.router import Routes
@@ -34,7 +34,7 @@ class TestClient(_TestClient):
 
 def application(
     router: Routes | None = None,
-    access: Access | None = None,
+    access: AuthorizationService | None = None,
     limits: Settings | None = None,
     clock: Clock | None = None,
 ) -> FastAPI:
@@ -54,11 +54,13 @@ def application(
     return app
 
 
-def access_of(secret: bytes | None, superuser: str, tenancy: object = None, clock: Clock | None = None) -> Access:
+def access_of(
+    secret: bytes | None, superuser: str, tenancy: object = None, clock: Clock | None = None
+) -> AuthorizationService:
     """Access control by tokens of a secret key; without one it is off. `tenancy`: what is granted, if it is asked."""
     key = "" if secret is None else f"data:;base64,{base64.b64encode(secret).decode()}"
     settings = Settings(auth_token_secret_key=key, auth_superuser_roles=(superuser,) if secret is not None else ())
-    return Access.of(settings, cast(Any, tenancy), clock or ManualClock())
+    return AuthorizationService.of(settings, cast(Any, tenancy), clock or ManualClock())
 
 
 __all__ = ["TestClient", "access_of", "application"]

@@ -19,7 +19,7 @@ from compactor.run.plan import (
     PartTaskResult,
     RunPlan,
     RunPolicies,
-    ScanResult,
+    ScanTaskResult,
     Sizing,
     Source,
     expected_totals,
@@ -36,7 +36,7 @@ from storage.log.bulk_append import to_rows
 from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
 from storage.model import LedgerRecord, LogPosition, MessageId, StoredObject, TopicName
 from storage.objects.interface import ObjectStore
-from storage.objects.throttled import Rates
+from storage.objects.throttled import RateLimits
 
 SEED = 0x0123_4567_89AB_CDEF
 NOW = 1_700_000_000_000
@@ -123,11 +123,11 @@ def decide(
         new_id(),
         hasher or Xxh3KeyHasher(SEED),
         cursor_floor,
-        Rates(),
+        RateLimits(),
     )
     reindexed = run_input.changes_order(previous, policies)
     scans = run_input.scans(plan, previous, run_input.dirty_ledgers(snapshot, policies, now))
-    scanned: list[ScanResult] = [run_scan(plan, scan) for scan in scans]
+    scanned: list[ScanTaskResult] = [run_scan(plan, scan) for scan in scans]
     plan = run_input.with_scans(plan, scanned, reindexed=reindexed) if scans else plan
     plan = run_input.sized(plan, previous, sizing, reindexed=reindexed)
     if merged is not None:

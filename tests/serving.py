@@ -18,7 +18,7 @@ from api.components import open_topic
 from api.service import Service, running
 from api.settings.settings import Settings
 from compactor.engines.engine import Engine, InProcessEngine
-from compactor.run.options import stored_policies
+from compactor.run.run_policies import stored_policies
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import CompactorError
 from storage.model import TopicName

@@ -19,7 +19,7 @@ from typing import Self
 
 from api.background.sealer_process import BackgroundSealer
 from api.settings.settings import Settings
-from compactor.maintenance.tasks import Maintenance, Task, TaskStatus
+from compactor.maintenance.tasks import Maintenance, MaintenanceTask, MaintenanceTaskStatus
 from storage.environment import Environment
 from storage.errors import CompactorError, LeaseHeld
 from storage.log.log_manager import LogManager
@@ -48,10 +48,10 @@ class MaintenanceLoop:
         self.maintenance = Maintenance(
             environment,
             {
-                Task.SWEEP: interval,
-                Task.BACKLOG: min(interval, QUOTA_CHECK_MS),
-                Task.RETENTION: interval,
-                Task.GARBAGE: settings.gc_interval_ms,
+                MaintenanceTask.SWEEP: interval,
+                MaintenanceTask.BACKLOG: min(interval, QUOTA_CHECK_MS),
+                MaintenanceTask.RETENTION: interval,
+                MaintenanceTask.GARBAGE: settings.gc_interval_ms,
             },
             settings.gc_grace_ms,
             leads,
@@ -77,7 +77,7 @@ class MaintenanceLoop:
         except Exception:
             _log.exception("the sealing process cannot be started now")
 
-    def status(self) -> dict[str, TaskStatus]:
+    def status(self) -> dict[str, MaintenanceTaskStatus]:
         """The status of each task: `sweep`, `backlog`, `retention`, `garbage`."""
         return {task.value: status for task, status in self.maintenance.status().items()}
 

@@ -6,12 +6,12 @@ import logging
 import threading
 
 from api.settings.settings import Settings
-from compactor.engines.engine import IN_PROCESS, Engine, Engines, InProcessEngines
-from compactor.scheduling.control_loop import ControlLoop, LoopSettings
+from compactor.engines.engine import IN_PROCESS, Engine, EngineProvider, InProcessEngineProvider
+from compactor.scheduling.control_loop import ControlLoop, ControlLoopSettings
 from compactor.scheduling.worker import WorkerSettings
 from storage.environment import Environment
 from storage.errors import Unavailable
-from storage.objects.throttled import Rates
+from storage.objects.throttled import RateLimits
 
 LOG = logging.getLogger(__name__)
 
@@ -21,11 +21,11 @@ def control_loop(settings: Settings, environment: Environment) -> ControlLoop:
     return ControlLoop(environment, _engines(settings), loop_settings(settings), url=settings.url)
 
 
-def loop_settings(settings: Settings) -> LoopSettings:
+def loop_settings(settings: Settings) -> ControlLoopSettings:
     """What of the settings is the loop's; limits of bytes a second are shared by the worker slots."""
     slots = settings.compaction_max_runs
-    rates = Rates(settings.compaction_max_read_rate or None, settings.compaction_max_write_rate or None)
-    return LoopSettings(
+    rates = RateLimits(settings.compaction_max_read_rate or None, settings.compaction_max_write_rate or None)
+    return ControlLoopSettings(
         monitor_interval_ms=settings.compaction_monitor_interval_ms,
         lease_term_ms=settings.leader_lease_term_ms,
         automatic=settings.compaction_automatic,
@@ -42,9 +42,9 @@ def loop_settings(settings: Settings) -> LoopSettings:
     )
 
 
-def _engines(settings: Settings) -> Engines:
+def _engines(settings: Settings) -> EngineProvider:
     if settings.spark_master == IN_PROCESS:
-        return InProcessEngines()
+        return InProcessEngineProvider()
     return _Spark(settings)
 
 
@@ -54,7 +54,7 @@ class _Spark:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._engines: Engines | None = None
+        self._engines: EngineProvider | None = None
         self._ended = False
 
     def open(self) -> Engine:
@@ -64,11 +64,11 @@ class _Spark:
                     "Spark is not started, as this service is ending", "another service does the work", is_public=True
                 )
             if self._engines is None:
-                from compactor.engines.shared_session import SparkEngines
+                from compactor.engines.shared_session import SparkEngineProvider
                 from compactor.engines.spark import SparkSettings
 
                 log_file = self._settings.make_data_directory() / "spark.log"
-                self._engines = SparkEngines(SparkSettings(log_file, self._settings.spark_master), LOG.info)
+                self._engines = SparkEngineProvider(SparkSettings(log_file, self._settings.spark_master), LOG.info)
         return self._engines.open()
 
     def end(self) -> None:

@@ -45,7 +45,7 @@ _REMEDY = "correct the file and import it again; nothing of it was kept"
 Millis = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
-class OptionalKeyLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class OptionalKeyJsonLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One line that may leave its key out, because there is one for all."""
 
     key: str | None = None
@@ -57,7 +57,7 @@ class OptionalKeyLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     offset: int | None = None
 
 
-class Line(OptionalKeyLine, forbid_unknown_fields=True, kw_only=True):
+class JsonLine(OptionalKeyJsonLine, forbid_unknown_fields=True, kw_only=True):
     """One line."""
 
     key: str | None
@@ -91,7 +91,7 @@ def read_rows(
 
 def parse_rows(data: bytes, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[InputMessage]:
     """The messages of JSON Lines in memory. Raises InvalidRecord, which names the line."""
-    decode = msgspec.json.Decoder(Line).decode
+    decode = msgspec.json.Decoder(JsonLine).decode
     for number, text in enumerate(data.removesuffix(b"\n").split(b"\n"), 1):
         try:
             if not text or text.isspace():
@@ -120,8 +120,8 @@ def _read(
     default_key: bytes | None = None,
 ) -> Iterator[tuple[dict[str, list[Any]], int]]:
     """Columns of INPUT_SCHEMA of up to `most_rows` messages, not empty, and the bytes of their lines."""
-    decode: Callable[[bytes], OptionalKeyLine]
-    decode = msgspec.json.Decoder(Line if default_key is None else OptionalKeyLine).decode
+    decode: Callable[[bytes], OptionalKeyJsonLine]
+    decode = msgspec.json.Decoder(JsonLine if default_key is None else OptionalKeyJsonLine).decode
     columns: dict[str, list[Any]] = {name: [] for name in INPUT_SCHEMA.names}
     number = size = 0
     shown = "standard input" if file == "-" else file

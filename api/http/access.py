@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from storage.metadata.tenancy import TenancyStore
 
 
-class Action(StrEnum):
+class AuthAction(StrEnum):
     """What a role may be permitted, for a tenant, a namespace or a topic. SUPERUSER: for the service; ANYONE: with a
     token."""
 
@@ -54,7 +54,7 @@ class Action(StrEnum):
 
 Where = tuple[str | None, str | None, str | None]
 """Tenant, namespace and topic, as far as there are any."""
-ANY_USE = (Action.PRODUCE, Action.CONSUME, Action.COMPACT)
+ANY_USE = (AuthAction.PRODUCE, AuthAction.CONSUME, AuthAction.COMPACT)
 """What a role may do that uses a topic: any of them lets it check the topic."""
 GRANTABLE = ("produce", "consume", "compact", "admin", "functions", "sources", "sinks", "packages")
 """What Pulsar's and our tools may grant; the last four allow nothing here."""
@@ -82,7 +82,7 @@ class Caller:
 
 
 @dataclass(frozen=True)
-class Access:
+class AuthorizationService:
     """The rules, over what is granted in SQL.
 
     `keys`: what tokens are checked with; None: access control is off.
@@ -93,7 +93,7 @@ class Access:
     keys: TokenKeyReloader | None
 
     @classmethod
-    def of(cls, settings: Settings, tenancy: TenancyStore, clock: Clock) -> Access:
+    def of(cls, settings: Settings, tenancy: TenancyStore, clock: Clock) -> AuthorizationService:
         """As the settings say. Raises Misconfigured for keys that cannot be used."""
         from api.http.token_key_reloader import TokenKeyReloader
 
@@ -125,7 +125,7 @@ class Access:
     def require(
         self,
         caller: Caller,
-        actions: tuple[Action, ...],
+        actions: tuple[AuthAction, ...],
         tenant: str | None,
         namespace: str | None,
         topic: str | None = None,
@@ -135,9 +135,9 @@ class Access:
             return
         if caller.role is None:
             raise unauthenticated(caller)
-        if caller.role in self.superusers or Action.ANYONE in actions:
+        if caller.role in self.superusers or AuthAction.ANYONE in actions:
             return
-        if tenant is None or Action.SUPERUSER in actions:
+        if tenant is None or AuthAction.SUPERUSER in actions:
             raise RestException(403, f"role {caller.role!r} is no superuser, and only superusers may do this")
         granted = self._granted(caller.role, tenant, namespace, topic)
         if "admin" not in granted and not granted & {action.value for action in actions}:
@@ -151,10 +151,10 @@ class Access:
         """Whether the caller may know everything of the service; anyone may if access control is off."""
         return self.verifier is None or (caller.role is not None and caller.role in self.superusers)
 
-    def asks_sql(self, caller: Caller, actions: tuple[Action, ...]) -> bool:
+    def asks_sql(self, caller: Caller, actions: tuple[AuthAction, ...]) -> bool:
         """Whether `require` may read grants, so that it needs a thread."""
         decided = self.verifier is None or caller.role is None or caller.role in self.superusers
-        return not decided and not {Action.ANYONE, Action.SUPERUSER} & set(actions)
+        return not decided and not {AuthAction.ANYONE, AuthAction.SUPERUSER} & set(actions)
 
     def _granted(self, role: str, tenant: str, namespace: str | None, topic: str | None) -> frozenset[str]:
         """What a role may do there, `admin` standing for everything."""
@@ -188,7 +188,7 @@ def unauthenticated(caller: Caller) -> RestException:
 class Authentication:
     """Middleware: finds out who sent a request, once, as `request.state.caller`; it refuses no request."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: AuthorizationService) -> None:
         self._app = app
         self._access = access
 
@@ -216,19 +216,19 @@ CallerName = Annotated[str, Depends(caller_name)]
 
 async def knows_places(request: Request) -> bool:
     """Whether the caller may know where database and store are."""
-    return cast(Access, request.app.state.access).is_superuser(caller_of(request))
+    return cast(AuthorizationService, request.app.state.access).is_superuser(caller_of(request))
 
 
 InFull = Annotated[bool, Depends(knows_places)]
 """A route's parameter: errors are shown in full, as operators need them."""
 
 
-def allowed(*actions: Action) -> Any:
+def allowed(*actions: AuthAction) -> Any:
     """A route's dependency: the caller may do any of `actions` on what the path names. 401, 403."""
     return Depends(PermissionCheck(actions, _where))
 
 
-def allowed_on(where: Callable[[Request], TopicName | None], *actions: Action) -> Any:
+def allowed_on(where: Callable[[Request], TopicName | None], *actions: AuthAction) -> Any:
     """As `allowed`, on the topic that `where` finds, in a thread, for a request whose path names none.
 
     None: there is none. 401; 403 in the same words whether there is one or not.
@@ -241,9 +241,9 @@ def allowed_on(where: Callable[[Request], TopicName | None], *actions: Action) -
     return Depends(PermissionCheck(actions, found, is_told=False))
 
 
-def require_here(request: Request, *actions: Action) -> None:
+def require_here(request: Request, *actions: AuthAction) -> None:
     """As `allowed`, for what only the request itself decides. Wants a thread. Raises RestException: 401, 403."""
-    access = cast(Access, request.app.state.access)
+    access = cast(AuthorizationService, request.app.state.access)
     access.require(caller_of(request), actions, *_where(request))
 
 
@@ -265,7 +265,7 @@ class PermissionCheck:
 
     def __init__(
         self,
-        actions: tuple[Action, ...],
+        actions: tuple[AuthAction, ...],
         where: Callable[[Request], Where],
         *,
         is_told: bool = True,
@@ -281,7 +281,7 @@ class PermissionCheck:
 
     async def check(self, request: Request) -> None:
         """Raises RestException: 401, 403."""
-        access = cast(Access, request.app.state.access)
+        access = cast(AuthorizationService, request.app.state.access)
         caller = caller_of(request)
         if access.asks_sql(caller, self._actions):
             await pools_of(request)[WaitsFor.DATABASE].run(self._require, access, caller, request)
@@ -289,7 +289,7 @@ class PermissionCheck:
             access.require(caller, self._actions, None, None)  # wherever it is, that decides nothing
         request.scope.setdefault(_CHECKED, []).append(self)
 
-    def _require(self, access: Access, caller: Caller, request: Request) -> None:
+    def _require(self, access: AuthorizationService, caller: Caller, request: Request) -> None:
         try:
             access.require(caller, self._actions, *self._where(request))
         except RestException as error:

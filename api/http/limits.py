@@ -41,7 +41,7 @@ class _Bucket:
     at_ms: int
 
 
-class Buckets:
+class TokenBuckets:
     """Token buckets by name: `rate` a second, as many at once. The least used are dropped, which resets them."""
 
     def __init__(self, rate: float, clock: Clock, most: int = MOST_BUCKETS) -> None:
@@ -78,7 +78,7 @@ class RequestLimiter:
         self._wire = HeaderRules.of(settings)
         self._body = settings.limits_body_bytes
         self._at_once = settings.limits_requests_at_once
-        self._buckets = Buckets(settings.limits_requests_per_second, clock)
+        self._buckets = TokenBuckets(settings.limits_requests_per_second, clock)
         self._bodies = max(settings.limits_bodies_bytes, settings.limits_body_bytes)
         self._held = 0
         self._under_way = 0

@@ -32,7 +32,7 @@ from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
 from api.http import json_bounds
-from api.http.access import Action, PermissionCheck, allowed
+from api.http.access import AuthAction, PermissionCheck, allowed
 from api.http.limits import BODY_BYTES, hold_body_to
 from api.http.problems import RestException, refusals
 from api.http.query_parameters import KNOWN_QUERY
@@ -132,9 +132,9 @@ class Routes:
         `needs`: actions, of which the caller may do any; and dependencies. `refuses`: statuses besides those that the
         path and `waits_for` imply. `responses` and `options`: as FastAPI has them.
         """
-        actions = [need for need in needs if isinstance(need, Action)]
+        actions = [need for need in needs if isinstance(need, AuthAction)]
         dependencies = [allowed(*actions)] if actions else []
-        dependencies += [need for need in needs if not isinstance(need, Action)]
+        dependencies += [need for need in needs if not isinstance(need, AuthAction)]
         statuses = sorted({*refuses, *_implied(path, waits_for)})
 
         def added(endpoint: Endpoint) -> Endpoint:

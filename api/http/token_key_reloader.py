@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from api.http.tokens import Key, TokenVerifier, file_of, key_sources, revoked_tokens
+from api.http.tokens import TokenKey, TokenVerifier, file_of, key_sources, revoked_tokens
 from api.settings.settings import Settings
 from storage.clock import Clock
 from storage.errors import Misconfigured
@@ -131,7 +131,7 @@ class TokenKeyReloader:
         with self._lock:
             self._checking, self._checked_at = False, self._clock.now_ms()
 
-    def _all_keys(self) -> list[Key]:
+    def _all_keys(self) -> list[TokenKey]:
         return [key for item in self._keys for key in item.content]
 
 

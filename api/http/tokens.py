@@ -57,7 +57,7 @@ class BadToken(Exception):
 
 
 @dataclass(frozen=True)
-class Key:
+class TokenKey:
     """A key that verifies tokens of one algorithm. `key_id`: only tokens that name it, or name none."""
 
     algorithm: str
@@ -69,7 +69,7 @@ class Key:
 class TokenVerifier:
     """Who bears a token, by some keys."""
 
-    keys: Sequence[Key]
+    keys: Sequence[TokenKey]
     clock: Clock
     role_claim: str = "sub"
     audience: str = ""
@@ -121,16 +121,16 @@ class TokenVerifier:
         raise BadToken("no key of this service has signed the token")
 
 
-def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[Key]]]]:
+def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[TokenKey]]]]:
     """Where the settings say that keys stand, and what reads those of each. Reading raises Misconfigured."""
     secret, public, key_set = settings.auth_token_secret_key, settings.auth_token_public_key, settings.auth_jwks_file
 
-    def secrets() -> list[Key]:
-        return [Key(HS256, key) for key in secret_keys("auth.token-secret-key", secret)]
+    def secrets() -> list[TokenKey]:
+        return [TokenKey(HS256, key) for key in secret_keys("auth.token-secret-key", secret)]
 
-    def publics() -> list[Key]:
+    def publics() -> list[TokenKey]:
         key = public_key("auth.token-public-key", public)
-        return [Key(algorithm_of(key), key)]
+        return [TokenKey(algorithm_of(key), key)]
 
     sources = ((secret, secrets), (public, publics), (key_set, lambda: jwks(key_set)))
     return [(given, read) for given, read in sources if given]
@@ -244,7 +244,7 @@ def private_key(name: str, given: str) -> PrivateKey:
     raise _unusable(name)
 
 
-def jwks(path: str) -> list[Key]:
+def jwks(path: str) -> list[TokenKey]:
     """The public keys of a JWKS file that sign tokens; others are passed over."""
     content = _content("auth.jwks-file", path)
     try:
@@ -254,7 +254,7 @@ def jwks(path: str) -> list[Key]:
             if item["kty"] not in ("RSA", "EC") or item.get("use", "sig") != "sig" or "d" in item:
                 continue
             public = _usable("auth.jwks-file", jwt.PyJWK(item, RS256 if item["kty"] == "RSA" else ES256).key)
-            keys.append(Key(algorithm_of(public), public, item.get("kid")))
+            keys.append(TokenKey(algorithm_of(public), public, item.get("kid")))
     except (ValueError, KeyError, TypeError, RecursionError, UnsupportedAlgorithm, jwt.PyJWTError) as error:
         raise Misconfigured(
             f"auth.jwks-file {path} is no list of keys", 'give a file {"keys": […]} of RSA and P-256 public keys'

@@ -23,10 +23,10 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from api.observability.run_totals import RunTotals, TopicRunTotals
-from compactor.scheduling.due import TopicsCheck
+from compactor.scheduling.due import TopicsCheckResult
 from storage.clock import Clock
 from storage.errors import CompactorError
-from storage.metadata.metrics_store import MetricsStore, ServiceCounts
+from storage.metadata.metrics_store import MetricsStore, TopicCounts
 from storage.metadata.records import CLUSTER
 
 LOG = logging.getLogger(__name__)
@@ -55,11 +55,11 @@ class AppendTotals:
 
 
 @dataclass(frozen=True)
-class Sources:
+class MetricSources:
     """Where the process's own numbers come from; asked in the scrape."""
 
     leads: Callable[[], bool] = lambda: False
-    last_check: Callable[[], TopicsCheck | None] = lambda: None
+    last_check: Callable[[], TopicsCheckResult | None] = lambda: None
     appended: Callable[[], AppendTotals] = AppendTotals
     engine_error: Callable[[], str | None] = lambda: None
 
@@ -157,7 +157,7 @@ class Metrics:
     """The registry of a service, and what is counted as it happens."""
 
     def __init__(
-        self, store: MetricsStore, clock: Clock, max_topics: int, sources: Sources, cluster: str = CLUSTER
+        self, store: MetricsStore, clock: Clock, max_topics: int, sources: MetricSources, cluster: str = CLUSTER
     ) -> None:
         self.registry = CollectorRegistry()
         http = METRICS["compactor_http_request_duration_seconds"]
@@ -173,7 +173,9 @@ class Metrics:
 class _Scrape(Collector):
     """Makes metrics of what SQL and the process know."""
 
-    def __init__(self, store: MetricsStore, clock: Clock, max_topics: int, sources: Sources, cluster: str) -> None:
+    def __init__(
+        self, store: MetricsStore, clock: Clock, max_topics: int, sources: MetricSources, cluster: str
+    ) -> None:
         self._store = store
         self._clock = clock
         self._max_topics = max_topics
@@ -181,7 +183,7 @@ class _Scrape(Collector):
         self._cluster = cluster
         self._lock = threading.Lock()
         self._totals = RunTotals(store)
-        self._counts: ServiceCounts | None = None
+        self._counts: TopicCounts | None = None
         self._read_at: int | None = None
 
     def describe(self) -> Iterable[Metric]:
@@ -212,7 +214,7 @@ class _Scrape(Collector):
         self._read_at = now
         return True
 
-    def _of_database(self, counts: ServiceCounts, now: int) -> Iterator[Metric]:
+    def _of_database(self, counts: TopicCounts, now: int) -> Iterator[Metric]:
         totals = self._totals
         yield _plain("compactor_topics", counts.topics)
         by_state: dict[tuple[str, ...], float] = {
@@ -269,7 +271,7 @@ _BY_TOPIC: Mapping[str, Callable[[TopicRunTotals], float]] = {
     "pulsar_compaction_compacted_entries_count": lambda item: item.compacted_messages,
     "pulsar_compaction_compacted_entries_size": lambda item: item.compacted_bytes,
 }
-_CHECKED: Mapping[str, Callable[[TopicsCheck, int], float]] = {
+_CHECKED: Mapping[str, Callable[[TopicsCheckResult, int], float]] = {
     "compactor_last_check_seconds": lambda check, now: (now - check.at) / 1000,
     "compactor_due_topics": lambda check, _: check.due,
     "compactor_dirty_bytes": lambda check, _: check.dirty_bytes,

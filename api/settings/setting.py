@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.observability.redaction import redacted, shown_url
-from storage.options.kinds import Kind, Text
+from storage.options.kinds import Text, ValueKind
 from storage.options.option import Option, option
 
 ENVIRONMENT = "COMPACTOR_"
@@ -48,7 +48,9 @@ class Setting(Option):
         return redacted(shown) if isinstance(shown, str) else shown
 
 
-def setting(default: Any, name: str, kind: Kind, doc: str, *aliases: str | ExternalName, secret: bool = False) -> Any:
+def setting(
+    default: Any, name: str, kind: ValueKind, doc: str, *aliases: str | ExternalName, secret: bool = False
+) -> Any:
     """A field of `api.settings.settings.Settings` that is a setting."""
     others = tuple(alias if isinstance(alias, ExternalName) else ExternalName(alias) for alias in aliases)
     return option(Setting(name, kind, doc, default, aliases=others, secret=secret))

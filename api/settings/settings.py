@@ -22,12 +22,12 @@ from api.settings.setting import ExternalName, Setting, Url, setting as _setting
 from compactor.maintenance.grace import GRACE_MS, LEAST_GRACE_MS
 from storage.errors import Misconfigured
 from storage.file_modes import make_private
-from storage.options.kinds import BOOLEAN, Choice, Decimal, Duration, Optional, Size, Text, TextList, Whole
+from storage.options.kinds import BOOLEAN, Choice, Decimal, Duration, Optional, Size, Text, TextList, WholeNumber
 from storage.options.option import table
 
-_PORT = Whole("the port", most=65_535)
-_COUNT = Whole("pieces", least=1)
-_THREADS = Whole("threads", least=1, most=1024)
+_PORT = WholeNumber("the port", most=65_535)
+_COUNT = WholeNumber("pieces", least=1)
+_THREADS = WholeNumber("threads", least=1, most=1024)
 CONFIG_VARIABLE = "COMPACTOR_CONFIG"
 
 
@@ -120,12 +120,12 @@ class Settings:
     compaction_max_runs: int = _setting(
         4,
         "compaction.max-runs",
-        Whole("runs", least=1),
+        WholeNumber("runs", least=1),
         "Compactions at once: of one large topic each, or of a batch of small ones.",
         "log.cleaner.threads",
     )
     compaction_batch_topics: int = _setting(
-        100, "compaction.batch-topics", Whole("topics", least=1), "Small topics in one Spark job at most."
+        100, "compaction.batch-topics", WholeNumber("topics", least=1), "Small topics in one Spark job at most."
     )
     compaction_batch_bytes: int = _setting(
         64 << 20, "compaction.batch-bytes", Size(), "Dirty bytes up to which a topic is a small one."
@@ -217,7 +217,7 @@ class Settings:
         "Requests a second of one role, or of one address without a role; 429 above; 0: no limit.",
     )
     limits_requests_at_once: int = _setting(
-        512, "limits.requests-at-once", Whole("requests", least=1), "Requests under way at once; 503 above."
+        512, "limits.requests-at-once", WholeNumber("requests", least=1), "Requests under way at once; 503 above."
     )
     limits_rolled_bytes: int = _setting(
         0,
@@ -229,7 +229,10 @@ class Settings:
         128 << 20, "limits.log-free-bytes", Size(), "What stays free on the log's disk: no appends below it."
     )
     limits_messages: int = _setting(
-        10_000, "limits.messages", Whole("messages", least=1), "Messages in the body of a produce request; 413 above."
+        10_000,
+        "limits.messages",
+        WholeNumber("messages", least=1),
+        "Messages in the body of a produce request; 413 above.",
     )
     limits_request_timeout_ms: int = _setting(
         30_000,
@@ -241,13 +244,13 @@ class Settings:
     limits_waiting_polls: int = _setting(
         128,
         "limits.waiting-polls",
-        Whole("requests", least=1),
+        WholeNumber("requests", least=1),
         "Reads with waitMs that wait at once, of one role or, without a role, of one address; 503 above.",
     )
     limits_connections: int = _setting(
         1024,
         "limits.connections",
-        Whole("connections", least=1),
+        WholeNumber("connections", least=1),
         "Connections at once, at most half of the file descriptors that the process may have; closed above.",
     )
     limits_header_timeout_ms: int = _setting(
@@ -277,7 +280,9 @@ class Settings:
     threads_work: int = _setting(
         4, "threads.work", _THREADS, "Requests at once that verify, trim, truncate or collect garbage."
     )
-    read_max_messages: int = _setting(10_000, "read.max-messages", Whole("messages", least=1), "Messages in a page.")
+    read_max_messages: int = _setting(
+        10_000, "read.max-messages", WholeNumber("messages", least=1), "Messages in a page."
+    )
     read_max_bytes: int = _setting(
         16 << 20, "read.max-bytes", Size(least=1), "Bytes in a page of messages; one message always fits."
     )
@@ -341,7 +346,7 @@ class Settings:
         "authenticateMetricsEndpoint",
     )
     metrics_max_topics: int = _setting(
-        1000, "metrics.max-topics", Whole("topics"), "Topics with series of their own; the rest are summed."
+        1000, "metrics.max-topics", WholeNumber("topics"), "Topics with series of their own; the rest are summed."
     )
     logging_format: str = _setting(
         "auto",

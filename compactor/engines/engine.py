@@ -197,7 +197,7 @@ class InProcessEngine:
             self._stop.set()
 
 
-class Engines(Protocol):
+class EngineProvider(Protocol):
     """Where a service's engines come from: they share what is slow to start, and each is cancelled by itself."""
 
     def open(self) -> Engine:
@@ -213,7 +213,7 @@ class Engines(Protocol):
         ...
 
 
-class InProcessEngines:
+class InProcessEngineProvider:
     """Engines without any machinery: no Java, one core."""
 
     def open(self) -> Engine:

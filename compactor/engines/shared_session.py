@@ -37,8 +37,8 @@ class _Session:
         return spark.SparkEngine(self.session, self.monitor)
 
 
-class SparkEngines:
-    """Engines on one session at a time; `Engines`. `say` gets a line for the user when something deserves one."""
+class SparkEngineProvider:
+    """Engines on one session at a time. `say` gets a line for the user when something deserves one."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from compactor.maintenance.retention_plan import (
 from storage.environment import Environment
 from storage.errors import Conflict, DataLoss, recorded
 from storage.failpoints import Failpoint, failpoint
-from storage.ledger.seek import NOWHERE, AtTime
+from storage.ledger.seek import NOWHERE, StartTime
 from storage.log.log_manager import LogManager
 from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentRecord, TopicRecord, TopicSnapshot
@@ -200,7 +200,7 @@ class Retention:
         kept = policies.retention_ms_effective
         if DELETE not in policies.cleanup_policy or kept is None:
             return None
-        young = reader.bound(AtTime(now - kept), read_compacted=False)
+        young = reader.bound(StartTime(now - kept), read_compacted=False)
         return now - kept - 1 if young == NOWHERE else None
 
     def _offset_of(self, snapshot: TopicSnapshot, extents: Sequence[RetentionLedger], message_id: MessageId) -> int:

@@ -38,7 +38,7 @@ from storage.options.policies import TopicPolicies
 _log = logging.getLogger(__name__)
 
 
-class Task(StrEnum):
+class MaintenanceTask(StrEnum):
     """What is done at intervals, in this order if several are due."""
 
     SWEEP = "sweep"
@@ -47,17 +47,17 @@ class Task(StrEnum):
     GARBAGE = "garbage"
 
 
-OF_THE_LEADER = frozenset({Task.RETENTION, Task.GARBAGE})
+OF_THE_LEADER = frozenset({MaintenanceTask.RETENTION, MaintenanceTask.GARBAGE})
 Failing = dict[str, str]
 """Why a task did not do all, by topic."""
 
 
-Intervals = Mapping[Task, int]
+Intervals = Mapping[MaintenanceTask, int]
 """How long after its last beginning each task is due again, in ms."""
 
 
 @dataclass(frozen=True)
-class TaskStatus:
+class MaintenanceTaskStatus:
     """The status of one task in this process. Times in ms; None: never.
 
     `last_error`: why the last time did not do all, empty if it did; `failing`: why, by topic, as of the last time.
@@ -73,14 +73,16 @@ class TaskStatus:
     removed_bytes: int = 0
 
 
-def due(statuses: Mapping[Task, TaskStatus], intervals: Intervals, leads: bool, now: int) -> list[Task]:
+def due(
+    statuses: Mapping[MaintenanceTask, MaintenanceTaskStatus], intervals: Intervals, leads: bool, now: int
+) -> list[MaintenanceTask]:
     """The tasks whose time has come; also if the clock was set back, since it is not known by how much."""
 
-    def is_due(task: Task) -> bool:
+    def is_due(task: MaintenanceTask) -> bool:
         began = statuses[task].began_at
         return began is None or not began <= now < began + intervals[task]
 
-    return [task for task in Task if (leads or task not in OF_THE_LEADER) and is_due(task)]
+    return [task for task in MaintenanceTask if (leads or task not in OF_THE_LEADER) and is_due(task)]
 
 
 class Maintenance:
@@ -108,26 +110,26 @@ class Maintenance:
         self._rest = rest
         self._lock = threading.Lock()
         self._running = threading.Lock()
-        self._statuses = {task: TaskStatus() for task in Task}
-        self._work: Mapping[Task, Callable[[Failing], None]] = {
-            Task.SWEEP: self._sweep,
-            Task.BACKLOG: self._limit_backlogs,
-            Task.RETENTION: self._retain,
-            Task.GARBAGE: self._collect,
+        self._statuses = {task: MaintenanceTaskStatus() for task in MaintenanceTask}
+        self._work: Mapping[MaintenanceTask, Callable[[Failing], None]] = {
+            MaintenanceTask.SWEEP: self._sweep,
+            MaintenanceTask.BACKLOG: self._limit_backlogs,
+            MaintenanceTask.RETENTION: self._retain,
+            MaintenanceTask.GARBAGE: self._collect,
         }
         self.over_quota: Mapping[int, OverQuota] = MappingProxyType({})
         """By id, the topics of this process that are to take no messages, as of the last task `backlog`."""
 
-    def hasten(self, task: Task) -> None:
+    def hasten(self, task: MaintenanceTask) -> None:
         """Let a task be due now."""
         self._change(task, began_at=None)
 
-    def status(self) -> dict[Task, TaskStatus]:
+    def status(self) -> dict[MaintenanceTask, MaintenanceTaskStatus]:
         """The status of each task now."""
         with self._lock:
             return dict(self._statuses)
 
-    def run_due(self) -> list[Task]:
+    def run_due(self) -> list[MaintenanceTask]:
         """Do what is due now; what that was. Raises nothing: what goes wrong is logged and in the status."""
         with self._running:
             try:
@@ -140,7 +142,7 @@ class Maintenance:
                     self._run(task)
             return tasks
 
-    def _run(self, task: Task) -> None:
+    def _run(self, task: MaintenanceTask) -> None:
         self._change(task, began_at=self._environment.clock.now_ms())
         failing: Failing = {}
         error = ""
@@ -170,9 +172,9 @@ class Maintenance:
     def _sweep(self, failing: Failing) -> None:
         manager = LogManager(self._environment)
         manager.roll_old(failing)
-        self._count(Task.SWEEP, manager.sweep(failing=failing), 0)
+        self._count(MaintenanceTask.SWEEP, manager.sweep(failing=failing), 0)
         for name, why in failing.items():
-            _log.warning("%s: %s: %s", Task.SWEEP, name, why)
+            _log.warning("%s: %s: %s", MaintenanceTask.SWEEP, name, why)
 
     def _limit_backlogs(self, failing: Failing) -> None:
         limits = BacklogLimits(self._environment)
@@ -182,7 +184,7 @@ class Maintenance:
             if not has_limits(policies):
                 continue
             over = before.get(topic.id)
-            with _alone(Task.BACKLOG, topic, failing):
+            with _alone(MaintenanceTask.BACKLOG, topic, failing):
                 over = limits.apply(topic, policies) if self._is_local(topic, leads) else None
             if over is not None:
                 found[topic.id] = over
@@ -206,39 +208,39 @@ class Maintenance:
         retention = Retention(self._environment)
         for topic, policies in self._topics():
             if policies.cleanup_policy or topic.start_offset:
-                with _alone(Task.RETENTION, topic, failing):
+                with _alone(MaintenanceTask.RETENTION, topic, failing):
                     self._trim(retention, topic, failing)
 
     def _trim(self, retention: Retention, topic: TopicRecord, failing: Failing) -> None:
         trimmed = retention.apply(topic)
         going = [candidate.extent for candidate in trimmed.plan.going]
-        self._count(Task.RETENTION, len(going), sum(extent.logical_bytes for extent in going))
+        self._count(MaintenanceTask.RETENTION, len(going), sum(extent.logical_bytes for extent in going))
         if trimmed.tail_damaged:
             failing[str(topic.name)] = full_part(trimmed.tail_left)
-            _log.warning("%s: %s: %s", Task.RETENTION, topic.name, full_part(trimmed.tail_left))
+            _log.warning("%s: %s: %s", MaintenanceTask.RETENTION, topic.name, full_part(trimmed.tail_left))
 
     def _collect(self, failing: Failing) -> None:
         collector = GarbageCollector(self._environment, self._grace_ms)
         for collected in paced(collector.collect_all(), self._environment.clock, self._rest):
             if collected.deleted:
-                self._count(Task.GARBAGE, collected.total.count, collected.total.bytes)
+                self._count(MaintenanceTask.GARBAGE, collected.total.count, collected.total.bytes)
             if collected.error is not None and not isinstance(collected.error, TopicNotFound):
                 failing[str(collected.topic)] = _reason(collected.error)
-                _log.warning("%s: %s: %s", Task.GARBAGE, collected.topic, collected.error)
+                _log.warning("%s: %s: %s", MaintenanceTask.GARBAGE, collected.topic, collected.error)
             if self._stopping():
                 return
 
-    def _count(self, task: Task, removed: int, removed_bytes: int) -> None:
+    def _count(self, task: MaintenanceTask, removed: int, removed_bytes: int) -> None:
         status = self.status()[task]
         self._change(task, removed=status.removed + removed, removed_bytes=status.removed_bytes + removed_bytes)
 
-    def _change(self, task: Task, **changed: object) -> None:
+    def _change(self, task: MaintenanceTask, **changed: object) -> None:
         with self._lock:
             self._statuses[task] = replace(self._statuses[task], **changed)  # type: ignore[arg-type]
 
 
 @contextmanager
-def _alone(task: Task, topic: TopicRecord, failing: Failing) -> Iterator[None]:
+def _alone(task: MaintenanceTask, topic: TopicRecord, failing: Failing) -> Iterator[None]:
     """An error of one topic is recorded, and stops no other topic. A topic that was deleted has none."""
     try:
         yield

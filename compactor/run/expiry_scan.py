@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap, BitMap64
 
 from compactor.phase_one import task_store
-from compactor.run.plan import RunPlan, ScanPlan, ScanResult
+from compactor.run.plan import RunPlan, ScanTask, ScanTaskResult
 from storage.ledger import chunk_table, key_index, names
 from storage.ledger.deletion_bitmap import alive, encode_deleted, read_all_deleted
 from storage.ledger.key_index import MARKER, TOMBSTONE, HashRange, IndexRecords, concatenated
@@ -35,13 +35,13 @@ from storage.objects.interface import ObjectStore
 Mask = npt.NDArray[np.bool_]
 
 
-def run_scan(plan: RunPlan, scan: ScanPlan) -> ScanResult:
+def run_scan(plan: RunPlan, scan: ScanTask) -> ScanTaskResult:
     """One task. Raises ObjectMissing, ObjectDamaged, any store error."""
     with task_store(plan) as store:
         return (_scan_ledger if scan.source >= plan.old_parts else _scan_part)(store, plan, scan)
 
 
-def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanPlan) -> ScanResult:
+def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskResult:
     source = plan.sources[scan.source]
     (deleted,) = read_all_deleted(store, [source.deleted])
     reader = RowsReader(store, source.rows)
@@ -62,7 +62,7 @@ def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanPlan) -> ScanResult:
             seen.rows_left.append(least_value)
             seen.tombstones.append(least_tombstone)
             seen.first_tombstones.append(None if least_tombstone is None else reader.groups[number].first_offset)
-    return ScanResult(
+    return ScanTaskResult(
         scan.source,
         index=_write(store, plan, scan.source, seen.indexed, seen.kept) if scan.reindex else None,
         due=_write(store, plan, scan.source, seen.markers) if seen.markers else None,
@@ -77,7 +77,7 @@ def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanPlan) -> ScanResult:
 class _Seen:
     """What a scan of an old part has found; `values`, `tombstones`: by row group the least times of rows that stay."""
 
-    def __init__(self, plan: RunPlan, scan: ScanPlan) -> None:
+    def __init__(self, plan: RunPlan, scan: ScanTask) -> None:
         self._plan = plan
         self._scan = scan
         self.markers: list[IndexRecords] = []
@@ -144,7 +144,7 @@ def _write(
     return IndexLocation(name, 0, len(data), directory.encode())
 
 
-def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanPlan) -> ScanResult:
+def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskResult:
     """Every row of a dirty ledger that was published so early; of `expired` phase one asks for keyed values only.
 
     Rows below the source's first are left out of everything.
@@ -167,7 +167,7 @@ def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanPlan) -> ScanResul
             expired |= _relative(offsets[_up_to(published, scan.values_to)], source.first_offset)
             gone |= _relative(offsets[_gone(table, scan)], source.first_offset)
     places = _write_bitmaps(store, plan, scan, [expired, gone])
-    return ScanResult(
+    return ScanTaskResult(
         scan.source,
         index=remaining.write(store, scan.source) if scan.reindex else None,
         expired=places[0] if scan.values_to is not None else None,
@@ -206,7 +206,7 @@ class _Left:
         return IndexLocation(name, 0, len(data), directory.encode())
 
 
-def _write_bitmaps(store: ObjectStore, plan: RunPlan, scan: ScanPlan, bitmaps: list[BitMap]) -> list[DeletedRows]:
+def _write_bitmaps(store: ObjectStore, plan: RunPlan, scan: ScanTask, bitmaps: list[BitMap]) -> list[DeletedRows]:
     name = names.bitmaps(plan.topic_uid, plan.attempt_id, scan.source)
     data, places = encode_deleted(name, bitmaps)
     store.put(name, data)
@@ -217,7 +217,7 @@ def _relative(offsets: npt.NDArray[np.int64], first: int) -> BitMap:
     return BitMap(array("I", (offsets - first).astype(np.uint32).tobytes()))
 
 
-def _gone(table: pa.Table, scan: ScanPlan) -> Mask:
+def _gone(table: pa.Table, scan: ScanTask) -> Mask:
     """Which rows go whatever they are (C2)."""
     below: Mask = _numbers(table, "offset") < scan.rows_below
     return below | _up_to(_numbers(table, "publish_time"), scan.rows_to)

@@ -20,7 +20,7 @@ from storage.ledger.key_index import HashRange
 from storage.ledger.manifest import DeletedRows, Part
 from storage.model import IndexLocation, MessageId, RowsObject
 from storage.objects.interface import StoreLocation
-from storage.objects.throttled import Rates
+from storage.objects.throttled import RateLimits
 
 RANGE_RECORDS = 8_000_000
 """The most index records of one phase-one task: about 640 MiB of memory."""
@@ -136,7 +136,7 @@ class RunPlan:
     range_bits: int = 0
     cursor_floor: int | None = None
     raw_from: int = 0
-    rates: Rates = field(default_factory=Rates)
+    rates: RateLimits = field(default_factory=RateLimits)
     expired: tuple[tuple[int, DeletedRows], ...] = ()
     gone: tuple[tuple[int, DeletedRows], ...] = ()
     chunk_tables: tuple[ChunkTable, ...] = ()
@@ -154,7 +154,7 @@ class RunPlan:
 
 
 @dataclass(frozen=True)
-class ScanPlan:
+class ScanTask:
     """A task before phase one: look through the rows of one source, as policies ask for it. Times as in a part.
 
     `reindex`: make the key index again, of an old part with event times, of a dirty ledger from the source's first row
@@ -173,7 +173,7 @@ class ScanPlan:
 
 
 @dataclass(frozen=True)
-class ScanResult:
+class ScanTaskResult:
     """The answer of a scan. `index`: rebuilt. `due`: markers of the rows of an old part that go; `expired`: rows of
     a dirty ledger; `gone`: as in a plan; `oldest_value`, `oldest_tombstone`, `first_tombstone`, `oldest_row`: of what
     is left of an old part, as in the manifest.
@@ -230,7 +230,7 @@ class HashRangeStatistics:
 
 
 @dataclass(frozen=True)
-class RangeResult:
+class RangeTaskResult:
     """The answer of one phase-one task. `row_sets` ascend by source and are in that order in `name`."""
 
     name: str
@@ -341,7 +341,7 @@ def merged_levels(dirty: int, levels: Sequence[int]) -> int:
     return len(levels)
 
 
-def located(results: Sequence[RangeResult]) -> dict[int, Located]:
+def located(results: Sequence[RangeTaskResult]) -> dict[int, Located]:
     """The row sets of all hash ranges by source."""
     found: dict[int, list[tuple[str, RowSet]]] = {}
     for result in results:

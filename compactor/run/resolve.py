@@ -27,7 +27,7 @@ I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Rules:
+class ResolutionRules:
     """What decides besides the records: policies, the run's clock, and the offset that slow cursors have passed."""
 
     policies: RunPolicies
@@ -103,7 +103,9 @@ def _marked(winners: IndexRecords, dead: Mask) -> IndexRecords:
     return IndexRecords(winners.hi, winners.lo, flagged, winners.event_offset, winners.event_time)
 
 
-def resolve(winners: IndexRecords, levels: Sequence[IndexRecords], merged: int, rules: Rules) -> RangeResolution:
+def resolve(
+    winners: IndexRecords, levels: Sequence[IndexRecords], merged: int, rules: ResolutionRules
+) -> RangeResolution:
     """`winners`: the winner of each dirty key, a marker for what expired; `levels`: newest first.
 
     Of the first `merged` levels all records are here, of the others at least those of the dirty keys.
@@ -187,7 +189,7 @@ def _first_hits(levels: Sequence[IndexRecords], keys: IndexRecords) -> _Hits:
     return _Hits(found, offset, event_time)
 
 
-def _beaten(winners: IndexRecords, old: _Hits, rules: Rules) -> Mask:
+def _beaten(winners: IndexRecords, old: _Hits, rules: ResolutionRules) -> Mask:
     """Whether the record that counted until now has the larger event time, or of equal ones the larger offset (P9)."""
     assert winners.event_time is not None or not len(winners)
     event_time = winners.event_time if winners.event_time is not None else np.empty(0, dtype=np.int64)
@@ -198,7 +200,7 @@ def _beaten(winners: IndexRecords, old: _Hits, rules: Rules) -> Mask:
 
 
 def _merge(
-    new: IndexRecords, needed: Mask, front: Sequence[IndexRecords], merges_all: bool, rules: Rules
+    new: IndexRecords, needed: Mask, front: Sequence[IndexRecords], merges_all: bool, rules: ResolutionRules
 ) -> IndexRecords:
     """The new level: `new` in front of the levels that are merged into it, without markers that hide nothing."""
     if not front:

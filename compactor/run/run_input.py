@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import takewhile
 
-from compactor.run.plan import RunPlan, RunPolicies, ScanPlan, ScanResult, Sizing, Source, merged_levels, range_bits
+from compactor.run.plan import RunPlan, RunPolicies, ScanTask, ScanTaskResult, Sizing, Source, merged_levels, range_bits
 from storage.ledger.chunk_table import RECORD, ChunkTable
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import FENCE_RECORDS, RECORD_BYTES, IndexDirectory
@@ -18,7 +18,7 @@ from storage.ledger.manifest import Manifest, Part
 from storage.metadata.records import RunState, TopicSnapshot
 from storage.model import IndexLocation, LedgerRecord, LogPosition
 from storage.objects.interface import StoreLocation
-from storage.objects.throttled import Rates
+from storage.objects.throttled import RateLimits
 
 CHUNK_WEIGHT = 4
 """As many index records as a chunk takes memory of, in a phase-one task."""
@@ -99,7 +99,7 @@ def first_plan(
     attempt_id: str,
     hasher: KeyHasher,
     cursor_floor: int | None,
-    rates: Rates,
+    rates: RateLimits,
 ) -> RunPlan:
     """The plan as far as SQL and the manifest tell: sources and indexes, oldest first (P3)."""
     topic = snapshot.topic
@@ -129,9 +129,9 @@ def changes_order(previous: Manifest | None, policies: RunPolicies) -> bool:
     return previous is not None and policies.event_time_order and not previous.policies.get("event_time_order")
 
 
-def scans(plan: RunPlan, previous: Manifest | None, dirty: Sequence[LedgerRecord]) -> tuple[ScanPlan, ...]:
+def scans(plan: RunPlan, previous: Manifest | None, dirty: Sequence[LedgerRecord]) -> tuple[ScanTask, ...]:
     """The scans that the policies ask for, and a ledger that the topic's start is within; usually none."""
-    found: list[ScanPlan | None] = []
+    found: list[ScanTask | None] = []
     if previous is not None:
         reindex = changes_order(previous, plan.policies)
         for number, part in enumerate(previous.parts):
@@ -145,7 +145,7 @@ def scans(plan: RunPlan, previous: Manifest | None, dirty: Sequence[LedgerRecord
     return tuple(scan for scan in found if scan is not None)
 
 
-def with_scans(plan: RunPlan, results: Sequence[ScanResult], *, reindexed: bool) -> RunPlan:
+def with_scans(plan: RunPlan, results: Sequence[ScanTaskResult], *, reindexed: bool) -> RunPlan:
     """The plan with what the scans found: markers in front of the dirty indexes, new ones for ledgers that the topic
     begins in, new levels for old parts."""
     due = tuple(result.due for result in results if result.due is not None)
@@ -192,7 +192,7 @@ def range_costs(plan: RunPlan) -> list[float]:
 
 def _scan_of(
     number: int, part: Part, policies: RunPolicies, now: int, cursor_floor: int | None, began_at: int, *, reindex: bool
-) -> ScanPlan | None:
+) -> ScanTask | None:
     values_to = values_due(part, policies, now)
     tombstones_to = tombstones_due(part, policies, now, cursor_floor)
     oldest = part.min_publish_time if part.oldest_row is None else part.oldest_row
@@ -201,19 +201,19 @@ def _scan_of(
     rows_below = start if start > began_at and part.first.offset < start else 0
     if (values_to, tombstones_to, rows_to, rows_below) == (None, None, None, 0) and not reindex:
         return None
-    return ScanPlan(number, reindex, values_to, tombstones_to, rows_to, rows_below)
+    return ScanTask(number, reindex, values_to, tombstones_to, rows_to, rows_below)
 
 
 def _scan_of_ledger(
     number: int, ledger: LedgerRecord, policies: RunPolicies, now: int, raw_from: int
-) -> ScanPlan | None:
+) -> ScanTask | None:
     values_to = None if policies.key_ttl_ms is None else _reached(now - policies.key_ttl_ms, ledger.min_publish_time)
     rows_to = _reached(policies.rows_to(now), ledger.min_publish_time)
     rows_below = policies.start_offset if max(ledger.first_offset, raw_from) < policies.start_offset else 0
     reindex = ledger.first_offset < raw_from
     if (values_to, rows_to, rows_below) == (None, None, 0) and not reindex:
         return None
-    return ScanPlan(number, reindex, values_to=values_to, rows_to=rows_to, rows_below=rows_below)
+    return ScanTask(number, reindex, values_to=values_to, rows_to=rows_to, rows_below=rows_below)
 
 
 def _reached(limit: int | None, oldest: int) -> int | None:

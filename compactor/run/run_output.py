@@ -14,9 +14,9 @@ from compactor.run.plan import (
     DeletedRowsTaskResult,
     HashRangeStatistics,
     PartTaskResult,
-    RangeResult,
+    RangeTaskResult,
     RunPlan,
-    ScanResult,
+    ScanTaskResult,
     SourceTotals,
 )
 from storage.errors import ObjectDamaged, ObjectMissing
@@ -37,8 +37,8 @@ class PlannedRun:
 
     plan: RunPlan
     previous: Manifest | None
-    scans: Sequence[ScanResult]
-    ranges: Sequence[RangeResult]
+    scans: Sequence[ScanTaskResult]
+    ranges: Sequence[RangeTaskResult]
     left: Mapping[int, SourceTotals]
     layout: Layout
 

@@ -22,7 +22,7 @@ from storage.log.unsealed_counts import UnsealedCounter
 from storage.metadata.policy_store import PolicyResolver
 from storage.metadata.records import BacklogRecord, TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
-from storage.options.resolution import Triggers
+from storage.options.resolution import CompactionTriggers
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Backlog:
     """
 
     topic: TopicRecord
-    triggers: Triggers
+    triggers: CompactionTriggers
     bytes: int = 0
     messages: int = 0
     dirty: int = 0
@@ -74,7 +74,7 @@ def unsealed(log: LogDirectory, snapshot: TopicSnapshot) -> UnsealedBacklog:
     return UnsealedBacklog(messages, size)
 
 
-class Backlogs:
+class BacklogReader:
     """Measures backlogs. Remembers what it has read of open segments; safe to share between threads."""
 
     def __init__(self, metadata: MetadataStore, log: LogDirectory) -> None:
@@ -103,7 +103,7 @@ class Backlogs:
             if triggers.any or all_open:
                 yield self._with_open(record, triggers)
 
-    def _with_open(self, record: BacklogRecord, triggers: Triggers) -> Backlog:
+    def _with_open(self, record: BacklogRecord, triggers: CompactionTriggers) -> Backlog:
         size, messages = record.closed_bytes, record.closed_messages
         oldest, soonest = record.oldest, record.soonest
         if record.open_segment is not None:

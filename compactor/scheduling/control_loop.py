@@ -19,9 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
-from compactor.engines.engine import Engines
-from compactor.scheduling.backlog import Backlogs
-from compactor.scheduling.due import Due, TopicsCheck, WorkerSlots, due, jobs, without
+from compactor.engines.engine import EngineProvider
+from compactor.scheduling.backlog import BacklogReader
+from compactor.scheduling.due import DueTopic, TopicsCheckResult, WorkerSlots, due, jobs, without
 from compactor.scheduling.leadership import RENEWALS, Leadership
 from compactor.scheduling.worker import Worker, WorkerSettings
 from storage.environment import Environment
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LoopSettings:
+class ControlLoopSettings:
     """Times in milliseconds. `automatic`: whether what is due is compacted; requests are executed either way."""
 
     monitor_interval_ms: int = 60_000
@@ -54,8 +54,8 @@ class ControlLoop:
     def __init__(
         self,
         environment: Environment,
-        engines: Engines,
-        settings: LoopSettings = LoopSettings(),
+        engines: EngineProvider,
+        settings: ControlLoopSettings = ControlLoopSettings(),
         *,
         url: str = "",
         name: str | None = None,
@@ -72,14 +72,14 @@ class ControlLoop:
         self._leadership = Leadership(
             environment.metadata.services, environment.clock, self.name, settings.lease_term_ms
         )
-        self._backlogs = Backlogs(environment.metadata, environment.log)
+        self._backlogs = BacklogReader(environment.metadata, environment.log)
         jitter = random or Random()  # noqa: S311  no secret
         self._worker = Worker(environment, engines, self._leadership, settings.worker, jitter, self.wake)
-        self._due: list[Due] = []
+        self._due: list[DueTopic] = []
         self._led: int | None = None
         """The token of the leadership of the last check."""
         self._checked_at = 0
-        self.last_check: TopicsCheck | None = None
+        self.last_check: TopicsCheckResult | None = None
         """What the last check of all topics found, for metrics."""
         self._logged_policies: list[tuple[str, str, UnreadableStoredValue]] = []
         self._warm = False
@@ -208,7 +208,7 @@ class ControlLoop:
             if self._settings.automatic:
                 backlogs, controls = self._backlogs.of_all(self._environment.clock, self._rest), control.all()
                 self._due = due(backlogs, controls, now)
-                self.last_check = TopicsCheck.of(backlogs, controls, len(self._due), now, unreadable)
+                self.last_check = TopicsCheckResult.of(backlogs, controls, len(self._due), now, unreadable)
         self._begin()
 
     def _unreadable_policies(self) -> int:

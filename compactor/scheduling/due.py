@@ -26,7 +26,7 @@ have.
 
 
 @dataclass(frozen=True)
-class Due:
+class DueTopic:
     """A topic that is to be compacted, and why."""
 
     backlog: Backlog
@@ -51,7 +51,7 @@ class WorkerSlots:
 
 
 @dataclass(frozen=True)
-class TopicsCheck:
+class TopicsCheckResult:
     """What a check of all topics found, in the terms of Kafka's cleaner manager. Times in milliseconds.
 
     `topics`: those for which something can become due. `max_delay_ms`: by which the latest exceeds its maximum lag.
@@ -77,7 +77,7 @@ class TopicsCheck:
         due: int,
         now: int,
         unreadable_policies: int = 0,
-    ) -> TopicsCheck:
+    ) -> TopicsCheckResult:
         """From what was measured at `now`."""
         late = [
             now - backlog.triggers.max_lag_ms - backlog.oldest
@@ -116,13 +116,13 @@ def cause_of(backlog: Backlog, now: int) -> str | None:
     return None
 
 
-def due(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionState], now: int) -> list[Due]:
+def due(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionState], now: int) -> list[DueTopic]:
     """The topics that are due at `now`, the dirtiest first; of equal ones the larger, then by name."""
     found = []
     for backlog in backlogs:
         cause = cause_of(backlog, now)
         if cause is not None and may_begin(controls.get(backlog.topic.id, CompactionState()), now):
-            found.append(Due(backlog, cause))
+            found.append(DueTopic(backlog, cause))
     return sorted(found, key=lambda item: (-item.backlog.dirtiness, -item.backlog.bytes, str(item.topic.name)))
 
 
@@ -166,6 +166,6 @@ def retry_delay_ms(failures: int, first_ms: int, most_ms: int, chance: float) ->
     return round(whole / 2 + whole / 2 * chance)
 
 
-def without(wanted: Sequence[Due], topic_ids: Collection[int]) -> list[Due]:
+def without(wanted: Sequence[DueTopic], topic_ids: Collection[int]) -> list[DueTopic]:
     """Those of other topics."""
     return [item for item in wanted if item.topic.id not in topic_ids]

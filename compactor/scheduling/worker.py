@@ -28,9 +28,9 @@ from functools import partial
 from random import Random
 
 from compactor.batch import Outcome
-from compactor.engines.engine import Engine, Engines
-from compactor.run.options import stored_policies
+from compactor.engines.engine import Engine, EngineProvider
 from compactor.run.plan import Sizing
+from compactor.run.run_policies import stored_policies
 from compactor.scheduling.due import retry_delay_ms
 from compactor.scheduling.leadership import Leadership
 from compactor.two_phase import TwoPhaseCompactor
@@ -46,7 +46,7 @@ from storage.errors import (
     recorded,
 )
 from storage.metadata.records import RUN_DEAD_MS, RunRecord, TopicRecord
-from storage.objects.throttled import Rates
+from storage.objects.throttled import RateLimits
 
 ENDS_WITHIN_SECONDS = 10.0
 """How long runs that were handed over may take to notice."""
@@ -68,7 +68,7 @@ class WorkerSettings:
     retry_most_ms: int = 3_600_000
     run_dead_ms: int = RUN_DEAD_MS
     stalled_ms: int = 1_800_000
-    rates: Rates = field(default_factory=Rates)
+    rates: RateLimits = field(default_factory=RateLimits)
     sizing: Sizing | None = None
 
 
@@ -90,7 +90,7 @@ class Worker:
     def __init__(
         self,
         environment: Environment,
-        engines: Engines,
+        engines: EngineProvider,
         leadership: Leadership,
         settings: WorkerSettings,
         random: Random,

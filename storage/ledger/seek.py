@@ -29,13 +29,13 @@ class StartOffset:
 
 
 @dataclass(frozen=True)
-class AtTime:
+class StartTime:
     """Begin at the first message that was published then or later; milliseconds since the Unix epoch."""
 
     publish_time: int
 
 
-StartPosition = MessageId | StartOffset | AtTime
+StartPosition = MessageId | StartOffset | StartTime
 
 
 class OffsetReset(StrEnum):
@@ -60,7 +60,7 @@ class SeekPosition(Protocol):
 
 
 @dataclass(frozen=True)
-class FromOffset:
+class OffsetBound:
     """A bound by offset."""
 
     offset: int
@@ -78,12 +78,12 @@ class FromOffset:
         return int(table.column("offset").to_numpy().searchsorted(self.offset, "left"))
 
 
-NOWHERE = FromOffset(2**63 - 1)
+NOWHERE = OffsetBound(2**63 - 1)
 """Behind every message."""
 
 
 @dataclass(frozen=True)
-class FromId:
+class IdBound:
     """A bound by message id."""
 
     message_id: MessageId
@@ -115,7 +115,7 @@ class FromId:
 
 
 @dataclass(frozen=True)
-class FromTime:
+class TimeBound:
     """The first message that was published at `publish_time` or later: to search for it, not to continue reading from
     it.
 
@@ -139,12 +139,12 @@ class FromTime:
 
 def seek_position_of(start: MessageId | StartOffset) -> SeekPosition:
     """The bound of a start that names a message."""
-    return FromOffset(start.offset) if isinstance(start, StartOffset) else FromId(start)
+    return OffsetBound(start.offset) if isinstance(start, StartOffset) else IdBound(start)
 
 
 def start_position_of(bound: SeekPosition) -> StartPosition:
     """The inverse of `seek_position_of`."""
-    if isinstance(bound, FromOffset):
+    if isinstance(bound, OffsetBound):
         return StartOffset(bound.offset)
-    assert isinstance(bound, FromId), "a time is looked up before anything is read"
+    assert isinstance(bound, IdBound), "a time is looked up before anything is read"
     return bound.message_id

@@ -18,7 +18,7 @@ import pyarrow as pa
 from storage.entries.decode import StoredEntry, unpack
 from storage.errors import DataLoss
 from storage.ledger import rows
-from storage.ledger.seek import FromId, FromOffset, FromTime, SeekPosition
+from storage.ledger.seek import IdBound, OffsetBound, SeekPosition, TimeBound
 from storage.log.directory import LogDirectory
 from storage.log.segment import LocalSegment
 from storage.log.segment_reader import SegmentReader
@@ -46,8 +46,8 @@ class SegmentTableReader:
                 if first := bound.first_row(table):
                     table = table.slice(first)
                 if len(table):
-                    if isinstance(bound, FromTime):
-                        bound = FromOffset(0)
+                    if isinstance(bound, TimeBound):
+                        bound = OffsetBound(0)
                     yield table
 
     def table(self, topic: TopicRecord, segment: SegmentRecord) -> pa.Table:
@@ -87,11 +87,11 @@ def _naming_the_way_out(topic: TopicRecord, segment: SegmentRecord) -> Iterator[
 def _first_wanted(reader: SegmentReader, segment: SegmentRecord, bound: SeekPosition, after_offset: int) -> int:
     """The offset from which on a segment must be read; it may be before the bound, never behind it."""
     first = max(segment.first_offset, after_offset + 1)
-    if isinstance(bound, FromOffset):
+    if isinstance(bound, OffsetBound):
         return max(first, bound.offset)
-    if isinstance(bound, FromId) and bound.message_id.ledger_id == segment.ledger_id:
+    if isinstance(bound, IdBound) and bound.message_id.ledger_id == segment.ledger_id:
         return max(first, reader.offset_of_entry(max(0, bound.message_id.entry_id)))
-    if isinstance(bound, FromTime):
+    if isinstance(bound, TimeBound):
         return max(first, reader.offset_at_time(bound.publish_time))
     return first
 

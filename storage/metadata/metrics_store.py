@@ -35,7 +35,7 @@ class RunSummary:
 
 
 @dataclass(frozen=True)
-class ServiceCounts:
+class TopicCounts:
     """How many topics there are, and how many wait for a run, are paused, fail. `segments`: by their state.
 
     `rolled_bytes`: of files that wait to be sealed; `given_up`: segments of these that are sealed by hand alone.
@@ -64,7 +64,7 @@ class MetricsStore:
         with self._database.read() as connection:
             connection.execute(select(1))
 
-    def counts(self) -> ServiceCounts:
+    def counts(self) -> TopicCounts:
         """As of now."""
         wanted = select(
             func.count(controls.c.requested_at),
@@ -81,7 +81,7 @@ class MetricsStore:
             requested, oldest, paused, failing = connection.execute(wanted).one()
             states = {str(state): int(count) for state, count in connection.execute(by_state)}
             size, given_up = (int(item or 0) for item in connection.execute(rolled).one())
-        return ServiceCounts(all_topics, requested, oldest, int(paused or 0), int(failing or 0), states, size, given_up)
+        return TopicCounts(all_topics, requested, oldest, int(paused or 0), int(failing or 0), states, size, given_up)
 
     def topic_names(self) -> dict[int, TopicName]:
         """All topics' names, by id."""

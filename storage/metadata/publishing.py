@@ -18,7 +18,7 @@ from storage.failpoints import Failpoint, failpoint
 from storage.metadata import attempts, compaction_state_rows, cursors, row_mapping, runs, topics
 from storage.metadata.engine import Database
 from storage.metadata.invariants import RERUN, check_publish
-from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, Retry, RunRecord, RunState
+from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, CompactionRetry, RunRecord, RunState
 from storage.metadata.tables import compacted_ledgers, topics as topics_table
 
 
@@ -28,7 +28,7 @@ def publish(
     expected_generation: int,
     compacted: CompactedLedgerRecord,
     statistics: Mapping[str, object],
-    retry: Retry | None,
+    retry: CompactionRetry | None,
     now: int,
 ) -> RunRecord:
     """Let `compacted` serve and end the run. Raises Fenced; then everything is as it was (W3)."""
@@ -80,7 +80,7 @@ class PublishingStore:
         expected_generation: int,
         compacted: CompactedLedgerRecord,
         statistics: Mapping[str, object],
-        retry: Retry | None = None,
+        retry: CompactionRetry | None = None,
     ) -> RunRecord:
         """The commit point (A1): let `compacted` serve, move the horizon, end the run.
 

@@ -295,7 +295,7 @@ class CompactionState:
 
 
 @dataclass(frozen=True)
-class Retry:
+class CompactionRetry:
     """A topic is tried again at `at`, because of `error`."""
 
     error: str

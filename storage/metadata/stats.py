@@ -44,7 +44,7 @@ class LedgerSums:
 
 
 @dataclass(frozen=True)
-class LedgerLine:
+class LedgerSummary:
     """A sealed ledger in a list of them."""
 
     ledger_id: int
@@ -83,7 +83,7 @@ class TopicStatsRecord:
     compacted: CompactedLedgerRecord | None
     succeeded: RunRecord | None
     failed: RunRecord | None
-    lines: tuple[LedgerLine, ...] = ()
+    lines: tuple[LedgerSummary, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -174,9 +174,9 @@ _LINES = (
 )
 
 
-def _lines(connection: Connection, topic_id: int) -> tuple[LedgerLine, ...]:
+def _lines(connection: Connection, topic_id: int) -> tuple[LedgerSummary, ...]:
     return tuple(
-        LedgerLine(ledger_id, entries, size, created_at, MessageId(*message_id))
+        LedgerSummary(ledger_id, entries, size, created_at, MessageId(*message_id))
         for ledger_id, entries, size, created_at, *message_id in connection.execute(_LINES, {"topic": topic_id})
     )
 

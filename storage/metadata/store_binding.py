@@ -23,7 +23,7 @@ OBJECTS = "objects"
 
 
 @dataclass(frozen=True)
-class Binding:
+class StoreBindingRecord:
     """`uid`: of the store; `url`: where it was when it was bound; `confirmed`: it is known to hold the uid."""
 
     uid: str
@@ -39,12 +39,12 @@ class StoreBinding(Store):
         self.verified: set[str] = set()
         """Locations of stores that this process has found to be the right one."""
 
-    def find(self) -> Binding | None:
+    def find(self) -> StoreBindingRecord | None:
         """None: no store was written to with this database."""
         with self._database.read() as connection:
             return _find(connection)
 
-    def begin(self, url: str) -> Binding:
+    def begin(self, url: str) -> StoreBindingRecord:
         """The binding, made with a new uid and unconfirmed if there is none."""
         with self._database.write() as connection:
             queries.insert_new(connection, store_bindings, role=OBJECTS, uid=new_uid(), url=url, bound_at=None)
@@ -80,6 +80,6 @@ def new_uid() -> str:
     return secrets.token_hex(16)
 
 
-def _find(connection: Connection) -> Binding | None:
+def _find(connection: Connection) -> StoreBindingRecord | None:
     row = connection.execute(select(store_bindings).where(store_bindings.c.role == OBJECTS)).one_or_none()
-    return None if row is None else Binding(row.uid, row.url, row.bound_at is not None)
+    return None if row is None else StoreBindingRecord(row.uid, row.url, row.bound_at is not None)

@@ -31,15 +31,15 @@ _HEARS_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Rates:
+class RateLimits:
     """The most bytes per second to read and to write; None: no limit."""
 
     read: int | None = None
     write: int | None = None
 
-    def shared_by(self, tasks: int) -> Rates:
+    def shared_by(self, tasks: int) -> RateLimits:
         """The share of one of the tasks that run at once."""
-        return Rates(*(None if rate is None else max(1, rate // tasks) for rate in (self.read, self.write)))
+        return RateLimits(*(None if rate is None else max(1, rate // tasks) for rate in (self.read, self.write)))
 
 
 class RateLimiter:
@@ -73,15 +73,17 @@ def stopped() -> Fenced:
     return Fenced("the compaction was cancelled", "start it again if it is still wanted")
 
 
-def throttled(store: ObjectStore, rates: Rates, clock: Clock, stop: threading.Event | None = None) -> ObjectStore:
+def throttled(store: ObjectStore, rates: RateLimits, clock: Clock, stop: threading.Event | None = None) -> ObjectStore:
     """`store` within `rates`, until `stop`; itself if there is no limit and nothing that stops it."""
-    return store if rates == Rates() and stop is None else ThrottledStore(store, rates, clock, stop)
+    return store if rates == RateLimits() and stop is None else ThrottledStore(store, rates, clock, stop)
 
 
 class ThrottledStore(ObjectStore):
     """An object store that waits as its rates demand; for one thread."""
 
-    def __init__(self, store: ObjectStore, rates: Rates, clock: Clock, stop: threading.Event | None = None) -> None:
+    def __init__(
+        self, store: ObjectStore, rates: RateLimits, clock: Clock, stop: threading.Event | None = None
+    ) -> None:
         self._store = store
         self._reads = RateLimiter(clock, rates.read, stop)
         self._writes = RateLimiter(clock, rates.write, stop)

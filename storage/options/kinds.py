@@ -25,7 +25,7 @@ _NONE = "none"
 _CLEANUP = ("compact", "delete")
 
 
-class Kind(Protocol):
+class ValueKind(Protocol):
     """What an option takes."""
 
     @property
@@ -55,7 +55,7 @@ class _Plain:
 
 
 @dataclass(frozen=True)
-class Whole(_Plain):
+class WholeNumber(_Plain):
     """A whole number of `what`."""
 
     what: str = ""
@@ -91,7 +91,7 @@ class Whole(_Plain):
 
 
 @dataclass(frozen=True)
-class Duration(Whole):
+class Duration(WholeNumber):
     """Milliseconds; as text also 500ms, 90s, 10m, 4h, 7d. `needs_unit`: a number without a unit may only be 0.
 
     A unit is needed where Pulsar counts seconds and Kafka milliseconds.
@@ -121,7 +121,7 @@ class Duration(Whole):
 
 
 @dataclass(frozen=True)
-class Size(Whole):
+class Size(WholeNumber):
     """Bytes; as text also 64K, 128M, 3G, 1T, in powers of 1024."""
 
     _units = MappingProxyType(
@@ -256,7 +256,7 @@ class CleanupPolicy:
 class Optional:
     """What `kind` takes, or `none` (JSON null)."""
 
-    kind: Kind
+    kind: ValueKind
 
     @property
     def allowed(self) -> str:

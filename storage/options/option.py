@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from storage.options.kinds import Kind
+from storage.options.kinds import ValueKind
 
 _OPTION = "option"
 
@@ -21,7 +21,7 @@ class Option:
     """`attribute`: the field that holds it."""
 
     name: str
-    kind: Kind
+    kind: ValueKind
     doc: str
     default: Any = None
     attribute: str = ""

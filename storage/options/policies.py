@@ -31,10 +31,10 @@ from storage.options.kinds import (
     Choice,
     CleanupPolicy,
     Duration,
-    Kind,
     Optional,
     Size,
-    Whole,
+    ValueKind,
+    WholeNumber,
 )
 from storage.options.option import Option, closest, option, table
 
@@ -74,7 +74,7 @@ class Policy(Option):
     unreadable: object = WIDER
 
 
-def _policy(default: object, name: str, kind: Kind, doc: str, *aliases: str, unreadable: object = WIDER) -> Any:
+def _policy(default: object, name: str, kind: ValueKind, doc: str, *aliases: str, unreadable: object = WIDER) -> Any:
     return option(Policy(name, kind, doc, default, aliases=aliases, unreadable=unreadable))
 
 
@@ -102,7 +102,7 @@ class TopicPolicies:
     retention_minutes: int | None = _policy(
         None,
         "retention.minutes",
-        Optional(Whole("minutes", least=NO_LIMIT)),
+        Optional(WholeNumber("minutes", least=NO_LIMIT)),
         "The same in minutes; -1: forever. Beats hours.",
         "log.retention.minutes",
         "retentionTimeInMinutes",
@@ -112,7 +112,7 @@ class TopicPolicies:
     retention_hours: int = _policy(
         168,
         "retention.hours",
-        Whole("hours", least=NO_LIMIT),
+        WholeNumber("hours", least=NO_LIMIT),
         "The same in hours; -1: forever.",
         "log.retention.hours",
         unreadable=NO_LIMIT,
@@ -142,7 +142,7 @@ class TopicPolicies:
     flush_messages: int | None = _policy(
         1,
         "flush.messages",
-        Optional(Whole("messages", least=1)),
+        Optional(WholeNumber("messages", least=1)),
         "The number of messages after which a flush comes; 1: nothing is acknowledged before it is flushed.",
         "log.flush.interval.messages",
         unreadable=1,
@@ -264,14 +264,14 @@ class TopicPolicies:
     compaction_threshold_messages: int = _policy(
         0,
         "compaction.threshold.messages",
-        Whole("messages"),
+        WholeNumber("messages"),
         "A compaction is due when more messages than this are after the horizon (S1); 0: off.",
     )
 
     message_ttl_seconds: int = _policy(
         0,
         "message.ttl.seconds",
-        Whole("seconds", most=_INT),
+        WholeNumber("seconds", most=_INT),
         "Older messages count as acknowledged by every subscription; 0: off. `__compaction` is exempt (S9).",
         "messageTTLInSeconds",
         "ttlDurationDefaultInSeconds",
@@ -296,7 +296,7 @@ class TopicPolicies:
     backlog_quota_seconds: int = _policy(
         -1,
         "backlog.quota.seconds",
-        Whole("seconds", least=NO_LIMIT, most=_INT),
+        WholeNumber("seconds", least=NO_LIMIT, most=_INT),
         "How old a message may be that a subscription, `__compaction` apart, has not acknowledged; -1: any age.",
         "backlogQuotaDefaultLimitSecond",
         unreadable=NO_LIMIT,

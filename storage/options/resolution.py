@@ -35,7 +35,7 @@ _TRIGGERS = ("compaction.threshold.bytes", "compaction.threshold.messages", "cle
 _RATIO, _LAG = "min.cleanable.dirty.ratio", MAX_COMPACTION_LAG
 
 
-class Origin(StrEnum):
+class PolicyOrigin(StrEnum):
     """Where a policy of a topic comes from, the nearest first."""
 
     TOPIC = "topic"
@@ -49,12 +49,12 @@ class Origin(StrEnum):
 class UnreadableSetting:
     """A setting that would count if it could be read, and where it is set."""
 
-    origin: Origin
+    origin: PolicyOrigin
     stored: UnreadableStoredValue
 
 
 @dataclass(frozen=True)
-class Triggers:
+class CompactionTriggers:
     """What makes a compaction of a topic due; 0 and None: that does not.
 
     `dirty_ratio` and `max_lag_ms` are Kafka's, so they hold for topics that are cleaned by compaction (their
@@ -78,14 +78,14 @@ class PolicyResolution:
     """The policies of a topic, where each comes from, and the settings among them that cannot be read; by name."""
 
     policies: TopicPolicies
-    origins: Mapping[str, Origin]
+    origins: Mapping[str, PolicyOrigin]
     unreadable: Mapping[str, UnreadableSetting]
 
     @property
-    def triggers(self) -> Triggers:
+    def triggers(self) -> CompactionTriggers:
         """When an automatic compaction of the topic is due."""
         policies, compact = self.policies, "compact" in self.policies.cleanup_policy
-        return Triggers(
+        return CompactionTriggers(
             policies.compaction_threshold_bytes,
             policies.compaction_threshold_messages,
             policies.min_cleanable_dirty_ratio if compact or self._is_near(_RATIO) else None,
@@ -102,11 +102,11 @@ class PolicyResolution:
     def _is_near(self, name: str) -> bool:
         return self.origins[name] in _NEAR
 
-    def _may_trigger(self, name: str, origin: Origin) -> bool:
+    def _may_trigger(self, name: str, origin: PolicyOrigin) -> bool:
         return name in _TRIGGERS or (name in (_RATIO, _LAG) and origin in _NEAR)
 
 
-_NEAR = (Origin.TOPIC, Origin.NAMESPACE)
+_NEAR = (PolicyOrigin.TOPIC, PolicyOrigin.NAMESPACE)
 
 
 def resolve(
@@ -118,18 +118,18 @@ def resolve(
     """The policies of a topic, from what is set: values by name, as `policies.parse` gives them, or
     UnreadableStoredValue."""
     values: dict[str, Any] = {policy.name: policy.default for policy in POLICIES.values()}
-    found = dict.fromkeys(POLICIES, Origin.DEFAULT)
+    found = dict.fromkeys(POLICIES, PolicyOrigin.DEFAULT)
     unreadable: dict[str, UnreadableSetting] = {}
     scopes = (
-        (Origin.FILE, configured),
-        (Origin.BROKER, broker),
-        (Origin.NAMESPACE, namespace),
-        (Origin.TOPIC, topic),
+        (PolicyOrigin.FILE, configured),
+        (PolicyOrigin.BROKER, broker),
+        (PolicyOrigin.NAMESPACE, namespace),
+        (PolicyOrigin.TOPIC, topic),
     )
     for origin, settings in scopes:
         if any(settings.get(name) is not None for name in RETENTION_TIMES):
             for name in RETENTION_TIMES:
-                values[name], found[name] = POLICIES[name].default, Origin.DEFAULT
+                values[name], found[name] = POLICIES[name].default, PolicyOrigin.DEFAULT
                 unreadable.pop(name, None)
         for name, value in settings.items():
             unreadable.pop(name, None)
@@ -141,7 +141,7 @@ def resolve(
     least, most = values[MIN_COMPACTION_LAG], values[MAX_COMPACTION_LAG]
     if most is not None and least > most:
         # The nearest wins; of one scope, where `check` was raced, the one that compacts less.
-        nearest = list(Origin).index
+        nearest = list(PolicyOrigin).index
         if nearest(found[MAX_COMPACTION_LAG]) < nearest(found[MIN_COMPACTION_LAG]):
             values[MIN_COMPACTION_LAG], found[MIN_COMPACTION_LAG] = most, found[MAX_COMPACTION_LAG]
         else:

@@ -36,7 +36,7 @@ from storage.environment import Environment
 from storage.errors import CompactorError, DataLoss, Fenced, ObjectMissing, StateMayBeStale, Unavailable
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger.manifest import Manifest
-from storage.ledger.seek import NOWHERE, FromId, FromOffset, OffsetReset, SeekPosition, StartOffset, start_position_of
+from storage.ledger.seek import NOWHERE, IdBound, OffsetBound, OffsetReset, SeekPosition, StartOffset, start_position_of
 from storage.log.lease import afterwards
 from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import CompactedLedgerRecord, Pin, TopicSnapshot
@@ -89,7 +89,7 @@ class CompactedReader:
             self._resume(state.compacted, state.start.offset)
 
     def _resume(self, state: CompactedProgress, first: int) -> None:
-        self._next = FromOffset(first)
+        self._next = OffsetBound(first)
         self._known_to = first - 1 if state.complete_to is None else state.complete_to
         self._ledger_id, self._by_event, self._is_raw = state.ledger_id, state.by_event, state.is_raw
         if self._is_raw:
@@ -115,13 +115,13 @@ class CompactedReader:
         while True:
             if not self._is_raw or self._raw.is_gone:
                 snapshot = yield from self._compacted(None if self._is_raw else self._ledger_id)
-                if self._next in (None, NOWHERE, FromId(LATEST)):  # it has not come yet
-                    self._next = FromOffset(SnapshotReader(self._environment.store, snapshot, self._unsealed).end)
+                if self._next in (None, NOWHERE, IdBound(LATEST)):  # it has not come yet
+                    self._next = OffsetBound(SnapshotReader(self._environment.store, snapshot, self._unsealed).end)
                 assert self._next is not None
                 self._is_raw = True
                 self._raw.begin(self._next, -1 if self._known_to is None else _offset_of(self._next) - 1)
             for table in self._raw.tables(snapshot):
-                self._next, self._known_to = FromOffset(last_offset(table) + 1), last_offset(table)
+                self._next, self._known_to = OffsetBound(last_offset(table) + 1), last_offset(table)
                 yield table
             self._next = self._raw.next
             if not self._raw.is_gone:
@@ -186,7 +186,7 @@ class CompactedReader:
         self._by_event, self._ledger_id, self._is_raw = by_event, compacted.ledger_id, False
         for table in reader.compacted(self._next, manifest):
             last = last_offset(table)
-            self._next = FromOffset(last + 1)
+            self._next = OffsetBound(last + 1)
             self._known_to = first_known if known_to is None else max(known_to, last)
             yield table
             pinned.renew()
@@ -195,10 +195,10 @@ class CompactedReader:
     def _go_behind(self, horizon: int) -> None:
         """All of the compacted ledger was delivered: what comes next is behind it, and behind all that is known."""
         if self._known_to is None:
-            self._next = FromOffset(horizon + 1)
+            self._next = OffsetBound(horizon + 1)
         else:
             self._known_to = max(horizon, self._known_to)
-            self._next = FromOffset(max(_offset_of(self._next), self._known_to + 1))
+            self._next = OffsetBound(max(_offset_of(self._next), self._known_to + 1))
 
     def _is_another(self, compacted: CompactedLedgerRecord | None) -> bool:
         """Whether something was delivered, and not by reading on to here in this compacted ledger."""
@@ -292,5 +292,5 @@ class _Pinned:
 
 def _offset_of(bound: SeekPosition | None) -> int:
     """The offset that a read continues at that has delivered something."""
-    assert isinstance(bound, FromOffset)
+    assert isinstance(bound, OffsetBound)
     return bound.offset

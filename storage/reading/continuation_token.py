@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from storage.ledger.seek import AtTime, StartOffset, StartPosition
+from storage.ledger.seek import StartOffset, StartPosition, StartTime
 from storage.model import EARLIEST, LATEST
 
 _TOKEN = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?(?:~(\d{0,18})(?:h(\d{1,18}))?(e?)(r?))?", re.ASCII)
@@ -80,6 +80,6 @@ class ContinuationToken:
 def _start_text(start: StartPosition) -> str:
     if isinstance(start, StartOffset):
         return str(start.offset)
-    if isinstance(start, AtTime):
+    if isinstance(start, StartTime):
         return f"@{start.publish_time}"
     return {EARLIEST: "earliest", LATEST: "latest"}.get(start) or str(start)

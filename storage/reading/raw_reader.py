@@ -22,7 +22,15 @@ from collections.abc import Callable, Generator
 import pyarrow as pa
 
 from storage.errors import ObjectDamaged, ObjectMissing, OffsetOutOfRange
-from storage.ledger.seek import NOWHERE, FromId, FromOffset, OffsetReset, SeekPosition, StartPosition, start_position_of
+from storage.ledger.seek import (
+    NOWHERE,
+    IdBound,
+    OffsetBound,
+    OffsetReset,
+    SeekPosition,
+    StartPosition,
+    start_position_of,
+)
 from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import TopicSnapshot
 from storage.model import EARLIEST, LATEST
@@ -101,12 +109,12 @@ class RawReader:
     def _passed(self, offset: int) -> None:
         """All up to `offset` was delivered, or is never delivered."""
         if offset > self._delivered_to:
-            self._delivered_to, self._bound = offset, FromOffset(offset + 1)
+            self._delivered_to, self._bound = offset, OffsetBound(offset + 1)
 
     def _first_bound(self, reader: SnapshotReader) -> SeekPosition:
         """Where the read begins; what has not come yet (latest, a time to come) begins at the topic's end."""
         bound = reader.bound(self._start, read_compacted=False)
-        return FromOffset(reader.end) if self._start == LATEST or bound == NOWHERE else bound
+        return OffsetBound(reader.end) if self._start == LATEST or bound == NOWHERE else bound
 
     def _is_over(self, reader: SnapshotReader, bound: SeekPosition) -> bool:
         """Whether the read ends because what comes next is gone. Raises OffsetOutOfRange."""
@@ -124,15 +132,15 @@ class RawReader:
                 f"read from earliest, from latest, or from offset {first} on",
             )
         if self._reset is OffsetReset.LATEST:
-            self._bound = FromOffset(reader.end)
+            self._bound = OffsetBound(reader.end)
         return self._reset is OffsetReset.LATEST
 
 
 def is_below(bound: SeekPosition, reader: SnapshotReader) -> bool:
     """Whether what a bound names is before the topic's first message. Earliest never does."""
-    if isinstance(bound, FromOffset):
+    if isinstance(bound, OffsetBound):
         return bound.offset < reader.first_offset
-    assert isinstance(bound, FromId)
+    assert isinstance(bound, IdBound)
     wanted = bound.message_id
     if wanted in (EARLIEST, LATEST) or not reader.extents:
         return wanted not in (EARLIEST, LATEST)

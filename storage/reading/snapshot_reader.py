@@ -29,7 +29,15 @@ from storage.ledger import rows
 from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.manifest import Manifest, read_manifest
 from storage.ledger.rows_file import RowsReader
-from storage.ledger.seek import NOWHERE, AtTime, FromOffset, FromTime, SeekPosition, StartPosition, seek_position_of
+from storage.ledger.seek import (
+    NOWHERE,
+    OffsetBound,
+    SeekPosition,
+    StartPosition,
+    StartTime,
+    TimeBound,
+    seek_position_of,
+)
 from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
 from storage.model import LedgerRecord, LogPosition, Message, MessageId, RowsObject
@@ -74,7 +82,7 @@ class SnapshotReader:
 
     def first_message_id(self) -> MessageId | None:
         """The id of the first raw message; None: there is none."""
-        for table in self.raw(FromOffset(0)):
+        for table in self.raw(OffsetBound(0)):
             return rows.message_id(table, 0, self.snapshot.topic.name.partition)
         return None
 
@@ -96,19 +104,19 @@ class SnapshotReader:
 
     def bound(self, start: StartPosition, read_compacted: bool) -> SeekPosition:
         """The bound of `start`: a time is that of the first message in this view that was published then or later."""
-        if not isinstance(start, AtTime):
+        if not isinstance(start, StartTime):
             return seek_position_of(start)
         compacted, after = self.snapshot.compacted, -1
-        wanted = FromTime(start.publish_time)
+        wanted = TimeBound(start.publish_time)
         if read_compacted and compacted:
             after = compacted.horizon.offset
             for table in self.compacted(wanted, self.manifest(compacted)):
-                return FromOffset(table.column("offset")[0].as_py())
+                return OffsetBound(table.column("offset")[0].as_py())
         # The largest time up to each extent only grows, however producers' clocks differ: it can be searched.
         newest = list(accumulate((_newest_of(extent) for extent in self.extents), max))
         candidates = self.extents[bisect_left(newest, start.publish_time) :]
         for table in self._raw(candidates, wanted, after):
-            return FromOffset(table.column("offset")[0].as_py())
+            return OffsetBound(table.column("offset")[0].as_py())
         return NOWHERE
 
     def first_since(self, extent: LedgerRecord | SegmentRecord, publish_time: int, offset: int) -> int | None:
@@ -116,7 +124,7 @@ class SnapshotReader:
 
         Raises SegmentNotLocal.
         """
-        for table in self._raw((extent,), FromTime(publish_time), offset - 1):
+        for table in self._raw((extent,), TimeBound(publish_time), offset - 1):
             return int(table.column("offset")[0].as_py())
         return None
 
@@ -152,7 +160,7 @@ class SnapshotReader:
             else:
                 tables = self.unsealed_of(extent).tables(self.snapshot.topic, extent, bound, after)
             for table in tables:
-                table = _from(FromOffset(after + 1), table)
+                table = _from(OffsetBound(after + 1), table)
                 if len(passed := _from(bound, table)):
                     self.read_to = passed.column("offset")[-1].as_py()
                 if len(table := _from(bound, delivered(table))):
@@ -162,12 +170,12 @@ class SnapshotReader:
 
     def segment(self, segment: SegmentRecord, first_offset: int = 0) -> Iterator[pa.Table]:
         """All rows of one of the snapshot's segments, from an offset and the topic's start on."""
-        start = FromOffset(max(first_offset, self.snapshot.topic.start_offset))
+        start = OffsetBound(max(first_offset, self.snapshot.topic.start_offset))
         return self.unsealed_of(segment).tables(self.snapshot.topic, segment, start)
 
     def ledger(self, ledger: LedgerRecord, first_offset: int) -> Iterator[pa.Table]:
         """The messages of one of the snapshot's ledgers from an offset on."""
-        bound = FromOffset(first_offset)
+        bound = OffsetBound(first_offset)
         for table in self._rows(ledger.rows_object, bound):
             if len(table := _from(bound, table)):
                 yield table
@@ -221,7 +229,7 @@ def _newest_of(extent: LedgerRecord | SegmentRecord) -> int:
 
 def may_come_to(start: StartPosition, extent: LedgerRecord | SegmentRecord) -> bool:
     """Whether a raw read from `start` may come to a ledger or segment, as its row says."""
-    if isinstance(start, AtTime):
+    if isinstance(start, StartTime):
         return _newest_of(extent) >= start.publish_time
     last = last_of(extent)
     return last is None or not seek_position_of(start).is_behind(last)

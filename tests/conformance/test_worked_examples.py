@@ -19,7 +19,7 @@ from compactor.maintenance.retention import Retention
 from compactor.run.layout import lay_out
 from compactor.run.plan import (
     HashRangeStatistics,
-    RangeResult,
+    RangeTaskResult,
     RowSet,
     RunPlan,
     RunPolicies,
@@ -28,7 +28,7 @@ from compactor.run.plan import (
     expected_totals,
     located,
 )
-from compactor.scheduling.backlog import Backlog, Backlogs
+from compactor.scheduling.backlog import Backlog, BacklogReader
 from compactor.scheduling.due import cause_of, due
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.seek import StartOffset
@@ -36,7 +36,7 @@ from storage.log.directory import LogDirectory
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message, RowsObject, StoredObject
 from storage.objects.interface import StoreLocation
-from storage.options.resolution import Triggers
+from storage.options.resolution import CompactionTriggers
 from storage.reading.limits import ReadLimits
 from storage.reading.page_reader import PageReader
 from storage.reading.snapshot_reader import messages
@@ -288,7 +288,7 @@ def test_worked_example_5_grouping() -> None:
         stored = RowsObject(StoredObject(f"ledger-{number}", int(size * GB), 0), 1)
         sources.append(Source(stored, number * rows, number * rows + rows - 1, rows, None, 0))
     sets = tuple(RowSet(number, 4 * rows * number, rows, 0, 0) for number in range(len(live)))
-    found = located([RangeResult("range-0", sets, None, HashRangeStatistics())])
+    found = located([RangeTaskResult("range-0", sets, None, HashRangeStatistics())])
     plan = RunPlan(
         StoreLocation("file:///nowhere"), "u", -1, "a", RunPolicies(), 0, Xxh3KeyHasher(0), tuple(sources), old_parts=0
     )
@@ -310,7 +310,7 @@ def test_worked_example_5_grouping() -> None:
 @pytest.mark.parametrize(("dirty", "starts"), [(0, False), (499, False), (500, False), (501, True), (100_000, True)])
 def test_worked_example_6_dirty_ratio(bench: Workbench, dirty: int, starts: bool) -> None:
     """With 500 clean bytes and the limit 0.5: as many dirty bytes do not start a run, one more does."""
-    backlog = Backlog(bench.topic().record, Triggers(dirty_ratio=0.5), dirty, 1, dirty, 500)
+    backlog = Backlog(bench.topic().record, CompactionTriggers(dirty_ratio=0.5), dirty, 1, dirty, 500)
     assert backlog.dirty_ratio == pytest.approx(dirty / (500 + dirty))
     assert cause_of(backlog, bench.clock.now_ms()) == ("dirty.ratio" if starts else None)
 
@@ -322,11 +322,11 @@ def test_worked_example_6_on_topics(bench: Workbench) -> None:
         return one(b"%03d" % key, b"x" * 97, bench.clock.now_ms())
 
     def ratio(topic: Topic) -> float:
-        (backlog,) = Backlogs(bench.metadata, bench.log).of([topic.record.id])
+        (backlog,) = BacklogReader(bench.metadata, bench.log).of([topic.record.id])
         return backlog.dirty_ratio
 
     def due_topics() -> list[str]:
-        backlogs = Backlogs(bench.metadata, bench.log).of_all(bench.clock)
+        backlogs = BacklogReader(bench.metadata, bench.log).of_all(bench.clock)
         return [found.topic.name.topic for found in due(backlogs, {}, bench.clock.now_ms())]
 
     topics = {}

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.names import ResetName, StateName
+from api.cli.kit.shared_arguments import ResetName, StateName
 from api.cli.local.produce_command import CompressionName
 from api.cli.main import GLOBAL_FLAGS, GLOBAL_OPTIONS, app
 from api.settings.settings import CONFIG_VARIABLE, SETTINGS

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.admin.compaction.runs import Scheduler
+from api.admin.compaction.runs import SchedulerStatus
 from api.components import open_environment
-from api.observability.metrics import METRICS, AppendTotals, MetricDefinition, Metrics, Sources
+from api.observability.metrics import METRICS, AppendTotals, MetricDefinition, Metrics, MetricSources
 from api.settings.settings import Settings
-from compactor.scheduling.due import TopicsCheck
+from compactor.scheduling.due import TopicsCheckResult
 from tests.clocks import ManualClock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,10 +37,10 @@ def line(metric: MetricDefinition) -> str:
 
 @pytest.fixture(scope="module")
 def scrape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    check = TopicsCheck(
+    check = TopicsCheckResult(
         at=0, topics=1, due=1, dirty_bytes=1, max_dirty_ratio=0.5, max_delay_ms=1, uncleanable=0, uncleanable_bytes=0
     )
-    sources = Sources(lambda: True, lambda: check, AppendTotals, lambda: "")
+    sources = MetricSources(lambda: True, lambda: check, AppendTotals, lambda: "")
     with open_environment(Settings(data=str(tmp_path_factory.mktemp("metrics")))) as environment:
         metrics = Metrics(environment.metadata.metrics, ManualClock(), 1, sources)
         metrics.http.labels("GET", "/livez", "200").observe(0.1)
@@ -111,7 +111,7 @@ def test_who_is_alerted_of_failing_topics_is_sent_where_all_of_them_are_shown() 
     )
     assert remedy is not None
     assert remedy[1] == "compactor-admin compactions scheduler"
-    assert "failing" in Scheduler.model_fields
+    assert "failing" in SchedulerStatus.model_fields
 
 
 def test_the_unit_runs_a_command_that_exists() -> None:

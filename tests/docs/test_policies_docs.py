@@ -11,7 +11,7 @@ from pathlib import Path
 from api.cli.kit.reports import policy_value as cell
 from storage.options.kinds import ALWAYS_MS, NO_LIMIT
 from storage.options.policies import NO_RUN, POLICIES, WIDER, Policy, shown
-from storage.options.resolution import Origin
+from storage.options.resolution import PolicyOrigin
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
 
@@ -43,5 +43,5 @@ def test_the_page_says_what_counts_instead_of_an_unreadable_value() -> None:
 
 
 def test_the_page_says_which_scope_counts() -> None:
-    order = [PAGE.index(f"**{origin.value}**") for origin in Origin]
+    order = [PAGE.index(f"**{origin.value}**") for origin in PolicyOrigin]
     assert order == sorted(order)

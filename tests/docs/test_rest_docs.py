@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from api.admin.brokers.unsupported_features import REFUSED, ROWS, NotOffered
+from api.admin.brokers.unsupported_features import REFUSED, ROWS, UnsupportedRoute
 from api.app import ROUTERS
 
 NOT_OFFERED = (Path(__file__).resolve().parents[2] / "docs" / "rest-not-offered.md").read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ def test_every_group_has_an_example_that_calls_one_of_its_routes(section: str) -
         assert any(pattern.fullmatch(f"{verb or 'GET'} {path}") for pattern in patterns), f"{verb} {path}"
 
 
-def line(row: NotOffered) -> str:
+def line(row: UnsupportedRoute) -> str:
     """A row as the page of calls that are not offered has it."""
     by_answer: dict[str, list[str]] = {}
     for verb, answer in row.answers.items():

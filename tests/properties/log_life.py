@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from compactor.engines.engine import InProcessEngine
 from storage.errors import StateMayBeStale
 from storage.ledger.rows import RowType
-from storage.ledger.seek import AtTime, StartOffset, StartPosition
+from storage.ledger.seek import StartOffset, StartPosition, StartTime
 from storage.log.directory import LogDirectory
 from storage.log.topic_log import TopicLog
 from storage.metadata.policy_store import topic_scope
@@ -126,7 +126,7 @@ class LogLife(RuleBasedStateMachine):
 
     def behind(self, start: StartPosition, view: list[Row], flag: bool) -> list[Row]:
         """What of a view comes at or behind a start (R1: above the horizon the flag changes nothing)."""
-        if isinstance(start, AtTime):
+        if isinstance(start, StartTime):
             first = next((n for n, row in enumerate(view) if row.publish_time >= start.publish_time), len(view))
             return view[first:]
         if isinstance(start, StartOffset):
@@ -139,7 +139,7 @@ class LogLife(RuleBasedStateMachine):
         if kind == "latest":
             return LATEST, kind
         if kind == "time":
-            return AtTime(data.draw(times, label="time")), kind
+            return StartTime(data.draw(times, label="time")), kind
         number = data.draw(st.integers(0, len(self.rows)), label="number")
         if kind == "offset":
             return StartOffset(number), kind

@@ -19,7 +19,7 @@ from storage.model import MessageId
 from storage.reading.continuation_token import ContinuationToken
 from storage.reading.limits import ReadLimits
 from storage.reading.page_reader import PageReader
-from storage.reading.positions import parse_start
+from storage.reading.position_text import parse_start
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.pulsar_entries import PUBLISHED, encrypted, entry, metadata

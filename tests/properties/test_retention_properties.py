@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from compactor import reference
 from compactor.engines.engine import InProcessEngine
 from compactor.maintenance.retention import Retention
-from compactor.run.options import stored_policies
 from compactor.run.plan import RunPolicies, Sizing
+from compactor.run.run_policies import stored_policies
 from storage.ledger.manifest import read_manifest
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.policy_store import topic_scope

@@ -13,11 +13,11 @@ from starlette.responses import Response
 
 from api.admin.models import PulsarAnswer
 from api.admin.topics.lookup import service_urls
-from api.http.access import Action
+from api.http.access import AuthAction
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.service import Parts, Service
-from compactor.maintenance.tasks import Task
+from compactor.maintenance.tasks import MaintenanceTask
 from storage.metadata.policy_store import BROKER
 
 router = Routes("brokers", "/admin/v2/brokers")
@@ -39,32 +39,32 @@ class BrokerInfo(PulsarAnswer):
     service_url: str
 
 
-@router.get("", Action.SUPERUSER)
+@router.get("", AuthAction.SUPERUSER)
 def list_brokers(parts: Parts, request: Request) -> list[str]:
     """Host and port of each live service process; one that was killed is among them for up to 15 s."""
     return _brokers(parts, request)
 
 
-@router.get("/version", Action.ANYONE, response_class=Response, responses=_TEXT)
+@router.get("/version", AuthAction.ANYONE, response_class=Response, responses=_TEXT)
 def get_version() -> Response:
     """The version of Pulsar whose admin API this is."""
     return Response(PULSAR_VERSION, media_type="application/json")
 
 
-@router.get("/health", Action.ANYONE, refuses=(503,), response_class=Response, responses=_TEXT)
+@router.get("/health", AuthAction.ANYONE, refuses=(503,), response_class=Response, responses=_TEXT)
 def health_check(parts: Parts) -> Response:
     """`ok` if the database answers; 503 if it does not."""
     parts.environment.metadata.tenancy.tenants()
     return Response("ok", media_type="application/json")
 
 
-@router.get("/ready", Action.ANYONE, response_class=Response, responses=_TEXT)
+@router.get("/ready", AuthAction.ANYONE, response_class=Response, responses=_TEXT)
 def is_ready() -> Response:
     """`ok`: it answers. `/readyz` checks more."""
     return Response("ok", media_type="application/json")
 
 
-@router.get("/leaderBroker", Action.SUPERUSER, refuses=(404,))
+@router.get("/leaderBroker", AuthAction.SUPERUSER, refuses=(404,))
 def get_leader_broker(parts: Parts) -> BrokerInfo:
     """The service that schedules compactions."""
     services = parts.environment.metadata.services
@@ -75,19 +75,19 @@ def get_leader_broker(parts: Parts) -> BrokerInfo:
     return BrokerInfo(broker_id=urlsplit(found.url).netloc, service_url=found.url)
 
 
-@router.get("/configuration", Action.SUPERUSER)
+@router.get("/configuration", AuthAction.SUPERUSER)
 def list_dynamic_configurations() -> list[str]:
     """The settings that can be changed while the service runs: none."""
     return []
 
 
-@router.get("/configuration/values", Action.SUPERUSER)
+@router.get("/configuration/values", AuthAction.SUPERUSER)
 def get_dynamic_configurations() -> dict[str, str]:
     """Those that were changed: none."""
     return {}
 
 
-@router.get("/configuration/runtime", Action.SUPERUSER)
+@router.get("/configuration/runtime", AuthAction.SUPERUSER)
 def get_runtime_configurations(parts: Parts) -> dict[str, str]:
     """The settings of compaction by Pulsar's names. `compactor config show` has all."""
     policies = parts.environment.metadata.policies
@@ -100,25 +100,25 @@ def get_runtime_configurations(parts: Parts) -> dict[str, str]:
     return dict(sorted({**_FIXED, **{name: str(value).lower() for name, value in values.items()}}.items()))
 
 
-@router.post("/configuration/{name}/{value}", Action.SUPERUSER, refuses=(412,))
+@router.post("/configuration/{name}/{value}", AuthAction.SUPERUSER, refuses=(412,))
 def update_dynamic_configuration(name: str, value: str) -> Response:
     """Refused: 412."""
     raise RestException(412, "Can't update non-dynamic configuration")
 
 
-@router.delete("/configuration/{name}", Action.SUPERUSER, refuses=(412,))
+@router.delete("/configuration/{name}", AuthAction.SUPERUSER, refuses=(412,))
 def delete_dynamic_configuration(name: str) -> Response:
     """Refused: 412."""
     raise RestException(412, "Can't delete non-dynamic configuration")
 
 
-@router.get("/backlog-quota-check", Action.SUPERUSER)
+@router.get("/backlog-quota-check", AuthAction.SUPERUSER)
 def backlog_quota_check(parts: Parts) -> None:
     """Let this service compare backlogs with their quotas now, and expire messages."""
-    parts.maintenance.maintenance.hasten(Task.BACKLOG)
+    parts.maintenance.maintenance.hasten(MaintenanceTask.BACKLOG)
 
 
-@router.get("/{cluster}", Action.SUPERUSER, refuses=(404,))
+@router.get("/{cluster}", AuthAction.SUPERUSER, refuses=(404,))
 def list_cluster_brokers(parts: Parts, request: Request, cluster: str) -> list[str]:
     """As `listBrokers`, of the one cluster."""
     if cluster != parts.settings.cluster_name:

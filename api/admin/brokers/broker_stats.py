@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from api.admin.tenancy.bundles import RANGES, bundle_of
 from api.admin.topics.stats_models import NO_CONSUMER
 from api.admin.topics.stats_snapshot import StatsSnapshot, stats_snapshot
-from api.http.access import Action
+from api.http.access import AuthAction
 from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.observability.logs import LogThrottle
@@ -29,7 +29,7 @@ router = Routes("brokers", "/admin/v2/broker-stats")
 
 @router.get(
     "/topics",
-    Action.SUPERUSER,
+    AuthAction.SUPERUSER,
     response_class=Response,
     responses={200: {"content": {"application/json": {}}, "description": "By namespace, bundle, domain and topic."}},
 )

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 
 from api.admin import resolve
 from api.admin.models import done, unset
-from api.http.access import ANY_USE, Action, require_here
+from api.http.access import ANY_USE, AuthAction, require_here
 from api.http.paths import Namespace, Topic
 from api.http.problems import RestException
 from api.http.router import Routes
@@ -32,7 +32,7 @@ SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
 _TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/"
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}/"
 _CLUSTER = "/admin/v2/clusters/{cluster}"
-_LOOK = (*ANY_USE, Action.ADMIN)
+_LOOK = (*ANY_USE, AuthAction.ADMIN)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FixedAnswer:
 
 
 @dataclass(frozen=True)
-class NotOffered:
+class UnsupportedRoute:
     """A path and what its verbs answer: a value, `None` for 204, or `REFUSED`. `what`: the feature, and what to do."""
 
     path: str
@@ -72,19 +72,19 @@ _NONE = FixedAnswer()
 _ALL = ("GET", "PUT", "POST", "DELETE")
 
 
-def _policy(path: str, what: str, value: FixedAnswer = _NONE) -> NotOffered:
+def _policy(path: str, what: str, value: FixedAnswer = _NONE) -> UnsupportedRoute:
     """A policy that cannot be set: it has `value`, and there is none to remove."""
-    return NotOffered(path, what, {"GET": value, "PUT": REFUSED, "POST": REFUSED, "DELETE": None})
+    return UnsupportedRoute(path, what, {"GET": value, "PUT": REFUSED, "POST": REFUSED, "DELETE": None})
 
 
-def _refused(path: str, what: str, *verbs: str) -> NotOffered:
+def _refused(path: str, what: str, *verbs: str) -> UnsupportedRoute:
     """Verbs of a path that are refused; without any: all."""
-    return NotOffered(path, what, dict.fromkeys(verbs or _ALL, REFUSED))
+    return UnsupportedRoute(path, what, dict.fromkeys(verbs or _ALL, REFUSED))
 
 
-def _value(path: str, what: str, value: FixedAnswer, *refused: str) -> NotOffered:
+def _value(path: str, what: str, value: FixedAnswer, *refused: str) -> UnsupportedRoute:
     """A path that can be read and no more."""
-    return NotOffered(path, what, {"GET": value, **dict.fromkeys(refused, REFUSED)})
+    return UnsupportedRoute(path, what, {"GET": value, **dict.fromkeys(refused, REFUSED)})
 
 
 _OFFLOAD = "offloading: sealed ledgers are in the object store from the first"
@@ -102,7 +102,7 @@ _SUBSCRIPTION_TYPES = "subscriptions by type"
 _DELAY = "delayed delivery: a log delivers in order, at once"
 _GROUPS = "resource groups"
 
-ROWS: tuple[NotOffered, ...] = (
+ROWS: tuple[UnsupportedRoute, ...] = (
     # Of a topic
     *(
         _policy(_TOPIC + name, what)
@@ -193,7 +193,7 @@ ROWS: tuple[NotOffered, ...] = (
     _value(_NAMESPACE + "schemaCompatibilityStrategy", _SCHEMAS, FixedAnswer("UNDEFINED"), "PUT"),
     _value(_NAMESPACE + "schemaValidationEnforced", _SCHEMAS, FixedAnswer(False), "POST"),
     _value(_NAMESPACE + "subscriptionAuthMode", "permissions of single subscriptions", FixedAnswer("None"), "POST"),
-    NotOffered(_NAMESPACE + "removeOffloadPolicies", _OFFLOAD, {"DELETE": None}),
+    UnsupportedRoute(_NAMESPACE + "removeOffloadPolicies", _OFFLOAD, {"DELETE": None}),
     _refused(_NAMESPACE + "migration", _REPLICATION, "POST"),
     _refused(_NAMESPACE + "replication", _REPLICATION, "POST"),
     _refused(_NAMESPACE + "permissions/subscription/{subscription}", "permissions of single subscriptions", "POST"),
@@ -249,25 +249,25 @@ def check_no_shadow(properties: Mapping[str, str]) -> None:
         raise RestException(405, REFUSAL.format("shadow topics"))
 
 
-def _of_topic(row: NotOffered) -> Callable[..., Response]:
+def _of_topic(row: UnsupportedRoute) -> Callable[..., Response]:
     def answer(request: Request, parts: Parts, topic: Topic) -> Response:
-        _may_change(request, Action.ADMIN)
+        _may_change(request, AuthAction.ADMIN)
         resolve.topics(parts, topic)
         return row.answer(request.method)
 
     return answer
 
 
-def _of_namespace(row: NotOffered) -> Callable[..., Response]:
+def _of_namespace(row: UnsupportedRoute) -> Callable[..., Response]:
     def answer(request: Request, parts: Parts, namespace: Namespace) -> Response:
-        _may_change(request, Action.ADMIN)
+        _may_change(request, AuthAction.ADMIN)
         resolve.namespace(parts, namespace)
         return row.answer(request.method)
 
     return answer
 
 
-def _of_service(row: NotOffered) -> Callable[..., Response]:
+def _of_service(row: UnsupportedRoute) -> Callable[..., Response]:
     def answer(request: Request, parts: Parts) -> Response:
         _check_cluster(parts, request)
         return row.answer(request.method)
@@ -275,7 +275,7 @@ def _of_service(row: NotOffered) -> Callable[..., Response]:
     return answer
 
 
-def _may_change(request: Request, action: Action) -> None:
+def _may_change(request: Request, action: AuthAction) -> None:
     """Raises RestException (403) unless the request only reads, or its caller may do this."""
     if request.method != "GET":
         require_here(request, action)
@@ -291,14 +291,14 @@ def _router() -> Routes:
     """A route a row; what is not offered is not described either."""
     routes = Routes(prefix="")
     for row in ROWS:
-        needs: tuple[Action, ...] = _LOOK
+        needs: tuple[AuthAction, ...] = _LOOK
         if row.path.startswith(_TOPIC):
             endpoint = _of_topic(row)
         elif row.path.startswith(_NAMESPACE):
             endpoint = _of_namespace(row)
         else:
             is_refusal = all(isinstance(answer, str) for answer in row.answers.values())
-            endpoint, needs = _of_service(row), (Action.ANYONE if is_refusal else Action.SUPERUSER,)
+            endpoint, needs = _of_service(row), (AuthAction.ANYONE if is_refusal else AuthAction.SUPERUSER,)
         routes.route(row.answers, row.path, *needs, response_model=None, include_in_schema=False)(endpoint)
     return routes
 

@@ -8,7 +8,7 @@ from fastapi import Body
 from pydantic import BaseModel, Field
 
 from api.admin.models import PulsarBody
-from api.http.access import Action
+from api.http.access import AuthAction
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
@@ -21,7 +21,7 @@ from storage.model import TopicName
 router = Routes("garbage", known_query=True)
 
 
-class CollectGarbage(PulsarBody):
+class GarbageRequest(PulsarBody):
     """What to collect. `topics`: only these; `unknownTopics`: also objects of topics that this database does
     not know; `graceMs`: how long garbage stays, by default the setting gc.grace."""
 
@@ -31,7 +31,7 @@ class CollectGarbage(PulsarBody):
     grace_ms: int | None = Field(default=None, ge=LEAST_GRACE_MS, le=2**53)
 
 
-class Objects(BaseModel):
+class GarbageTotals(BaseModel):
     """Objects, and their bytes in the store."""
 
     count: int
@@ -44,7 +44,7 @@ class TopicGarbage(BaseModel):
     topic: str | None
     topic_uid: str
     deleted: bool
-    objects: dict[str, Objects]
+    objects: dict[str, GarbageTotals]
     attempts_given_up: int
     compacted_ledgers: int
     trimmed_ledgers: int
@@ -61,8 +61,10 @@ class GarbageReport(BaseModel):
     topics: list[TopicGarbage]
 
 
-@router.post("/garbage", Action.SUPERUSER, refuses=(404, 412), waits_for=WaitsFor.WORK, response_model=GarbageReport)
-def collect_garbage(parts: Parts, wanted: Annotated[CollectGarbage, Body()] = CollectGarbage()) -> Any:  # noqa: B008
+@router.post(
+    "/garbage", AuthAction.SUPERUSER, refuses=(404, 412), waits_for=WaitsFor.WORK, response_model=GarbageReport
+)
+def collect_garbage(parts: Parts, wanted: Annotated[GarbageRequest, Body()] = GarbageRequest()) -> Any:  # noqa: B008
     """Delete what nothing refers to. A dry run by default."""
     if wanted.topics is not None and wanted.unknown_topics:
         raise RestException(400, "topics and unknownTopics do not go together: leave one of them out")

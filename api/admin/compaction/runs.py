@@ -23,8 +23,8 @@ from starlette.responses import Response, StreamingResponse
 
 from api.admin import resolve
 from api.admin.models import LONG
-from api.documents import Run
-from api.http.access import Action, InFull, allowed_on
+from api.documents import RunReport
+from api.http.access import AuthAction, InFull, allowed_on
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.router import Routes
 from api.http.single_flight import MAX_AGE_MS
@@ -71,7 +71,7 @@ class CompactionStateReport(BaseModel):
     last_error: str
 
 
-class ServiceState(BaseModel):
+class LiveService(BaseModel):
     """A service process that lives."""
 
     name: str
@@ -81,18 +81,24 @@ class ServiceState(BaseModel):
     leads: bool
 
 
-class Scheduler(BaseModel):
+class SchedulerStatus(BaseModel):
     """Who schedules, what waits, what runs, and what fails or is paused."""
 
     leader: str | None
-    services: list[ServiceState]
+    services: list[LiveService]
     queue: list[CompactionStateReport]
-    running: list[Run]
+    running: list[RunReport]
     failing: list[CompactionStateReport]
     paused: list[CompactionStateReport]
 
 
-@router.get(TOPIC_PATH + "/compactions", Action.COMPACT, Action.ADMIN, Action.CONSUME, response_model=list[Run])
+@router.get(
+    TOPIC_PATH + "/compactions",
+    AuthAction.COMPACT,
+    AuthAction.ADMIN,
+    AuthAction.CONSUME,
+    response_model=list[RunReport],
+)
 def get_topic_compactions(parts: Parts, topic: Topic, in_full: InFull, state: State = None, limit: Limit = 50) -> Any:
     """The runs of a topic, or of all partitions of one, the newest first."""
     records = resolve.topics(parts, topic)
@@ -103,41 +109,43 @@ def get_topic_compactions(parts: Parts, topic: Topic, in_full: InFull, state: St
     return _shown(parts, found[:limit], in_full)
 
 
-@router.get("/compactions", Action.SUPERUSER, response_model=list[Run])
+@router.get("/compactions", AuthAction.SUPERUSER, response_model=list[RunReport])
 def get_compactions(parts: Parts, state: State = None, limit: Limit = 50) -> Any:
     """The runs of all topics, the newest first."""
     return _shown(parts, parts.environment.metadata.runs.newest(limit, state=state), True)
 
 
-@router.get("/compactions/scheduler", Action.SUPERUSER)
-def get_scheduler(parts: Parts) -> Scheduler:
+@router.get("/compactions/scheduler", AuthAction.SUPERUSER)
+def get_scheduler(parts: Parts) -> SchedulerStatus:
     """The leader, the services, the queue, and the topics that fail, with their back-off, or are paused."""
     metadata = parts.environment.metadata
     leader = metadata.services.leader()
     names = {record.id: record for record in metadata.topics.all()}
     controls = [(names[key], control) for key, control in metadata.compaction_control.all().items() if key in names]
     running = metadata.runs.newest(MOST_RUNS, state=RunState.RUNNING)
-    return Scheduler(
+    return SchedulerStatus(
         leader=leader,
         services=[
-            ServiceState(**document_of(ServiceState, item, leads=item.name == leader))
+            LiveService(**document_of(LiveService, item, leads=item.name == leader))
             for item in metadata.services.live()
         ],
         queue=[_control(record, control, True) for record, control in metadata.compaction_control.requests()],
-        running=[Run(**item) for item in _shown(parts, running, True)],
+        running=[RunReport(**item) for item in _shown(parts, running, True)],
         failing=[_control(record, control, True) for record, control in controls if control.failures],
         paused=[_control(record, control, True) for record, control in controls if control.paused],
     )
 
 
-@router.get("/compactions/{run}", allowed_on(topic_of_run, Action.COMPACT), refuses=(404,), response_model=Run)
+@router.get(
+    "/compactions/{run}", allowed_on(topic_of_run, AuthAction.COMPACT), refuses=(404,), response_model=RunReport
+)
 def get_compaction(parts: Parts, run: RunId, in_full: InFull) -> Any:
     """One run: how far it is, its policies, its numbers, and why it failed if it did."""
     record = parts.environment.metadata.runs.get(run)
     return _shown(parts, [(parts.environment.metadata.snapshot(record.topic_id).topic.name, record)], in_full)[0]
 
 
-@router.delete("/compactions/{run}", allowed_on(topic_of_run, Action.COMPACT), refuses=(404, 409))
+@router.delete("/compactions/{run}", allowed_on(topic_of_run, AuthAction.COMPACT), refuses=(404, 409))
 def cancel_compaction(
     parts: Parts,
     run: RunId,
@@ -150,13 +158,13 @@ def cancel_compaction(
     parts.environment.metadata.runs.cancel(run, reason)
 
 
-@router.get(TOPIC_PATH + "/compaction/control", Action.COMPACT, Action.ADMIN)
+@router.get(TOPIC_PATH + "/compaction/control", AuthAction.COMPACT, AuthAction.ADMIN)
 def get_compaction_control(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionStateReport]:
     """What is wanted of the compaction of a topic, or of each of its partitions."""
     return [_now(parts, record, in_full) for record in resolve.topics(parts, topic)]
 
 
-@router.post(TOPIC_PATH + "/compaction/pause", Action.COMPACT, Action.ADMIN)
+@router.post(TOPIC_PATH + "/compaction/pause", AuthAction.COMPACT, AuthAction.ADMIN)
 def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionStateReport]:
     """Stop a run that is under way and make none until it is resumed, as many times as it was paused (S5).
 
@@ -167,7 +175,7 @@ def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Compac
     return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 
 
-@router.post(TOPIC_PATH + "/compaction/resume", Action.COMPACT, Action.ADMIN, refuses=(409,))
+@router.post(TOPIC_PATH + "/compaction/resume", AuthAction.COMPACT, AuthAction.ADMIN, refuses=(409,))
 def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionStateReport]:
     """Take back one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
     records = resolve.topics(parts, topic)
@@ -175,7 +183,7 @@ def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Compa
     return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 
 
-@router.post(TOPIC_PATH + "/compaction/abort", Action.COMPACT, Action.ADMIN, refuses=(409,))
+@router.post(TOPIC_PATH + "/compaction/abort", AuthAction.COMPACT, AuthAction.ADMIN, refuses=(409,))
 def abort_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionStateReport]:
     """Stop a run that is under way, and drop the request for one; later ones are made as before."""
     records = resolve.topics(parts, topic)
@@ -185,7 +193,7 @@ def abort_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Compac
 
 @router.get(
     "/compactions/{run}/events",
-    allowed_on(topic_of_run, Action.COMPACT),
+    allowed_on(topic_of_run, AuthAction.COMPACT),
     refuses=(404,),
     response_class=Response,
     responses={

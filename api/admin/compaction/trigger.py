@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from api.admin import resolve
 from api.admin.models import PulsarAnswer
-from api.http.access import ANY_USE, Action, CallerName, InFull
+from api.http.access import ANY_USE, AuthAction, CallerName, InFull
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException
 from api.http.router import Routes
@@ -33,7 +33,7 @@ class LongRunningProcessStatus(PulsarAnswer):
     last_error: str = ""
 
 
-@router.put(TOPIC_PATH + "/compaction", Action.COMPACT, refuses=(409,))
+@router.put(TOPIC_PATH + "/compaction", AuthAction.COMPACT, refuses=(409,))
 def compact(parts: Parts, caller: CallerName, topic: Topic) -> None:
     """Compact a topic, or every partition of one. 409 while it, or any of them, is compacted or paused."""
     resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")

@@ -15,7 +15,7 @@ from fastapi import Body, Query
 from api.admin import resolve
 from api.admin.models import PulsarBody, done
 from api.documents import TrimReport
-from api.http.access import Action, InFull
+from api.http.access import AuthAction, InFull
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException
 from api.http.router import Routes
@@ -23,12 +23,12 @@ from api.http.thread_pools import WaitsFor
 from api.reports import trim_document
 from api.service import Parts
 from compactor.maintenance.retention import Retention
-from storage.reading.positions import parse_trim_place
+from storage.reading.position_text import parse_trim_place
 
 router = Routes("trim", known_query=True)
 
 
-class Trim(PulsarBody):
+class TrimRequest(PulsarBody):
     """What is to go. `before` (a message id or an offset): all messages before this one; without it, what the cleanup
     policies let go. `force`: also what cursors and compaction still need; with a deletion that no run has seen, new
     compacted readers get the deleted key back."""
@@ -44,19 +44,23 @@ DryRun = Annotated[
 
 @router.post(
     TOPIC_PATH + "/trim",
-    Action.ADMIN,
+    AuthAction.ADMIN,
     refuses=(405, 409),
     waits_for=WaitsFor.WORK,
     response_model=list[TrimReport],
     responses={204: {"description": "Trimmed, as `dryRun` was not given."}},
 )
 def trim_topic(
-    parts: Parts, topic: Topic, in_full: InFull, wanted: Annotated[Trim | None, Body()] = None, dry_run: DryRun = None
+    parts: Parts,
+    topic: Topic,
+    in_full: InFull,
+    wanted: Annotated[TrimRequest | None, Body()] = None,
+    dry_run: DryRun = None,
 ) -> Any:
     """Let raw ledgers of a topic, or of each partition, go; with `dryRun`, report them, or what would go."""
     if wanted is not None and dry_run is None:
         raise RestException(400, "a body needs dryRun in the query: dryRun=true reports, dryRun=false trims")
-    wanted = wanted or Trim()
+    wanted = wanted or TrimRequest()
     place = None if wanted.before is None else parse_trim_place(str(wanted.before))
     if place is not None:
         resolve.refuse_partitioned(

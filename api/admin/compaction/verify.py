@@ -9,7 +9,7 @@ from typing import Any
 
 from api.admin import resolve
 from api.documents import VerifyReport
-from api.http.access import Action, InFull
+from api.http.access import AuthAction, InFull
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException
 from api.http.router import Routes
@@ -24,8 +24,8 @@ router = Routes("compactions", known_query=True)
 
 @router.post(
     TOPIC_PATH + "/compaction/verify",
-    Action.COMPACT,
-    Action.ADMIN,
+    AuthAction.COMPACT,
+    AuthAction.ADMIN,
     refuses=(409,),
     waits_for=WaitsFor.WORK,
     response_model=list[VerifyReport],

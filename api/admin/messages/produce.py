@@ -27,7 +27,7 @@ from api.admin.messages.produce_models import (
 from api.admin.models import INT
 from api.background.maintenance_loop import QUOTA_CHECK_MS
 from api.formats.text_encoding import TextEncoding, to_text
-from api.http.access import Action
+from api.http.access import AuthAction
 from api.http.owner_proxy import NotTheOwner
 from api.http.paths import TOPIC_PATH, Topic, segment
 from api.http.problems import RestException, log_for_operators, public_reason, status_of
@@ -69,7 +69,12 @@ _BODY: dict[str, Any] = {
 
 
 @router.post(
-    TOPIC_PATH, Action.PRODUCE, AUTHORITATIVE, refuses=(409, 415, 507), response_model=ProducerAcks, openapi_extra=_BODY
+    TOPIC_PATH,
+    AuthAction.PRODUCE,
+    AUTHORITATIVE,
+    refuses=(409, 415, 507),
+    response_model=ProducerAcks,
+    openapi_extra=_BODY,
 )
 async def produce(
     parts: Parts,
@@ -85,7 +90,7 @@ async def produce(
 
 @router.post(
     TOPIC_PATH + "/partitions/{partition}",
-    Action.PRODUCE,
+    AuthAction.PRODUCE,
     AUTHORITATIVE,
     refuses=(409, 415, 507),
     response_model=ProducerAcks,

@@ -24,7 +24,7 @@ from api.admin import resolve
 from api.components import open_topic
 from api.formats.jsonl import JsonLinesWriter
 from api.formats.text_encoding import TextEncoding
-from api.http.access import Action, caller_of
+from api.http.access import AuthAction, caller_of
 from api.http.owner_proxy import FORWARDED
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException, refusals
@@ -38,7 +38,7 @@ from storage.model import Message, TopicName
 from storage.reading.continuation_token import ContinuationToken
 from storage.reading.limits import ReadLimits
 from storage.reading.page_reader import MessagesPage, PageReader, RowsPage
-from storage.reading.positions import check_begins, parse_start
+from storage.reading.position_text import check_begins, parse_start
 from storage.reading.snapshot_reader import messages
 from storage.topic import Topic as OpenTopic
 
@@ -68,7 +68,7 @@ KeyEncoding = Annotated[TextEncoding, Query(alias="keyEncoding", description="Ho
 ValueEncoding = Annotated[TextEncoding, Query(alias="valueEncoding", description="How values are shown.")]
 
 
-@router.get(TOPIC_PATH + "/messages", Action.CONSUME, response_class=Response, responses=_RESPONSES)
+@router.get(TOPIC_PATH + "/messages", AuthAction.CONSUME, response_class=Response, responses=_RESPONSES)
 async def read_messages(
     parts: Parts,
     request: Request,

@@ -29,7 +29,7 @@ from api.admin.models import INT, LONG, PulsarAnswer
 from api.components import open_topic
 from api.formats.jsonl import JsonLinesWriter
 from api.formats.text_encoding import TextEncoding, to_bytes
-from api.http.access import Action
+from api.http.access import AuthAction
 from api.http.paths import TOPIC_PATH, Topic, decoded
 from api.http.problems import RestException
 from api.http.query_parameters import AUTHORITATIVE
@@ -39,10 +39,10 @@ from api.messaging.key_routing import partition_of
 from api.service import Parts, Service
 from storage.errors import InvalidInput
 from storage.ledger import rows
-from storage.ledger.seek import AtTime, StartOffset
+from storage.ledger.seek import StartOffset, StartTime
 from storage.metadata.records import TopicRecord
 from storage.model import Message, MessageId, TopicName
-from storage.reading.positions import first_at
+from storage.reading.position_text import first_at
 from storage.topic import Topic as OpenTopic
 
 router = Routes("messages")
@@ -76,7 +76,7 @@ class KeyMessage(BaseModel):
     properties: dict[str, str] | None = None
 
 
-@router.get(TOPIC_PATH + "/lastMessageId", Action.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE)
+@router.get(TOPIC_PATH + "/lastMessageId", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE)
 def get_last_message_id(
     parts: Parts,
     topic: Topic,
@@ -91,7 +91,7 @@ def get_last_message_id(
 
 
 @router.get(
-    TOPIC_PATH + "/messageid/{timestamp}", Action.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE
+    TOPIC_PATH + "/messageid/{timestamp}", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE
 )
 def get_message_id_by_timestamp(
     parts: Parts, topic: Topic, timestamp: Annotated[int, Path(ge=0, le=LONG)]
@@ -104,14 +104,14 @@ def get_message_id_by_timestamp(
         "partition",
     )
     opened = _opened(parts, topic)
-    found = first_at(opened, AtTime(timestamp), read_compacted=True)
+    found = first_at(opened, StartTime(timestamp), read_compacted=True)
     if found is not None:
         return _answer(found.message_id, topic)
     last = opened.last_message_id()
     return _answer(MessageId(last.ledger_id, last.entry_id + 1) if last.ledger_id >= 0 else last, topic)
 
 
-@router.get(TOPIC_PATH + "/ledger/{ledger}/entry/{entry}", Action.CONSUME, AUTHORITATIVE, **ENTRY)
+@router.get(TOPIC_PATH + "/ledger/{ledger}/entry/{entry}", AuthAction.CONSUME, AUTHORITATIVE, **ENTRY)
 def get_message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id) -> Response:
     """One raw entry, by its id."""
     resolve.refuse_partitioned(
@@ -122,7 +122,7 @@ def get_message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id) -> Re
     return entry_of(_opened(parts, topic), ledger, entry)
 
 
-@router.get(TOPIC_PATH + "/examinemessage", Action.CONSUME, AUTHORITATIVE, **ENTRY)
+@router.get(TOPIC_PATH + "/examinemessage", AuthAction.CONSUME, AUTHORITATIVE, **ENTRY)
 def examine_message(
     parts: Parts,
     topic: Topic,
@@ -166,7 +166,7 @@ SealedOnly = Annotated[
 
 @router.get(
     TOPIC_PATH + "/key/{key}",
-    Action.CONSUME,
+    AuthAction.CONSUME,
     waits_for=WaitsFor.STORE,
     response_model=KeyMessage,
     response_model_exclude_none=False,
@@ -184,7 +184,7 @@ def get_key(
     return _of_key(parts, response, topic, decoded(key), key_encoding, value_encoding, sealed_only)
 
 
-@router.get(TOPIC_PATH + "/key", Action.CONSUME, waits_for=WaitsFor.STORE, response_model=KeyMessage)
+@router.get(TOPIC_PATH + "/key", AuthAction.CONSUME, waits_for=WaitsFor.STORE, response_model=KeyMessage)
 def get_empty_key(
     parts: Parts,
     response: Response,

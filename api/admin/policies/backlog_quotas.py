@@ -16,7 +16,7 @@ from pydantic import Field
 
 from api.admin.models import INT, LONG, PulsarAnswer, PulsarBody
 from api.admin.policies.scopes import NAMESPACE, TOPIC, PolicyScope, ScopeKind
-from api.http.access import ANY_USE, Action
+from api.http.access import ANY_USE, AuthAction
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.service import Parts
@@ -83,7 +83,7 @@ QuotaBody = Annotated[BacklogQuota, Body()]
 
 def _offer(scope_kind: ScopeKind, label: str) -> None:
     """The routes of one scope. `label`: in operation ids."""
-    path, reads = scope_kind.path, ANY_USE if scope_kind is TOPIC else (Action.ADMIN,)
+    path, reads = scope_kind.path, ANY_USE if scope_kind is TOPIC else (AuthAction.ADMIN,)
 
     def set_in(parts: Parts, scope: PolicyScope) -> Quotas:
         return quotas_of(parts.environment.metadata.policies.of_scope(scope.keys(parts)[0]))
@@ -99,7 +99,7 @@ def _offer(scope_kind: ScopeKind, label: str) -> None:
     get = get_applied if scope_kind is TOPIC else get_set
     router.get(path + "/backlogQuotaMap", *reads, operation_id=f"get{label}BacklogQuotaMap")(get)
 
-    @router.post(path + "/backlogQuota", Action.ADMIN, operation_id=f"set{label}BacklogQuota")
+    @router.post(path + "/backlogQuota", AuthAction.ADMIN, operation_id=f"set{label}BacklogQuota")
     def set_quota(
         parts: Parts, quota: QuotaBody, scope: PolicyScope = scope_kind.of, kind: Kind = QuotaType.SIZE
     ) -> None:
@@ -107,7 +107,7 @@ def _offer(scope_kind: ScopeKind, label: str) -> None:
         keys = scope.keys(parts)
         parts.environment.metadata.policies.change(keys, quota_values(kind, quota))
 
-    @router.delete(path + "/backlogQuota", Action.ADMIN, operation_id=f"remove{label}BacklogQuota")
+    @router.delete(path + "/backlogQuota", AuthAction.ADMIN, operation_id=f"remove{label}BacklogQuota")
     def remove_quota(parts: Parts, scope: PolicyScope = scope_kind.of, kind: Kind = QuotaType.SIZE) -> None:
         """Remove it: the next wider scope counts again. It is no error if the scope does not set it."""
         scope.change(parts, {}, [kind.policy, f"{kind.policy}.action"])

@@ -14,14 +14,14 @@ from pydantic import BaseModel, BeforeValidator
 
 from api.admin.policies.scopes import BROKER_KIND, NAMESPACE, TOPIC, PolicyScope, ScopeKind
 from api.http import json_bounds
-from api.http.access import ANY_USE, Action
+from api.http.access import ANY_USE, AuthAction
 from api.http.paths import decoded
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.reports import policies_document, settings_document
 from api.service import Parts, Service
 from storage.options import policies
-from storage.options.resolution import Origin
+from storage.options.resolution import PolicyOrigin
 
 router = Routes("policies", known_query=True)
 
@@ -32,7 +32,7 @@ class UnreadableValue(BaseModel):
     """A stored value that this version cannot read, where it is set, and why."""
 
     value: Any
-    origin: Origin
+    origin: PolicyOrigin
     reason: str
 
 
@@ -41,7 +41,7 @@ class PolicyValue(BaseModel):
     if it could be read, and this one does instead."""
 
     value: Any
-    origin: Origin
+    origin: PolicyOrigin
     unreadable: UnreadableValue | None = None
 
 
@@ -64,7 +64,7 @@ def _of_json(body: object) -> object:
 Value = Annotated[Any, BeforeValidator(_of_json), Body(description="A JSON value.")]
 
 
-def _offer(kind: ScopeKind, reads: Sequence[Action], changes: Action) -> None:
+def _offer(kind: ScopeKind, reads: Sequence[AuthAction], changes: AuthAction) -> None:
     """The routes of one scope. `reads`, `changes`: the actions of which a caller may do any, to get or to set."""
     label, all_of, one_of = kind.label, kind.path + "/policies", kind.path + "/policies/{name}"
 
@@ -97,15 +97,15 @@ def _offer(kind: ScopeKind, reads: Sequence[Action], changes: Action) -> None:
         scope.change(parts, {}, [decoded(name)])
 
 
-@router.delete(TOPIC.path + "/policies", Action.ADMIN)
+@router.delete(TOPIC.path + "/policies", AuthAction.ADMIN)
 def remove_topic_policies(parts: Parts, scope: PolicyScope = TOPIC.of) -> None:
     """Remove all policies of the topic: those of wider scopes count again."""
     scope.change(parts, {}, None)
 
 
-_offer(TOPIC, (*ANY_USE, Action.ADMIN), Action.ADMIN)
-_offer(NAMESPACE, (*ANY_USE, Action.ADMIN), Action.ADMIN)
-_offer(BROKER_KIND, (Action.ANYONE,), Action.SUPERUSER)
+_offer(TOPIC, (*ANY_USE, AuthAction.ADMIN), AuthAction.ADMIN)
+_offer(NAMESPACE, (*ANY_USE, AuthAction.ADMIN), AuthAction.ADMIN)
+_offer(BROKER_KIND, (AuthAction.ANYONE,), AuthAction.SUPERUSER)
 
 
 def _policies(parts: Service, scope: PolicyScope, applied: bool) -> Policies:

@@ -20,13 +20,13 @@ from pydantic import Field
 
 from api.admin.models import INT, LONG, UNREADABLE, PulsarBody, long_body, number_schema, unset
 from api.admin.policies.scopes import NAMESPACE, TOPIC, PolicyScope, ScopeKind
-from api.http.access import ANY_USE, Action
+from api.http.access import ANY_USE, AuthAction
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.service import Parts
 from compactor.maintenance.retention_plan import DELETE
 from storage.options.policies import POLICIES
-from storage.options.resolution import Origin, PolicyResolution
+from storage.options.resolution import PolicyOrigin, PolicyResolution
 
 thresholds, ttls, retentions = Routes("compaction"), Routes("backlog"), Routes("retention")
 message_thresholds = Routes("policies", known_query=True)
@@ -76,7 +76,7 @@ class PulsarCall:
     operation: str
     policy: PulsarPolicy
     verb: str = "POST"
-    reads: tuple[Action, ...] = ()
+    reads: tuple[AuthAction, ...] = ()
 
 
 def _in_range(name: str, most: int, problem: str) -> Callable[[int], Values]:
@@ -137,7 +137,7 @@ def set_retention(settings: Mapping[str, object]) -> dict[str, int] | None:
 def applied_retention(resolved: PolicyResolution) -> dict[str, int]:
     """The retention that holds for a topic."""
     policies, origins = resolved.policies, resolved.origins
-    if DELETE not in policies.cleanup_policy and {origins[name] for name in RETENTION_NAMES} == {Origin.DEFAULT}:
+    if DELETE not in policies.cleanup_policy and {origins[name] for name in RETENTION_NAMES} == {PolicyOrigin.DEFAULT}:
         return _retention(-1, -1)  # the default of Kafka's policy `delete`, which does not hold here
     time = policies.retention_ms_effective
     return _retention(-1 if time is None else time // 60_000, policies.retention_bytes)
@@ -197,7 +197,7 @@ CALLS = (
         "compactionThresholdMessages",
         "CompactionThresholdMessages",
         _THRESHOLD_MESSAGES,
-        reads=(*ANY_USE, Action.ADMIN),
+        reads=(*ANY_USE, AuthAction.ADMIN),
     ),
     PulsarCall(ttls, NAMESPACE, "messageTTL", "NamespaceMessageTTL", _TTL),
     PulsarCall(ttls, TOPIC, "messageTTL", "MessageTTL", _TOPIC_TTL),
@@ -210,7 +210,7 @@ def _offer(call: PulsarCall) -> None:
     """The routes of a call."""
     routes, of, policy = call.routes, call.scope.of, call.policy
     path = f"{call.scope.path}/{call.path}"
-    reads = call.reads or (ANY_USE if call.scope is TOPIC else (Action.ADMIN,))
+    reads = call.reads or (ANY_USE if call.scope is TOPIC else (AuthAction.ADMIN,))
 
     def set_in(parts: Parts, scope: PolicyScope) -> Any:
         value = policy.set_in(parts.environment.metadata.policies.of_scope(scope.keys(parts)[0]))
@@ -237,8 +237,8 @@ def _offer(call: PulsarCall) -> None:
     routes.get(path, *reads, operation_id=f"get{call.operation}", response_model=None, responses={200: policy.answer})(
         get
     )
-    routes.route(call.verb, path, Action.ADMIN, operation_id=f"set{call.operation}", **policy.options)(set_value)
-    routes.delete(path, Action.ADMIN, operation_id=f"remove{call.operation}")(remove)
+    routes.route(call.verb, path, AuthAction.ADMIN, operation_id=f"set{call.operation}", **policy.options)(set_value)
+    routes.delete(path, AuthAction.ADMIN, operation_id=f"remove{call.operation}")(remove)
 
 
 for _call in CALLS:

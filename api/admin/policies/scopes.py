@@ -17,7 +17,7 @@ from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic
 from api.service import Service
 from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.model import TopicName
-from storage.options.resolution import Origin, PolicyResolution
+from storage.options.resolution import PolicyOrigin, PolicyResolution
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PolicyScope:
     """A scope that a request names; it need not exist. `topic`: also a partitioned one, as a whole. Without topic and
     namespace it is the broker's."""
 
-    origin: Origin
+    origin: PolicyOrigin
     topic: TopicName | None = None
     namespace: str | None = None
 
@@ -66,15 +66,15 @@ class ScopeKind:
 
 
 async def _topic(topic: Topic) -> PolicyScope:
-    return PolicyScope(Origin.TOPIC, topic=topic)
+    return PolicyScope(PolicyOrigin.TOPIC, topic=topic)
 
 
 async def _namespace(namespace: Namespace) -> PolicyScope:
-    return PolicyScope(Origin.NAMESPACE, namespace=namespace)
+    return PolicyScope(PolicyOrigin.NAMESPACE, namespace=namespace)
 
 
 async def _broker() -> PolicyScope:
-    return PolicyScope(Origin.BROKER)
+    return PolicyScope(PolicyOrigin.BROKER)
 
 
 TOPIC = ScopeKind("Topic", TOPIC_PATH, Depends(_topic))

@@ -18,7 +18,7 @@ from api.admin.models import PulsarAnswer
 from api.admin.subscriptions.cursor_access import ONE, ResetCursorData, Subscription, next_of, opened, subscription_of
 from api.admin.subscriptions.cursors import clear_backlog
 from api.admin.tenancy.bundles import bundle_of, check_bundle
-from api.http.access import Action
+from api.http.access import AuthAction
 from api.http.owner_proxy import NotTheOwner
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded, segment
 from api.http.problems import RestException
@@ -31,7 +31,7 @@ from storage.errors import NotFound
 from storage.ledger.seek import StartOffset
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import EARLIEST, MessageId
-from storage.reading.positions import first_at
+from storage.reading.position_text import first_at
 
 router = Routes("backlog")
 
@@ -56,7 +56,7 @@ class AnalyzedBacklog(PulsarAnswer):
     last_message_id: str | None = None
 
 
-@router.put(TOPIC_PATH + "/backlogSize", Action.CONSUME, refuses=(405,), waits_for=WaitsFor.STORE)
+@router.put(TOPIC_PATH + "/backlogSize", AuthAction.CONSUME, refuses=(405,), waits_for=WaitsFor.STORE)
 def get_backlog_size_by_message_id(parts: Parts, topic: Topic, place: Annotated[ResetCursorData, Body()]) -> int:
     """About how many bytes are at a message or behind it; -1:-1: how many there are."""
     resolve.refuse_partitioned(parts, topic, "calculate backlog size is not allowed for partitioned-topic")
@@ -70,7 +70,11 @@ def get_backlog_size_by_message_id(parts: Parts, topic: Topic, place: Annotated[
 
 
 @router.post(
-    ONE + "/analyzeBacklog", Action.CONSUME, refuses=(405,), waits_for=WaitsFor.STORE, response_model_exclude_none=True
+    ONE + "/analyzeBacklog",
+    AuthAction.CONSUME,
+    refuses=(405,),
+    waits_for=WaitsFor.STORE,
+    response_model_exclude_none=True,
 )
 def analyze_subscription_backlog(
     parts: Parts, topic: Topic, subscription: Subscription, place: Annotated[ResetCursorData | None, Body()] = None
@@ -110,13 +114,13 @@ def _entry_id(row: dict[str, Any]) -> str:
     return f"{row['ledger_id']}:{row['entry_id']}"
 
 
-@router.post(NAMESPACE_PATH + "/clearBacklog", Action.CONSUME, refuses=(409, 507))
+@router.post(NAMESPACE_PATH + "/clearBacklog", AuthAction.CONSUME, refuses=(409, 507))
 async def clear_namespace_backlog(parts: Parts, request: Request, namespace: Namespace) -> None:
     """Acknowledge all that there is for all subscriptions of all topics; `__compaction` stays where it is."""
     await _clear(parts, request, namespace, None, None)
 
 
-@router.post(NAMESPACE_PATH + "/clearBacklog/{subscription}", Action.CONSUME, refuses=(409, 507))
+@router.post(NAMESPACE_PATH + "/clearBacklog/{subscription}", AuthAction.CONSUME, refuses=(409, 507))
 async def clear_namespace_backlog_for_subscription(
     parts: Parts, request: Request, namespace: Namespace, subscription: Subscription
 ) -> None:
@@ -124,13 +128,13 @@ async def clear_namespace_backlog_for_subscription(
     await _clear(parts, request, namespace, None, subscription)
 
 
-@router.post(_BUNDLE + "/clearBacklog", Action.CONSUME, refuses=(409, 507))
+@router.post(_BUNDLE + "/clearBacklog", AuthAction.CONSUME, refuses=(409, 507))
 async def clear_namespace_bundle_backlog(parts: Parts, request: Request, namespace: Namespace, bundle: Bundle) -> None:
     """The same for the topics of one bundle."""
     await _clear(parts, request, namespace, bundle, None)
 
 
-@router.post(_BUNDLE + "/clearBacklog/{subscription}", Action.CONSUME, refuses=(409, 507))
+@router.post(_BUNDLE + "/clearBacklog/{subscription}", AuthAction.CONSUME, refuses=(409, 507))
 async def clear_namespace_bundle_backlog_for_subscription(
     parts: Parts, request: Request, namespace: Namespace, bundle: Bundle, subscription: Subscription
 ) -> None:
@@ -138,13 +142,13 @@ async def clear_namespace_bundle_backlog_for_subscription(
     await _clear(parts, request, namespace, bundle, subscription)
 
 
-@router.post(NAMESPACE_PATH + "/unsubscribe/{subscription}", Action.CONSUME)
+@router.post(NAMESPACE_PATH + "/unsubscribe/{subscription}", AuthAction.CONSUME)
 async def unsubscribe_namespace(parts: Parts, namespace: Namespace, subscription: Subscription) -> None:
     """Delete the subscriptions of that name of all topics."""
     await _unsubscribe(parts, namespace, None, subscription)
 
 
-@router.post(_BUNDLE + "/unsubscribe/{subscription}", Action.CONSUME)
+@router.post(_BUNDLE + "/unsubscribe/{subscription}", AuthAction.CONSUME)
 async def unsubscribe_namespace_bundle(
     parts: Parts, namespace: Namespace, bundle: Bundle, subscription: Subscription
 ) -> None:

@@ -16,17 +16,17 @@ from pydantic import Field
 from api.admin import resolve
 from api.admin.models import INT, LONG, PulsarBody, TextByName
 from api.components import open_topic
-from api.http.access import Action, require_here
+from api.http.access import AuthAction, require_here
 from api.http.paths import TOPIC_PATH, decoded
 from api.http.problems import RestException, reported_as
 from api.http.thread_pools import WaitsFor, pools_of
 from api.service import Service
 from storage.cursor import Cursor
 from storage.errors import NotFound
-from storage.ledger.seek import AtTime, StartOffset
+from storage.ledger.seek import StartOffset, StartTime
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import EARLIEST, LATEST, LogPosition, MessageId, TopicName
-from storage.reading.positions import first_at, mark_delete_before
+from storage.reading.position_text import first_at, mark_delete_before
 from storage.topic import Topic as OpenTopic
 
 ONE = TOPIC_PATH + "/subscription/{subscription}"
@@ -140,7 +140,7 @@ def next_of(mark: LogPosition | None) -> StartOffset:
 def before_time(topic: OpenTopic, timestamp: int) -> LogPosition | None:
     """The message before the first one that was published then or later."""
     last = topic.snapshot_reader().last_position()  # before the search: what is appended during it is no older message
-    first = first_at(topic, AtTime(timestamp))
+    first = first_at(topic, StartTime(timestamp))
     if first is None:
         return last or topic.snapshot().horizon
     return mark_delete_before(topic, first.offset)
@@ -172,7 +172,7 @@ async def changes_it(request: Request, subscription: Subscription, force: bool =
     """A route's dependency, behind `allowed(Action.CONSUME)`: `__compaction` is no consumer's. With it goes the
     compacted ledger, and what is trimmed of raw is lost with that, if forced. Raises RestException (403)."""
     if decoded(subscription) == COMPACTION_CURSOR:
-        action = Action.ADMIN if force else Action.COMPACT
+        action = AuthAction.ADMIN if force else AuthAction.COMPACT
         await pools_of(request)[WaitsFor.DATABASE].run(require_here, request, action)
 
 

@@ -31,7 +31,7 @@ from api.admin.subscriptions.cursor_access import (
     refuse_compaction,
     subscription_of,
 )
-from api.http.access import Action
+from api.http.access import AuthAction
 from api.http.paths import TOPIC_PATH, Topic, decoded
 from api.http.problems import RestException
 from api.http.query_parameters import AUTHORITATIVE
@@ -41,7 +41,7 @@ from api.service import Parts, Service
 from storage.errors import Conflict
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import LATEST, MessageId
-from storage.reading.positions import is_behind_end, mark_delete_before
+from storage.reading.position_text import is_behind_end, mark_delete_before
 
 router = Routes("subscriptions")
 
@@ -49,14 +49,14 @@ EXISTS = "Subscription already exists for topic"
 Seconds = Annotated[int, Path(ge=0, le=LONG // 1000)]
 
 
-@router.get(TOPIC_PATH + "/subscriptions", Action.ADMIN, Action.CONSUME, AUTHORITATIVE)
+@router.get(TOPIC_PATH + "/subscriptions", AuthAction.ADMIN, AuthAction.CONSUME, AUTHORITATIVE)
 def get_subscriptions(parts: Parts, topic: Topic) -> list[str]:
     """Their names; of a partitioned topic those of all partitions."""
     records = resolve.topics(parts, topic)
     return sorted({item.name for record in records for item in parts.environment.metadata.cursors.of_topic(record.id)})
 
 
-@router.put(ONE, Action.CONSUME, Depends(changes_it), AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
+@router.put(ONE, AuthAction.CONSUME, Depends(changes_it), AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
 def create_subscription(
     parts: Parts, topic: Topic, subscription: Subscription, place: PlaceBody = None, replicated: bool = False
 ) -> None:
@@ -73,7 +73,7 @@ def create_subscription(
         raise RestException(409, EXISTS)
 
 
-@router.delete(ONE, Action.CONSUME, Depends(changes_it), AUTHORITATIVE, refuses=(409,))
+@router.delete(ONE, AuthAction.CONSUME, Depends(changes_it), AUTHORITATIVE, refuses=(409,))
 def delete_subscription(
     parts: Parts,
     topic: Topic,
@@ -87,7 +87,7 @@ def delete_subscription(
     each(parts, topic, subscription, lambda record, name: metadata.cursors.delete(record.id, name, force), False)
 
 
-@router.get(ONE + "/properties", Action.CONSUME, AUTHORITATIVE)
+@router.get(ONE + "/properties", AuthAction.CONSUME, AUTHORITATIVE)
 def get_subscription_properties(parts: Parts, topic: Topic, subscription: Subscription) -> dict[str, str]:
     """The properties of a subscription."""
     found: dict[str, str] = {}
@@ -98,7 +98,7 @@ def get_subscription_properties(parts: Parts, topic: Topic, subscription: Subscr
     return found
 
 
-@router.put(ONE + "/properties", Action.CONSUME, Depends(changes_it), AUTHORITATIVE)
+@router.put(ONE + "/properties", AuthAction.CONSUME, Depends(changes_it), AUTHORITATIVE)
 def update_subscription_properties(
     parts: Parts, topic: Topic, subscription: Subscription, properties: Annotated[TextByName, Body()]
 ) -> None:
@@ -109,7 +109,7 @@ def update_subscription_properties(
     )
 
 
-@router.get(ONE + "/position/{position}", Action.CONSUME, AUTHORITATIVE, **ENTRY)
+@router.get(ONE + "/position/{position}", AuthAction.CONSUME, AUTHORITATIVE, **ENTRY)
 def peek_nth_message(
     parts: Parts,
     topic: Topic,
@@ -138,7 +138,7 @@ def peek_nth_message(
     return entry_response(entry)
 
 
-@router.post(ONE + "/resetcursor/{timestamp}", Action.CONSUME, AUTHORITATIVE, waits_for=WaitsFor.STORE)
+@router.post(ONE + "/resetcursor/{timestamp}", AuthAction.CONSUME, AUTHORITATIVE, waits_for=WaitsFor.STORE)
 def reset_cursor_to_time(
     parts: Parts, topic: Topic, subscription: Subscription, timestamp: Annotated[int, Path(ge=0, le=LONG)]
 ) -> None:
@@ -152,7 +152,7 @@ def reset_cursor_to_time(
     each(parts, topic, subscription, reset)
 
 
-@router.post(ONE + "/resetcursor", Action.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE)
+@router.post(ONE + "/resetcursor", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE)
 def reset_cursor(parts: Parts, topic: Topic, subscription: Subscription, place: PlaceBody = None) -> None:
     """Move a subscription to a message, which it delivers next."""
     resolve.refuse_partitioned(parts, topic, "Reset-cursor at position is not allowed for partitioned-topic")
@@ -165,7 +165,7 @@ def reset_cursor(parts: Parts, topic: Topic, subscription: Subscription, place: 
     each(parts, topic, subscription, reset)
 
 
-@router.post(ONE + "/skip/{count}", Action.CONSUME, AUTHORITATIVE, refuses=(405, 409), waits_for=WaitsFor.STORE)
+@router.post(ONE + "/skip/{count}", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405, 409), waits_for=WaitsFor.STORE)
 def skip_messages(
     parts: Parts, topic: Topic, subscription: Subscription, count: Annotated[int, Path(ge=0, le=LONG)]
 ) -> None:
@@ -179,19 +179,21 @@ def skip_messages(
     each(parts, topic, subscription, skip)
 
 
-@router.post(ONE + "/skip_all", Action.CONSUME, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
+@router.post(ONE + "/skip_all", AuthAction.CONSUME, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
 def skip_all_messages(parts: Parts, topic: Topic, subscription: Subscription) -> None:
     """Acknowledge all that there is."""
     each(parts, topic, subscription, lambda record, name: clear_backlog(parts, record, name))
 
 
-@router.post(ONE + "/expireMessages/{seconds}", Action.CONSUME, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
+@router.post(
+    ONE + "/expireMessages/{seconds}", AuthAction.CONSUME, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE
+)
 def expire_messages(parts: Parts, topic: Topic, subscription: Subscription, seconds: Seconds) -> None:
     """Acknowledge the messages that are older."""
     each(parts, topic, subscription, lambda record, name: _expire(parts, record, name, seconds))
 
 
-@router.post(ONE + "/expireMessages", Action.CONSUME, AUTHORITATIVE, refuses=(405, 409), waits_for=WaitsFor.STORE)
+@router.post(ONE + "/expireMessages", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405, 409), waits_for=WaitsFor.STORE)
 def expire_messages_to_position(
     parts: Parts, topic: Topic, subscription: Subscription, place: Annotated[ResetCursorData, Body()]
 ) -> None:
@@ -207,7 +209,7 @@ def expire_messages_to_position(
 
 @router.post(
     TOPIC_PATH + "/all_subscription/expireMessages/{seconds}",
-    Action.CONSUME,
+    AuthAction.CONSUME,
     AUTHORITATIVE,
     refuses=(409,),
     waits_for=WaitsFor.STORE,

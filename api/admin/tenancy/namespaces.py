@@ -23,7 +23,7 @@ from api.admin.policies.pulsar_policies import (
 )
 from api.admin.tenancy.bundles import BUNDLES, check_bundle
 from api.admin.tenancy.tenants import Tenant
-from api.http.access import ANY_USE, Action
+from api.http.access import ANY_USE, AuthAction
 from api.http.paths import NAMESPACE_PATH, Namespace
 from api.http.problems import RestException, reported_as, shown_errors
 from api.http.router import Routes
@@ -48,14 +48,14 @@ class _InitialPolicies(PulsarBody):
     backlog_quota_map: dict[QuotaKind, BacklogQuota] = Field(default_factory=dict)
 
 
-@router.get("/namespaces/{tenant}", Action.ADMIN, refuses=(404,))
+@router.get("/namespaces/{tenant}", AuthAction.ADMIN, refuses=(404,))
 def list_namespaces(parts: Parts, tenant: Tenant) -> list[str]:
     """The namespaces of a tenant, by name."""
     with reported_as("Tenant not found"):
         return parts.environment.metadata.tenancy.namespaces(tenant)
 
 
-@router.get(NAMESPACE_PATH, Action.ADMIN)
+@router.get(NAMESPACE_PATH, AuthAction.ADMIN)
 def get_policies(parts: Parts, namespace: Namespace) -> dict[str, Any]:
     """All policies that Pulsar has for a namespace; those that this service has not are at their defaults."""
     metadata = parts.environment.metadata
@@ -76,7 +76,7 @@ def get_policies(parts: Parts, namespace: Namespace) -> dict[str, Any]:
     )
 
 
-@router.put(NAMESPACE_PATH, Action.ADMIN, refuses=(409,))
+@router.put(NAMESPACE_PATH, AuthAction.ADMIN, refuses=(409,))
 def create_namespace(
     parts: Parts,
     namespace: Namespace,
@@ -95,7 +95,7 @@ def create_namespace(
         parts.environment.metadata.tenancy.create_namespace(namespace, _values(initial))
 
 
-@router.delete(NAMESPACE_PATH, Action.ADMIN, refuses=(405, 409))
+@router.delete(NAMESPACE_PATH, AuthAction.ADMIN, refuses=(405, 409))
 def delete_namespace(parts: Parts, namespace: Namespace, force: bool = False) -> None:
     """Delete a namespace without topics. `force` is refused, as by a broker whose settings do not allow it."""
     if force:
@@ -113,27 +113,27 @@ def list_namespace_topics(parts: Parts, namespace: Namespace, mode: str = "PERSI
     return [str(item.name) for item in parts.environment.metadata.topics.in_namespace(namespace)]
 
 
-@router.get(NAMESPACE_PATH + "/bundles", Action.ADMIN)
+@router.get(NAMESPACE_PATH + "/bundles", AuthAction.ADMIN)
 def get_bundles(parts: Parts, namespace: Namespace) -> dict[str, Any]:
     """The ranges of hashes into which topics fall: the same four for every namespace."""
     resolve.namespace(parts, namespace)
     return BUNDLES
 
 
-@router.get(NAMESPACE_PATH + "/replication", Action.ADMIN)
+@router.get(NAMESPACE_PATH + "/replication", AuthAction.ADMIN)
 def get_namespace_replication_clusters(parts: Parts, namespace: Namespace) -> list[str]:
     """The one cluster."""
     resolve.namespace(parts, namespace)
     return [parts.settings.cluster_name]
 
 
-@router.put(NAMESPACE_PATH + "/unload", Action.ADMIN)
+@router.put(NAMESPACE_PATH + "/unload", AuthAction.ADMIN)
 def unload_namespace(parts: Parts, namespace: Namespace) -> None:
     """Nothing is loaded, so nothing happens."""
     resolve.namespace(parts, namespace)
 
 
-@router.put(NAMESPACE_PATH + "/{bundle}/unload", Action.ADMIN)
+@router.put(NAMESPACE_PATH + "/{bundle}/unload", AuthAction.ADMIN)
 def unload_namespace_bundle(parts: Parts, namespace: Namespace, bundle: str) -> None:
     """Nothing is loaded, so nothing happens."""
     resolve.namespace(parts, namespace)

@@ -16,7 +16,7 @@ from fastapi import Body, Path
 from api.admin import resolve
 from api.admin.policies.namespace_policies import for_pulsar
 from api.admin.tenancy.tenants import NO_TENANT, Tenant
-from api.http.access import GRANTABLE, Action, topic_grants
+from api.http.access import GRANTABLE, AuthAction, topic_grants
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded
 from api.http.problems import RestException, reported_as
 from api.http.router import Routes
@@ -30,7 +30,7 @@ Role = Annotated[str, Path(description="Role, as the token's subject names it.")
 Actions = Annotated[list[str], Body(description="All that the role may do there, in place of what it might.")]
 
 
-@router.get(NAMESPACE_PATH + "/permissions", Action.ADMIN)
+@router.get(NAMESPACE_PATH + "/permissions", AuthAction.ADMIN)
 def get_namespace_permissions(parts: Parts, namespace: Namespace, all: bool = False) -> dict[str, list[str]]:
     """What was granted in the namespace, by role. `all`: with what Pulsar's clients do not know."""
     with reported_as("Namespace does not exist"):
@@ -38,7 +38,7 @@ def get_namespace_permissions(parts: Parts, namespace: Namespace, all: bool = Fa
     return {role: list(actions) for role, actions in found.items()} if all else for_pulsar(found)
 
 
-@router.post(NAMESPACE_PATH + "/permissions/{role}", Action.ADMIN)
+@router.post(NAMESPACE_PATH + "/permissions/{role}", AuthAction.ADMIN)
 def grant_namespace_permission(parts: Parts, namespace: Namespace, role: Role, actions: Actions) -> None:
     """Let a role do exactly this in the namespace."""
     check_actions(actions)
@@ -46,14 +46,14 @@ def grant_namespace_permission(parts: Parts, namespace: Namespace, role: Role, a
         parts.environment.metadata.tenancy.permit(namespace, check_role(role), sorted(set(actions)))
 
 
-@router.delete(NAMESPACE_PATH + "/permissions/{role}", Action.ADMIN)
+@router.delete(NAMESPACE_PATH + "/permissions/{role}", AuthAction.ADMIN)
 def revoke_namespace_permission(parts: Parts, namespace: Namespace, role: Role) -> None:
     """Take what was granted to a role in the namespace; nothing is no error."""
     with reported_as("Namespace does not exist"):
         parts.environment.metadata.tenancy.revoke(namespace, check_role(role))
 
 
-@router.get(TOPIC_PATH + "/permissions", Action.ADMIN)
+@router.get(TOPIC_PATH + "/permissions", AuthAction.ADMIN)
 def get_topic_permissions(parts: Parts, topic: Topic, all: bool = False) -> dict[str, list[str]]:
     """What its namespace and the topic itself grant, by role. `all`: with what Pulsar's clients do not know."""
     resolve.topics(parts, topic)
@@ -65,7 +65,7 @@ def get_topic_permissions(parts: Parts, topic: Topic, all: bool = False) -> dict
     return found if all else for_pulsar(found)
 
 
-@router.post(TOPIC_PATH + "/permissions/{role}", Action.ADMIN)
+@router.post(TOPIC_PATH + "/permissions/{role}", AuthAction.ADMIN)
 def grant_topic_permission(parts: Parts, topic: Topic, role: Role, actions: Actions) -> None:
     """Let a role do exactly this with the topic, besides what its namespace grants."""
     check_actions(actions)
@@ -73,7 +73,7 @@ def grant_topic_permission(parts: Parts, topic: Topic, role: Role, actions: Acti
         parts.environment.metadata.tenancy.permit(str(topic), check_role(role), sorted(set(actions)))
 
 
-@router.delete(TOPIC_PATH + "/permissions/{role}", Action.ADMIN)
+@router.delete(TOPIC_PATH + "/permissions/{role}", AuthAction.ADMIN)
 def revoke_topic_permission(parts: Parts, topic: Topic, role: Role) -> None:
     """Take what was granted to a role for the topic; 412 if that was nothing."""
     with reported_as(f"Topic {topic} not found"):
@@ -81,7 +81,7 @@ def revoke_topic_permission(parts: Parts, topic: Topic, role: Role) -> None:
             raise RestException(412, NOT_SET)
 
 
-@router.get("/tenants/{tenant}/permissions", Action.ADMIN, refuses=(404,))
+@router.get("/tenants/{tenant}/permissions", AuthAction.ADMIN, refuses=(404,))
 def get_tenant_permissions(parts: Parts, tenant: Tenant) -> dict[str, list[str]]:
     """What was granted in the tenant, for all its namespaces, by role. Pulsar has no such call."""
     with reported_as(NO_TENANT):
@@ -89,7 +89,7 @@ def get_tenant_permissions(parts: Parts, tenant: Tenant) -> dict[str, list[str]]
     return {role: list(actions) for role, actions in found.items()}
 
 
-@router.post("/tenants/{tenant}/permissions/{role}", Action.ADMIN, refuses=(404,))
+@router.post("/tenants/{tenant}/permissions/{role}", AuthAction.ADMIN, refuses=(404,))
 def grant_tenant_permission(parts: Parts, tenant: Tenant, role: Role, actions: Actions) -> None:
     """Let a role do exactly this in all namespaces of the tenant. Pulsar has no such call."""
     check_actions(actions)
@@ -97,7 +97,7 @@ def grant_tenant_permission(parts: Parts, tenant: Tenant, role: Role, actions: A
         parts.environment.metadata.tenancy.permit(tenant, check_role(role), sorted(set(actions)))
 
 
-@router.delete("/tenants/{tenant}/permissions/{role}", Action.ADMIN, refuses=(404,))
+@router.delete("/tenants/{tenant}/permissions/{role}", AuthAction.ADMIN, refuses=(404,))
 def revoke_tenant_permission(parts: Parts, tenant: Tenant, role: Role) -> None:
     """Take what was granted to a role in the tenant. Pulsar has no such call."""
     with reported_as(NO_TENANT):

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from api.admin.models import PulsarAnswer, PulsarBody
 from api.admin.topics.lookup import service_urls
-from api.http.access import Action
+from api.http.access import AuthAction
 from api.http.paths import named
 from api.http.problems import RestException, reported_as
 from api.http.router import Routes
@@ -53,13 +53,13 @@ class ClusterInfo(PulsarAnswer, extra="forbid"):
     broker_client_tls_enabled_with_key_store: bool = False
 
 
-@router.get("/clusters", Action.SUPERUSER)
+@router.get("/clusters", AuthAction.SUPERUSER)
 def list_clusters(parts: Parts) -> list[str]:
     """The one cluster."""
     return [parts.settings.cluster_name]
 
 
-@router.get("/clusters/{cluster}", Action.SUPERUSER, refuses=(404,))
+@router.get("/clusters/{cluster}", AuthAction.SUPERUSER, refuses=(404,))
 def get_cluster(parts: Parts, request: Request, cluster: str) -> ClusterInfo:
     """Where the cluster is reached."""
     if cluster != parts.settings.cluster_name:
@@ -68,13 +68,13 @@ def get_cluster(parts: Parts, request: Request, cluster: str) -> ClusterInfo:
     return ClusterInfo(service_url=http, broker_service_url=binary)
 
 
-@router.get("/tenants", Action.SUPERUSER)
+@router.get("/tenants", AuthAction.SUPERUSER)
 def list_tenants(parts: Parts) -> list[str]:
     """All tenants, by name."""
     return parts.environment.metadata.tenancy.tenants()
 
 
-@router.get("/tenants/{tenant}", Action.ADMIN, refuses=(404,))
+@router.get("/tenants/{tenant}", AuthAction.ADMIN, refuses=(404,))
 def get_tenant(parts: Parts, tenant: Tenant) -> TenantInfo:
     """The tenant's administrators and clusters."""
     with reported_as(NO_TENANT):
@@ -84,7 +84,7 @@ def get_tenant(parts: Parts, tenant: Tenant) -> TenantInfo:
     )
 
 
-@router.put("/tenants/{tenant}", Action.SUPERUSER, refuses=(409,))
+@router.put("/tenants/{tenant}", AuthAction.SUPERUSER, refuses=(409,))
 def create_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo | None, Body()] = None) -> None:
     """Make a tenant."""
     roles, clusters = _checked(parts, info)
@@ -92,7 +92,7 @@ def create_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo | Non
         parts.environment.metadata.tenancy.create_tenant(tenant, roles, clusters)
 
 
-@router.post("/tenants/{tenant}", Action.SUPERUSER, refuses=(404,))
+@router.post("/tenants/{tenant}", AuthAction.SUPERUSER, refuses=(404,))
 def update_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo, Body()]) -> None:
     """Set a tenant's administrators and clusters, in place of what it has."""
     roles, clusters = _checked(parts, info)
@@ -100,7 +100,7 @@ def update_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo, Body
         parts.environment.metadata.tenancy.update_tenant(tenant, roles, clusters)
 
 
-@router.delete("/tenants/{tenant}", Action.SUPERUSER, refuses=(404, 405, 409))
+@router.delete("/tenants/{tenant}", AuthAction.SUPERUSER, refuses=(404, 405, 409))
 def delete_tenant(parts: Parts, tenant: Tenant, force: bool = False) -> None:
     """Delete a tenant that has no namespaces. `force` is refused: delete its namespaces first."""
     if force:

@@ -16,7 +16,7 @@ from api.admin import resolve
 from api.admin.brokers.unsupported_features import check_no_shadow
 from api.admin.models import PulsarBody, TextByName
 from api.admin.tenancy.bundles import bundle_of, check_bundle
-from api.http.access import ANY_USE, Action
+from api.http.access import ANY_USE, AuthAction
 from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import RestException, reported_as
 from api.http.query_parameters import AUTHORITATIVE, KNOWN_QUERY
@@ -36,7 +36,7 @@ NO_NAMESPACE = "Namespace not found"
 Properties = Annotated[TextByName | None, Body(description="Properties of the topic; may be left out.")]
 
 
-class ReleaseLease(PulsarBody):
+class ReleaseLeaseRequest(PulsarBody):
     """`force`: also the lease of an owner that is known to be alive."""
 
     force: bool = False
@@ -65,7 +65,7 @@ def list_topics(
     return [str(name) for name in names if wanted is None or bundle_of(name) == wanted]
 
 
-@router.put(TOPIC_PATH, Action.ADMIN, refuses=(409,))
+@router.put(TOPIC_PATH, AuthAction.ADMIN, refuses=(409,))
 def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> None:
     """Create a topic without partitions."""
     check_no_shadow(properties or {})
@@ -79,7 +79,7 @@ def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> N
         resolve.share_policies(parts, whole)
 
 
-@router.delete(TOPIC_PATH, Action.ADMIN, refuses=(409,), waits_for=WaitsFor.LOG)
+@router.delete(TOPIC_PATH, AuthAction.ADMIN, refuses=(409,), waits_for=WaitsFor.LOG)
 def delete_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
     """Delete a topic with all that belongs to it; a compaction that runs is stopped and never publishes (S8).
 
@@ -99,7 +99,7 @@ def delete_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
         raise resolve.not_found(parts, topic) from error
 
 
-@router.delete(TOPIC_PATH + "/truncate", Action.ADMIN, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.WORK)
+@router.delete(TOPIC_PATH + "/truncate", AuthAction.ADMIN, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.WORK)
 def truncate_topic(parts: Parts, topic: Topic) -> None:
     """Clear a topic, or all partitions of one or none, raw and compacted; offsets continue.
 
@@ -119,7 +119,7 @@ def get_topic_properties(parts: Parts, topic: Topic) -> dict[str, str]:
     return metadata.topics.properties(resolve.topic(parts, topic).id)
 
 
-@router.put(TOPIC_PATH + "/properties", Action.ADMIN)
+@router.put(TOPIC_PATH + "/properties", AuthAction.ADMIN)
 def update_topic_properties(
     parts: Parts,
     topic: Topic,
@@ -133,7 +133,7 @@ def update_topic_properties(
         metadata.topics.set_properties(resolve.topic(parts, topic).id, properties)
 
 
-@router.delete(TOPIC_PATH + "/properties", Action.ADMIN)
+@router.delete(TOPIC_PATH + "/properties", AuthAction.ADMIN)
 def remove_topic_property(
     parts: Parts,
     topic: Topic,
@@ -147,14 +147,20 @@ def remove_topic_property(
         metadata.topics.remove_property(resolve.topic(parts, topic).id, key)
 
 
-@router.put(TOPIC_PATH + "/unload", Action.ADMIN)
+@router.put(TOPIC_PATH + "/unload", AuthAction.ADMIN)
 def unload_topic(parts: Parts, topic: Topic) -> None:
     """Nothing is loaded, so nothing happens: a compaction continues, and its status stays (S7)."""
     resolve.topics(parts, topic)
 
 
-@router.post(TOPIC_PATH + "/release-lease", Action.ADMIN, KNOWN_QUERY, refuses=(409,), response_model=list[LeaseReport])
-def release_lease(parts: Parts, topic: Topic, wanted: Annotated[ReleaseLease, Body()] = ReleaseLease()) -> Any:  # noqa: B008
+@router.post(
+    TOPIC_PATH + "/release-lease", AuthAction.ADMIN, KNOWN_QUERY, refuses=(409,), response_model=list[LeaseReport]
+)
+def release_lease(
+    parts: Parts,
+    topic: Topic,
+    wanted: Annotated[ReleaseLeaseRequest, Body()] = ReleaseLeaseRequest(),  # noqa: B008
+) -> Any:
     """Release the writer's lease of a topic, or of each partition. A dry run by default."""
     found = []
     for record in resolve.topics(parts, topic):

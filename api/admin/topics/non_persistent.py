@@ -8,7 +8,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from api.admin import resolve
-from api.http.access import ANY_USE, Action
+from api.http.access import ANY_USE, AuthAction
 from api.http.paths import Namespace
 from api.http.problems import RestException
 from api.http.router import Routes
@@ -40,4 +40,6 @@ def refuse(rest: str) -> Response:
 
 for _verb in ("GET", "PUT", "POST", "DELETE"):
     _operation = f"nonPersistent{_verb.title()}"
-    router.route(_verb, "/non-persistent/{rest:path}", Action.ANYONE, refuses=(412,), operation_id=_operation)(refuse)
+    router.route(_verb, "/non-persistent/{rest:path}", AuthAction.ANYONE, refuses=(412,), operation_id=_operation)(
+        refuse
+    )

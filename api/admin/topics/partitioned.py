@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from api.admin import resolve
 from api.admin.models import UNREADABLE, MissingBody, PulsarBody, int_number, parsed, read_body, unreadable
 from api.admin.topics.lifecycle import EXISTS, NO_NAMESPACE, connected, written_by_a_service
-from api.http.access import ANY_USE, Action
+from api.http.access import ANY_USE, AuthAction
 from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import RestException, reported_as
 from api.http.router import Routes
@@ -97,7 +97,7 @@ def list_partitioned_topics(parts: Parts, namespace: Namespace) -> list[str]:
     return [str(item.name) for item in parts.environment.metadata.partitions.in_namespace(namespace)]
 
 
-@router.put(TOPIC_PATH + "/partitions", Action.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE)
+@router.put(TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE)
 def create_partitioned_topic(parts: Parts, topic: Topic, wanted: Wanted) -> None:
     """Make a partitioned topic with its partitions."""
     _check_number(wanted.partitions)
@@ -107,7 +107,9 @@ def create_partitioned_topic(parts: Parts, topic: Topic, wanted: Wanted) -> None
         parts.environment.metadata.partitions.create(topic, wanted.partitions, wanted.properties or {})
 
 
-@router.post(TOPIC_PATH + "/partitions", Action.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE)
+@router.post(
+    TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE
+)
 def update_partitioned_topic(
     parts: Parts,
     topic: Topic,
@@ -127,7 +129,7 @@ def update_partitioned_topic(
     resolve.share_policies(parts, after)
 
 
-@router.post(TOPIC_PATH + "/createMissedPartitions", Action.ADMIN, refuses=(409,))
+@router.post(TOPIC_PATH + "/createMissedPartitions", AuthAction.ADMIN, refuses=(409,))
 def create_missed_partitions(parts: Parts, topic: Topic) -> None:
     """Bring back partitions that were deleted by themselves, empty, with the policies of the others."""
     whole = _whole(parts, topic, f"Topic {topic} is not the partitioned topic.", 409)
@@ -144,7 +146,7 @@ def get_partitioned_metadata(parts: Parts, topic: Topic) -> PartitionedTopicMeta
     return PartitionedTopicMetadata(partitions=0)
 
 
-@router.delete(TOPIC_PATH + "/partitions", Action.ADMIN, refuses=(409,), waits_for=WaitsFor.LOG)
+@router.delete(TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(409,), waits_for=WaitsFor.LOG)
 def delete_partitioned_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
     """Delete it with its partitions, all or nothing; as `deleteTopic`."""
     metadata = parts.environment.metadata

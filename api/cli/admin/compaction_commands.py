@@ -14,8 +14,8 @@ from api.cli.admin.exit_codes import RUN_FAILED
 from api.cli.admin.requests import NAMESPACE, TOPIC, Command, RequestCommand, RequestOption, get
 from api.cli.admin.run_watch import follow_requests, newest_runs
 from api.cli.admin.session import session, topic_path
-from api.cli.kit.names import TypedTopic
 from api.cli.kit.quantity_parsers import parse_bytes, parse_duration
+from api.cli.kit.shared_arguments import TypedTopic
 from api.cli.kit.stderr import say
 from storage.errors import InvalidInput
 

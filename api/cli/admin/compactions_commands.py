@@ -10,8 +10,8 @@ import typer
 from api.cli.admin.requests import TOPIC, Command, RequestCommand, RequestOption, Run, get
 from api.cli.admin.run_watch import follow, show_ended, watch_topic
 from api.cli.admin.session import expand, session, topic_path
-from api.cli.kit.names import TOPIC_HELP, OnlyTopic, StateName
 from api.cli.kit.reports import show_run, show_runs
+from api.cli.kit.shared_arguments import TOPIC_HELP, OnlyTopic, StateName
 from storage.errors import InvalidInput
 
 _COMPACTIONS = "/admin/v2/compactions"

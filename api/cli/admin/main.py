@@ -23,8 +23,8 @@ from api.cli.admin import (
 )
 from api.cli.admin.requests import Command, RequestCommand, add_commands
 from api.cli.admin.session import Session
-from api.cli.kit.names import Output, OutputName
 from api.cli.kit.program import group, program, run
+from api.cli.kit.shared_arguments import Output, OutputName
 
 NAME = "compactor-admin"
 GLOBAL_OPTIONS = ("--admin-url", "--token", "--token-file", "--ca-cert", "--config", "--timeout", "--output")

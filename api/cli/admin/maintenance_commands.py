@@ -13,9 +13,9 @@ import typer
 from api.cli.admin.requests import Command, Execute, RequestCommand
 from api.cli.admin.session import session, topic_path
 from api.cli.kit.exit_codes import DATA_LOSS
-from api.cli.kit.names import TOPIC_HELP, TypedTopic
 from api.cli.kit.quantity_parsers import duration
 from api.cli.kit.reports import TRIM_COLUMNS, put_lines, trim_lines, verify_lines
+from api.cli.kit.shared_arguments import TOPIC_HELP, TypedTopic
 from api.cli.kit.stderr import counted, say, size
 
 

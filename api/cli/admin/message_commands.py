@@ -13,8 +13,8 @@ import typer
 from api.cli.admin.requests import Command, RequestCommand
 from api.cli.admin.session import session, topic_path
 from api.cli.kit import exit_codes
-from api.cli.kit.names import ResetName, TypedTopic
 from api.cli.kit.quantity_parsers import size_in_bytes
+from api.cli.kit.shared_arguments import ResetName, TypedTopic
 from api.cli.kit.stderr import counted, number, say
 from api.cli.kit.terminal import data_stream, put
 from api.formats.text_encoding import TextEncoding

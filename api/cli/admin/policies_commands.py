@@ -9,9 +9,9 @@ import typer
 
 from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command, RequestCommand
 from api.cli.admin.session import expand, session
-from api.cli.kit.names import TOPIC_HELP
 from api.cli.kit.quantity_parsers import parse_pair
 from api.cli.kit.reports import show_policies
+from api.cli.kit.shared_arguments import TOPIC_HELP
 from storage.errors import InvalidInput
 
 Of = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help=f"Of a topic. {TOPIC_HELP}")]

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from api.cli.admin.session import expand, session
-from api.cli.kit.names import TypedTopic
+from api.cli.kit.shared_arguments import TypedTopic
 
 TOPIC = "/admin/v2/persistent/{topic}"
 NAMESPACE = "/admin/v2/namespaces/{namespace}"

@@ -16,9 +16,9 @@ from urllib.parse import quote
 import typer
 
 from api.cli.admin.client_config import find_target
-from api.cli.kit.names import OutputName
 from api.cli.kit.output import show
 from api.cli.kit.quantity_parsers import parse_pair
+from api.cli.kit.shared_arguments import OutputName
 from api.cli.kit.stderr import say
 from storage.errors import InvalidInput
 from storage.model import TopicName

@@ -11,8 +11,8 @@ import typer
 
 from api.cli.admin.requests import TOPIC, Command, Count, RequestCommand, RequestOption, Subscription, get
 from api.cli.admin.session import key_values, session, topic_path
-from api.cli.kit.names import TypedTopic
 from api.cli.kit.quantity_parsers import parse_duration
+from api.cli.kit.shared_arguments import TypedTopic
 from storage.errors import InvalidInput, NotFound
 from storage.model import MessageId
 

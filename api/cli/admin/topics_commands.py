@@ -9,7 +9,7 @@ import typer
 
 from api.cli.admin.requests import TOPIC, Command, RequestCommand, RequestOption, get
 from api.cli.admin.session import key_values, session, topic_path
-from api.cli.kit.names import TypedTopic
+from api.cli.kit.shared_arguments import TypedTopic
 from storage.errors import NotFound
 
 Partitions = Annotated[int, typer.Option("-p", "--partitions", metavar="N", min=1, help="How many partitions.")]

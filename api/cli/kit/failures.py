@@ -9,7 +9,7 @@ import traceback
 import typer
 
 from api.cli.kit.stderr import say
-from storage.errors import CompactorError, OtherStore
+from storage.errors import CompactorError, WrongStore
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -24,7 +24,7 @@ def report(error: Exception, about: str = "", program: str = "compactor") -> Non
 
 def describe(error: Exception, program: str = "compactor") -> str:
     """An error in one line: what happened, to what, what to do. The help of a command without arguments stays."""
-    if isinstance(error, OtherStore):
+    if isinstance(error, WrongStore):
         adopt = "`compactor store adopt` shows what belongs to what, and binds them on purpose"
         return f"{program}: {' '.join(error.message.split())}: check the URLs of store and database; {adopt}"
     if isinstance(error, CompactorError):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from api.cli.kit.names import OutputName
+from api.cli.kit.shared_arguments import OutputName
 from api.cli.kit.terminal import plain, put, put_json
 
 Cell: TypeAlias = Callable[[str, Any], str]

@@ -6,8 +6,8 @@ from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from api.cli.kit.names import OutputName
 from api.cli.kit.output import as_text, show, show_table
+from api.cli.kit.shared_arguments import OutputName
 from api.cli.kit.stderr import counted, number, size
 from api.cli.kit.terminal import plain, put
 

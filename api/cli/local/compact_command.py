@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.names import TOPIC_HELP
 from api.cli.kit.quantity_parsers import duration, size_in_bytes
+from api.cli.kit.shared_arguments import TOPIC_HELP
 from api.cli.kit.stderr import say
 from api.cli.local.spark_engine import progress_for, spark_engine
 from api.components import open_for_writing, open_topic
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from compactor.run.plan import RunPolicies
     from compactor.two_phase import TwoPhaseCompactor
     from storage.metadata.records import TopicRecord, TopicSnapshot
-    from storage.objects.throttled import Rates
+    from storage.objects.throttled import RateLimits
     from storage.topic import Topic
 
 
@@ -110,9 +110,9 @@ def compact_topic(
 
     with open_for_writing(context.obj) as environment:
         from api.cli.local.compact_report import report, report_estimates
-        from storage.objects.throttled import Rates
+        from storage.objects.throttled import RateLimits
 
-        work = _Work(environment, context.obj, given, Rates(max_read_rate, max_write_rate), max_garbage_ratio)
+        work = _Work(environment, context.obj, given, RateLimits(max_read_rate, max_write_rate), max_garbage_ratio)
         names = named or _listed(environment, namespace)
         as_json = output == "json"
         if dry_run:
@@ -164,7 +164,7 @@ class _Work:
     environment: Environment
     settings: Settings
     given: Mapping[str, Any]
-    rates: Rates
+    rates: RateLimits
     max_garbage_ratio: float
 
     def compact(self, names: Sequence[TopicName]) -> Iterator[Outcome]:
@@ -242,14 +242,14 @@ class _Work:
 
     def _policies(self, topic: TopicRecord) -> RunPolicies:
         """The topic's own, except those in `given`."""
-        from compactor.run.options import stored_policies
+        from compactor.run.run_policies import stored_policies
 
         return replace(stored_policies(self.environment.metadata, topic, self.given), **self.given)
 
     def _report_policies(self, snapshot: TopicSnapshot, policies: RunPolicies) -> None:
         """Report options that count before a stored policy in this run alone, and policies that differ from those of
         the run before: what only those kept is dropped."""
-        from compactor.run.options import POLICY_OF, overridden
+        from compactor.run.run_policies import POLICY_OF, overridden
         from storage.metadata.records import RunState
 
         for name in overridden(self.environment.metadata, snapshot.topic, self.given):

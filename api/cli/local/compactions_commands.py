@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from api.cli.kit.names import OnlyTopic, Output, OutputName, StateName
 from api.cli.kit.reports import show_run, show_runs
+from api.cli.kit.shared_arguments import OnlyTopic, Output, OutputName, StateName
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing
 from api.reports import run_document

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.kit.names import Output, OutputName
 from api.cli.kit.output import show, show_table
+from api.cli.kit.shared_arguments import Output, OutputName
 from api.cli.kit.stderr import say
 from api.settings.settings import SETTINGS, Settings
 

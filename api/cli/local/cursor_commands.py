@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.kit.names import Output, OutputName, Topic
 from api.cli.kit.output import show
+from api.cli.kit.shared_arguments import Output, OutputName, Topic
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing, open_topic
-from storage.reading.positions import PLACES, described, mark_delete_before, parse_place
+from storage.reading.position_text import PLACES, described, mark_delete_before, parse_place
 
 if TYPE_CHECKING:
     from storage.metadata.records import CursorRecord

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.kit.names import Topic
 from api.cli.kit.quantity_parsers import parse_bytes
+from api.cli.kit.shared_arguments import Topic
 from api.cli.kit.stderr import counted, say, size
 from api.components import ensure_topic, open_for_writing
 from api.formats.inputs import InputFormat, read_messages

@@ -10,7 +10,7 @@ import typer
 
 from api.cli.kit import exit_codes
 from api.cli.kit.failures import report
-from api.cli.kit.names import TOPIC_HELP, Topic
+from api.cli.kit.shared_arguments import TOPIC_HELP, Topic
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import data_stream, put
 from api.components import open_environment, open_for_writing, open_topic

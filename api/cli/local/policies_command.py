@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.kit.names import TOPIC_HELP, Output, OutputName
 from api.cli.kit.output import show
 from api.cli.kit.quantity_parsers import parse_pair
 from api.cli.kit.reports import show_policies
+from api.cli.kit.shared_arguments import TOPIC_HELP, Output, OutputName
 from api.components import open_environment, open_for_writing
 from api.reports import policies_document
 from storage.errors import InvalidInput

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from api.cli.kit.names import Topic
+from api.cli.kit.shared_arguments import Topic
 from api.cli.kit.stderr import abandon_output, counted, say
 from api.cli.local.import_command import check_quota, name_file, report_wait
 from api.components import ensure_topic, open_for_writing

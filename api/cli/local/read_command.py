@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.names import ResetName, Topic
 from api.cli.kit.output import show_table
+from api.cli.kit.shared_arguments import ResetName, Topic
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import data_stream
 from api.components import open_environment, open_topic
 from api.formats.text_encoding import TextEncoding, to_bytes
 from storage.errors import InvalidInput
-from storage.reading.positions import check_begins, parse_start
+from storage.reading.position_text import check_begins, parse_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

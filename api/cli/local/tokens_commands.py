@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from api.cli.kit.names import OutputName
 from api.cli.kit.output import show
+from api.cli.kit.shared_arguments import OutputName
 from api.cli.kit.stderr import say
 from api.cli.kit.terminal import put
 from api.settings.settings import Settings

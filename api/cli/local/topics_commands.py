@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.names import Output, OutputName, Topic
 from api.cli.kit.output import show
 from api.cli.kit.program import check_confirmation
 from api.cli.kit.quantity_parsers import parse_pair
 from api.cli.kit.reports import TRIM_COLUMNS, trim_lines
+from api.cli.kit.shared_arguments import Output, OutputName, Topic
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing, open_topic
 from api.reports import shown_error, trim_document
 from storage.model import TopicName
-from storage.reading.positions import parse_trim_place
+from storage.reading.position_text import parse_trim_place
 
 if TYPE_CHECKING:
     from compactor.scheduling.backlog import UnsealedBacklog

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.names import OutputName, Topic
 from api.cli.kit.output import show
 from api.cli.kit.reports import put_lines, verify_lines
+from api.cli.kit.shared_arguments import OutputName, Topic
 from api.cli.kit.stderr import counted, say
 from api.cli.local.spark_engine import progress_for, spark_engine
 from api.components import open_environment

@@ -17,7 +17,7 @@ from api.settings.settings import Settings
 from compactor.engines.engine import TaskFailure
 from storage.metadata.records import RunState
 from storage.model import TopicName
-from storage.objects.throttled import Rates
+from storage.objects.throttled import RateLimits
 from tests.clients.cli.conftest import InsteadOfSpark, claim, objects, runs, write_lines
 from tests.program import Program
 
@@ -220,9 +220,9 @@ def test_a_minimal_lag_leaves_young_messages_alone(
 def test_limits_reach_the_tasks(program: Program, topics: tuple[str, ...], engine: Recording) -> None:
     program("compact-topic", "--topic", "a", "--max-read-rate", "50M", "--max-write-rate", "7K").done()
     plans = [getattr(task, "task", task).args[0] for task in engine.jobs]
-    assert [plan.rates for plan in plans] == [Rates(50 << 20, 7 << 10)] * 2
+    assert [plan.rates for plan in plans] == [RateLimits(50 << 20, 7 << 10)] * 2
     program("compact-topic", "--topic", "b").done()
-    assert engine.jobs[-1].task.args[0].rates == Rates()
+    assert engine.jobs[-1].task.args[0].rates == RateLimits()
 
 
 def test_the_garbage_ratio_decides_whether_a_part_is_written_anew(

@@ -39,7 +39,7 @@ def show(program: Program, topic: str, name: str) -> dict[str, Any]:
 
 
 def test_a_cursor_is_created_and_moved_to_a_position(program: Program, topic: str, ids: list[str]) -> None:
-    """Which message a position stands for: tests/unit/storage/reading/test_positions.py."""
+    """Which message a position stands for: tests/unit/storage/reading/test_position_text.py."""
     program("cursor", "create", topic, "c", "--at", "earliest").done()
     for position, offset in (("6", 5), ("earliest", None), (ids[3], 2)):
         program("cursor", "reset", topic, "c", "--to", position).done()

@@ -11,7 +11,14 @@ from sqlalchemy import URL, Connection, text
 from compactor.scheduling.status import CompactionStatus, compaction_status
 from storage.errors import CompactionPaused, CompactionRunning, Conflict, Fenced, TopicNotFound, Unavailable
 from storage.metadata import services, topics
-from storage.metadata.records import COMPACTION_CURSOR, RUN_DEAD_MS, CompactionState, Retry, RunState, TopicRecord
+from storage.metadata.records import (
+    COMPACTION_CURSOR,
+    RUN_DEAD_MS,
+    CompactionRetry,
+    CompactionState,
+    RunState,
+    TopicRecord,
+)
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -338,7 +345,7 @@ def test_a_run_that_publishes_may_leave_something_to_be_tried_again(
     (created,) = append(store, topic, 5)
     store.compaction_control.record_failure(topic.id, "one", 5)
     run = claim(store, topic)
-    retry = Retry("left\x00", clock.now_ms() + 5)
+    retry = CompactionRetry("left\x00", clock.now_ms() + 5)
     ended = store.publishing.publish(run, 0, compacted(store, run, 1, end_of(created)), {}, retry)
     assert ended.state is RunState.SUCCESS
     control = store.compaction_control.get(topic.id)
@@ -346,7 +353,7 @@ def test_a_run_that_publishes_may_leave_something_to_be_tried_again(
     clock.advance(5)
     assert store.compaction_control.retries(3_600_000) == [store.topics.get(topic.name)]
     with pytest.raises(Fenced):
-        store.publishing.publish(run, 1, compacted(store, run, 2, end_of(created)), {}, Retry("late", 5))
+        store.publishing.publish(run, 1, compacted(store, run, 2, end_of(created)), {}, CompactionRetry("late", 5))
     assert store.compaction_control.get(topic.id) == control
     publish_all(store, topic)
     assert store.compaction_control.get(topic.id) == CompactionState()

@@ -13,7 +13,7 @@ from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.options.policies import POLICIES, TopicPolicies, UnreadableStoredValue
-from storage.options.resolution import Origin
+from storage.options.resolution import PolicyOrigin
 from tests.conformance.metadata.builders import append, at_once, publish_all
 from tests.conformance.metadata.conftest import OpenStores
 from tests.conformance.metadata.log_builders import state
@@ -62,7 +62,7 @@ def test_every_policy_comes_back_as_it_was_set(store: MetadataStore, topic: Topi
     assert store.policies.of_scope(topic_scope(topic)) == values
     found = store.policies.resolved(topic)
     assert {name: getattr(found.policies, POLICIES[name].attribute) for name in POLICIES} == values
-    assert set(found.origins.values()) == {Origin.TOPIC}
+    assert set(found.origins.values()) == {PolicyOrigin.TOPIC}
     assert found.policies == store.policies.effective(topic)
 
 
@@ -78,23 +78,23 @@ def test_a_policy_is_kept_under_its_own_name(store: MetadataStore) -> None:
 def test_the_nearest_scope_counts(store: MetadataStore, topic: TopicRecord) -> None:
     name = "segment.bytes"
 
-    def found(of: TopicRecord = topic) -> tuple[int, Origin]:
+    def found(of: TopicRecord = topic) -> tuple[int, PolicyOrigin]:
         resolved = store.policies.resolved(of)
         return resolved.policies.segment_bytes, resolved.origins[name]
 
     assert store.policies.effective(topic) == TopicPolicies()
-    assert found() == (128 << 20, Origin.DEFAULT)
+    assert found() == (128 << 20, PolicyOrigin.DEFAULT)
     store.policies.set(BROKER, name, "1M")
-    assert found() == (1 << 20, Origin.BROKER)
+    assert found() == (1 << 20, PolicyOrigin.BROKER)
     store.policies.set(NAMESPACE, name, "2M")
-    assert found() == (2 << 20, Origin.NAMESPACE)
+    assert found() == (2 << 20, PolicyOrigin.NAMESPACE)
     store.policies.set(topic_scope(topic), name, "3M")
-    assert found() == (3 << 20, Origin.TOPIC)
+    assert found() == (3 << 20, PolicyOrigin.TOPIC)
     neighbour = store.tenancy.ensure_topic(TopicName.parse("neighbour"))
     stranger = store.tenancy.ensure_topic(TopicName.parse("public/other/orders"))
-    assert (found(neighbour), found(stranger)) == ((2 << 20, Origin.NAMESPACE), (1 << 20, Origin.BROKER))
+    assert (found(neighbour), found(stranger)) == ((2 << 20, PolicyOrigin.NAMESPACE), (1 << 20, PolicyOrigin.BROKER))
     store.policies.remove(topic_scope(topic), name)
-    assert found() == (2 << 20, Origin.NAMESPACE)
+    assert found() == (2 << 20, PolicyOrigin.NAMESPACE)
 
 
 def test_none_and_nothing_are_settings_too(store: MetadataStore, topic: TopicRecord) -> None:
@@ -160,8 +160,8 @@ def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(
     found = store.policies.resolved(other)
     assert (found.policies.retention_ms, found.policies.cleanup_policy) == (5, frozenset())
     assert {name: one.origin for name, one in found.unreadable.items()} == {
-        "segment.bytes": Origin.NAMESPACE,
-        "cleanup.policy": Origin.BROKER,
+        "segment.bytes": PolicyOrigin.NAMESPACE,
+        "cleanup.policy": PolicyOrigin.BROKER,
     }
     assert store.policies.resolver().resolved(other) == found
     assert store.policies.resolved_around(NAMESPACE) == found

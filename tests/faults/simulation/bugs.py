@@ -26,7 +26,7 @@ from compactor.run.plan import RunPlan
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import ObjectMissing
 from storage.ledger import names, rows
-from storage.ledger.seek import FromOffset
+from storage.ledger.seek import OffsetBound
 from storage.log import active_segment_file, recovery
 from storage.log.bulk_append import BulkAppend
 from storage.log.segment import SegmentPaths
@@ -169,9 +169,9 @@ def _raw_jumping(self: CompactedReader) -> Generator[pa.Table, None, None]:
     while True:
         horizon = snapshot.compacted.horizon.offset if snapshot.compacted else -1
         for table in SnapshotReader(self._environment.store, snapshot, self._unsealed).raw(
-            self._next or FromOffset(0), horizon
+            self._next or OffsetBound(0), horizon
         ):
-            self._next = FromOffset(table.column("offset")[-1].as_py() + 1)
+            self._next = OffsetBound(table.column("offset")[-1].as_py() + 1)
             yield table
             now = self._take_snapshot()
             if now.compacted and snapshot.compacted and now.compacted.generation > snapshot.compacted.generation:
@@ -202,14 +202,14 @@ def _once_without_looking(self: Database, change: Callable[[Connection], Any], h
 
 def _from_the_start(self: CompactedReader, pinned: Any, compacted: Any) -> Any:
     if self._is_another(compacted):
-        self._next = FromOffset(0)
+        self._next = OffsetBound(0)
     yield from _generation(self, pinned, compacted)
 
 
 _generation = CompactedReader._generation
 
 
-def _no_marker_of_age(self: resolve.Rules, tombstones: Any) -> Any:
+def _no_marker_of_age(self: resolve.ResolutionRules, tombstones: Any) -> Any:
     return np.full(len(tombstones), self.policies.tombstone_retention_ms > 0)
 
 
@@ -252,7 +252,7 @@ def _tables_again(self: RawReader, snapshot: Any = None) -> Generator[pa.Table, 
         try:
             bound = bound or self._first_bound(read)
             for table in read.raw(bound, delivered_to):
-                self.begin(FromOffset(table.column("offset")[-1].as_py() + 1), table.column("offset")[-1].as_py())
+                self.begin(OffsetBound(table.column("offset")[-1].as_py() + 1), table.column("offset")[-1].as_py())
                 yield table
             return
         except ObjectMissing:
@@ -380,7 +380,8 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
             ((phase_two, "_least", _newest),),
         ),
         "cursors-not-waited-for": Bug(
-            "Tombstones that win do not wait for the slowest cursor.", ((resolve.Rules, "retained", _no_marker_of_age),)
+            "Tombstones that win do not wait for the slowest cursor.",
+            ((resolve.ResolutionRules, "retained", _no_marker_of_age),),
         ),
         "recovery-cuts-too-much": Bug(
             "Recovery cuts off the last whole frame, too, and does not ask how far flushes had come.",

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from compactor import reference
-from compactor.batch import Batch, Job
+from compactor.batch import BatchRunner, Job
 from compactor.engines.engine import InProcessEngine, SilentProgress
 from compactor.run.plan import RunPolicies, Sizing
 from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
@@ -130,7 +130,7 @@ class Compacting:
         self._end(running)
 
     def _from_start(self, model: TopicModel, used: RunPolicies) -> Callable[[TopicRecord], RunPolicies]:
-        """As compactor/run/options.py has it: the start holds for compacted rows under `compact,delete` alone (C2)."""
+        """As run_policies.py has it: the start holds for compacted rows under `compact,delete` alone (C2)."""
         return lambda topic: replace(used, start_offset=model.start if model.hides_compacted else 0)
 
     def _check_nothing_new(self, model: TopicModel, used: RunPolicies, floor: int | None) -> None:
@@ -310,8 +310,8 @@ class Compacting:
         process = world.random.choice(world.free("c") * 3 + world.free("r"))
         world.run_as(process, "is killed", process.die)
 
-    def _batch(self, process: Process) -> Batch:
-        return Batch(process.metadata, self._engine, SilentProgress(), HEARTBEAT_MS)
+    def _batch(self, process: Process) -> BatchRunner:
+        return BatchRunner(process.metadata, self._engine, SilentProgress(), HEARTBEAT_MS)
 
     def _sizing(self) -> Sizing:
         draw = self._world.random.choice

@@ -18,7 +18,7 @@ from storage.metadata.records import TopicSnapshot
 from storage.model import EARLIEST, Message, MessageId
 from storage.reading.continuation_token import ContinuationToken
 from storage.reading.limits import ReadLimits
-from storage.reading.positions import parse_start
+from storage.reading.position_text import parse_start
 from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.faults.simulation.model import TopicModel, Violation, require

@@ -11,7 +11,7 @@ from api.components import open_for_writing
 from api.server import bound, check_exposure, check_parts, check_tls
 from api.service import running
 from api.settings.settings import Settings
-from storage.errors import Misconfigured, OtherStore, Unavailable
+from storage.errors import Misconfigured, Unavailable, WrongStore
 from storage.objects.local import LocalStore
 from storage.store_identity import StoreIdentity
 
@@ -107,7 +107,7 @@ def test_a_service_does_not_start_with_another_store(tmp_path: Path) -> None:
     with open_for_writing(settings):
         pass
     mistyped = tmp_path / "objetcs"
-    with pytest.raises(OtherStore), running(settings.with_flags(store=mistyped.as_uri())):
+    with pytest.raises(WrongStore), running(settings.with_flags(store=mistyped.as_uri())):
         pytest.fail("it has started")
     assert not mistyped.exists()
 

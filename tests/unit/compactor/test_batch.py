@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from compactor.batch import Batch, Job, Outcome, StallDetector, TaskSet, _together
+from compactor.batch import BatchRunner, Job, Outcome, StallDetector, TaskSet, _together
 from compactor.engines.engine import InProcessEngine, SilentProgress, TaskInputs
 from compactor.run.plan import RunPolicies, Sizing
 from storage.errors import CompactorError, Fenced, ObjectMissing, TopicNotFound, Unavailable, full_part
@@ -52,7 +52,7 @@ def beating_batch(
 ) -> Callable[[], list[Outcome]]:
     """Compacts the topics with each call, as one batch whose runs' heartbeats come every 15 ms."""
     compactor = replace(bench, engine=engine).compactor()
-    batch = Batch(bench.metadata, engine, SilentProgress(), heartbeat_ms=15, stillness=stillness)
+    batch = BatchRunner(bench.metadata, engine, SilentProgress(), heartbeat_ms=15, stillness=stillness)
     claim: Callable[[TopicName], Job | None] = partial(compactor._claim, wanted=RunPolicies())
     return lambda: list(batch.run([topic.name for topic in some], claim, 10))
 
@@ -356,7 +356,7 @@ def test_the_rows_of_all_runs_follow_their_progress(bench: Workbench, monkeypatc
         run = bench.metadata.runs.claim(bench.metadata.topics.get(name).id, "test", {}, 10_000)
         return Job(name, run, steps(name.topic))
 
-    batch = Batch(bench.metadata, Halfway(), SilentProgress(), heartbeat_ms=15)
+    batch = BatchRunner(bench.metadata, Halfway(), SilentProgress(), heartbeat_ms=15)
     outcomes = list(batch.run([item.name for item in some], claim, 10))
     begun = [{"phase": f"phase of {n}", "tasks_done": 0, "tasks_total": 2, "bytes_done": 0} for n in "ab"]
     half = [{"phase": f"phase of {n}", "tasks_done": 1, "tasks_total": 2, "bytes_done": 200} for n in "ab"]

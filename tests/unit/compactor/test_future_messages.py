@@ -7,7 +7,7 @@ import pytest
 
 from compactor.maintenance.retention import Retention
 from compactor.run.plan import RunPolicies
-from compactor.scheduling.backlog import Backlogs
+from compactor.scheduling.backlog import BacklogReader
 from compactor.scheduling.due import cause_of
 from storage.errors import InvalidRecord
 from storage.metadata.policy_store import BROKER
@@ -60,7 +60,7 @@ def test_they_keep_no_lag_from_ending(bench: Workbench, topic: Topic, stored: li
     bench.set_policies(topic, **{"min.compaction.lag.ms": HOUR, "max.compaction.lag.ms": 2 * HOUR})
 
     def cause() -> str | None:
-        (backlog,) = Backlogs(bench.metadata, bench.log).of_all(bench.clock)
+        (backlog,) = BacklogReader(bench.metadata, bench.log).of_all(bench.clock)
         return cause_of(backlog, bench.clock.now_ms())
 
     assert cause() is None

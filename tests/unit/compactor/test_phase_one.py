@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 from compactor import reference
 from compactor.phase_one import run_range, split_by_source, unkeyed_survivors
 from compactor.phase_two import read_offsets
-from compactor.run.plan import RangeResult, RunPlan, RunPolicies, Sizing, Source, expected_totals, located
+from compactor.run.plan import RangeTaskResult, RunPlan, RunPolicies, Sizing, Source, expected_totals, located
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import key_index
@@ -54,7 +54,7 @@ def plan_of(store: ObjectStore, ledgers: list[LedgerRecord], bits: int, retain_n
     )
 
 
-def surviving_offsets(store: ObjectStore, plan: RunPlan, results: list[RangeResult]) -> list[int]:
+def surviving_offsets(store: ObjectStore, plan: RunPlan, results: list[RangeTaskResult]) -> list[int]:
     """The offsets in the row sets, read as phase two reads them."""
     found = sorted(located(results).items())
     named = read_offsets(store, [row_sets for _, row_sets in found])

@@ -10,7 +10,7 @@ import pytest
 
 from compactor.engines.engine import InProcessEngine
 from compactor.maintenance.garbage import GarbageCollector
-from compactor.run.plan import PartTaskResult, RangeResult, RunPolicies, Sizing
+from compactor.run.plan import PartTaskResult, RangeTaskResult, RunPolicies, Sizing
 from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
 from storage.errors import (
     CompactionRunning,
@@ -28,7 +28,7 @@ from storage.ledger import names
 from storage.metadata.policy_store import BROKER
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, RunState
 from storage.model import EARLIEST, TopicName
-from storage.objects.throttled import Rates
+from storage.objects.throttled import RateLimits
 from tests.clocks import ManualClock
 from tests.workbench import (
     HookedEngine,
@@ -120,7 +120,7 @@ def test_a_failure_leaves_everything_as_it_was(bench: Workbench, phase: int, err
 
 
 def drop_a_survivor(answer: Any) -> Any:
-    if isinstance(answer, RangeResult) and answer.row_sets:
+    if isinstance(answer, RangeTaskResult) and answer.row_sets:
         first = answer.row_sets[0]
         return replace(answer, row_sets=(replace(first, offset_sum=first.offset_sum + 1), *answer.row_sets[1:]))
     return answer
@@ -324,7 +324,7 @@ def test_a_limit_of_bytes_per_second_is_kept_in_tasks_and_shared_between_them(
     class Two(InProcessEngine):
         parallelism = 2
 
-    limited = replace(bench.compactor(), engine=Two(), rates=Rates(read=2_000, write=1_000), sizing=Sizing(1))
+    limited = replace(bench.compactor(), engine=Two(), rates=RateLimits(read=2_000, write=1_000), sizing=Sizing(1))
     outcome = limited.compact(topic.name)
     assert outcome.run is not None
     waited = clock.now_ms() - begun

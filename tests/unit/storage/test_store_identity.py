@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from compactor.maintenance.garbage import GarbageCollector
-from storage.errors import Misconfigured, ObjectDamaged, OtherStore, Unavailable
+from storage.errors import Misconfigured, ObjectDamaged, Unavailable, WrongStore
 from storage.ledger.names import STORE_UID
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
@@ -58,7 +58,7 @@ def test_nothing_is_written_to_a_mistyped_store(bench: Workbench, wrong: Workben
         lambda: GarbageCollector(wrong).collect(there.record),
         lambda: list(GarbageCollector(wrong).collect_all(dry_run=True)),
     ):
-        with pytest.raises(OtherStore, match=r"objetcs has no uid.*which was at file:.*/objects"):
+        with pytest.raises(WrongStore, match=r"objetcs has no uid.*which was at file:.*/objects"):
             write()
     assert names(wrong.store) == []
     assert bench.metadata.snapshot(topic.record.id) == before
@@ -98,7 +98,7 @@ def test_a_fresh_database_writes_to_no_store_of_another_one(bench: Workbench, tm
     fresh = replace(bench, metadata=database(tmp_path, "fresh"))
     collector = GarbageCollector(fresh, grace_ms=0, skew_ms=-1)
     for write in (lambda: list(collector.collect_all(unknown_topics=True)), lambda: fresh.append(fresh.topic(), [])):
-        with pytest.raises(OtherStore, match=r"belongs to another database.*this one .*fresh\.db\) has none yet"):
+        with pytest.raises(WrongStore, match=r"belongs to another database.*this one .*fresh\.db\) has none yet"):
             write()
     assert names(bench.store) == before
     assert fresh.metadata.store_binding.find() is None
@@ -107,7 +107,7 @@ def test_a_fresh_database_writes_to_no_store_of_another_one(bench: Workbench, tm
 def test_the_store_of_two_databases_that_were_both_bound(bench: Workbench, tmp_path: Path) -> None:
     other = replace(bench, metadata=database(tmp_path, "other"), store=store_at(tmp_path, "others"))
     StoreIdentity(other.metadata, other.store).require()
-    with pytest.raises(OtherStore, match="is another one"):
+    with pytest.raises(WrongStore, match="is another one"):
         StoreIdentity(database(tmp_path, "other"), bench.store).check()
 
 
@@ -139,7 +139,7 @@ def test_a_database_and_store_from_before_are_bound_in_silence(bench: Workbench,
     forget(bench)
     metadata = database(tmp_path)
     mistyped = store_at(tmp_path, "objetcs")
-    with pytest.raises(OtherStore, match=r"does not have the object topics/.*which the database names"):
+    with pytest.raises(WrongStore, match=r"does not have the object topics/.*which the database names"):
         StoreIdentity(metadata, mistyped).require()
     assert names(mistyped) == []
     StoreIdentity(metadata, bench.store).require()
@@ -154,7 +154,7 @@ def test_a_fresh_database_is_not_bound_in_silence_to_a_store_in_use(bench: Workb
     before = names(bench.store)
     fresh = database(tmp_path, "fresh")
     collector = GarbageCollector(replace(bench, metadata=fresh), grace_ms=0, skew_ms=-1)
-    with pytest.raises(OtherStore, match=rf"has objects of a topic \({topic.record.uid}\) that .*fresh\.db\) does not"):
+    with pytest.raises(WrongStore, match=rf"has objects of a topic \({topic.record.uid}\) that .*fresh\.db\) does not"):
         list(collector.collect_all(unknown_topics=True))
     assert names(bench.store) == before
     assert fresh.store_binding.find() is None
@@ -195,7 +195,7 @@ def test_a_binding_that_was_cut_off_is_finished_by_the_next_process(
     # another database is first
     late = database(tmp_path, "late")
     late.store_binding.begin(store.url)
-    with pytest.raises(OtherStore, match="belongs to another database"):
+    with pytest.raises(WrongStore, match="belongs to another database"):
         StoreIdentity(late, store).require()
 
 
@@ -225,7 +225,7 @@ def test_a_store_is_adopted_on_purpose(bench: Workbench, tmp_path: Path) -> None
     assert STORE_UID not in names(moved)
     assert identity.adopt() == found
     StoreIdentity(database(tmp_path), moved).require()
-    with pytest.raises(OtherStore, match="is another one"):
+    with pytest.raises(WrongStore, match="is another one"):
         StoreIdentity(database(tmp_path), bench.store).check()
     assert identity.adopt().is_bound
     # a database that was restored from before, or rebuilt

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from api.http import openapi
-from api.http.access import Action, CallerName
+from api.http.access import AuthAction, CallerName
 from api.http.paths import EncodedSlashes
 from api.http.router import Routes
 from api.http.tokens import create
@@ -20,9 +20,9 @@ from tests.asgi import TestClient, access_of, application
 
 SECRET = bytes(32)
 router = Routes(prefix="")
-SCOPED = (Action.PRODUCE, Action.CONSUME, Action.COMPACT, Action.ADMIN)
+SCOPED = (AuthAction.PRODUCE, AuthAction.CONSUME, AuthAction.COMPACT, AuthAction.ADMIN)
 
-for action in (*SCOPED, Action.SUPERUSER):
+for action in (*SCOPED, AuthAction.SUPERUSER):
 
     @router.get(f"/{action}/{{tenant}}", action, operation_id=f"{action}-tenant")
     @router.get(f"/{action}/{{tenant}}/{{namespace}}", action, operation_id=f"{action}-ns")
@@ -32,12 +32,12 @@ for action in (*SCOPED, Action.SUPERUSER):
         return by
 
 
-@router.get("/either/{tenant}/{namespace}", Action.PRODUCE, Action.CONSUME)
+@router.get("/either/{tenant}/{namespace}", AuthAction.PRODUCE, AuthAction.CONSUME)
 def either() -> str:
     return "done"
 
 
-@router.get("/anyone", Action.ANYONE)
+@router.get("/anyone", AuthAction.ANYONE)
 def anyone(by: CallerName) -> str:
     return by
 
@@ -112,18 +112,18 @@ IN_NAMESPACE = {(action, where) for action, where in EVERYTHING if where.startsw
         ("root", EVERYTHING),
         ("boss", IN_TENANT),
         ("overseer", IN_TENANT),
-        ("reader", {(action, where) for action, where in IN_TENANT if action is Action.CONSUME}),
+        ("reader", {(action, where) for action, where in IN_TENANT if action is AuthAction.CONSUME}),
         ("chief", IN_NAMESPACE),
-        ("writer", {(action, where) for action, where in IN_NAMESPACE if action is Action.PRODUCE}),
-        ("cook", {(action, where) for action, where in IN_NAMESPACE if action is Action.COMPACT}),
-        ("clerk", {(Action.PRODUCE, "t/n/x"), (Action.PRODUCE, "t/n/x-partition-1")}),
+        ("writer", {(action, where) for action, where in IN_NAMESPACE if action is AuthAction.PRODUCE}),
+        ("cook", {(action, where) for action, where in IN_NAMESPACE if action is AuthAction.COMPACT}),
+        ("clerk", {(AuthAction.PRODUCE, "t/n/x"), (AuthAction.PRODUCE, "t/n/x-partition-1")}),
         ("owner", {(action, f"t/n/{topic}") for action in SCOPED for topic in ("x", "x-partition-1")}),
-        ("sweeper", {(Action.COMPACT, "t/n/x-partition-1")}),
+        ("sweeper", {(AuthAction.COMPACT, "t/n/x-partition-1")}),
         ("old", set()),
         ("stranger", set()),
     ],
 )
-def test_what_each_role_may_do_where(role: str, may: set[tuple[Action, str]], client: TestClient) -> None:
+def test_what_each_role_may_do_where(role: str, may: set[tuple[AuthAction, str]], client: TestClient) -> None:
     for action, where in EVERYTHING:
         answer = client.get(f"/{action}/{where}", headers=bearing(role))
         expected = 200 if (action, where) in may else 403

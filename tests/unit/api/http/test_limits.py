@@ -10,7 +10,7 @@ import pytest
 from fastapi import Request
 
 from api.http.access import Caller
-from api.http.limits import Buckets, RequestLimiter
+from api.http.limits import RequestLimiter, TokenBuckets
 from api.http.problems import RestException
 from api.settings.settings import Settings
 from tests.asgi import TestClient, application
@@ -212,7 +212,7 @@ def test_no_limit() -> None:
 
 
 def test_buckets_are_bounded_in_number() -> None:
-    buckets = Buckets(1, ManualClock(), most=2)
+    buckets = TokenBuckets(1, ManualClock(), most=2)
     assert [buckets.take(name) for name in ("a", "b", "b")] == [0, 0, 1]
     assert buckets.take("c") == 0
     assert buckets.take("b") == 1, "the one that was used longest ago was purged"
@@ -221,7 +221,7 @@ def test_buckets_are_bounded_in_number() -> None:
 
 def test_a_clock_that_goes_back_gives_nothing() -> None:
     clock = ManualClock()
-    buckets = Buckets(1, clock)
+    buckets = TokenBuckets(1, clock)
     assert buckets.take("a") == 0
     clock.advance(-10_000)
     assert buckets.take("a") == 1

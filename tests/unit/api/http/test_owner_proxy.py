@@ -20,7 +20,7 @@ from api.http.owner_proxy import NotTheOwner, OwnerProxy
 from api.http.paths import segment
 from api.http.problems import RestException
 from storage.environment import Environment
-from storage.ledger.seek import AtTime, StartOffset, StartPosition
+from storage.ledger.seek import StartOffset, StartPosition, StartTime
 from storage.log.directory import LogDirectory
 from storage.metadata.records import ServiceRecord, TopicRecord
 from storage.model import EARLIEST, LATEST
@@ -98,8 +98,8 @@ def two_logs(bench: Workbench, logs: dict[str, LogDirectory]) -> TopicRecord:
         ("ab", StartOffset(1), {"a": "a", "b": "a", "c": "a"}),
         ("ab", StartOffset(2), {"a": "b", "b": "b", "c": "b"}),
         ("ab", LATEST, {"a": "b", "b": "b", "c": "b"}),
-        ("ab", AtTime(NOW), {"a": "a", "b": "a", "c": "a"}),
-        ("ab", AtTime(NOW + 1), {"a": "b", "b": "b", "c": "b"}),
+        ("ab", StartTime(NOW), {"a": "a", "b": "a", "c": "a"}),
+        ("ab", StartTime(NOW + 1), {"a": "b", "b": "b", "c": "b"}),
         ("ab", None, {"a": "b", "b": "b", "c": "b"}),
         # then a's machine is away, or b's: each gives what it has
         ("b", EARLIEST, {"b": "b", "c": "c"}),

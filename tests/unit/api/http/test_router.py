@@ -13,7 +13,7 @@ from fastapi.dependencies.models import Dependant
 
 from api.admin.models import long_body
 from api.app import ROUTERS
-from api.http.access import Action
+from api.http.access import AuthAction
 from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.http.tokens import create
@@ -25,28 +25,28 @@ router = Routes(prefix="")
 JSON = {"Content-Type": "application/json"}
 
 
-@router.put("/things", Action.SUPERUSER)
+@router.put("/things", AuthAction.SUPERUSER)
 def put_things(things: Annotated[dict[str, Any], Body()]) -> int:
     """How many there are."""
     return len(things)
 
 
-@router.put("/number", Action.SUPERUSER)
+@router.put("/number", AuthAction.SUPERUSER)
 def put_number(number: Annotated[int, Depends(long_body)]) -> int:
     return number
 
 
-@router.get("/threads/database", Action.ANYONE)
+@router.get("/threads/database", AuthAction.ANYONE)
 def database_thread() -> str:
     return threading.current_thread().name
 
 
-@router.get("/threads/store", Action.ANYONE, waits_for=WaitsFor.STORE)
+@router.get("/threads/store", AuthAction.ANYONE, waits_for=WaitsFor.STORE)
 def store_thread() -> str:
     return threading.current_thread().name
 
 
-@router.post("/stream", Action.ANYONE)
+@router.post("/stream", AuthAction.ANYONE)
 async def stream(request: Request) -> int:
     return len(await request.body())
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import jwt
 import pytest
 
-from api.http.access import Access, Action
+from api.http.access import AuthAction, AuthorizationService
 from api.http.router import Routes
 from api.http.token_key_reloader import TokenKeyReloader
 from api.http.tokens import ES256, BadToken, create, new_key_pair, private_key
@@ -36,11 +36,11 @@ def written(file: Path, content: bytes | str) -> Path:
 def client_of(settings: Settings, clock: ManualClock) -> TestClient:
     router = Routes(prefix="")
 
-    @router.get("/who", Action.SUPERUSER)
+    @router.get("/who", AuthAction.SUPERUSER)
     def who() -> str:
         return "ops"
 
-    return TestClient(application(router, Access.of(settings, cast(Any, None), clock)))
+    return TestClient(application(router, AuthorizationService.of(settings, cast(Any, None), clock)))
 
 
 def test_a_key_that_was_rotated_and_a_token_that_was_revoked_count_without_a_restart(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.observability.metrics import REFRESH_MS, AppendTotals, Metrics, Sources
+from api.observability.metrics import REFRESH_MS, AppendTotals, Metrics, MetricSources
 from api.observability.run_totals import LATE_LOOKS
-from compactor.scheduling.due import TopicsCheck
+from compactor.scheduling.due import TopicsCheckResult
 from storage.errors import Unavailable
-from storage.metadata.metrics_store import MetricsStore, RunSummary, ServiceCounts
+from storage.metadata.metrics_store import MetricsStore, RunSummary, TopicCounts
 from storage.metadata.records import RunState
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -39,11 +39,11 @@ class History:
     run_dead_ms: int = 30_000
     asked: list[int] = field(default_factory=list)
 
-    def counts(self) -> ServiceCounts:
+    def counts(self) -> TopicCounts:
         if self.away:
             raise Unavailable("the database is away", "wait")
         self.looks += 1
-        return ServiceCounts(len(self.names), 2, NOW - 5000, 1, 3, {"OPEN": 4}, 99, 1)
+        return TopicCounts(len(self.names), 2, NOW - 5000, 1, 3, {"OPEN": 4}, 99, 1)
 
     def topic_names(self) -> dict[int, TopicName]:
         return dict(self.names)
@@ -53,7 +53,7 @@ class History:
         return [row for row in self.rows if row.run_id > after or row.run_id in again]
 
 
-def metrics(history: History, most: int = 10, sources: Sources = Sources()) -> tuple[Metrics, ManualClock]:  # noqa: B008
+def metrics(history: History, most: int = 10, sources: MetricSources = MetricSources()) -> tuple[Metrics, ManualClock]:  # noqa: B008
     clock = ManualClock()
     return Metrics(cast(MetricsStore, history), clock, most, sources), clock
 
@@ -169,7 +169,7 @@ def test_the_database_is_asked_at_most_so_often() -> None:
 
 def test_a_database_that_is_away_is_told_and_nothing_is_made_up() -> None:
     history = History([run(1, 1)], topics("a"))
-    created, clock = metrics(history, sources=Sources(appended=lambda: AppendTotals(7, 8, 9)))
+    created, clock = metrics(history, sources=MetricSources(appended=lambda: AppendTotals(7, 8, 9)))
     assert values(created)["compactor_up"] == 1
     history.away = True
     clock.advance(REFRESH_MS)
@@ -190,7 +190,7 @@ def test_what_waits_is_paused_or_fails() -> None:
 
 
 def test_only_the_leader_tells_what_its_last_look_saw() -> None:
-    check = TopicsCheck(
+    check = TopicsCheckResult(
         at=NOW - 2000,
         topics=9,
         due=3,
@@ -200,8 +200,8 @@ def test_only_the_leader_tells_what_its_last_look_saw() -> None:
         uncleanable=2,
         uncleanable_bytes=5,
     )
-    leader = values(metrics(History(), sources=Sources(lambda: True, lambda: check))[0])
-    other = values(metrics(History(), sources=Sources(lambda: False, lambda: check))[0])
+    leader = values(metrics(History(), sources=MetricSources(lambda: True, lambda: check))[0])
+    other = values(metrics(History(), sources=MetricSources(lambda: False, lambda: check))[0])
     assert (leader["compactor_leader"], other["compactor_leader"]) == (1, 0)
     assert leader["compactor_last_check_seconds"] == 2
     assert leader["compactor_max_dirty_ratio"] == 0.75
@@ -213,7 +213,7 @@ def test_only_the_leader_tells_what_its_last_look_saw() -> None:
 
 @pytest.mark.parametrize(("error", "up"), [(None, None), ("", 1), ("no executors", 0)])
 def test_whether_compactions_can_begin(error: str | None, up: int | None) -> None:
-    found = values(metrics(History(), sources=Sources(engine_error=lambda: error))[0])
+    found = values(metrics(History(), sources=MetricSources(engine_error=lambda: error))[0])
     assert found.get("compactor_engine_up") == up
 
 

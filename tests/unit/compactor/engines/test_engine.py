@@ -11,7 +11,7 @@ from compactor.engines.engine import (
     LIGHT,
     PARTITIONS_PER_CORE,
     InProcessEngine,
-    InProcessEngines,
+    InProcessEngineProvider,
     TaskFailure,
     answers,
     pack,
@@ -41,7 +41,7 @@ def test_what_fails_stands_in_its_place() -> None:
 
 
 def test_a_cancel_is_heard_between_tasks_and_holds_for_this_job_alone() -> None:
-    engines = InProcessEngines()
+    engines = InProcessEngineProvider()
     engine, other = engines.open(), engines.open()
     seen: list[int] = []
 

@@ -8,7 +8,7 @@ import pytest
 
 from compactor.engines import spark
 from compactor.engines.driver_monitor import DriverDeadlines, DriverMonitor, DriverStatus
-from compactor.engines.shared_session import SparkEngines
+from compactor.engines.shared_session import SparkEngineProvider
 from compactor.engines.spark import SparkSettings
 from storage.errors import Unavailable
 from tests.unit.compactor.engines.test_driver_monitor import ALONE, FINE, FakeDriver, StoppedDriver, Time
@@ -33,7 +33,7 @@ class Sessions:
             lambda driver, given: DriverMonitor(driver, given, self.time),
         )
         settings = SparkSettings(Path("spark.log"), "spark://here:7077")
-        self.engines = SparkEngines(settings, self.logged.append, deadlines)
+        self.engines = SparkEngineProvider(settings, self.logged.append, deadlines)
 
     def open(self) -> str:
         """What came of it: an engine, or why there is none."""

@@ -12,7 +12,7 @@ import pytest
 
 from compactor.engines.engine import Engine
 from compactor.engines.jvm import Jvm
-from compactor.engines.shared_session import SparkEngines
+from compactor.engines.shared_session import SparkEngineProvider
 from compactor.engines.spark import SparkEngine, SparkSettings
 from storage.errors import Fenced, Misconfigured, Unavailable
 from tests.unit.compactor.engines.test_spark import until
@@ -59,7 +59,7 @@ def test_engines_share_a_session_and_none_comes_after_the_end(
         return spark_engine._session
 
     monkeypatch.setattr("compactor.engines.spark.open_session", open_it)
-    engines = SparkEngines(SparkSettings(tmp_path / "spark.log"))
+    engines = SparkEngineProvider(SparkSettings(tmp_path / "spark.log"))
     with ThreadPoolExecutor(3) as pool:
         created = list(pool.map(lambda _: engines.open(), range(3)))
     assert len(opened) == 1
@@ -87,7 +87,7 @@ def test_a_session_that_is_starting_is_given_up_when_the_service_ends(
 
     monkeypatch.setattr("compactor.engines.shared_session.Jvm", Watched)
     monkeypatch.setattr("compactor.engines.spark.open_session", open_it)
-    engines = SparkEngines(SparkSettings(tmp_path / "spark.log"))
+    engines = SparkEngineProvider(SparkSettings(tmp_path / "spark.log"))
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(engines.open)
         starting.wait(60)
@@ -105,12 +105,12 @@ import os, signal, sys, threading
 from pathlib import Path
 from compactor.engines.driver_monitor import DriverDeadlines
 from compactor.engines.spark import SparkSettings
-from compactor.engines.shared_session import SparkEngines
+from compactor.engines.shared_session import SparkEngineProvider
 from storage.errors import Unavailable
 
 folder = Path(sys.argv[1])
 settings = SparkSettings(folder / "spark.log", "local[1]", "512m")
-engines = SparkEngines(settings, deadlines=DriverDeadlines(answer_seconds=5))
+engines = SparkEngineProvider(settings, deadlines=DriverDeadlines(answer_seconds=5))
 engine = engines.open()
 java = engine._session.sparkContext._gateway.proc
 
@@ -146,8 +146,8 @@ def test_a_java_that_died_is_followed_by_another(tmp_path: Path) -> None:
 import os, signal, sys
 from pathlib import Path
 from compactor.engines.spark import SparkSettings
-from compactor.engines.shared_session import SparkEngines
-engines = SparkEngines(SparkSettings(Path(sys.argv[1]), "local[1]", "512m"))
+from compactor.engines.shared_session import SparkEngineProvider
+engines = SparkEngineProvider(SparkSettings(Path(sys.argv[1]), "local[1]", "512m"))
 session = engines.open()._session
 java = session.sparkContext._gateway.proc.pid
 os.kill(java, signal.SIGKILL)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from compactor.engines.engine import Engine, InProcessEngines
+from compactor.engines.engine import Engine, InProcessEngineProvider
 from compactor.scheduling.control_loop import ControlLoop
 from storage.metadata.records import RunState
-from storage.objects.throttled import Rates
+from storage.objects.throttled import RateLimits
 from storage.topic import Topic
 from tests.unit.compactor.scheduling.stage import SETTINGS, Engines, Stage, until
 
-FOR_YEARS = Rates(read=1)
+FOR_YEARS = RateLimits(read=1)
 """A byte a second: a task that would end long after the test."""
 
 
@@ -24,7 +24,7 @@ class WithoutMachinery(Engines):
     """Those of a service with `spark-master=in-process`."""
 
     def open(self) -> Engine:
-        return InProcessEngines().open()
+        return InProcessEngineProvider().open()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from sqlalchemy import update
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
-from compactor.maintenance.tasks import Maintenance, Task, TaskStatus, due
+from compactor.maintenance.tasks import Maintenance, MaintenanceTask, MaintenanceTaskStatus, due
 from compactor.scheduling.scan_throttle import RESTS
 from storage.entries.encode import encode_message
 from storage.environment import Environment
@@ -25,13 +25,18 @@ from storage.metadata.tables import segments
 from tests.entries import one, produce
 from tests.workbench import Workbench, content
 
-INTERVALS = {Task.SWEEP: 10, Task.BACKLOG: 20, Task.RETENTION: 20, Task.GARBAGE: 50}
-EACH_SERVICES = [Task.SWEEP, Task.BACKLOG]
+INTERVALS = {
+    MaintenanceTask.SWEEP: 10,
+    MaintenanceTask.BACKLOG: 20,
+    MaintenanceTask.RETENTION: 20,
+    MaintenanceTask.GARBAGE: 50,
+}
+EACH_SERVICES = [MaintenanceTask.SWEEP, MaintenanceTask.BACKLOG]
 MINUTE, HOUR = 60_000, 3_600_000
 
 
-def statuses(**began: int | None) -> dict[Task, TaskStatus]:
-    return {task: TaskStatus(began_at=began.get(task.value)) for task in Task}
+def statuses(**began: int | None) -> dict[MaintenanceTask, MaintenanceTaskStatus]:
+    return {task: MaintenanceTaskStatus(began_at=began.get(task.value)) for task in MaintenanceTask}
 
 
 @pytest.mark.parametrize(
@@ -39,21 +44,21 @@ def statuses(**began: int | None) -> dict[Task, TaskStatus]:
     [
         (100, []),
         (109, []),
-        (110, [Task.SWEEP]),
-        (119, [Task.SWEEP]),
-        (120, [Task.SWEEP, Task.BACKLOG, Task.RETENTION]),
-        (150, [Task.SWEEP, Task.BACKLOG, Task.RETENTION, Task.GARBAGE]),
-        (99, [Task.SWEEP, Task.BACKLOG, Task.RETENTION, Task.GARBAGE]),
+        (110, [MaintenanceTask.SWEEP]),
+        (119, [MaintenanceTask.SWEEP]),
+        (120, [MaintenanceTask.SWEEP, MaintenanceTask.BACKLOG, MaintenanceTask.RETENTION]),
+        (150, [MaintenanceTask.SWEEP, MaintenanceTask.BACKLOG, MaintenanceTask.RETENTION, MaintenanceTask.GARBAGE]),
+        (99, [MaintenanceTask.SWEEP, MaintenanceTask.BACKLOG, MaintenanceTask.RETENTION, MaintenanceTask.GARBAGE]),
     ],
 )
-def test_what_is_due(now: int, expected: list[Task]) -> None:
+def test_what_is_due(now: int, expected: list[MaintenanceTask]) -> None:
     began = statuses(sweep=100, backlog=100, retention=100, garbage=100)
     assert due(began, INTERVALS, True, now) == expected
     assert due(began, INTERVALS, False, now) == [task for task in expected if task in EACH_SERVICES]
 
 
 def test_at_first_all_is_due() -> None:
-    assert due(statuses(), INTERVALS, True, 0) == list(Task)
+    assert due(statuses(), INTERVALS, True, 0) == list(MaintenanceTask)
     assert due(statuses(), INTERVALS, False, 0) == EACH_SERVICES
 
 
@@ -67,7 +72,7 @@ class Bench:
         self.stopping = False
         self.maintenance = Maintenance(
             Environment(self.workbench.metadata, self.workbench.store, self.clock, self.workbench.log),
-            dict.fromkeys(Task, MINUTE) | {Task.GARBAGE: 10 * MINUTE},
+            dict.fromkeys(MaintenanceTask, MINUTE) | {MaintenanceTask.GARBAGE: 10 * MINUTE},
             GRACE_MS,
             lambda: self.leads,
             lambda: self.stopping,
@@ -108,19 +113,19 @@ def test_retention_and_garbage_by_the_clock(bench: Bench) -> None:
     kept, going = bench.imported("kept"), bench.imported("going")
     metadata.policies.set(f"topic:{going.uid}", "cleanup.policy", "delete")
     metadata.policies.set(f"topic:{going.uid}", "retention.ms", HOUR)
-    assert bench.maintenance.run_due() == list(Task)
+    assert bench.maintenance.run_due() == list(MaintenanceTask)
     assert bench.maintenance.run_due() == []
     assert bench.ledgers(going) == 1
     bench.clock.advance(HOUR + 1)
-    assert bench.maintenance.run_due() == list(Task)
+    assert bench.maintenance.run_due() == list(MaintenanceTask)
     assert (bench.ledgers(going), bench.ledgers(kept)) == (0, 1)
-    status = bench.maintenance.status()[Task.RETENTION]
+    status = bench.maintenance.status()[MaintenanceTask.RETENTION]
     assert (status.removed, status.removed_bytes > 0, status.last_error) == (1, True, "")
     assert (status.began_at, status.ended_at) == (bench.clock.now_ms(), bench.clock.now_ms())
-    assert bench.maintenance.status()[Task.GARBAGE].removed == 0, "its delay is not over"
+    assert bench.maintenance.status()[MaintenanceTask.GARBAGE].removed == 0, "its delay is not over"
     bench.clock.advance(GRACE_MS)
     bench.maintenance.run_due()
-    assert bench.maintenance.status()[Task.GARBAGE].removed == 2, "rows and index"
+    assert bench.maintenance.status()[MaintenanceTask.GARBAGE].removed == 2, "rows and index"
 
 
 def test_only_the_leader(bench: Bench) -> None:
@@ -130,7 +135,7 @@ def test_only_the_leader(bench: Bench) -> None:
     assert bench.maintenance.run_due() == EACH_SERVICES
     assert bench.ledgers(topic) == 1
     bench.leads = True
-    assert bench.maintenance.run_due() == [Task.RETENTION, Task.GARBAGE]
+    assert bench.maintenance.run_due() == [MaintenanceTask.RETENTION, MaintenanceTask.GARBAGE]
     assert bench.ledgers(topic) == 0
 
 
@@ -151,13 +156,13 @@ def test_backlogs_are_limited_by_who_has_the_tail(bench: Bench, caplog: pytest.L
     bench.maintenance.run_due()
     assert set(bench.maintenance.over_quota) == {here.record.id}
     bench.leads = True
-    bench.maintenance.hasten(Task.BACKLOG)
+    bench.maintenance.hasten(MaintenanceTask.BACKLOG)
     bench.maintenance.run_due()
     assert set(bench.maintenance.over_quota) == {sealed.record.id, here.record.id}
     answer = [record for record in caplog.records if "takes no messages" in record.getMessage()]
     assert [record.levelname for record in answer] == ["WARNING", "WARNING"], "once for each topic"
     metadata.cursors.delete(here.record.id, "s")
-    bench.maintenance.hasten(Task.BACKLOG)
+    bench.maintenance.hasten(MaintenanceTask.BACKLOG)
     bench.maintenance.run_due()
     assert set(bench.maintenance.over_quota) == {sealed.record.id}
 
@@ -180,9 +185,9 @@ def test_who_has_the_end_of_a_topic_limits_its_backlog_also_where_rolled_segment
     marks = []
     for seconds in (65, 15, 45):  # half of the rolled segment is old, which does not count; all of it; all there is
         bench.clock.advance(seconds * 1000)
-        bench.maintenance.hasten(Task.BACKLOG)
+        bench.maintenance.hasten(MaintenanceTask.BACKLOG)
         bench.maintenance.run_due()
-        assert bench.maintenance.status()[Task.BACKLOG].last_error == ""
+        assert bench.maintenance.status()[MaintenanceTask.BACKLOG].last_error == ""
         mark = metadata.cursors.get(topic.record.id, "s").mark_delete
         marks.append((mark and mark.offset, bool(bench.maintenance.over_quota)))
     assert marks == [(None, True), (1, True), (3, False)]
@@ -210,7 +215,7 @@ def test_a_topic_that_fails_stops_no_other(
     with caplog.at_level(logging.WARNING):
         bench.maintenance.run_due()
     assert [bench.ledgers(topics[name]) for name in names] == [0, 1, 0, 1]
-    status = bench.maintenance.status()[Task.RETENTION]
+    status = bench.maintenance.status()[MaintenanceTask.RETENTION]
     assert dict(status.failing) == {"persistent://public/default/bad": str(error)}
     assert status.last_error == f"persistent://public/default/bad: {error}"
     assert "persistent://public/default/bad" in caplog.text
@@ -218,7 +223,7 @@ def test_a_topic_that_fails_stops_no_other(
     bench.clock.advance(60_000)
     bench.maintenance.run_due()
     assert bench.ledgers(topics["bad"]) == 0
-    assert (bench.maintenance.status()[Task.RETENTION].last_error, status.failing != {}) == ("", True)
+    assert (bench.maintenance.status()[MaintenanceTask.RETENTION].last_error, status.failing != {}) == ("", True)
 
 
 def test_a_damaged_tail_is_shown_though_ledgers_go(bench: Bench) -> None:
@@ -231,7 +236,7 @@ def test_a_damaged_tail_is_shown_though_ledgers_go(bench: Bench) -> None:
     bench.expire()
     bench.maintenance.run_due()
     assert bench.ledgers(topic.record) == 0
-    status = bench.maintenance.status()[Task.RETENTION]
+    status = bench.maintenance.status()[MaintenanceTask.RETENTION]
     assert status.removed == 1
     assert str(file) in status.failing[str(topic.name)]
 
@@ -241,9 +246,9 @@ def test_a_task_that_fails_as_a_whole_stops_no_other(bench: Bench, monkeypatch: 
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(LogManager, "sweep", failing)
-    assert bench.maintenance.run_due() == list(Task)
+    assert bench.maintenance.run_due() == list(MaintenanceTask)
     errors = {task: status.last_error for task, status in bench.maintenance.status().items()}
-    assert errors == {**dict.fromkeys(Task, ""), Task.SWEEP: "the disk is gone"}
+    assert errors == {**dict.fromkeys(MaintenanceTask, ""), MaintenanceTask.SWEEP: "the disk is gone"}
 
 
 def test_whether_it_leads_may_be_unknown(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,9 +315,9 @@ def test_what_a_deleted_topic_left_goes_after_its_delay(bench: Bench) -> None:
     bench.maintenance.run_due()
     assert not folder.exists()
     assert list(workbench.store.list(f"topics/{topic.record.uid}/")) == []
-    assert bench.maintenance.status()[Task.SWEEP].removed == 2
-    assert bench.maintenance.status()[Task.GARBAGE].removed == 2
-    assert bench.maintenance.status()[Task.GARBAGE].last_error == ""
+    assert bench.maintenance.status()[MaintenanceTask.SWEEP].removed == 2
+    assert bench.maintenance.status()[MaintenanceTask.GARBAGE].removed == 2
+    assert bench.maintenance.status()[MaintenanceTask.GARBAGE].last_error == ""
     assert [message.key for message in workbench.topic("t").messages()] == [b"k", b"new"]
     assert workbench.topic("t").record.uid == again.uid
 
@@ -322,5 +327,7 @@ def test_what_a_deleted_topic_left_goes_after_its_delay(bench: Bench) -> None:
     workbench.store.put(late, b"of a writer that had not heard")
     bench.clock.advance(HOUR)
     bench.maintenance.run_due()
-    assert bench.maintenance.status()[Task.GARBAGE].removed == 3
-    assert replace(bench.maintenance.status()[Task.SWEEP], began_at=0, ended_at=0) == TaskStatus(0, 0, removed=2)
+    assert bench.maintenance.status()[MaintenanceTask.GARBAGE].removed == 3
+    assert replace(bench.maintenance.status()[MaintenanceTask.SWEEP], began_at=0, ended_at=0) == MaintenanceTaskStatus(
+        0, 0, removed=2
+    )

@@ -14,7 +14,7 @@ from compactor.run.layout import Layout, lay_out
 from compactor.run.plan import (
     HashRangeStatistics,
     Located,
-    RangeResult,
+    RangeTaskResult,
     RowSet,
     Sizing,
     Source,
@@ -48,7 +48,7 @@ def sources_of(spans: list[tuple[int, int, int]]) -> list[Source]:
 def going(*counts: int) -> dict[int, Located]:
     """One hash range, with that many rows of each source in its row sets."""
     sets = tuple(RowSet(number, 0, count, 0, 0) for number, count in enumerate(counts) if count)
-    return located([RangeResult("range-0", sets, None, HashRangeStatistics())])
+    return located([RangeTaskResult("range-0", sets, None, HashRangeStatistics())])
 
 
 def laid_out(
@@ -69,7 +69,7 @@ def written(layout_: Layout) -> list[list[int]]:
 
 
 @st.composite
-def survivors(draw: st.DrawFn, sources: list[Source]) -> list[RangeResult]:
+def survivors(draw: st.DrawFn, sources: list[Source]) -> list[RangeTaskResult]:
     """What phase one may answer: for each hash range some row sets; some sources have none at all."""
     results = []
     for number in range(draw(st.integers(1, 3))):
@@ -78,7 +78,7 @@ def survivors(draw: st.DrawFn, sources: list[Source]) -> list[RangeResult]:
             count = draw(st.integers(0, max(1, item.messages // 3)))
             if count:
                 row_sets.append(RowSet(which, 4 * len(row_sets), count, draw(st.integers(0, 2**64 - 1)), 0))
-        results.append(RangeResult(f"range-{number}", tuple(row_sets), None, HashRangeStatistics()))
+        results.append(RangeTaskResult(f"range-{number}", tuple(row_sets), None, HashRangeStatistics()))
     return results
 
 

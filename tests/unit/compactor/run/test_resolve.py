@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from compactor.run.plan import RunPolicies
-from compactor.run.resolve import RangeResolution, Rules, newest_of, resolve, without_expired
+from compactor.run.resolve import RangeResolution, ResolutionRules, newest_of, resolve, without_expired
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, IndexRecords
 
 HOUR = 3_600_000
@@ -164,7 +164,7 @@ def run(model: Model, levels: list[IndexRecords], step: Step, now: int) -> tuple
         event_time_order=by_event,
         event_time_max_lateness_ms=LATENESS,
     )
-    resolved = resolve(winners, seen, merged, Rules(policies, now, step.floor))
+    resolved = resolve(winners, seen, merged, ResolutionRules(policies, now, step.floor))
     return resolved, [*([resolved.level] if len(resolved.level) else []), *levels[merged:]]
 
 
@@ -234,7 +234,7 @@ def plain(*rows: tuple[int, int]) -> IndexRecords:
 
 
 MARK, TOMB = int(MARKER), int(TOMBSTONE)
-NO_RULES = Rules(RunPolicies(), 0)
+NO_RULES = ResolutionRules(RunPolicies(), 0)
 
 
 def pairs(level: IndexRecords) -> list[tuple[int, int]]:
@@ -270,7 +270,7 @@ def test_a_tombstone_stays_for_its_retention_or_for_slow_cursors(
     retention: int, floor: int | None, stays: bool
 ) -> None:
     """T1: a floor of 9 says that all cursors have passed offset 9."""
-    rules = Rules(RunPolicies(tombstone_retention_ms=retention), 0, floor)
+    rules = ResolutionRules(RunPolicies(tombstone_retention_ms=retention), 0, floor)
     resolved = resolve(plain((4, 9 | TOMB)), [plain((4, 2))], 1, rules)
     assert resolved.survivors.tolist() == ([9] if stays else [])
     assert (resolved.tombstones_kept, resolved.tombstones_removed) == ((1, 0) if stays else (0, 1))
@@ -288,7 +288,7 @@ def test_keys_that_share_the_high_half_are_told_apart() -> None:
 def test_no_input_decides_nothing() -> None:
     resolved = resolve(newest_of([], False), [], 0, NO_RULES)
     assert (len(resolved.survivors), len(resolved.superseded), len(resolved.level)) == (0, 0, 0)
-    by_event = resolve(newest_of([], True), [], 0, Rules(RunPolicies(event_time_order=True), 0))
+    by_event = resolve(newest_of([], True), [], 0, ResolutionRules(RunPolicies(event_time_order=True), 0))
     assert (len(by_event.survivors), len(by_event.level), by_event.dropped_to) == (0, 0, -1)
 
 

@@ -9,7 +9,7 @@ import pytest
 from pyroaring import BitMap64
 
 from compactor.run import run_input
-from compactor.run.plan import RunPlan, RunPolicies, ScanPlan, ScanResult, Sizing
+from compactor.run.plan import RunPlan, RunPolicies, ScanTask, ScanTaskResult, Sizing
 from storage.ledger import key_index
 from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.hashing import Xxh3KeyHasher
@@ -18,7 +18,7 @@ from storage.ledger.manifest import DeletedRows, Manifest, Part
 from storage.metadata.records import RunRecord, RunState
 from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, RowsObject, StoredObject
 from storage.objects.interface import StoreLocation
-from storage.objects.throttled import Rates
+from storage.objects.throttled import RateLimits
 from tests.sealed import NOW, SEED, snapshot_of
 
 MINUTE = 60_000
@@ -85,7 +85,7 @@ def plan_of(
     ledgers: list[LedgerRecord], previous: Manifest | None, policies: RunPolicies, floor: int | None = None
 ) -> RunPlan:
     snapshot, hasher = snapshot_of(ledgers, previous), Xxh3KeyHasher(SEED)
-    return run_input.first_plan(STORE, snapshot, previous, policies, NOW, "a", hasher, floor, Rates())
+    return run_input.first_plan(STORE, snapshot, previous, policies, NOW, "a", hasher, floor, RateLimits())
 
 
 # --- P2: where a run ends
@@ -251,10 +251,10 @@ def test_scans_look_at_what_is_due_and_at_nothing_else() -> None:
     ledgers = [ledger(3, 0, oldest=2 * HOUR), ledger(4, 0, oldest=HOUR - 1), ledger(5, HOUR)]
     plan = plan_of(ledgers, previous, policies)
     assert run_input.scans(plan, previous, ledgers) == (
-        ScanPlan(0, values_to=NOW - HOUR),
-        ScanPlan(1, tombstones_to=NOW - MINUTE),
-        ScanPlan(3, values_to=NOW - HOUR),
-        ScanPlan(5, values_to=NOW - HOUR),
+        ScanTask(0, values_to=NOW - HOUR),
+        ScanTask(1, tombstones_to=NOW - MINUTE),
+        ScanTask(3, values_to=NOW - HOUR),
+        ScanTask(5, values_to=NOW - HOUR),
     )
     none = RunPolicies()
     assert run_input.scans(plan_of(ledgers, manifest(part(0, HOUR)), none), manifest(part(0, HOUR)), ledgers) == ()
@@ -268,7 +268,7 @@ def test_a_change_to_event_time_order_scans_every_part_once() -> None:
     assert not run_input.changes_order(previous, RunPolicies())
     assert not run_input.changes_order(None, policies)
     plan = plan_of([ledger(2, 0)], previous, policies)
-    assert run_input.scans(plan, previous, [ledger(2, 0)]) == (ScanPlan(0, reindex=True), ScanPlan(1, reindex=True))
+    assert run_input.scans(plan, previous, [ledger(2, 0)]) == (ScanTask(0, reindex=True), ScanTask(1, reindex=True))
 
 
 # --- the plan
@@ -292,7 +292,7 @@ def test_scans_put_what_is_due_in_front_of_the_dirty_indexes() -> None:
     plan = plan_of([ledger(2, 0)], previous, RunPolicies())
     due, again = index(1), index(2)
     expired = DeletedRows("expired", 0, 1, 1, 0)
-    results = [ScanResult(0, index=again, due=due), ScanResult(1), ScanResult(2, expired=expired)]
+    results = [ScanTaskResult(0, index=again, due=due), ScanTaskResult(1), ScanTaskResult(2, expired=expired)]
     scanned = run_input.with_scans(plan, results, reindexed=False)
     assert scanned.indexes == (due, *plan.indexes)
     assert scanned.expired == ((2, expired),)

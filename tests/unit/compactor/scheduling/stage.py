@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compactor.engines.engine import Engine, InProcessEngine
-from compactor.scheduling.control_loop import ControlLoop, LoopSettings
+from compactor.scheduling.control_loop import ControlLoop, ControlLoopSettings
 from compactor.scheduling.status import compaction_status
 from compactor.scheduling.worker import WorkerSettings
 from storage.environment import Environment
@@ -22,7 +22,7 @@ from tests.workbench import TINY, Workbench
 HOLD_SECONDS = 60
 """What must come from another thread has come long before; or the test fails."""
 TERM = 10_000
-SETTINGS = LoopSettings(lease_term_ms=TERM, worker=WorkerSettings(slots=3, sizing=TINY))
+SETTINGS = ControlLoopSettings(lease_term_ms=TERM, worker=WorkerSettings(slots=3, sizing=TINY))
 
 
 class Held(InProcessEngine):
@@ -94,7 +94,7 @@ class Stage:
         self.engines = Engines()
         self.loops: list[ControlLoop] = []
 
-    def service(self, settings: LoopSettings = SETTINGS, engines: Engines | None = None) -> ControlLoop:
+    def service(self, settings: ControlLoopSettings = SETTINGS, engines: Engines | None = None) -> ControlLoop:
         """A service whose threads are not started: the test calls `heartbeat` and `poll`."""
         number = len(self.loops)
         loop = ControlLoop(
@@ -113,7 +113,7 @@ class Stage:
         produce(topic, [one(b"key %d" % number, b"value") for number in range(messages)])
         return topic
 
-    def lead(self, settings: LoopSettings = SETTINGS) -> ControlLoop:
+    def lead(self, settings: ControlLoopSettings = SETTINGS) -> ControlLoop:
         loop = self.service(settings)
         loop.heartbeat()
         assert loop.leads

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from compactor.run.plan import RunPolicies
-from compactor.scheduling.backlog import Backlog, Backlogs
+from compactor.scheduling.backlog import Backlog, BacklogReader
 from compactor.scheduling.due import cause_of
 from storage.entries.decode import StoredEntry
 from storage.log.directory import LogDirectory
@@ -23,13 +23,13 @@ BYTES, MESSAGES = "compaction.threshold.bytes", "compaction.threshold.messages"
 
 def cause(bench: Workbench, topic: Topic) -> str | None:
     """Why a service that has just been started finds the topic due."""
-    found = {item.topic.id: item for item in Backlogs(bench.metadata, bench.log).of_all(bench.clock)}
+    found = {item.topic.id: item for item in BacklogReader(bench.metadata, bench.log).of_all(bench.clock)}
     backlog = found.get(topic.record.id)
     return None if backlog is None else cause_of(backlog, bench.clock.now_ms())
 
 
-def backlog(bench: Workbench, topic: Topic, backlogs: Backlogs | None = None) -> Backlog:
-    (found,) = (backlogs or Backlogs(bench.metadata, bench.log)).of([topic.record.id])
+def backlog(bench: Workbench, topic: Topic, backlogs: BacklogReader | None = None) -> Backlog:
+    (found,) = (backlogs or BacklogReader(bench.metadata, bench.log)).of([topic.record.id])
     return found
 
 
@@ -113,7 +113,7 @@ def test_an_open_segment_is_counted_on_from_where_it_was(bench: Workbench, monke
         return entries(self, start_offset)
 
     monkeypatch.setattr(SegmentReader, "entries", watched)
-    backlogs = Backlogs(bench.metadata, bench.log)
+    backlogs = BacklogReader(bench.metadata, bench.log)
     with topic.append_log(0) as log:
         for number in range(5):
             log.append(one(b"k", b"%d" % number))
@@ -128,7 +128,7 @@ def test_a_segment_elsewhere_counts_by_what_sql_knows(bench: Workbench, tmp_path
     in_ledgers(bench, topic)
     known = backlog(bench, topic)
     in_an_open_segment(bench, topic)
-    elsewhere = Backlogs(bench.metadata, LogDirectory(tmp_path / "another"))
+    elsewhere = BacklogReader(bench.metadata, LogDirectory(tmp_path / "another"))
     assert backlog(bench, topic, elsewhere).bytes == known.bytes
     topic.log_manager().roll(topic.record)
     assert backlog(bench, topic, elsewhere).messages == known.messages + 3
@@ -168,9 +168,9 @@ def test_topic_counts_before_namespace_before_broker(bench: Workbench) -> None:
 def test_only_topics_for_which_something_is_set_are_looked_at(bench: Workbench) -> None:
     for name in ("a", "b"):
         in_ledgers(bench, bench.topic(name))
-    assert Backlogs(bench.metadata, bench.log).of_all(bench.clock) == []
+    assert BacklogReader(bench.metadata, bench.log).of_all(bench.clock) == []
     set_at(bench, bench.topic("b"), MESSAGES, 1)
-    assert [item.topic.name.topic for item in Backlogs(bench.metadata, bench.log).of_all(bench.clock)] == ["b"]
+    assert [item.topic.name.topic for item in BacklogReader(bench.metadata, bench.log).of_all(bench.clock)] == ["b"]
 
 
 def test_kafkas_ratio_and_lag_on_a_topic_that_is_cleaned_by_compaction(bench: Workbench) -> None:

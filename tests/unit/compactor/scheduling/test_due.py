@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from compactor.scheduling.backlog import Backlog
-from compactor.scheduling.due import TopicsCheck, WorkerSlots, cause_of, due, jobs, retry_delay_ms
+from compactor.scheduling.due import TopicsCheckResult, WorkerSlots, cause_of, due, jobs, retry_delay_ms
 from storage.metadata.records import CompactionState, TopicRecord
 from storage.model import TopicName
-from storage.options.resolution import Triggers
+from storage.options.resolution import CompactionTriggers
 
 NOW = 1_000_000
 
@@ -22,7 +22,7 @@ def topic(number: int) -> TopicRecord:
 
 
 def backlog(number: int = 1, size: int = 100, clean: int = 0, oldest: int = NOW, **triggers: object) -> Backlog:
-    created = Triggers(**triggers)  # type: ignore[arg-type]
+    created = CompactionTriggers(**triggers)  # type: ignore[arg-type]
     return Backlog(topic(number), created, size, max(1, size // 10), size, clean, oldest, soonest=oldest + 5)
 
 
@@ -166,5 +166,5 @@ def test_a_check_in_the_terms_of_kafkas_metrics() -> None:
         backlog(2, size=40, clean=40, oldest=NOW - 10, max_lag_ms=50),
     ]
     failing = {2: CompactionState(failures=3)}
-    assert TopicsCheck.of(backlogs, failing, 1, NOW, 7) == TopicsCheck(NOW, 2, 1, 140, 0.5, 20, 1, 40, 7)
-    assert TopicsCheck.of([], {}, 0, NOW) == TopicsCheck(NOW, 0, 0, 0, 0.0, 0, 0, 0)
+    assert TopicsCheckResult.of(backlogs, failing, 1, NOW, 7) == TopicsCheckResult(NOW, 2, 1, 140, 0.5, 20, 1, 40, 7)
+    assert TopicsCheckResult.of([], {}, 0, NOW) == TopicsCheckResult(NOW, 0, 0, 0, 0.0, 0, 0, 0)

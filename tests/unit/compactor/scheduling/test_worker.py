@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compactor.engines.engine import Engine, InProcessEngines
+from compactor.engines.engine import Engine, InProcessEngineProvider
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import CompactionPaused, LeaseHeld, Unavailable
 from storage.metadata.records import RUN_DEAD_MS, RunState
@@ -74,7 +74,7 @@ def test_a_topic_that_fails_waits_and_never_stops_the_others(stage: Stage) -> No
     assert stage.status(bad) == ("SUCCESS", "")
 
 
-class Watching(InProcessEngines):
+class Watching(InProcessEngineProvider):
     """Engines that check something each time a phase begins."""
 
     def __init__(self, check: Callable[[], object]) -> None:

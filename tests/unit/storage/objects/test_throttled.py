@@ -8,7 +8,7 @@ import pytest
 
 from storage.errors import Fenced, ObjectExists
 from storage.objects.interface import ObjectStore
-from storage.objects.throttled import RateLimiter, Rates, ThrottledStore, throttled
+from storage.objects.throttled import RateLimiter, RateLimits, ThrottledStore, throttled
 from tests.clocks import ManualClock
 from tests.sealed import new_id
 
@@ -56,12 +56,12 @@ def test_no_limit_never_waits(clock: ManualClock) -> None:
 
 
 def test_a_store_without_limits_is_itself(object_store: ObjectStore, clock: ManualClock) -> None:
-    assert throttled(object_store, Rates(), clock) is object_store
-    assert throttled(object_store, Rates(None, 5), clock) is not object_store
+    assert throttled(object_store, RateLimits(), clock) is object_store
+    assert throttled(object_store, RateLimits(None, 5), clock) is not object_store
 
 
 def test_reading_and_writing_have_a_limit_each(object_store: ObjectStore, clock: ManualClock) -> None:
-    store = throttled(object_store, Rates(read=1000, write=100), clock)
+    store = throttled(object_store, RateLimits(read=1000, write=100), clock)
     name = f"throttled/{new_id()}"
     store.put(name, bytes(300))
     assert elapsed(clock) == 3000
@@ -76,7 +76,7 @@ def test_reading_and_writing_have_a_limit_each(object_store: ObjectStore, clock:
 
 
 def test_writers_keep_the_pace_and_write_the_same_object(object_store: ObjectStore, clock: ManualClock) -> None:
-    store = throttled(object_store, Rates(write=1000), clock)
+    store = throttled(object_store, RateLimits(write=1000), clock)
     name = f"throttled/{new_id()}"
     with store.create(name) as writer:
         for number in range(5):
@@ -87,7 +87,7 @@ def test_writers_keep_the_pace_and_write_the_same_object(object_store: ObjectSto
 
 
 def test_a_writer_that_fails_leaves_no_object(object_store: ObjectStore, clock: ManualClock) -> None:
-    store = throttled(object_store, Rates(write=1000), clock)
+    store = throttled(object_store, RateLimits(write=1000), clock)
     name = f"throttled/{new_id()}"
 
     def write_half() -> None:
@@ -101,7 +101,7 @@ def test_a_writer_that_fails_leaves_no_object(object_store: ObjectStore, clock: 
 
 
 def test_everything_else_is_handed_on(object_store: ObjectStore, clock: ManualClock) -> None:
-    store = throttled(object_store, Rates(1, 1), clock)
+    store = throttled(object_store, RateLimits(1, 1), clock)
     assert isinstance(store, ThrottledStore)
     assert (store.location, store.preferred_read_bytes) == (object_store.location, object_store.preferred_read_bytes)
     name = f"throttled/{new_id()}"
@@ -114,12 +114,14 @@ def test_everything_else_is_handed_on(object_store: ObjectStore, clock: ManualCl
 
 
 def test_tasks_share_a_limit() -> None:
-    assert Rates(100, None).shared_by(4) == Rates(25, None)
-    assert Rates(3, 8).shared_by(4) == Rates(1, 2)
+    assert RateLimits(100, None).shared_by(4) == RateLimits(25, None)
+    assert RateLimits(3, 8).shared_by(4) == RateLimits(1, 2)
 
 
-@pytest.mark.parametrize("rates", [Rates(), Rates(read=1000, write=1000)])
-def test_what_is_stopped_neither_reads_nor_writes(object_store: ObjectStore, clock: ManualClock, rates: Rates) -> None:
+@pytest.mark.parametrize("rates", [RateLimits(), RateLimits(read=1000, write=1000)])
+def test_what_is_stopped_neither_reads_nor_writes(
+    object_store: ObjectStore, clock: ManualClock, rates: RateLimits
+) -> None:
     stop = threading.Event()
     store = throttled(object_store, rates, clock, stop)
     name = f"throttled/{new_id()}"

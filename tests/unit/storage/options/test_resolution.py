@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from storage.options.policies import EVICT, HOLD, POLICIES, TopicPolicies, UnreadableStoredValue
-from storage.options.resolution import Origin, Triggers, UnreadableSetting, resolve
+from storage.options.resolution import CompactionTriggers, PolicyOrigin, UnreadableSetting, resolve
 
 HOUR = 3_600_000
 Settings = Mapping[str, object]
@@ -38,11 +38,11 @@ def test_ms_beats_minutes_beats_hours(broker: Settings, namespace: Settings, top
 def test_origins() -> None:
     found = resolve({"retention.ms": 1, "segment.ms": 1}, {"retention.hours": 1}, {"flush.ms": None}).origins
     assert set(found) == set(POLICIES)
-    named = {name: origin for name, origin in found.items() if origin is not Origin.DEFAULT}
+    named = {name: origin for name, origin in found.items() if origin is not PolicyOrigin.DEFAULT}
     assert named == {
-        "segment.ms": Origin.BROKER,
-        "retention.hours": Origin.NAMESPACE,
-        "flush.ms": Origin.TOPIC,
+        "segment.ms": PolicyOrigin.BROKER,
+        "retention.hours": PolicyOrigin.NAMESPACE,
+        "flush.ms": PolicyOrigin.TOPIC,
     }
 
 
@@ -76,7 +76,7 @@ def test_a_retention_that_cannot_be_read_keeps_everything(name: str, where: int)
     scopes[where] = {name: BAD}
     found = resolve(*scopes)
     assert found.policies.retention_ms_effective is None
-    assert found.unreadable == {name: UnreadableSetting(list(Origin)[2 - where], BAD)}
+    assert found.unreadable == {name: UnreadableSetting(list(PolicyOrigin)[2 - where], BAD)}
 
 
 def test_a_readable_unit_of_the_same_scope_beats_one_that_cannot_be_read() -> None:
@@ -86,7 +86,7 @@ def test_a_readable_unit_of_the_same_scope_beats_one_that_cannot_be_read() -> No
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(name: str) -> None:
     found = resolve({}, {name: BAD}, {})
-    assert found.unreadable == {name: UnreadableSetting(Origin.NAMESPACE, BAD)}
+    assert found.unreadable == {name: UnreadableSetting(PolicyOrigin.NAMESPACE, BAD)}
     nearer = resolve({}, {name: BAD}, {name: POLICIES[name].default})
     assert nearer.unreadable == {}, "what does not count is not missed"
 
@@ -135,7 +135,7 @@ def test_what_counts_instead_deletes_nothing() -> None:
 
 def test_what_deletes_nothing_falls_back_to_the_wider_scope() -> None:
     found = resolve({"segment.bytes": 1 << 20}, {}, {"segment.bytes": BAD})
-    assert (found.policies.segment_bytes, found.origins["segment.bytes"]) == (1 << 20, Origin.BROKER)
+    assert (found.policies.segment_bytes, found.origins["segment.bytes"]) == (1 << 20, PolicyOrigin.BROKER)
 
 
 # --- when compaction is enabled (S9) -------------------------------------------------------------------------------
@@ -172,9 +172,9 @@ def test_a_topic_with_delete_alone_is_not_compacted() -> None:
 
 def test_ratio_and_maximum_lag_hold_where_topics_are_cleaned_by_compaction_or_somebody_set_them() -> None:
     values: Settings = {"min.cleanable.dirty.ratio": 0.3, "max.compaction.lag.ms": 5}
-    assert resolve(values, {}, DELETE).triggers == Triggers()
+    assert resolve(values, {}, DELETE).triggers == CompactionTriggers()
     for scopes in (({}, values, {}), ({}, {}, values)):
-        assert resolve(*scopes).triggers == Triggers(dirty_ratio=0.3, max_lag_ms=5)
+        assert resolve(*scopes).triggers == CompactionTriggers(dirty_ratio=0.3, max_lag_ms=5)
     compact = {"cleanup.policy": frozenset({"compact"})}
-    assert resolve(values, compact, {}).triggers == Triggers(dirty_ratio=0.3, max_lag_ms=5)
-    assert resolve(values, compact, DELETE).triggers == Triggers()
+    assert resolve(values, compact, {}).triggers == CompactionTriggers(dirty_ratio=0.3, max_lag_ms=5)
+    assert resolve(values, compact, DELETE).triggers == CompactionTriggers()

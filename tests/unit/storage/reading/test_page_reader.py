@@ -13,7 +13,7 @@ from storage.model import Message
 from storage.reading.continuation_token import ContinuationToken
 from storage.reading.limits import ReadLimits
 from storage.reading.page_reader import CHUNK_EXPIRY_MS
-from storage.reading.positions import parse_start
+from storage.reading.position_text import parse_start
 from storage.topic import Topic
 from tests.chunked import Row, append, message, whole
 from tests.workbench import Workbench, content, view

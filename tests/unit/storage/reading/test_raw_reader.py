@@ -9,7 +9,7 @@ import pytest
 
 from storage.environment import Environment
 from storage.errors import ObjectMissing, OffsetOutOfRange
-from storage.ledger.seek import AtTime, OffsetReset, StartOffset, StartPosition
+from storage.ledger.seek import OffsetReset, StartOffset, StartPosition, StartTime
 from storage.model import EARLIEST, LATEST, Message, MessageId
 from storage.objects.interface import ObjectStore
 from storage.reading.limits import ReadLimits
@@ -76,12 +76,12 @@ def test_ids_between_messages_begin_with_the_next(topic: Topic) -> None:
 def test_a_time_begins_with_the_first_message_published_then_or_later(topic: Topic, time: int) -> None:
     """Producers' clocks differ: what comes behind may be older."""
     first = min(m.offset for m in raw(topic) if m.publish_time >= time)
-    assert offsets(topic.messages(AtTime(time))) == list(range(first, 12))
+    assert offsets(topic.messages(StartTime(time))) == list(range(first, 12))
 
 
 def test_a_time_that_has_not_come_gives_nothing_yet(topic: Topic) -> None:
-    assert offsets(topic.messages(AtTime(NOW + 21))) == []
-    reader = topic.reader(AtTime(NOW + 21))
+    assert offsets(topic.messages(StartTime(NOW + 21))) == []
+    reader = topic.reader(StartTime(NOW + 21))
     assert page(reader) == []
     produce(topic, [one(b"m", b"12", NOW + 30)])
     assert page(reader) == [12]
@@ -98,7 +98,7 @@ def test_a_time_is_not_that_of_a_message_that_was_trimmed(bench: Workbench, seal
         topic.log_manager().roll_and_seal(topic.record)
     bench.metadata.trimming.trim(topic.record.id, 2, [], force=True)
     for time, first in [(0, 2), (2, 3), (3, 4), (8, 4), (9, 6)]:
-        assert offsets(topic.messages(AtTime(NOW + time))) == list(range(first, 6))
+        assert offsets(topic.messages(StartTime(NOW + time))) == list(range(first, 6))
 
 
 def test_times_in_a_compacted_view(bench: Workbench, topic: Topic) -> None:
@@ -107,7 +107,7 @@ def test_times_in_a_compacted_view(bench: Workbench, topic: Topic) -> None:
     view = list(topic.messages(read_compacted=True))
     for time in (0, NOW + 4, NOW + 7, NOW + 20, NOW + 21, NOW + 40, NOW + 41):
         first = min((m.offset for m in view if m.publish_time >= time), default=99)
-        assert offsets(topic.messages(AtTime(time), read_compacted=True)) == [
+        assert offsets(topic.messages(StartTime(time), read_compacted=True)) == [
             m.offset for m in view if m.offset >= first
         ]
 
@@ -265,7 +265,7 @@ def test_a_start_that_has_not_come_yet_is_waited_for(
         "end": StartOffset(12),
         "beyond": StartOffset(14),
         "id": behind,
-        "time": AtTime(NOW + 100),
+        "time": StartTime(NOW + 100),
     }
     if compacted:
         bench.compact(topic)
@@ -281,7 +281,7 @@ def test_a_time_that_the_compacted_view_has_not_reached_begins_at_the_end(bench:
     produce(topic, [one(None, b"dropped", NOW + 50)])
     bench.compact(topic)
     produce(topic, [one(b"x", b"13", NOW + 1)])
-    reader = topic.reader(AtTime(NOW + 40), read_compacted=True)
+    reader = topic.reader(StartTime(NOW + 40), read_compacted=True)
     assert page(reader) == []
     produce(topic, [one(b"y", b"14", NOW + 2)])
     assert page(reader) == [14]

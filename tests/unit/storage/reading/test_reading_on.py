@@ -8,7 +8,7 @@ from compactor.maintenance.retention import Retention
 from storage.environment import Environment
 from storage.errors import ObjectMissing, OffsetOutOfRange, StateMayBeStale, Unavailable
 from storage.ledger.manifest import read_manifest
-from storage.ledger.seek import AtTime, OffsetReset, StartOffset
+from storage.ledger.seek import OffsetReset, StartOffset, StartTime
 from storage.metadata.policy_store import topic_scope
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.reading.limits import ReadLimits
@@ -171,7 +171,7 @@ def test_what_was_sealed_and_swept_between_look_and_read_is_looked_for_again(ben
     assert topic.last_message_id() == MessageId(stale.segments[0].ledger_id, 0)
     for flag in (False, True):
         seen.append(stale)
-        assert page(topic.reader(AtTime(NOW + 1), read_compacted=flag)) == [0]
+        assert page(topic.reader(StartTime(NOW + 1), read_compacted=flag)) == [0]
 
 
 def behind(bench: Workbench, topic: Topic) -> tuple[PageReader, list[int]]:

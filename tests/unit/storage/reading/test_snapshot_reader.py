@@ -13,7 +13,7 @@ from storage.errors import ObjectDamaged
 from storage.ledger import names, rows
 from storage.ledger.deletion_bitmap import encode_deleted
 from storage.ledger.manifest import Manifest, Part, write_manifest
-from storage.ledger.seek import FromId
+from storage.ledger.seek import IdBound
 from storage.log.bulk_append import INPUT_SCHEMA, to_rows
 from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
 from storage.model import EARLIEST, LogPosition, MessageId, TopicName
@@ -57,7 +57,7 @@ def reader_of(store: ObjectStore, part: Part) -> SnapshotReader:
 def offsets(reader: SnapshotReader, start: MessageId = EARLIEST) -> list[int]:
     compacted = reader.snapshot.compacted
     assert compacted is not None
-    tables = reader.compacted(FromId(start), reader.manifest(compacted))
+    tables = reader.compacted(IdBound(start), reader.manifest(compacted))
     return [offset for table in tables for offset in table.column("offset").to_pylist()]
 
 

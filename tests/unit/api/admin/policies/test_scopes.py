@@ -14,11 +14,11 @@ from api.admin.policies.scopes import PolicyScope
 from storage.errors import Unavailable
 from storage.metadata import policy_store
 from storage.model import TopicName
-from storage.options.resolution import Origin
+from storage.options.resolution import PolicyOrigin
 from tests.workbench import Workbench
 
 TOPIC = TopicName.parse("t")
-SCOPE = PolicyScope(Origin.TOPIC, TOPIC)
+SCOPE = PolicyScope(PolicyOrigin.TOPIC, TOPIC)
 TTL = "message.ttl.seconds"
 EVICTING = quota_values(QuotaType.SIZE, BacklogQuota.model_validate({"limit": 5, "policy": OverQuotaAction.EVICT}))
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from api.cli.kit.names import OutputName
 from api.cli.kit.output import show
 from api.cli.kit.reports import show_runs, trim_lines, verify_lines
+from api.cli.kit.shared_arguments import OutputName
 from api.reports import verify_document
 from compactor.verify.findings import Difference, DifferenceKind
 from compactor.verify.report import Report

@@ -27,12 +27,12 @@ STARTS = "earliest, latest, an offset, @ and a time, or a message id as ledger:e
 
 def parse_start(text: str) -> StartPosition:
     """`earliest`, `latest`, an offset, `@` and a publish time, or a message id. Raises InvalidMessageId."""
-    from storage.ledger.seek import AtTime, StartOffset
+    from storage.ledger.seek import StartOffset, StartTime
 
     if text.isascii() and text.isdigit() and len(text) < 19:
         return StartOffset(int(text))
     if text.startswith("@"):
-        return AtTime(parse_time(text[1:]))
+        return StartTime(parse_time(text[1:]))
     named = _NAMED.get(text)
     if named is None and ":" not in text:
         raise InvalidMessageId(f"{text!r} is not a start of a read", f"use {STARTS}")
@@ -108,9 +108,9 @@ def check_begins(topic: Topic, start: StartPosition) -> None:
 
 def is_behind_end(topic: Topic, start: StartPosition) -> bool:
     """Whether a start is behind where the next message comes."""
-    from storage.ledger.seek import AtTime, StartOffset
+    from storage.ledger.seek import StartOffset, StartTime
 
-    if isinstance(start, AtTime):
+    if isinstance(start, StartTime):
         return False
     while True:
         reader = topic.snapshot_reader()

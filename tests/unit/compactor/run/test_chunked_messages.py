@@ -284,7 +284,7 @@ def test_verify_finds_a_table_that_is_not_what_the_rows_say(
 
 def test_verify_finds_a_chunk_that_should_have_gone(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks that a run kept though their message was superseded, in table and parts alike."""
-    from compactor.run.chunked import RangeChunks
+    from compactor.run.chunked_messages import RangeChunks
 
     topic = bench.topic()
     append(bench, topic, [*whole("u", b"k", b"A", b"B"), message(b"k", b"new"), chunk("v", 0, 2, b"l", b"C")])
@@ -296,7 +296,7 @@ def test_verify_finds_a_chunk_that_should_have_gone(bench: Workbench, monkeypatc
 
 
 def keep_everything(self: object, resolved: object) -> object:
-    from compactor.run.chunked import ChunkDecision
+    from compactor.run.chunked_messages import ChunkDecision
 
     assembled = self._assembled  # type: ignore[attr-defined]
     kept = (

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from compactor.maintenance.retention import Retention
-from compactor.run.options import POLICY_OF, overridden, run_policies, stored_policies
 from compactor.run.plan import RunPolicies, Sizing
+from compactor.run.run_policies import POLICY_OF, overridden, run_policies, stored_policies
 from storage.metadata.policy_store import BROKER, namespace_scope
 from storage.metadata.records import RunRecord
 from storage.options.policies import TopicPolicies, policy

@@ -17,7 +17,7 @@ from storage.errors import InvalidInput
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.options.policies import NO_RUN, POLICIES, TopicPolicies, policy
-from storage.options.resolution import Origin
+from storage.options.resolution import PolicyOrigin
 
 POLICY_OF: Mapping[str, str] = MappingProxyType(
     {
@@ -66,5 +66,5 @@ def overridden(metadata: MetadataStore, topic: TopicRecord, given: Mapping[str, 
     return [
         name
         for name, value in given.items()
-        if stored[name] != value and resolved.origins[POLICY_OF[name]] is not Origin.DEFAULT
+        if stored[name] != value and resolved.origins[POLICY_OF[name]] is not PolicyOrigin.DEFAULT
     ]

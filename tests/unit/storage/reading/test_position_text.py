@@ -8,9 +8,9 @@ import time
 import pytest
 
 from storage.errors import InvalidInput, InvalidMessageId
-from storage.ledger.seek import AtTime, StartOffset
+from storage.ledger.seek import StartOffset, StartTime
 from storage.model import EARLIEST, LATEST, MessageId
-from storage.reading.positions import mark_delete_before, parse_place, parse_start
+from storage.reading.position_text import mark_delete_before, parse_place, parse_start
 from storage.topic import Topic
 from tests.workbench import Workbench, content, raw
 
@@ -110,7 +110,7 @@ def test_times_are_starts_of_reads(text: str, milliseconds: int) -> None:
         with pytest.MonkeyPatch.context() as place:
             place.setenv("TZ", "America/New_York")
             time.tzset()
-            assert parse_start(text) == AtTime(milliseconds)
+            assert parse_start(text) == StartTime(milliseconds)
     finally:
         time.tzset()
 
