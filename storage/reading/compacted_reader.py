@@ -41,7 +41,7 @@ from storage.log.lease import afterwards
 from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import CompactedLedgerRecord, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
-from storage.model import LATEST
+from storage.model import EARLIEST, LATEST
 from storage.reading.continuation_token import CompactedProgress, ContinuationToken
 from storage.reading.raw_reader import RawReader, last_offset
 from storage.reading.retention_filter import RetentionFilter
@@ -115,8 +115,11 @@ class CompactedReader:
         while True:
             if not self._is_raw or self._raw.is_gone:
                 snapshot = yield from self._compacted(None if self._is_raw else self._ledger_id)
+                reader = SnapshotReader(self._environment.store, snapshot, self._unsealed)
                 if self._next in (None, NOWHERE, IdBound(LATEST)):  # it has not come yet
-                    self._next = OffsetBound(SnapshotReader(self._environment.store, snapshot, self._unsealed).end)
+                    self._next = OffsetBound(reader.end)
+                elif self._next == IdBound(EARLIEST):  # what comes may be compacted and trimmed before it is read
+                    self._next = OffsetBound(reader.first_offset)
                 assert self._next is not None
                 self._is_raw = True
                 self._raw.begin(self._next, -1 if self._known_to is None else _offset_of(self._next) - 1)

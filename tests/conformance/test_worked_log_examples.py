@@ -19,7 +19,6 @@ from tests.workbench import Workbench, raw
 
 
 def log_file(bench: Workbench, topic: Topic, first_offset: int) -> Path:
-    assert bench.log is not None
     return SegmentPaths(bench.log.of_topic(topic.record.uid), first_offset).log
 
 

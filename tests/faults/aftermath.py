@@ -24,7 +24,6 @@ from storage.log.segment import SegmentPaths
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, RunState, SegmentState, TopicSnapshot
 from storage.model import Message
 from storage.objects.local import TEMPORARY_FOLDER, LocalStore
-from tests.clocks import ManualClock
 from tests.faults.stages import TOPIC, TRIMMED, Pairs, append, compact, import_table
 from tests.workbench import Workbench, content, raw, view
 
@@ -126,7 +125,6 @@ def check_pieces(bench: Workbench, seen: Seen) -> None:
 
 def check_files(bench: Workbench) -> None:
     """When all is over, the log has the files of segments that are no ledgers yet, and no other."""
-    assert bench.log is not None
     topic = bench.topic(TOPIC)
     topic.log_manager().sweep()
     folder = bench.log.of_topic(topic.record.uid)
@@ -165,7 +163,6 @@ def check_reads(seen: Seen, *, trimmed: bool = False) -> None:
 
 def check_recovery(bench: Workbench, written: Written = NOTHING, *, trimmed: bool = False) -> None:
     """Properties 1, 8, 17: once heartbeats and leases are over, whatever comes next goes as if nothing had been."""
-    assert isinstance(bench.clock, ManualClock)
     bench.clock.advance(max(HEARTBEAT_MS, SEALER_DEAD_MS) + 1)
     before = look(bench)
     dead = before.snapshot.last_run
@@ -207,7 +204,6 @@ def check_garbage_collection(bench: Workbench, *, trimmed: bool = False) -> None
 
     Of trimmed ledgers nothing stays behind their own delay, which is shorter.
     """
-    assert isinstance(bench.clock, ManualClock)
     topic = bench.topic(TOPIC)
     collector = GarbageCollector(bench)
     there = listed(bench)
@@ -232,8 +228,6 @@ def check_garbage_collection(bench: Workbench, *, trimmed: bool = False) -> None
 
 def check_emptied(bench: Workbench, before: Seen) -> None:
     """S8, C2: the topic, or the one of its name, begins with nothing, takes what is new, and all else is garbage."""
-    assert isinstance(bench.clock, ManualClock)
-    assert bench.log is not None
     topic = bench.topic(TOPIC)
     first = topic.record.next_offset if topic.record.uid == before.snapshot.topic.uid else 0
     assert topic.snapshot().extents == ()

@@ -25,7 +25,6 @@ from storage.log.segment import SegmentPaths
 from storage.metadata.records import AttemptKind
 from storage.reading.compacted_reader import PIN_TTL_MS
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.entries import batch, one
 from tests.workbench import Workbench, content, hashing_alike
 
@@ -88,14 +87,12 @@ def seal(bench: Workbench) -> None:
 
 def sweep(bench: Workbench) -> None:
     """So late that no file of a sealed segment is needed any more."""
-    assert isinstance(bench.clock, ManualClock)
     bench.clock.advance(GRACE_MS + 1)
     assert the_topic(bench).log_manager().sweep() == 2
 
 
 def trim(bench: Workbench) -> None:
     """The topic begins behind its first imports."""
-    assert bench.log is not None
     retention = Retention(bench)
     assert retention.trim(the_topic(bench).record, TRIMMED).plan.going
 
@@ -113,8 +110,6 @@ def delete(bench: Workbench) -> None:
 
 def collect_deleted(bench: Workbench) -> None:
     """What a deleted topic has left goes: files, then objects."""
-    assert isinstance(bench.clock, ManualClock)
-    assert bench.log is not None
     bench.clock.advance(GRACE_MS + 1)
     assert LogManager(bench, "manager").sweep() == 3
     assert sum(item.total.count for item in GarbageCollector(bench).collect_all()) > 2
@@ -122,14 +117,12 @@ def collect_deleted(bench: Workbench) -> None:
 
 def read(bench: Workbench) -> None:
     """One reader of the compacted ledger, from the first to the last message, so slow that it has to renew its pin."""
-    assert isinstance(bench.clock, ManualClock)
     for _ in the_topic(bench).messages(read_compacted=True):
         bench.clock.advance(PIN_TTL_MS // 2)
 
 
 def collect_garbage(bench: Workbench) -> None:
     """A collection so late that everything has outlived the grace time."""
-    assert isinstance(bench.clock, ManualClock)
     bench.clock.advance(GRACE_MS + 1)
     GarbageCollector(bench).collect(the_topic(bench).record)
 
@@ -163,7 +156,6 @@ def tailed(bench: Workbench) -> None:
     """A compacted ledger, ledgers behind it, and a segment whose writer died while it wrote."""
     grown(bench)
     append(bench, ENTRIES)
-    assert bench.log is not None
     topic = the_topic(bench)
     (segment,) = topic.snapshot().segments
     with SegmentPaths(bench.log.of_topic(topic.record.uid), segment.first_offset).log.open("ab") as file:

@@ -323,7 +323,6 @@ def found(bench: Workbench, _: int) -> None:
     record = bench.topic().record
     for name, value in {"segment.bytes": SEGMENT_BYTES, "file.delete.delay.ms": 1}.items():
         bench.metadata.policies.set(topic_scope(record), name, value)
-    assert bench.log is not None
     assert bench.log.uid
 
 

@@ -21,7 +21,6 @@ from storage.log.segment import SegmentPaths
 from storage.log.topic_log import TopicLog
 from storage.metadata.liveness import LEASE_TTL_MS
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.entries import one, produce
 from tests.workbench import Workbench, raw
 
@@ -41,7 +40,6 @@ def asleep_before(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Callable
 
         def late(*arguments: Any, **options: Any) -> Any:
             monkeypatch.setattr(ActiveSegmentFile, method, original)
-            assert isinstance(bench.clock, ManualClock)
             bench.clock.advance(LEASE_TTL_MS + 1)
             meanwhile()
             return original(*arguments, **options)
@@ -90,7 +88,6 @@ def test_a_late_writer_appends_nothing_to_a_segment_that_its_successor_has_rolle
 
 def is_locked(bench: Workbench, topic: Topic) -> bool:
     """Whether somebody holds the file of the topic's first segment."""
-    assert bench.log is not None
     with SegmentPaths(bench.log.of_topic(topic.record.uid), 0).log.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,7 +102,6 @@ def test_a_late_writer_cannot_open_a_segment_that_is_being_rolled(
 ) -> None:
     """Between its last flush and the commit that says how long it is; one that holds nothing is dropped, not rolled."""
     monkeypatch.setattr(topic_log, "POLL_SECONDS", 3600.0)
-    assert isinstance(bench.clock, ManualClock)
     acknowledged: list[bytes] = []
 
     def append(log: TopicLog, key: bytes) -> None:

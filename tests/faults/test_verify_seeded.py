@@ -20,7 +20,6 @@ from compactor.run.plan import RunPolicies, Sizing
 from compactor.verify.findings import DifferenceKind
 from compactor.verify.verify import Report, Verifier
 from storage.metadata.tables import compacted_ledgers, ledgers
-from tests.clocks import ManualClock
 from tests.faults.seeds import RECORDS, SEEDS, place
 from tests.forgery import Forger, with_value, without
 from tests.workbench import Workbench, content, hashing_alike
@@ -43,7 +42,6 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("template")
     bench = Workbench.embedded(folder, sizing=SIZING)
     clock = bench.clock
-    assert isinstance(clock, ManualClock)
     with hashing_alike():  # a seed falls into a hash range that its level has
         topic = bench.topic()
     random = Random(1)  # payloads that do not compress: else no part is large beside its neighbours

@@ -106,7 +106,6 @@ def _replay(
     bench: Workbench, topic: Topic, hasher: Any, schedule: list[dict[str, Any]], used: RunPolicies, uniform: bool
 ) -> None:
     clock = bench.clock
-    assert isinstance(clock, ManualClock)
     drawn = Drawn()
     state = reference.ReferenceLedger()
     everything: list[Message] = []

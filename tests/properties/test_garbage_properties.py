@@ -80,7 +80,6 @@ class Schedule:
 
     @property
     def clock(self) -> ManualClock:
-        assert isinstance(self.bench.clock, ManualClock)
         return self.bench.clock
 
     def listed(self) -> set[str]:

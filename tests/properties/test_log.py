@@ -234,6 +234,7 @@ class LogMachine(LogLife):
     @rule()
     def delete_the_compaction_cursor(self) -> None:
         self.bench.metadata.cursors.delete(self.topic.record.id, COMPACTION_CURSOR, force=True)
+        self.deleted_horizon = max(self.deleted_horizon, self.horizon)
         self.state, self.horizon = [], -1
         self.trimmed()
 

@@ -92,7 +92,6 @@ def test_runs_within_limits_of_time_and_start_equal_the_reference(
 
 def _replay(bench: Workbench, topic: Topic, schedule: list[dict[str, Any]], used: RunPolicies) -> None:
     clock = bench.clock
-    assert isinstance(clock, ManualClock)
     state, everything, horizon, begins = reference.ReferenceLedger(), list[Message](), -1, 0
     for step in schedule:
         clock.advance(step["later"])
@@ -166,7 +165,6 @@ def test_trimming_takes_a_prefix_that_nobody_needs(schedule: list[tuple[str, Any
 
 def _step(bench: Workbench, topic: Topic, what: str, value: Any) -> None:
     clock, scope = bench.clock, topic_scope(topic.record)
-    assert isinstance(clock, ManualClock)
     if what == "append":
         bench.append(topic, [pa.Table.from_pylist(value, schema=INPUT_SCHEMA)], 20)
     elif what == "wait":

@@ -89,7 +89,6 @@ def replay(engine: Engine, schedule: list[dict[str, Any]], first: RunPolicies, c
 
 def _replay(bench: Workbench, topic: Topic, hasher: Any, schedule: list[dict[str, Any]], used: RunPolicies) -> None:
     clock = bench.clock
-    assert isinstance(clock, ManualClock)
     state = reference.ReferenceLedger()
     everything: list[Message] = []
     horizon = -1

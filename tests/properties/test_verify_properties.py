@@ -22,7 +22,6 @@ from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.tables import ledgers
 from storage.topic import Topic
 from tests.budgets import within
-from tests.clocks import ManualClock
 from tests.properties.test_schedules import acknowledge, policies, steps
 from tests.sealed import CollidingHasher
 from tests.workbench import Workbench, raw
@@ -43,7 +42,6 @@ def _replay(
     bench: Workbench, schedule: list[dict[str, Any]], done: list[str], used: RunPolicies, uniform: bool, hasher: Any
 ) -> None:
     clock = bench.clock
-    assert isinstance(clock, ManualClock)
     topic = bench.topic(hasher=hasher)
     trimmed = False
     for step, deed in zip(schedule, done, strict=False):

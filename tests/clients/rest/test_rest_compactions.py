@@ -16,7 +16,6 @@ from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import RunRecord
 from storage.model import LogPosition
 from tests.clients.rest.conftest import RestTopic, assert_refused
-from tests.clocks import ManualClock
 from tests.serving import Served
 from tests.workbench import Workbench, store_policy
 
@@ -113,7 +112,6 @@ def test_a_run_that_has_ended_is_told_at_once(rest_topic: RestTopic, served: Ser
 
 def test_many_watchers_share_a_read(bench: Workbench) -> None:
     clock = bench.clock
-    assert isinstance(clock, ManualClock)
     run = bench.metadata.runs.claim(bench.topic().record.id, "h", {}, 60_000)
     reports = RunPoller(bench.metadata, clock, Pool(WaitsFor.DATABASE, 4, 30_000, clock))
 

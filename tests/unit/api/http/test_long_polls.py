@@ -35,7 +35,6 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def polls_of(bench: Workbench, most: int = 1000) -> LongPolls:
-    assert bench.log is not None
     pools = {what: Pool(what, 2, 60_000, bench.clock) for what in WaitsFor}
     return LongPolls(bench.metadata, bench.log, bench.clock, pools, most)
 

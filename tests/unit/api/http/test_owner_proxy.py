@@ -178,7 +178,6 @@ async def test_what_goes_between_services_goes_through_no_proxy(
 
 def forwarded(bench: Workbench, url: str, target: str = "/x", **options: Any) -> tuple[int, str]:
     """Status and body of what comes of a request that is forwarded there."""
-    assert bench.log is not None
     log = bench.log
     path, _, query = target.partition("?")
     scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query.encode()}

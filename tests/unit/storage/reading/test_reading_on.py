@@ -202,6 +202,23 @@ def test_a_compacted_reader_whose_raw_goes_loses_no_newest_value(bench: Workbenc
     assert bench.metadata.pins.referenced(topic.record.id).pins == ()
 
 
+@pytest.mark.parametrize("start", [EARLIEST, StartOffset(0)])
+def test_a_compacted_reader_of_an_empty_topic_gets_what_was_compacted_and_trimmed_since(
+    bench: Workbench, start: MessageId | StartOffset
+) -> None:
+    """R7: it has found nothing yet, so what serves now stands for all that came."""
+    topic = bench.topic()
+    retention = cleanup(bench, topic, "compact")
+    reader = topic.reader(start, read_compacted=True)
+    assert page(reader) == []
+    produce(topic, [one(b"a", b"0"), one(b"b", b"1")])
+    bench.compact(topic)
+    retention.apply(topic.record)
+    produce(topic, [one(b"c", b"2")])
+    assert raw(topic)[0].offset == 2
+    assert page(reader) == [0, 1, 2]
+
+
 def test_a_deletion_that_went_with_the_raw_messages_is_told(bench: Workbench, topic: Topic) -> None:
     """R7: its tombstone is in neither of the two any more."""
     retention = cleanup(bench, topic, "compact")
