@@ -32,7 +32,7 @@ from storage.log.lease_renewer import LeaseRenewer
 from storage.log.ledger_id_recovery import keep_lost_ids
 
 if TYPE_CHECKING:
-    from api.admin.brokers.health import HealthCheck
+    from api.admin.brokers.health import HealthCheckResult
 
 _OF_A_REQUEST = 0.8
 """The part of a request's time after which a store that does not answer is given up."""
@@ -56,7 +56,7 @@ class Service:
     maintenance: MaintenanceLoop
     pools: Pools
     polls: LongPolls
-    readiness: SingleFlight[Mapping[str, HealthCheck]]
+    readiness: SingleFlight[Mapping[str, HealthCheckResult]]
     scrapes: SingleFlight[bytes]
     """What is answered without a token is computed once for all who ask at once."""
     verifying: threading.Lock = field(default_factory=threading.Lock)

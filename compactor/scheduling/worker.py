@@ -72,7 +72,7 @@ class WorkerSettings:
     sizing: Sizing | None = None
 
 
-class TopicGroup:
+class JobTopics:
     """Topics that go together. `large`: it is one that goes alone."""
 
     def __init__(self, topics: Sequence[TopicRecord], *, large: bool) -> None:
@@ -105,7 +105,7 @@ class Worker:
         self._on_ended = on_ended
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(settings.slots, "compaction")
-        self._jobs: dict[Future[None], TopicGroup] = {}
+        self._jobs: dict[Future[None], JobTopics] = {}
         self._held_until: dict[int, int] = {}
         self._ending = False
         self.engine_error: str | None = None
@@ -113,7 +113,7 @@ class Worker:
 
     def begin(self, topics: Sequence[TopicRecord], *, large: bool) -> None:
         """Execute the requests of these topics, in a thread. The caller makes sure that a worker slot is free."""
-        job = TopicGroup(topics, large=large)
+        job = JobTopics(topics, large=large)
         with self._lock:
             if self._ending:
                 return
@@ -167,7 +167,7 @@ class Worker:
         wait(unfinished, ENDS_WITHIN_SECONDS)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _hand_over(self, job: TopicGroup) -> None:
+    def _hand_over(self, job: JobTopics) -> None:
         for run in list(job.runs):
             try:
                 if self._environment.metadata.compaction_control.hand_over(run, ENDING, run.owner):
@@ -187,7 +187,7 @@ class Worker:
             self._hold(job.topics)
         self._on_ended()
 
-    def _execute(self, job: TopicGroup) -> None:
+    def _execute(self, job: JobTopics) -> None:
         by_name = {topic.name: topic for topic in job.topics}
         try:
             job.engine = self.open_engine()
@@ -209,7 +209,7 @@ class Worker:
             _log.warning("compactions cannot begin: %s", error)
             self._hold(job.topics)
 
-    def _compactor(self, job: TopicGroup, engine: Engine) -> TwoPhaseCompactor:
+    def _compactor(self, job: JobTopics, engine: Engine) -> TwoPhaseCompactor:
         settings = self._settings
         sizing = settings.sizing or Sizing(engine.parallelism)
         by_id = {topic.id: topic for topic in job.topics}
@@ -235,7 +235,7 @@ class Worker:
             raise Fenced("this service is ending", "another one compacts the topic")
         return self._leadership.required_token()
 
-    def _record(self, job: TopicGroup, topic: TopicRecord, outcome: Outcome) -> None:
+    def _record(self, job: JobTopics, topic: TopicRecord, outcome: Outcome) -> None:
         """Record the result of a topic."""
         error = outcome.error
         if outcome.run is not None:
@@ -317,7 +317,7 @@ def _log_failure(topic: TopicRecord, run: RunRecord | None, failures: int, error
     _log.warning("compaction of %s failed (%d in a row): %s", topic.name, failures, error, extra=named)
 
 
-def _begun(job: TopicGroup, run: RunRecord) -> None:
+def _begun(job: JobTopics, run: RunRecord) -> None:
     """A run of the job is claimed."""
     job.runs.append(run)
     name = next((str(topic.name) for topic in job.topics if topic.id == run.topic_id), None)

@@ -36,7 +36,7 @@ class Readiness(BaseModel):
     checks: dict[str, str]
 
 
-class HealthCheck(NamedTuple):
+class HealthCheckResult(NamedTuple):
     """The result of a check: in public words, and in full. Both are `ok` if nothing is wrong."""
 
     public: str
@@ -73,7 +73,7 @@ async def metrics(request: Request, parts: Parts) -> Response:
     return Response(await parts.scrapes.answer(parts.metrics.exposition), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def _checked(parts: Service) -> Mapping[str, HealthCheck]:
+def _checked(parts: Service) -> Mapping[str, HealthCheckResult]:
     environment = parts.environment
     found = {
         "database": _checked_by(environment.metadata.metrics.ping),
@@ -93,9 +93,9 @@ def _probe(size: Callable[[str], int]) -> None:
         size(f"readyz/{secrets.token_hex(4)}")
 
 
-def _checked_by(check: Callable[[], object]) -> HealthCheck:
+def _checked_by(check: Callable[[], object]) -> HealthCheckResult:
     try:
         check()
     except CompactorError as error:
-        return HealthCheck(f"it {meaning(error)}: see the service's log", redacted(" ".join(str(error).split())))
-    return HealthCheck(_OK, _OK)
+        return HealthCheckResult(f"it {meaning(error)}: see the service's log", redacted(" ".join(str(error).split())))
+    return HealthCheckResult(_OK, _OK)
