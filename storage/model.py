@@ -90,6 +90,10 @@ class TopicName:
         match = _PARTITION.match(self.topic)
         return TopicName(self.tenant, self.namespace, match["parent"]) if match else None
 
+    def of_partition(self, index: int) -> TopicName:
+        """The name of one partition, of the partitioned topic of this name."""
+        return TopicName(self.tenant, self.namespace, f"{self.topic}-partition-{index}")
+
     def __str__(self) -> str:
         return f"{DOMAIN}://{self.tenant}/{self.namespace}/{self.topic}"
 

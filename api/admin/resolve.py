@@ -10,7 +10,7 @@ from api.http.problems import RestException, reported_as
 from api.service import Service
 from storage.errors import TopicNotFound
 from storage.metadata.policy_store import topic_scope
-from storage.metadata.records import PartitionedTopic, TopicRecord
+from storage.metadata.records import NamespaceRecord, PartitionedTopic, TopicRecord
 from storage.model import TopicName
 from storage.options import policies
 
@@ -60,21 +60,14 @@ def refuse_partitioned(parts: Service, name: TopicName, reason: str) -> None:
 
 def partitions(parts: Service, whole: PartitionedTopic) -> list[TopicRecord]:
     """The partitions that there are: each can be deleted by itself."""
-    found = []
-    for name in partition_names(whole):
-        try:
-            found.append(parts.environment.metadata.topics.get(name))
-        except TopicNotFound:
-            continue
-    return found
+    names = partition_names(whole)
+    found = parts.environment.metadata.topics.named(names)
+    return [found[name] for name in names if name in found]
 
 
 def partition_names(whole: PartitionedTopic) -> list[TopicName]:
     """In order."""
-    name = whole.name
-    return [
-        TopicName(name.tenant, name.namespace, f"{name.topic}-partition-{number}") for number in range(whole.partitions)
-    ]
+    return [whole.name.of_partition(number) for number in range(whole.partitions)]
 
 
 def share_policies(parts: Service, whole: PartitionedTopic) -> None:
@@ -98,10 +91,10 @@ def with_policies(parts: Service, name: TopicName) -> list[TopicRecord]:
     return topics(parts, name)
 
 
-def namespace(parts: Service, name: str, reason: str = "Namespace does not exist") -> None:
-    """404 with this reason unless the namespace exists."""
+def namespace(parts: Service, name: str, reason: str = "Namespace does not exist") -> NamespaceRecord:
+    """The namespace; 404 with this reason if it does not exist."""
     with reported_as(reason):
-        parts.environment.metadata.tenancy.namespace(name)
+        return parts.environment.metadata.tenancy.namespace(name)
 
 
 def namespace_of(name: TopicName) -> str:

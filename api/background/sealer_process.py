@@ -19,7 +19,7 @@ from types import TracebackType
 
 from api.cli.kit.failures import describe
 from api.cli.kit.stderr import say
-from api.components import open_for_writing, open_topic
+from api.components import open_for_writing
 from api.settings.settings import Settings
 from storage.environment import Environment
 from storage.errors import TopicNotFound
@@ -96,7 +96,7 @@ def seal_until(settings: Settings, name: str | None, stop: Connection) -> None:
             if name is None:
                 sealing.until(stop, sealing.seal_all, report)
             else:
-                topic = open_topic(environment, TopicName.parse(name)).record
+                topic = environment.metadata.topics.get(TopicName.parse(name))
                 sealing.until(stop, lambda _: sealing.seal_and_sweep(topic), report)
     except Exception as error:  # the writer continues, and starts another one when it rolls again
         report(error)
@@ -126,7 +126,7 @@ class _Sealing:
     def seal_and_sweep(self, topic: TopicRecord) -> None:
         self._seal(topic)
         if self._writer_lives():
-            self._log_manager().sweep(topic)
+            LogManager(self._environment).sweep(topic)
 
     def seal_all(self, last: bool) -> None:
         """What is rolled in this log directory; files are swept by the service's maintenance."""
@@ -149,12 +149,9 @@ class _Sealing:
             self._again_at[topic.id] = self._environment.clock.now_ms() + int(RETRY_SECONDS * 1000)
 
     def _seal(self, topic: TopicRecord) -> None:
-        sealing = self._log_manager().seal(topic)
+        sealing = LogManager(self._environment).seal(topic)
         while self._writer_lives() and next(sealing, None) is not None:
             pass
-
-    def _log_manager(self) -> LogManager:
-        return LogManager(self._environment)
 
 
 class _LogOnce:

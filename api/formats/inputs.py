@@ -7,7 +7,7 @@ line or row, reason) at the first thing it cannot take: nothing of such a file i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +18,6 @@ from storage.errors import InvalidInput
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    Reader = Callable[[str, TextEncoding, TextEncoding], Iterator[pa.Table]]
-
 
 class InputFormat(StrEnum):
     """Names of input formats."""
@@ -28,28 +26,21 @@ class InputFormat(StrEnum):
     PARQUET = "parquet"
 
 
-def reader_of(name: InputFormat) -> Reader:
-    """The reader of a format: it takes the file's name, the encoding of keys and that of values.
-
-    A command names formats in its help, which needs no Arrow.
-    """
-    if name is InputFormat.PARQUET:
-        from api.formats.parquet import read_parquet
-
-        return read_parquet
-    from api.formats.jsonl import read_jsonl
-
-    return read_jsonl
-
-
 def read_messages(
     file: str, given: InputFormat | None, key_encoding: TextEncoding, value_encoding: TextEncoding
 ) -> Iterator[pa.Table]:
-    """The messages of a file; its format by name where none is given (`.parquet`, else JSON Lines)."""
+    """The messages of a file; its format by name where none is given (`.parquet`, else JSON Lines).
+
+    A reader is imported when it is needed: a command names formats in its help, which needs no Arrow.
+    """
     if file != "-":
         check_file(file)
     chosen = given or (InputFormat.PARQUET if file.endswith(".parquet") else InputFormat.JSONL)
-    return reader_of(chosen)(file, key_encoding, value_encoding)
+    if chosen is InputFormat.PARQUET:
+        from api.formats.parquet import read_parquet as read
+    else:
+        from api.formats.jsonl import read_jsonl as read
+    return read(file, key_encoding, value_encoding)
 
 
 def check_file(file: str) -> None:

@@ -65,8 +65,6 @@ class RunPoller:
         self._metadata = metadata
         self._clock = clock
         self._reports: dict[tuple[asyncio.AbstractEventLoop, int], _Report] = {}
-        self.reads = 0
-        """Reads of the database."""
 
     async def report(self, run_id: int) -> dict[str, Any]:
         """The run as it was at most `MAX_AGE_MS` ago, in the public form. Raises NotFound."""
@@ -82,7 +80,5 @@ class RunPoller:
             return report.document
 
     def _read(self, run_id: int) -> dict[str, Any]:
-        self.reads += 1
-        run = self._metadata.runs.get(run_id)
-        name = self._metadata.snapshot(run.topic_id).topic.name
+        name, run = self._metadata.runs.named(run_id)
         return run_document(name, run, self._clock.now_ms(), in_full=False)

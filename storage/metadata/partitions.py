@@ -84,7 +84,7 @@ class PartitionStore(Store):
                     f"{name} has {found.partitions} partitions, and cannot be brought to {partitions}",
                     "partitions can only be added; make another topic",
                 )
-            present = [partition_of(name, index) for index in range(found.partitions)]
+            present = [name.of_partition(index) for index in range(found.partitions)]
             tenancy.create_topics(connection, present, now, self._defaults)
             self._create_partitions(connection, name, found.partitions, partitions, now)
             queries.change(connection, partitioned_topics, str(name), partitions=partitions)
@@ -105,14 +105,14 @@ class PartitionStore(Store):
         with self._database.write() as connection:
             now = self._clock.now_ms()
             found = _locked(connection, name)
-            partitions = topics.ids_of(connection, [partition_of(name, index) for index in range(found.partitions)])
+            partitions = topics.ids_of(connection, [name.of_partition(index) for index in range(found.partitions)])
             deleted = topic_deletion.delete_topics(connection, partitions, now, force=force)
             connection.execute(delete(permissions).where(permissions.c.scope == str(name)))
             connection.execute(delete(partitioned_topics).where(partitioned_topics.c.name == str(name)))
             return deleted
 
     def _create_partitions(self, connection: Connection, name: TopicName, first: int, end: int, now: int) -> None:
-        partitions = [partition_of(name, index) for index in range(first, end)]
+        partitions = [name.of_partition(index) for index in range(first, end)]
         for partition in partitions:
             if topics.find(connection, partition) is not None:
                 raise Conflict(
@@ -121,11 +121,6 @@ class PartitionStore(Store):
                 )
         if partitions:
             tenancy.create_topics(connection, partitions, now, self._defaults)
-
-
-def partition_of(name: TopicName, index: int) -> TopicName:
-    """The name of one partition."""
-    return TopicName(name.tenant, name.namespace, f"{name.topic}-partition-{index}")
 
 
 def _find(connection: Connection, name: TopicName) -> PartitionedTopic | None:

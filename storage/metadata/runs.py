@@ -30,6 +30,7 @@ from storage.model import LogPosition, TopicName
 
 CLAIMED = "claimed"
 """The phase of a run that has not begun."""
+_NAMED = select(runs, topics_table.c.name.label("topic_name")).join(topics_table, topics_table.c.id == runs.c.topic_id)
 _LAST = select(runs).where(runs.c.topic_id == bindparam("topic")).order_by(runs.c.run_id.desc()).limit(1)
 
 
@@ -163,6 +164,14 @@ class RunStore(Store):
         with self._database.read() as connection:
             return get(connection, run_id)
 
+    def named(self, run_id: int) -> tuple[TopicName, RunRecord]:
+        """A run, with its topic's name. Raises NotFound."""
+        with self._database.read() as connection:
+            found = connection.execute(_NAMED.where(runs.c.run_id == run_id)).mappings().one_or_none()
+            if found is None:
+                raise _not_found(run_id)
+            return TopicName.parse(found["topic_name"]), row_mapping.run(found)
+
     def last(self, topic_id: int) -> RunRecord | None:
         """The newest run of the topic, or None: NOT_RUN (S7)."""
         with self._database.read() as connection:
@@ -175,13 +184,12 @@ class RunStore(Store):
             return queries.fetch(connection, newest, row_mapping.run)
 
     def newest(
-        self, limit: int, *, topic_id: int | None = None, state: RunState | None = None
+        self, limit: int, *, topic_ids: Collection[int] | None = None, state: RunState | None = None
     ) -> list[tuple[TopicName, RunRecord]]:
-        """The newest runs of all topics, or of one, or in one state, with their topics' names; the newest first."""
-        named = select(runs, topics_table.c.name.label("topic_name"))
-        statement = named.join(topics_table, topics_table.c.id == runs.c.topic_id)
-        if topic_id is not None:
-            statement = statement.where(runs.c.topic_id == topic_id)
+        """The newest runs of all topics, or of some, or in one state, with their topics' names; the newest first."""
+        statement = _NAMED
+        if topic_ids is not None:
+            statement = statement.where(runs.c.topic_id.in_(topic_ids))
         if state is not None:
             statement = statement.where(runs.c.state == state.value)
         with self._database.read() as connection:
@@ -247,10 +255,12 @@ def get(connection: Connection, run_id: int) -> RunRecord:
     """Raises NotFound."""
     run = queries.find(connection, select(runs).where(runs.c.run_id == run_id), row_mapping.run)
     if run is None:
-        raise NotFound(
-            f"the compaction run {run_id} does not exist", "`compactor compactions list` shows those that do"
-        )
+        raise _not_found(run_id)
     return run
+
+
+def _not_found(run_id: int) -> NotFound:
+    return NotFound(f"the compaction run {run_id} does not exist", "`compactor compactions list` shows those that do")
 
 
 def last(connection: Connection, topic_id: int) -> RunRecord | None:

@@ -43,6 +43,15 @@ class TopicStore(Store):
         with self._database.read() as connection:
             return by_name(connection, name)
 
+    def named(self, names: Collection[TopicName]) -> dict[TopicName, TopicRecord]:
+        """Those of the topics that there are, by name."""
+        found: dict[TopicName, TopicRecord] = {}
+        with self._database.read() as connection:
+            for some in queries.batches([str(name) for name in names]):
+                these = select(topics).where(topics.c.name.in_(some))
+                found.update((topic.name, topic) for topic in queries.fetch(connection, these, row_mapping.topic))
+        return found
+
     def all(self) -> list[TopicRecord]:
         """All topics, by name, in the order of code points: databases sort text each in their own way."""
         with self._database.read() as connection:

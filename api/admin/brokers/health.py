@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
-from api.http.access import AuthAction, AuthorizationService, InFull, caller_of
+from api.http.access import AuthAction, InFull, caller_of
 from api.http.router import Routes
 from api.observability.redaction import redacted
 from api.service import Parts, Service
@@ -67,9 +67,7 @@ async def readyz(parts: Parts, in_full: InFull) -> Readiness:
 async def metrics(request: Request, parts: Parts) -> Response:
     """Metrics as Prometheus reads them; a superuser's token is needed if `metrics.authenticate` is set."""
     if parts.settings.metrics_authenticate:
-        cast(AuthorizationService, request.app.state.access).require(
-            caller_of(request), (AuthAction.SUPERUSER,), None, None
-        )
+        parts.access.require(caller_of(request), (AuthAction.SUPERUSER,), None, None)
     return Response(await parts.scrapes.answer(parts.metrics.exposition), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 

@@ -51,7 +51,7 @@ def topic_of_run(request: Request) -> TopicName | None:
     if not re.fullmatch(r"[0-9]{1,18}", number, re.ASCII):
         return None
     try:
-        found: TopicName = metadata.snapshot(metadata.runs.get(int(number)).topic_id).topic.name
+        found: TopicName = metadata.runs.named(int(number))[0]
     except NotFound:
         return None
     return found
@@ -101,12 +101,8 @@ class SchedulerStatus(BaseModel):
 )
 def get_topic_compactions(parts: Parts, topic: Topic, in_full: InFull, state: State = None, limit: Limit = 50) -> Any:
     """The runs of a topic, or of all partitions of one, the newest first."""
-    records = resolve.topics(parts, topic)
-    found: list[tuple[TopicName, RunRecord]] = []
-    for record in records:
-        found += parts.environment.metadata.runs.newest(limit, topic_id=record.id, state=state)
-    found.sort(key=lambda item: -item[1].run_id)
-    return _shown(parts, found[:limit], in_full)
+    topic_ids = [record.id for record in resolve.topics(parts, topic)]
+    return _shown(parts, parts.environment.metadata.runs.newest(limit, topic_ids=topic_ids, state=state), in_full)
 
 
 @router.get("/compactions", AuthAction.SUPERUSER, response_model=list[RunReport])
@@ -141,8 +137,7 @@ def get_scheduler(parts: Parts) -> SchedulerStatus:
 )
 def get_compaction(parts: Parts, run: RunId, in_full: InFull) -> Any:
     """One run: how far it is, its policies, its numbers, and why it failed if it did."""
-    record = parts.environment.metadata.runs.get(run)
-    return _shown(parts, [(parts.environment.metadata.snapshot(record.topic_id).topic.name, record)], in_full)[0]
+    return _shown(parts, [parts.environment.metadata.runs.named(run)], in_full)[0]
 
 
 @router.delete("/compactions/{run}", allowed_on(topic_of_run, AuthAction.COMPACT), refuses=(404, 409))

@@ -107,8 +107,7 @@ async def produce_to_partition(
     """Append messages to one partition, whatever their keys."""
     if topic.partition >= 0:
         raise RestException(400, "Topic name can't contain '-partition-' suffix.")
-    name = type(topic)(topic.tenant, topic.namespace, f"{topic.topic}-partition-{partition}")
-    records = await parts.pools[WaitsFor.DATABASE].run(_alone, parts, name)
+    records = await parts.pools[WaitsFor.DATABASE].run(_alone, parts, topic.of_partition(partition))
     return await _produced(parts, request, records, key_encoding, value_encoding)
 
 

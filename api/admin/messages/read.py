@@ -21,7 +21,6 @@ from fastapi import Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from api.admin import resolve
-from api.components import open_topic
 from api.formats.jsonl import JsonLinesWriter
 from api.formats.text_encoding import TextEncoding
 from api.http.access import AuthAction, caller_of
@@ -139,10 +138,11 @@ async def read_messages(
 
 def _opened(parts: Service, name: TopicName, state: ContinuationToken) -> OpenTopic:
     """The topic, if this service can read it from there. Raises RestException, NotTheOwner, OffsetOutOfRange."""
-    if parts.environment.metadata.partitions.find(name) is not None:
-        raise RestException(405, f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on")
-    parts.forwarding.for_reading(resolve.topic(parts, name), state.start)
-    source = open_topic(parts.environment, name)
+    reason = f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on"
+    resolve.refuse_partitioned(parts, name, reason)
+    record = resolve.topic(parts, name)
+    parts.forwarding.for_reading(record, state.start)
+    source = OpenTopic(parts.environment, record)
     if state.compacted is not None:
         _check_ledger(parts, source, state)
     return source

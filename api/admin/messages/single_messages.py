@@ -26,7 +26,6 @@ from api.admin.messages.entry_response import (
     refuse_far,
 )
 from api.admin.models import INT, LONG, PulsarAnswer
-from api.components import open_topic
 from api.formats.jsonl import JsonLinesWriter
 from api.formats.text_encoding import TextEncoding, to_bytes
 from api.http.access import AuthAction
@@ -232,7 +231,7 @@ def _newest(
 ) -> Iterator[tuple[TopicRecord, Message]]:
     """The newest message of a key in each partition that has one, tombstones too."""
     for record in records:
-        message = open_topic(parts.environment, record.name).newest(key, sealed_only=sealed_only)
+        message = OpenTopic(parts.environment, record).newest(key, sealed_only=sealed_only)
         if message is not None:
             yield record, message
 
@@ -254,7 +253,7 @@ def _age(parts: Service, record: TopicRecord, message: Message) -> tuple[int, in
 
 
 def _opened(parts: Service, name: TopicName) -> OpenTopic:
-    return open_topic(parts.environment, resolve.local_topic(parts, name).name)
+    return OpenTopic(parts.environment, resolve.local_topic(parts, name))
 
 
 def _answer(found: MessageId, topic: TopicName, batch_index: int = -1, batch_size: int = 0) -> MessageIdAnswer:

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from api.admin import resolve
 from api.admin.models import INT, LONG, PulsarBody, TextByName
-from api.components import open_topic
 from api.http.access import AuthAction, require_here
 from api.http.paths import TOPIC_PATH, decoded
 from api.http.problems import RestException, reported_as
@@ -129,7 +128,7 @@ def each(
 
 
 def opened(parts: Service, record: TopicRecord) -> OpenTopic:
-    return open_topic(parts.environment, record.name)
+    return OpenTopic(parts.environment, record)
 
 
 def next_of(mark: LogPosition | None) -> StartOffset:

@@ -59,8 +59,7 @@ def list_namespaces(parts: Parts, tenant: Tenant) -> list[str]:
 def get_policies(parts: Parts, namespace: Namespace) -> dict[str, Any]:
     """All policies that Pulsar has for a namespace; those that this service has not are at their defaults."""
     metadata = parts.environment.metadata
-    with reported_as(NO_NAMESPACE):
-        found = metadata.tenancy.namespace(namespace)
+    found = resolve.namespace(parts, namespace, NO_NAMESPACE)
     settings = metadata.policies.of_scope(namespace_scope(namespace))
     quotas = {kind.value: quota.model_dump(by_alias=True) for kind, quota in quotas_of(settings).items()}
     return policies_document(

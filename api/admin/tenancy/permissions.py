@@ -33,8 +33,7 @@ Actions = Annotated[list[str], Body(description="All that the role may do there,
 @router.get(NAMESPACE_PATH + "/permissions", AuthAction.ADMIN)
 def get_namespace_permissions(parts: Parts, namespace: Namespace, all: bool = False) -> dict[str, list[str]]:
     """What was granted in the namespace, by role. `all`: with what Pulsar's clients do not know."""
-    with reported_as("Namespace does not exist"):
-        found = parts.environment.metadata.tenancy.namespace(namespace).permissions
+    found = resolve.namespace(parts, namespace).permissions
     return {role: list(actions) for role, actions in found.items()} if all else for_pulsar(found)
 
 

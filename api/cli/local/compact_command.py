@@ -133,9 +133,9 @@ def _listed(environment: Environment, namespace: str | None) -> list[TopicName]:
     return names
 
 
-def _has_tail(topic: Topic) -> bool:
+def _has_tail(topic: Topic, snapshot: TopicSnapshot) -> bool:
     """Whether messages are in segments that no ledger replaces yet; one that cannot be read here may have some."""
-    segments = topic.snapshot().segments
+    segments = snapshot.segments
     if not segments or any(segment.content is not None and segment.content.messages for segment in segments):
         return bool(segments)
     try:
@@ -227,7 +227,7 @@ class _Work:
                     check_not_paused(snapshot.topic, environment.metadata.compaction_control.get(snapshot.topic.id))
                 policies = self._policies(snapshot.topic)
                 new = not nothing_new(environment.metadata, environment.store, environment.clock, snapshot, policies)
-                new = new or (for_a_run and _has_tail(topic))
+                new = new or (for_a_run and _has_tail(topic, snapshot))
             except (Unavailable, Misconfigured):
                 raise  # not this topic's fault: the next would fail, too
             except Exception as error:

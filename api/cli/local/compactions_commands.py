@@ -37,7 +37,7 @@ def list_compactions(
         metadata = environment.metadata
         found = metadata.runs.newest(
             limit,
-            topic_id=None if name is None else metadata.topics.get(name).id,
+            topic_ids=None if name is None else [metadata.topics.get(name).id],
             state=None if state is None else RunState(state),
         )
         now = environment.clock.now_ms()
@@ -50,8 +50,7 @@ def show_compaction(context: typer.Context, run: Run, output: Output = OutputNam
     How far it is, its policies, its numbers and the time of each phase, and why it failed if it did.
     """
     with open_environment(context.obj) as environment:
-        record = environment.metadata.runs.get(run)
-        name = environment.metadata.snapshot(record.topic_id).topic.name
+        name, record = environment.metadata.runs.named(run)
         document = run_document(name, record, environment.clock.now_ms())
     show_run(document, output)
 
@@ -67,6 +66,6 @@ def cancel_compaction(
     compacts a topic again that is still due: `compactor-admin compactions pause` keeps it from that.
     """
     with open_for_writing(context.obj) as environment:
-        record = environment.metadata.runs.cancel(run, reason)
-        name = environment.metadata.snapshot(record.topic_id).topic.name
+        environment.metadata.runs.cancel(run, reason)
+        name, _ = environment.metadata.runs.named(run)
     put(f"Compaction run {run} of topic {name} cancelled")

@@ -73,8 +73,7 @@ def _sweep(environment: Environment) -> None:
     """Remove the local files of segments that ledgers have taken the place of long enough ago."""
     from storage.log.log_manager import LogManager
 
-    manager = LogManager(environment)
-    removed = manager.sweep()
+    removed = LogManager(environment).sweep()
     if removed:
         say(f"Removed the files of {counted(removed, 'sealed segment')}")
 

@@ -77,8 +77,7 @@ def seal_segments(
 
         failing: dict[str, str] = {}
         if not names:
-            parts = environment
-            LogManager(parts).roll_old(failing)
+            LogManager(environment).roll_old(failing)
         for topic_name, reason in failing.items():
             say(f"{topic_name} cannot be rolled: {reason}")
         wanted = [open_topic(environment, name) for name in names] or [

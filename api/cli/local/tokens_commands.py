@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import os
 import re
-import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -79,6 +78,8 @@ def create_token(
     settings: Settings = context.obj
     key = _signing_key(settings, secret_key, private_key)
     now = SystemClock().now_ms() // 1000
+    import secrets
+
     claims: dict[str, object] = {"iat": now, "jti": secrets.token_hex(16), settings.auth_role_claim: subject}
     if settings.auth_audience:
         claims["aud"] = settings.auth_audience

@@ -289,9 +289,5 @@ def _records(metadata: MetadataStore, name: TopicName) -> list[TopicRecord]:
     return [
         record
         for record in metadata.topics.in_namespace(f"{name.tenant}/{name.namespace}")
-        if _is_of(record.name, name)
+        if record.name.whole == name
     ]
-
-
-def _is_of(partition: TopicName, name: TopicName) -> bool:
-    return partition.partition >= 0 and partition.topic == f"{name.topic}-partition-{partition.partition}"

@@ -263,7 +263,7 @@ def test_all_runs(store: MetadataStore, topic: TopicRecord) -> None:
     everything = [(topic.name, fourth), (topic.name, third), (other.name, second), (topic.name, first)]
     assert store.runs.newest(10) == everything
     assert store.runs.newest(2) == everything[:2]
-    assert store.runs.newest(10, topic_id=other.id) == [everything[2]]
+    assert store.runs.newest(10, topic_ids=[other.id]) == [everything[2]]
     assert store.runs.newest(10, state=RunState.RUNNING) == [everything[0], everything[2]]
-    assert store.runs.newest(10, topic_id=topic.id, state=RunState.CANCELLED) == [everything[1]]
+    assert store.runs.newest(10, topic_ids=[topic.id], state=RunState.CANCELLED) == [everything[1]]
     assert store.runs.newest(10, state=RunState.SUCCESS) == []
