@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from fastapi import Depends, Request
 
+from api.background.control_loop_setup import control_loop
 from api.background.maintenance_loop import MaintenanceLoop
-from api.background.scheduling import control_loop
 from api.components import open_for_writing
 from api.http.access import AuthorizationService
 from api.http.long_polls import LongPolls

@@ -26,7 +26,7 @@ from api.observability.run_totals import RunTotals, TopicRunTotals
 from compactor.scheduling.due import TopicsCheckResult
 from storage.clock import Clock
 from storage.errors import CompactorError
-from storage.metadata.metrics_store import MetricsStore, TopicCounts
+from storage.metadata.metrics_queries import MetricsQueries, TopicCounts
 from storage.metadata.records import CLUSTER
 
 LOG = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class Metrics:
     """The registry of a service, and what is counted as it happens."""
 
     def __init__(
-        self, store: MetricsStore, clock: Clock, max_topics: int, sources: MetricSources, cluster: str = CLUSTER
+        self, store: MetricsQueries, clock: Clock, max_topics: int, sources: MetricSources, cluster: str = CLUSTER
     ) -> None:
         self.registry = CollectorRegistry()
         http = METRICS["compactor_http_request_duration_seconds"]
@@ -174,7 +174,7 @@ class _Scrape(Collector):
     """Makes metrics of what SQL and the process know."""
 
     def __init__(
-        self, store: MetricsStore, clock: Clock, max_topics: int, sources: MetricSources, cluster: str
+        self, store: MetricsQueries, clock: Clock, max_topics: int, sources: MetricSources, cluster: str
     ) -> None:
         self._store = store
         self._clock = clock

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from storage.metadata.liveness import beating
-from storage.metadata.metrics_store import PAGE_RUNS, MetricsStore, RunSummary
+from storage.metadata.metrics_queries import PAGE_RUNS, MetricsQueries, RunSummary
 from storage.metadata.records import RunState
 from storage.model import TopicName
 
@@ -40,7 +40,7 @@ class TopicRunTotals:
 class RunTotals:
     """The totals of all topics, by id."""
 
-    store: MetricsStore
+    store: MetricsQueries
     topics: dict[int, TopicRunTotals] = field(default_factory=dict)
     names: dict[int, TopicName] = field(default_factory=dict)
     running: dict[int, RunSummary] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from storage.clock import Clock
 from storage.log.directory import LogDirectory
 from storage.log.unsealed_counts import UnsealedCounter
 from storage.metadata.policy_store import PolicyResolver
-from storage.metadata.records import BacklogRecord, TopicRecord, TopicSnapshot
+from storage.metadata.records import CompactionBacklogRecord, TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.options.resolution import CompactionTriggers
 
@@ -97,13 +97,15 @@ class BacklogReader:
         self._open.keep_only(opened)
         return measured
 
-    def _measured(self, records: list[BacklogRecord], resolver: PolicyResolver, *, all_open: bool) -> Iterator[Backlog]:
+    def _measured(
+        self, records: list[CompactionBacklogRecord], resolver: PolicyResolver, *, all_open: bool
+    ) -> Iterator[Backlog]:
         for record in records:
             triggers = resolver.resolved(record.topic).triggers
             if triggers.any or all_open:
                 yield self._with_open(record, triggers)
 
-    def _with_open(self, record: BacklogRecord, triggers: CompactionTriggers) -> Backlog:
+    def _with_open(self, record: CompactionBacklogRecord, triggers: CompactionTriggers) -> Backlog:
         size, messages = record.closed_bytes, record.closed_messages
         oldest, soonest = record.oldest, record.soonest
         if record.open_segment is not None:

@@ -26,7 +26,7 @@ from compactor.scheduling.leadership import RENEWALS, Leadership
 from compactor.scheduling.worker import Worker, WorkerSettings
 from storage.environment import Environment
 from storage.errors import CompactionPaused, CompactionRunning, CompactorError
-from storage.metadata.records import SERVICE_DEAD_MS, CompactionState, ServiceRecord, TopicRecord
+from storage.metadata.records import SERVICE_DEAD_MS, CompactionControl, ServiceRecord, TopicRecord
 from storage.options.policies import UnreadableStoredValue
 from storage.owner import owner_name
 
@@ -89,13 +89,13 @@ class ControlLoop:
 
     # For REST
 
-    def trigger(self, topic: TopicRecord, cause: str = "manual", by: str = "") -> CompactionState:
+    def trigger(self, topic: TopicRecord, cause: str = "manual", by: str = "") -> CompactionControl:
         """Ask for a compaction; whichever service leads executes it. Raises CompactionRunning, CompactionPaused."""
         state = self._environment.metadata.compaction_control.request(topic.id, cause, by or self.name)
         self.wake()
         return state
 
-    def pause(self, topic: TopicRecord, wait_seconds: float = 0.0) -> CompactionState:
+    def pause(self, topic: TopicRecord, wait_seconds: float = 0.0) -> CompactionControl:
         """Pause the topic's compaction (S5), and wait up to `wait_seconds` for a running one to end."""
         (state,) = self._environment.metadata.compaction_control.pause([topic.id])
         deadline = self._environment.clock.now_ms() + wait_seconds * 1000

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from compactor.scheduling.backlog import Backlog
-from storage.metadata.records import CompactionState, TopicRecord
+from storage.metadata.records import CompactionControl, TopicRecord
 
 CLEAN_FOR_DIRTY = 16
 """A topic is not small if its compacted ledger is that many times larger than the dirty bytes that a small one may
@@ -73,7 +73,7 @@ class TopicsCheckResult:
     def of(
         cls,
         backlogs: Sequence[Backlog],
-        controls: Mapping[int, CompactionState],
+        controls: Mapping[int, CompactionControl],
         due: int,
         now: int,
         unreadable_policies: int = 0,
@@ -84,7 +84,7 @@ class TopicsCheckResult:
             for backlog in backlogs
             if backlog.triggers.max_lag_ms and backlog.oldest is not None
         ]
-        failing = [backlog for backlog in backlogs if controls.get(backlog.topic.id, CompactionState()).failures]
+        failing = [backlog for backlog in backlogs if controls.get(backlog.topic.id, CompactionControl()).failures]
         return cls(
             now,
             len(backlogs),
@@ -116,17 +116,17 @@ def cause_of(backlog: Backlog, now: int) -> str | None:
     return None
 
 
-def due(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionState], now: int) -> list[DueTopic]:
+def due(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionControl], now: int) -> list[DueTopic]:
     """The topics that are due at `now`, the dirtiest first; of equal ones the larger, then by name."""
     found = []
     for backlog in backlogs:
         cause = cause_of(backlog, now)
-        if cause is not None and may_begin(controls.get(backlog.topic.id, CompactionState()), now):
+        if cause is not None and may_begin(controls.get(backlog.topic.id, CompactionControl()), now):
             found.append(DueTopic(backlog, cause))
     return sorted(found, key=lambda item: (-item.backlog.dirtiness, -item.backlog.bytes, str(item.topic.name)))
 
 
-def may_begin(control: CompactionState, now: int) -> bool:
+def may_begin(control: CompactionControl, now: int) -> bool:
     """Whether the topic is neither requested, paused, aborting, nor waiting after a failure."""
     waits = control.retry_at is not None and now < control.retry_at
     return control.requested_at is None and not control.paused and not control.aborting and not waits

@@ -96,7 +96,7 @@ def mixed_records(records: IndexRecords, by_event: bool) -> U64:
 # Rows
 
 
-class RowsWalk:
+class RowsObjectWalk:
     """All row groups of a rows object, in order; checks its size, that offsets and ids ascend, and its statistics.
 
     After the walk, `first`, `last` and `totals` are what the rows say of the object as a whole.

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from compactor.verify.compare import (
-    RowsWalk,
+    RowsObjectWalk,
     TaskFindings,
     check_size,
     compare_bitmaps,
@@ -63,7 +63,7 @@ class _LedgerRows:
         self._ledgers |= set(np.unique(numbers(table, "ledger_id")).tolist())
         self._retained += len(table) - table.column("retained_at").null_count
 
-    def compare(self, ledger: LedgerRecord, walk: RowsWalk, findings: Findings) -> None:
+    def compare(self, ledger: LedgerRecord, walk: RowsObjectWalk, findings: Findings) -> None:
         """Compare with the ledger's row in the database."""
         last_offset, last_id = walk.last or (None, None)
         seen = walk.totals | {
@@ -92,7 +92,7 @@ def check_ledger(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindi
     answer.counts.update({"ledgers": 1, "indexes": 1})
     rows: _LedgerRows | None = None
     with answer.findings.reading(ledger.rows.name):
-        walk, walked = RowsWalk(store, ledger.rows_object, answer.findings), _LedgerRows(plan)
+        walk, walked = RowsObjectWalk(store, ledger.rows_object, answer.findings), _LedgerRows(plan)
         for table in walk:
             answer.counts["raw rows"] += len(table)
             walked.add(table)

@@ -18,7 +18,7 @@ from compactor.verify.chunks import chunk_fingerprint
 from compactor.verify.compare import (
     I64,
     RowsByOffset,
-    RowsWalk,
+    RowsObjectWalk,
     TaskFindings,
     check_size,
     fingerprint,
@@ -69,7 +69,7 @@ class _PartCheck:
 
     def run(self) -> None:
         part = self._part
-        walk = RowsWalk(self._store, part.rows, self._findings)  # the rows first: a damaged bitmap ends the check
+        walk = RowsObjectWalk(self._store, part.rows, self._findings)  # the rows first: a damaged bitmap ends the check
         dead = self._dead()
         for table in walk:
             self._add(table, dead)

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, func, select
 
 from storage.clock import Clock
 from storage.errors import CompactionRunning, Conflict, TopicNotFound
-from storage.metadata import compaction_state_rows, cursors, runs, services, topics
+from storage.metadata import compaction_control_rows, cursors, runs, services, topics
 from storage.metadata.engine import Database
 from storage.metadata.leases import shown_time
 from storage.metadata.liveness import beating, is_alive
@@ -29,7 +29,7 @@ from storage.metadata.records import (
     COMPACTION_CURSOR,
     RUN_DEAD_MS,
     CompactionActivity,
-    CompactionState,
+    CompactionControl,
     RunRecord,
     RunState,
     TopicRecord,
@@ -49,28 +49,28 @@ class CompactionControlStore(Store):
         super().__init__(database, clock)
         self._dead_ms = dead_ms
 
-    def _find(self, connection: Connection, topic_id: int) -> CompactionState:
-        return compaction_state_rows.find(connection, topic_id, self._clock.now_ms(), self._dead_ms)
+    def _find(self, connection: Connection, topic_id: int) -> CompactionControl:
+        return compaction_control_rows.find(connection, topic_id, self._clock.now_ms(), self._dead_ms)
 
     def _lives(self, run: RunRecord | None) -> bool:
         return _lives(run, self._dead_ms, self._clock.now_ms())
 
-    def _request(self, connection: Connection, topic_id: int, cause: str, by: str) -> CompactionState:
+    def _request(self, connection: Connection, topic_id: int, cause: str, by: str) -> CompactionControl:
         requested_at = self._clock.now_ms()
-        compaction_state_rows.put(connection, topic_id, requested_at=requested_at, cause=cause, requested_by=by)
+        compaction_control_rows.put(connection, topic_id, requested_at=requested_at, cause=cause, requested_by=by)
         return self._find(connection, topic_id)
 
     # Queries
 
-    def get(self, topic_id: int) -> CompactionState:
+    def get(self, topic_id: int) -> CompactionControl:
         """What is wanted of the topic's compaction."""
         with self._database.read() as connection:
             return self._find(connection, topic_id)
 
-    def all(self) -> Mapping[int, CompactionState]:
+    def all(self) -> Mapping[int, CompactionControl]:
         """By topic id; a topic that is not there wants nothing."""
         with self._database.read() as connection:
-            return compaction_state_rows.of_all(connection, self._clock.now_ms(), self._dead_ms)
+            return compaction_control_rows.of_all(connection, self._clock.now_ms(), self._dead_ms)
 
     def activity(self, topic_id: int) -> CompactionActivity:
         """The topic's compaction as it is now."""
@@ -79,10 +79,10 @@ class CompactionControlStore(Store):
             last = runs.last(connection, topic_id)
             return CompactionActivity(found, last, found.requested_at is not None or self._lives(last))
 
-    def requests(self) -> list[tuple[TopicRecord, CompactionState]]:
+    def requests(self) -> list[tuple[TopicRecord, CompactionControl]]:
         """The topics whose compaction is requested, the oldest request first."""
         with self._database.snapshot() as connection:
-            found = compaction_state_rows.requested(connection, self._clock.now_ms(), self._dead_ms)
+            found = compaction_control_rows.requested(connection, self._clock.now_ms(), self._dead_ms)
             records = topics.by_ids(connection, found)
             return [(records[topic_id], state) for topic_id, state in found.items()]
 
@@ -110,7 +110,7 @@ class CompactionControlStore(Store):
 
     # Requests
 
-    def request(self, topic_id: int, cause: str, by: str) -> CompactionState:
+    def request(self, topic_id: int, cause: str, by: str) -> CompactionControl:
         """Ask for a run; the leader executes it. `by`: who asks. The topic has its cursor `__compaction` then (S9).
 
         Raises CompactionRunning if one is requested or runs (S4), CompactionPaused.
@@ -118,7 +118,7 @@ class CompactionControlStore(Store):
         with self._database.write() as connection:
             topic = topics.locked(connection, topic_id)
             found = self._find(connection, topic_id)
-            compaction_state_rows.check_not_paused(topic, found)
+            compaction_control_rows.check_not_paused(topic, found)
             if found.requested_at is not None:
                 raise CompactionRunning(
                     f"a compaction of {topic.name} is requested since {shown_time(found.requested_at)} "
@@ -143,7 +143,7 @@ class CompactionControlStore(Store):
             found = self._find(connection, topic_id)
             going = found.requested_at is not None and requested_at in (None, found.requested_at)
             if going:
-                compaction_state_rows.put(connection, topic_id, requested_at=None, requested_by="")
+                compaction_control_rows.put(connection, topic_id, requested_at=None, requested_by="")
             if leader is not None:
                 services.check_leader(connection, leader)
             return going
@@ -193,28 +193,28 @@ class CompactionControlStore(Store):
 
     # Pausing
 
-    def pause(self, topic_ids: Sequence[int]) -> list[CompactionState]:
+    def pause(self, topic_ids: Sequence[int]) -> list[CompactionControl]:
         """Keep topics from being compacted, until as many resumes; their requests go, their runs are cancelled.
 
         Each of them or none; how they are then, in their order.
         """
 
-        def pause(connection: Connection) -> list[CompactionState]:
+        def pause(connection: Connection) -> list[CompactionControl]:
             _lock(connection, topic_ids)
             for topic_id in sorted(topic_ids):
                 reason = "compaction of the topic was paused"
                 found = _stop(connection, topic_id, reason, self._dead_ms, self._clock.now_ms())
-                compaction_state_rows.put(connection, topic_id, paused=found.paused + 1)
+                compaction_control_rows.put(connection, topic_id, paused=found.paused + 1)
             return self._found(connection, topic_ids)
 
-        def happened(connection: Connection, paused: list[CompactionState]) -> bool:
+        def happened(connection: Connection, paused: list[CompactionControl]) -> bool:
             topics.all_locked(connection, topic_ids)
             found = self._found(connection, topic_ids)
             return [(now.paused, now.requested_at) for now in found] == [(then.paused, None) for then in paused]
 
         return self._database.write_once(pause, happened, f"whether the compaction of topics {topic_ids} was paused")
 
-    def resume(self, topic_ids: Sequence[int]) -> list[CompactionState]:
+    def resume(self, topic_ids: Sequence[int]) -> list[CompactionControl]:
         """End one pause of each of these topics that is paused, or of none; how they are then, in their order.
 
         So topics of which only some were paused come together again. Raises Conflict if none is paused, or a run of one
@@ -229,10 +229,10 @@ class CompactionControlStore(Store):
             for topic, found in paused:
                 if found.aborting:
                     raise Conflict(f"a run of {topic.name} was aborted by a pause and has not stopped yet", _ENDING)
-                compaction_state_rows.put(connection, topic.id, paused=found.paused - 1)
+                compaction_control_rows.put(connection, topic.id, paused=found.paused - 1)
             return self._found(connection, topic_ids)
 
-    def abort(self, topic_ids: Sequence[int]) -> list[CompactionState]:
+    def abort(self, topic_ids: Sequence[int]) -> list[CompactionControl]:
         """End requests, runs and retries of topics, which may be compacted again at once, if they are not paused.
 
         Each of them or none; how they are then, in their order.
@@ -242,10 +242,10 @@ class CompactionControlStore(Store):
             for topic_id in sorted(topic_ids):
                 reason = "compaction of the topic was aborted"
                 _stop(connection, topic_id, reason, self._dead_ms, self._clock.now_ms())
-                compaction_state_rows.cleared(connection, topic_id)
+                compaction_control_rows.cleared(connection, topic_id)
             return self._found(connection, topic_ids)
 
-    def _found(self, connection: Connection, topic_ids: Sequence[int]) -> list[CompactionState]:
+    def _found(self, connection: Connection, topic_ids: Sequence[int]) -> list[CompactionControl]:
         return [self._find(connection, topic_id) for topic_id in topic_ids]
 
     # Failures
@@ -258,7 +258,7 @@ class CompactionControlStore(Store):
         *,
         leader: int | None = None,
         requested_at: int | None = None,
-    ) -> CompactionState:
+    ) -> CompactionControl:
         """The topic's compaction failed once more, with this error and without a run; it is tried again at `retry_at`.
 
         `leader`: its request is over with this; Fenced, and `requested_at`, as in `withdraw`.
@@ -267,10 +267,12 @@ class CompactionControlStore(Store):
             topics.locked(connection, topic_id)
             found = self._find(connection, topic_id)
             failures, last_error = found.failures + 1, runs.storable(error)
-            compaction_state_rows.put(connection, topic_id, failures=failures, retry_at=retry_at, last_error=last_error)
+            compaction_control_rows.put(
+                connection, topic_id, failures=failures, retry_at=retry_at, last_error=last_error
+            )
             if leader is not None:
                 if requested_at in (None, found.requested_at):
-                    compaction_state_rows.put(connection, topic_id, requested_at=None, requested_by="")
+                    compaction_control_rows.put(connection, topic_id, requested_at=None, requested_by="")
                 services.check_leader(connection, leader)
             return self._find(connection, topic_id)
 
@@ -289,14 +291,14 @@ class CompactionControlStore(Store):
                 return None
             failures = self._find(connection, run.topic_id).failures + 1
             values = {"failures": failures, "retry_at": retry_at(failures), "last_error": runs.storable(error)}
-            compaction_state_rows.put(connection, run.topic_id, **values)
+            compaction_control_rows.put(connection, run.topic_id, **values)
             return failures
 
     def record_success(self, topic_id: int) -> None:
         """The topic does not fail any more. A run that succeeds says so by itself."""
         with self._database.write() as connection:
             topics.locked(connection, topic_id)
-            compaction_state_rows.cleared(connection, topic_id)
+            compaction_control_rows.cleared(connection, topic_id)
 
 
 def _lock(connection: Connection, topic_ids: Collection[int]) -> None:
@@ -305,17 +307,17 @@ def _lock(connection: Connection, topic_ids: Collection[int]) -> None:
     runs.lock_running(connection, topic_ids)
 
 
-def _stop(connection: Connection, topic_id: int, reason: str, dead_ms: int, now: int) -> CompactionState:
+def _stop(connection: Connection, topic_id: int, reason: str, dead_ms: int, now: int) -> CompactionControl:
     """Drop the request and end the run, whose worker is waited for if it lives. As it was before."""
     topics.locked(connection, topic_id)
-    found = compaction_state_rows.find(connection, topic_id, now, dead_ms)
+    found = compaction_control_rows.find(connection, topic_id, now, dead_ms)
     if found.requested_at is not None:
-        compaction_state_rows.put(connection, topic_id, requested_at=None, requested_by="")
+        compaction_control_rows.put(connection, topic_id, requested_at=None, requested_by="")
     last = runs.last(connection, topic_id)
     if last is not None and last.state is RunState.RUNNING:
         lived = _lives(last, dead_ms, now)
         runs.cancel(connection, last.run_id, reason, now)
-        compaction_state_rows.put(connection, topic_id, aborting_run_id=last.run_id if lived else None)
+        compaction_control_rows.put(connection, topic_id, aborting_run_id=last.run_id if lived else None)
     return found
 
 

@@ -25,7 +25,7 @@ from storage.model import TopicName
 from storage.owner import is_alive_here, same_process
 
 
-class RenewalFailures(NamedTuple):
+class UnrenewedLeases(NamedTuple):
     """The leases that were not renewed. `lost`: forever, to another or with their topic; `busy`: try these again."""
 
     lost: list[Lease]
@@ -65,7 +65,7 @@ class LeaseStore(Store):
             queries.change(connection, leases, lease.topic_id, expires_at=renewed.expires_at)
             return renewed
 
-    def renew_many(self, owned: Sequence[Lease], ttl_ms: int) -> RenewalFailures:
+    def renew_many(self, owned: Sequence[Lease], ttl_ms: int) -> UnrenewedLeases:
         """`renew` for many at once, in three statements; it waits for no lock, so no order of locks counts.
 
         A row that another transaction holds (a roll, say) is busy. That one lease is lost is no error: others continue.
@@ -87,7 +87,7 @@ class LeaseStore(Store):
                 there.update(connection.execute(present).scalars())
             renewed_leases = set(ours)
             lost = [lease for lease in owned if lease not in renewed_leases and lease.topic_id not in there]
-            return RenewalFailures(lost, [lease for lease in owned if lease.topic_id in there])
+            return UnrenewedLeases(lost, [lease for lease in owned if lease.topic_id in there])
 
     def release(self, lease: Lease) -> None:
         """End the lease; nothing happens if it was lost."""

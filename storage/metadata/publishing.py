@@ -15,7 +15,7 @@ from sqlalchemy import Connection, insert, update
 from storage.clock import Clock
 from storage.errors import Fenced
 from storage.failpoints import Failpoint, failpoint
-from storage.metadata import attempts, compaction_state_rows, cursors, row_mapping, runs, topics
+from storage.metadata import attempts, compaction_control_rows, cursors, row_mapping, runs, topics
 from storage.metadata.engine import Database
 from storage.metadata.invariants import RERUN, check_publish
 from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, CompactionRetry, RunRecord, RunState
@@ -48,7 +48,7 @@ def publish(
     runs.succeed(connection, found, compacted.ledger_id, statistics, now)
     if retry is not None:
         error_text = runs.storable(retry.error)
-        compaction_state_rows.put(connection, topic.id, failures=1, retry_at=retry.at, last_error=error_text)
+        compaction_control_rows.put(connection, topic.id, failures=1, retry_at=retry.at, last_error=error_text)
     failpoint(Failpoint.PUBLISH_INSIDE_TRANSACTION)
     return runs.get(connection, run.run_id)
 

@@ -277,7 +277,7 @@ SERVICE_DEAD_MS = 15_000
 
 
 @dataclass(frozen=True)
-class CompactionState:
+class CompactionControl:
     """What is wanted of a topic's compaction. `requested_at`: it waits for a run since then, for `cause`.
 
     `paused`: how many pauses want a resume. `aborting`: a run was ended by a pause or an abort, and its worker has not
@@ -306,7 +306,7 @@ class CompactionRetry:
 class CompactionActivity:
     """A topic's compaction as of one moment. `running`: it is requested, or a run of it lives."""
 
-    control: CompactionState
+    control: CompactionControl
     last_run: RunRecord | None
     running: bool
 
@@ -323,7 +323,7 @@ class ServiceRecord:
 
 
 @dataclass(frozen=True)
-class BacklogRecord:
+class CompactionBacklogRecord:
     """What SQL knows of what is behind a topic's horizon (offset `horizon`; -1: never compacted).
 
     `clean_bytes`: logical bytes of the compacted ledger. `closed_…`: of sealed ledgers and rolled segments behind the

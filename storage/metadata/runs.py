@@ -19,7 +19,7 @@ from types import MappingProxyType
 from sqlalchemy import Connection, RowMapping, bindparam, insert, select, update
 
 from storage.errors import CompactionRunning, Conflict, NotFound
-from storage.metadata import attempts, compaction_state_rows, queries, row_mapping, services, topics
+from storage.metadata import attempts, compaction_control_rows, queries, row_mapping, services, topics
 from storage.metadata.invariants import check_run_is_current
 from storage.metadata.leases import shown_time
 from storage.metadata.liveness import is_alive
@@ -153,7 +153,7 @@ class RunStore(Store):
             dying = (runs.c.attempt_id.in_(expired), runs.c.state == RunState.RUNNING.value)
             requested = connection.execute(select(runs.c.topic_id).where(*dying, runs.c.cause != "")).scalars().all()
             for requested_id in requested:
-                compaction_state_rows.request_again(connection, requested_id, "garbage collection", now)
+                compaction_control_rows.request_again(connection, requested_id, "garbage collection", now)
             error = "its worker stopped answering; given up by garbage collection"
             ended = update(runs).where(*dying)
             connection.execute(ended.values(state=RunState.ERROR.value, finished_at=now, error=error))
@@ -213,7 +213,7 @@ def succeed(
 def fail(connection: Connection, run: RunRecord, error: str, now: int) -> RunRecord:
     """What `RunStore.fail` changes."""
     topics.locked(connection, run.topic_id)
-    compaction_state_rows.ended(connection, run.topic_id, run.run_id)
+    compaction_control_rows.ended(connection, run.topic_id, run.run_id)
     found = get(connection, run.run_id)
     if found.state is not RunState.RUNNING:
         return found
@@ -282,7 +282,7 @@ def _claim(
     requested: bool,
 ) -> RunRecord:
     topic = topics.locked(connection, topic_id)
-    cause = compaction_state_rows.take_request(connection, topic, requested, now, heartbeat_ttl_ms)
+    cause = compaction_control_rows.take_request(connection, topic, requested, now, heartbeat_ttl_ms)
     under_way = select(runs).where(runs.c.topic_id == topic_id, runs.c.state == RunState.RUNNING.value)
     running = queries.find(connection, under_way, row_mapping.run)
     if running is not None:
@@ -328,7 +328,7 @@ def _current(connection: Connection, run: RunRecord) -> RunRecord:
 def _end(connection: Connection, run: RunRecord, state: RunState, now: int, **values: object) -> None:
     attempts.finish(connection, [run.attempt_id], now)
     if state is RunState.SUCCESS:
-        compaction_state_rows.cleared(connection, run.topic_id)
+        compaction_control_rows.cleared(connection, run.topic_id)
     queries.change(connection, runs, run.run_id, state=state.value, finished_at=now, **values)
 
 

@@ -20,13 +20,13 @@ from sqlalchemy import URL
 from storage.clock import Clock
 from storage.metadata import schema, snapshots
 from storage.metadata.attempts import AttemptStore
-from storage.metadata.backlogs import BacklogStore
+from storage.metadata.compaction_backlogs import CompactionBacklogStore
 from storage.metadata.compaction_control import CompactionControlStore
 from storage.metadata.cursors import CursorStore
 from storage.metadata.engine import Database
 from storage.metadata.leases import LeaseStore
 from storage.metadata.ledgers import LedgerStore
-from storage.metadata.metrics_store import MetricsStore
+from storage.metadata.metrics_queries import MetricsQueries
 from storage.metadata.partitions import PartitionStore
 from storage.metadata.pins import PinStore
 from storage.metadata.policy_store import PolicyStore
@@ -70,13 +70,13 @@ class MetadataStore:
         self.publishing = PublishingStore(database, clock)
         self.pins = PinStore(database, clock)
         self.compaction_control = CompactionControlStore(database, clock, run_dead_ms)
-        self.backlogs = BacklogStore(database, clock)
+        self.backlogs = CompactionBacklogStore(database, clock)
         self.policies = PolicyStore(database, policies)
         self.tenancy = TenancyStore(database, clock, policies)
         self.partitions = PartitionStore(database, clock, policies)
         self.services = ServiceStore(database, clock)
         self.stats = StatsStore(database, clock)
-        self.metrics = MetricsStore(database, run_dead_ms)
+        self.metrics = MetricsQueries(database, run_dead_ms)
         self.store_binding = StoreBinding(database, clock)
 
     @property

@@ -31,7 +31,7 @@ from api.http.single_flight import MAX_AGE_MS
 from api.reports import document_of, run_document, shown_error
 from api.service import Parts, Service
 from storage.errors import NotFound
-from storage.metadata.records import CompactionState, RunRecord, RunState, TopicRecord
+from storage.metadata.records import CompactionControl, RunRecord, RunState, TopicRecord
 from storage.model import TopicName
 
 router = Routes("compactions", known_query=True)
@@ -57,7 +57,7 @@ def topic_of_run(request: Request) -> TopicName | None:
     return found
 
 
-class CompactionStateReport(BaseModel):
+class CompactionControlReport(BaseModel):
     """Whether a topic's compaction is wanted, paused (and how many times), or fails; as of one moment."""
 
     topic: str
@@ -86,10 +86,10 @@ class SchedulerStatus(BaseModel):
 
     leader: str | None
     services: list[LiveService]
-    queue: list[CompactionStateReport]
+    queue: list[CompactionControlReport]
     running: list[RunReport]
-    failing: list[CompactionStateReport]
-    paused: list[CompactionStateReport]
+    failing: list[CompactionControlReport]
+    paused: list[CompactionControlReport]
 
 
 @router.get(
@@ -154,13 +154,13 @@ def cancel_compaction(
 
 
 @router.get(TOPIC_PATH + "/compaction/control", AuthAction.COMPACT, AuthAction.ADMIN)
-def get_compaction_control(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionStateReport]:
+def get_compaction_control(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
     """What is wanted of the compaction of a topic, or of each of its partitions."""
     return [_now(parts, record, in_full) for record in resolve.topics(parts, topic)]
 
 
 @router.post(TOPIC_PATH + "/compaction/pause", AuthAction.COMPACT, AuthAction.ADMIN)
-def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionStateReport]:
+def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
     """Stop a run that is under way and make none until it is resumed, as many times as it was paused (S5).
 
     Of a partitioned topic all partitions are paused, or none.
@@ -171,7 +171,7 @@ def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Compac
 
 
 @router.post(TOPIC_PATH + "/compaction/resume", AuthAction.COMPACT, AuthAction.ADMIN, refuses=(409,))
-def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionStateReport]:
+def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
     """Take back one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
     records = resolve.topics(parts, topic)
     controls = parts.environment.metadata.compaction_control.resume([record.id for record in records])
@@ -179,7 +179,7 @@ def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Compa
 
 
 @router.post(TOPIC_PATH + "/compaction/abort", AuthAction.COMPACT, AuthAction.ADMIN, refuses=(409,))
-def abort_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionStateReport]:
+def abort_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
     """Stop a run that is under way, and drop the request for one; later ones are made as before."""
     records = resolve.topics(parts, topic)
     controls = parts.environment.metadata.compaction_control.abort([record.id for record in records])
@@ -207,22 +207,22 @@ def _shown(parts: Service, runs: list[tuple[TopicName, RunRecord]], in_full: boo
     return [run_document(name, record, now, in_full=in_full) for name, record in runs]
 
 
-def _now(parts: Service, topic: TopicRecord, in_full: bool) -> CompactionStateReport:
+def _now(parts: Service, topic: TopicRecord, in_full: bool) -> CompactionControlReport:
     found = parts.environment.metadata.compaction_control.activity(topic.id)
     return _control(topic, found.control, in_full, found.running)
 
 
 def _control(
-    topic: TopicRecord, control: CompactionState, in_full: bool, running: bool = False
-) -> CompactionStateReport:
+    topic: TopicRecord, control: CompactionControl, in_full: bool, running: bool = False
+) -> CompactionControlReport:
     state = f"Paused({control.paused})" if control.paused else "None"
     if control.aborting:
         state = "Aborted"
     elif running or control.requested_at is not None:
         state = "InProgress"
     error = shown_error(control.last_error, in_full=in_full) or ""
-    return CompactionStateReport(
-        **document_of(CompactionStateReport, control, topic=str(topic.name), state=state, last_error=error)
+    return CompactionControlReport(
+        **document_of(CompactionControlReport, control, topic=str(topic.name), state=state, last_error=error)
     )
 
 

@@ -24,7 +24,7 @@ from api.cli.admin import (
 from api.cli.admin.requests import Command, RequestCommand, add_commands
 from api.cli.admin.session import Session
 from api.cli.kit.program import group, program, run
-from api.cli.kit.shared_arguments import Output, OutputName
+from api.cli.kit.shared_arguments import Output, OutputFormat
 
 NAME = "compactor-admin"
 GLOBAL_OPTIONS = ("--admin-url", "--token", "--token-file", "--ca-cert", "--config", "--timeout", "--output")
@@ -79,7 +79,7 @@ def options(
     timeout: Annotated[
         str | None, typer.Option(metavar="SECONDS", help="How long an answer may take [COMPACTOR_ADMIN_TIMEOUT]")
     ] = None,
-    output: Output = OutputName.TABLE,
+    output: Output = OutputFormat.TABLE,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     flags = {"admin-url": admin_url, "token": token, "token-file": token_file, "ca-cert": ca_cert, "timeout": timeout}

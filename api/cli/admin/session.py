@@ -18,7 +18,7 @@ import typer
 from api.cli.admin.client_config import find_target
 from api.cli.kit.output import show
 from api.cli.kit.quantity_parsers import parse_pair
-from api.cli.kit.shared_arguments import OutputName
+from api.cli.kit.shared_arguments import OutputFormat
 from api.cli.kit.stderr import say
 from storage.errors import InvalidInput
 from storage.model import TopicName
@@ -33,7 +33,7 @@ class Session:
 
     flags: Mapping[str, str | None]
     config: str | None = None
-    output: OutputName = OutputName.TABLE
+    output: OutputFormat = OutputFormat.TABLE
 
     @cached_property
     def service(self) -> Connection:
@@ -45,7 +45,7 @@ class Session:
     @property
     def as_json(self) -> bool:
         """Whether stdout is for scripts."""
-        return self.output is OutputName.JSON
+        return self.output is OutputFormat.JSON
 
     def close(self) -> None:
         """Close the connection, if there is one."""

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from api.cli.kit.shared_arguments import OutputName
+from api.cli.kit.shared_arguments import OutputFormat
 from api.cli.kit.terminal import plain, put, put_json
 
 Cell: TypeAlias = Callable[[str, Any], str]
@@ -21,14 +21,14 @@ _MILLISECONDS = 10**11
 
 
 def show(
-    document: Any, output: OutputName = OutputName.TABLE, columns: Sequence[str] = (), cell: Cell | None = None
+    document: Any, output: OutputFormat = OutputFormat.TABLE, columns: Sequence[str] = (), cell: Cell | None = None
 ) -> None:
     """Print a document.
 
     A list of objects is a table of `columns` (all fields if empty), any other list a line each; an object is a line a
     field, with dotted names for what is nested. None is `null` in JSON and no line.
     """
-    if output is OutputName.JSON:
+    if output is OutputFormat.JSON:
         # Another encoding has no form of its own for every character, and what Python writes instead is no JSON.
         is_utf8 = (sys.stdout.encoding or "").replace("-", "").lower() == "utf8"
         put_json(json.dumps(document, indent=2, ensure_ascii=not is_utf8))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from api.cli.kit.output import as_text, show, show_table
-from api.cli.kit.shared_arguments import OutputName
+from api.cli.kit.shared_arguments import OutputFormat
 from api.cli.kit.stderr import counted, number, size
 from api.cli.kit.terminal import plain, put
 
@@ -16,15 +16,15 @@ TRIM_COLUMNS = ("ledger", "first_offset", "last_offset", "messages", "logical_by
 _COMPACTION_CURSOR = "__compaction"
 
 
-def show_runs(runs: Sequence[Mapping[str, Any]], output: OutputName) -> None:
+def show_runs(runs: Sequence[Mapping[str, Any]], output: OutputFormat) -> None:
     """A list of compaction runs."""
-    if output is OutputName.JSON:
+    if output is OutputFormat.JSON:
         show(runs, output)
     else:
         show_table(map(_run_row, runs), _RUN_COLUMNS)
 
 
-def show_run(run: Mapping[str, Any] | None, output: OutputName) -> None:
+def show_run(run: Mapping[str, Any] | None, output: OutputFormat) -> None:
     """All that is known of one compaction run; times as times, bytes in a unit that fits."""
     show(run, output, cell=_run_cell)
 

@@ -21,14 +21,14 @@ TypedTopic = Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)]
 OnlyTopic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help=f"Only of this topic. {TOPIC_HELP}")]
 
 
-class OutputName(StrEnum):
+class OutputFormat(StrEnum):
     """Output formats of listings and reports."""
 
     TABLE = "table"
     JSON = "json"
 
 
-Output = Annotated[OutputName, typer.Option(help="For people, or for scripts.")]
+Output = Annotated[OutputFormat, typer.Option(help="For people, or for scripts.")]
 
 
 ResetName = Literal["earliest", "latest", "fail"]

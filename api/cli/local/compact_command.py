@@ -215,7 +215,7 @@ class _Work:
         """
         from compactor.batch import Outcome
         from compactor.two_phase import nothing_new
-        from storage.metadata.compaction_state_rows import check_not_paused
+        from storage.metadata.compaction_control_rows import check_not_paused
 
         environment = self.environment
         outcomes, dirty = {}, []

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from api.cli.kit.reports import show_run, show_runs
-from api.cli.kit.shared_arguments import OnlyTopic, Output, OutputName, StateName
+from api.cli.kit.shared_arguments import OnlyTopic, Output, OutputFormat, StateName
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing
 from api.reports import run_document
@@ -27,7 +27,7 @@ def list_compactions(
     topic: OnlyTopic = None,
     state: Annotated[StateName | None, typer.Option(help="Only in this state.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="The number of newest runs.")] = 50,
-    output: Output = OutputName.TABLE,
+    output: Output = OutputFormat.TABLE,
 ) -> None:
     """List compaction runs, the newest first."""
     name = None if topic is None else TopicName.parse(topic)
@@ -44,7 +44,7 @@ def list_compactions(
     show_runs([run_document(owner, run, now) for owner, run in found], output)
 
 
-def show_compaction(context: typer.Context, run: Run, output: Output = OutputName.TABLE) -> None:
+def show_compaction(context: typer.Context, run: Run, output: Output = OutputFormat.TABLE) -> None:
     """Show one compaction run.
 
     How far it is, its policies, its numbers and the time of each phase, and why it failed if it did.

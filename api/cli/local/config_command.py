@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from api.cli.kit.output import show, show_table
-from api.cli.kit.shared_arguments import Output, OutputName
+from api.cli.kit.shared_arguments import Output, OutputFormat
 from api.cli.kit.stderr import say
 from api.settings.settings import SETTINGS, Settings
 
@@ -16,7 +16,7 @@ from api.settings.settings import SETTINGS, Settings
 def show_settings(
     context: typer.Context,
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
-    output: Output = OutputName.TABLE,
+    output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show all settings, and the policies that the file sets as the broker's defaults."""
     from api.settings.sources import variable_notes
@@ -24,7 +24,7 @@ def show_settings(
     for note in variable_notes(os.environ):
         say(f"compactor: {note}")
     found = described(context.obj)
-    if output is OutputName.JSON:
+    if output is OutputFormat.JSON:
         show(found if origin else {name: setting["value"] for name, setting in found.items()}, output)
         return
     rows = [

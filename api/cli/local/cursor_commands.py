@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.kit.output import show
-from api.cli.kit.shared_arguments import Output, OutputName, Topic
+from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing, open_topic
 from storage.reading.position_text import PLACES, described, mark_delete_before, parse_place
@@ -44,23 +44,23 @@ def create_cursor(
     put(f"Cursor {cursor} of topic {topic} created, {_mark(created)}")
 
 
-def list_cursors(context: typer.Context, topic: Topic, output: Output = OutputName.TABLE) -> None:
+def list_cursors(context: typer.Context, topic: Topic, output: Output = OutputFormat.TABLE) -> None:
     """List the cursors of a topic: their positions, and how far they are behind."""
     with open_environment(context.obj) as environment:
         opened = open_topic(environment, topic)
         found = environment.metadata.cursors.summaries(opened.record.id)
         reader = opened.snapshot_reader()
         documents = [described(reader, record, summary) for record, summary in found]
-    show(documents if output is OutputName.JSON else list(map(_for_people, documents)), output, _COLUMNS)
+    show(documents if output is OutputFormat.JSON else list(map(_for_people, documents)), output, _COLUMNS)
 
 
-def show_cursor(context: typer.Context, topic: Topic, cursor: Cursor, output: Output = OutputName.TABLE) -> None:
+def show_cursor(context: typer.Context, topic: Topic, cursor: Cursor, output: Output = OutputFormat.TABLE) -> None:
     """Show one cursor."""
     with open_environment(context.obj) as environment:
         opened = open_topic(environment, topic)
         found = environment.metadata.cursors.summary(opened.record.id, cursor)
         document = described(opened.snapshot_reader(), *found)
-    show(document if output is OutputName.JSON else _for_people(document), output)
+    show(document if output is OutputFormat.JSON else _for_people(document), output)
 
 
 def reset_cursor(

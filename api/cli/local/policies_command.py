@@ -9,7 +9,7 @@ import typer
 from api.cli.kit.output import show
 from api.cli.kit.quantity_parsers import parse_pair
 from api.cli.kit.reports import show_policies
-from api.cli.kit.shared_arguments import TOPIC_HELP, Output, OutputName
+from api.cli.kit.shared_arguments import TOPIC_HELP, Output, OutputFormat
 from api.components import open_environment, open_for_writing
 from api.reports import policies_document
 from storage.errors import InvalidInput
@@ -32,7 +32,7 @@ def topic_policies(
     remove: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Let the next wider scope count again; may be repeated.")
     ] = None,
-    output: Output = OutputName.TABLE,
+    output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show, set and remove policies.
 
@@ -61,7 +61,7 @@ def topic_policies(
         stored = metadata.policies
         resolved = stored.resolved_around(scope) if name is None else stored.resolved(metadata.topics.get(name))
     found = policies_document(resolved)
-    if output is OutputName.JSON:
+    if output is OutputFormat.JSON:
         show({**subject, "policies": found}, output)
     else:
         show_policies(found)

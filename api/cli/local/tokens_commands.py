@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from api.cli.kit.output import show
-from api.cli.kit.shared_arguments import OutputName
+from api.cli.kit.shared_arguments import OutputFormat
 from api.cli.kit.stderr import say
 from api.cli.kit.terminal import put
 from api.settings.settings import Settings
@@ -94,7 +94,7 @@ def show_token(token: Token = None) -> None:
     """Show header and claims of a token. It is not checked."""
     from api.http.tokens import shown
 
-    show(shown(_given(token)), OutputName.JSON)
+    show(shown(_given(token)), OutputFormat.JSON)
 
 
 def validate_token(
@@ -129,7 +129,7 @@ def validate_token(
         claims = verifier.claims(given)
     except BadToken as error:
         raise InvalidInput(f"the token is refused: {error}", "make another, with `compactor tokens create`") from error
-    show(claims, OutputName.JSON)
+    show(claims, OutputFormat.JSON)
 
 
 def _signing_key(settings: Settings, secret_key: str | None, private_key: str | None) -> bytes | PrivateKey:

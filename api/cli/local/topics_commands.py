@@ -12,7 +12,7 @@ from api.cli.kit.output import show
 from api.cli.kit.program import check_confirmation
 from api.cli.kit.quantity_parsers import parse_pair
 from api.cli.kit.reports import TRIM_COLUMNS, trim_lines
-from api.cli.kit.shared_arguments import Output, OutputName, Topic
+from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing, open_topic
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _COLUMNS = ("topic", "ledgers", "messages", "logical_bytes", "tail_messages", "compacted_ledger")
 
 
-def list_topics(context: typer.Context, output: Output = OutputName.TABLE) -> None:
+def list_topics(context: typer.Context, output: Output = OutputFormat.TABLE) -> None:
     """List topics.
 
     Of each: raw ledgers, their messages and logical bytes, messages in the log's segments, and the compacted ledger.
@@ -57,7 +57,7 @@ def list_topics(context: typer.Context, output: Output = OutputName.TABLE) -> No
     show(documents, output, _COLUMNS)
 
 
-def show_stats(context: typer.Context, topic: Topic, output: Output = OutputName.TABLE) -> None:
+def show_stats(context: typer.Context, topic: Topic, output: Output = OutputFormat.TABLE) -> None:
     """Show one topic.
 
     Its raw ledgers, compacted ledger and horizon, what is not compacted yet, the last run, and the last message ids.
@@ -184,7 +184,7 @@ def trim_topic(
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would go, and change nothing.")] = False,
-    output: Output = OutputName.TABLE,
+    output: Output = OutputFormat.TABLE,
 ) -> None:
     """Let old raw ledgers go.
 
@@ -209,7 +209,7 @@ def trim_topic(
         else:
             trimmed = retention.trim(record, position, dry_run=dry_run, force=force)
     report = trim_document(trimmed)
-    if output is OutputName.JSON:
+    if output is OutputFormat.JSON:
         show(report, output)
     elif report["ledgers"]:
         show(report["ledgers"], output, TRIM_COLUMNS)

@@ -10,7 +10,7 @@ import typer
 from api.cli.kit import exit_codes
 from api.cli.kit.output import show
 from api.cli.kit.reports import put_lines, verify_lines
-from api.cli.kit.shared_arguments import OutputName, Topic
+from api.cli.kit.shared_arguments import OutputFormat, Topic
 from api.cli.kit.stderr import counted, say
 from api.cli.local.spark_engine import progress_for, spark_engine
 from api.components import open_environment
@@ -34,7 +34,7 @@ def verify_topic(
         with spark_engine(context.obj) as engine:
             report = verify_document(Verifier(environment, engine, progress_for(sys.stderr)).verify(topic))
     if output == "json":
-        show(report, OutputName.JSON)
+        show(report, OutputFormat.JSON)
     else:
         put_lines(verify_lines(report))
     if report["total"]:

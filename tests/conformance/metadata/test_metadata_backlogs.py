@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from storage.metadata.records import BacklogRecord, SegmentRecord, SegmentState, TopicRecord
+from storage.metadata.records import CompactionBacklogRecord, SegmentRecord, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -33,15 +33,15 @@ def test_backlogs(store: MetadataStore, clock: ManualClock) -> None:
     found = store.backlogs.of([empty.id, never.id, behind.id])
     now = {item.topic.name: store.topics.get(item.topic.name) for item in found}
     assert found == [
-        BacklogRecord(now[empty.name]),
-        BacklogRecord(
+        CompactionBacklogRecord(now[empty.name]),
+        CompactionBacklogRecord(
             now[never.name],
             closed_bytes=700,
             closed_messages=7,
             oldest=created[0].min_publish_time,
             soonest=created[0].max_publish_time,
         ),
-        BacklogRecord(
+        CompactionBacklogRecord(
             now[behind.name],
             horizon=4,
             clean_bytes=200,

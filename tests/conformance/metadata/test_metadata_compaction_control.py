@@ -14,8 +14,8 @@ from storage.metadata import services, topics
 from storage.metadata.records import (
     COMPACTION_CURSOR,
     RUN_DEAD_MS,
+    CompactionControl,
     CompactionRetry,
-    CompactionState,
     RunState,
     TopicRecord,
 )
@@ -80,9 +80,9 @@ def test_a_leader_waits_for_no_topic(database_url: URL, open_stores: OpenStores)
 def test_a_request_is_kept_until_its_run_is_claimed(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
-    assert store.compaction_control.get(topic.id) == CompactionState()
+    assert store.compaction_control.get(topic.id) == CompactionControl()
     created = store.compaction_control.request(topic.id, "manual", "ann")
-    assert created == CompactionState(clock.now_ms(), "manual", requested_by="ann")
+    assert created == CompactionControl(clock.now_ms(), "manual", requested_by="ann")
     assert store.compaction_control.requests() == [(topic, created)]
     assert [item.name for item in store.cursors.of_topic(topic.id)] == [COMPACTION_CURSOR], "S9"
     with pytest.raises(CompactionRunning, match=r"is requested since .*\(manual, by ann\)"):
@@ -108,7 +108,7 @@ def test_of_many_triggers_one_is_taken(open_stores: OpenStores) -> None:
     stores = open_stores(4)
     topic = stores[0].tenancy.ensure_topic(TopicName.parse("t"))
     asked = at_once(*(partial(store.compaction_control.request, topic.id, "manual", "ann") for store in stores))
-    assert sorted(type(item).__name__ for item in asked) == ["CompactionRunning"] * 3 + ["CompactionState"]
+    assert sorted(type(item).__name__ for item in asked) == ["CompactionControl"] + ["CompactionRunning"] * 3
     token = leading(stores[0])
     claimed = at_once(*(partial(store.runs.claim, topic.id, "worker", {}, TTL, leader=token) for store in stores))
     assert sorted(type(item).__name__ for item in claimed) == ["Fenced"] * 3 + ["RunRecord"]
@@ -124,7 +124,7 @@ def test_a_request_is_withdrawn(store: MetadataStore, topic: TopicRecord) -> Non
     assert not store.compaction_control.withdraw(topic.id)
     store.compaction_control.request(topic.id, "manual", "ann")
     assert store.compaction_control.withdraw(topic.id)
-    assert store.compaction_control.get(topic.id) == CompactionState()
+    assert store.compaction_control.get(topic.id) == CompactionControl()
 
 
 def test_a_newer_request_is_not_withdrawn(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -240,7 +240,7 @@ def test_several_topics_are_paused_resumed_and_aborted_together_or_not_at_all(
     for change in (control.pause, control.resume, control.abort):
         with pytest.raises(TopicNotFound):
             change([*ids, 99_999])
-    assert [control.get(item) for item in ids] == [CompactionState(), CompactionState()]
+    assert [control.get(item) for item in ids] == [CompactionControl(), CompactionControl()]
     assert [item.paused for item in control.pause(ids)] == [1, 1]
     control.pause([ids[0]])  # as a pause left them that failed half way, when each had a transaction of its own
     assert [item.paused for item in control.resume(ids)] == [1, 0]
@@ -335,7 +335,7 @@ def test_failures_are_counted_until_a_success(store: MetadataStore, topic: Topic
     store.runs.fail(run, "three")
     assert store.compaction_control.get(topic.id).failures == 2
     store.runs.finish(claim(store, topic), {})
-    assert store.compaction_control.get(topic.id) == CompactionState()
+    assert store.compaction_control.get(topic.id) == CompactionControl()
 
 
 def test_a_run_that_publishes_may_leave_something_to_be_tried_again(
@@ -356,7 +356,7 @@ def test_a_run_that_publishes_may_leave_something_to_be_tried_again(
         store.publishing.publish(run, 1, compacted(store, run, 2, end_of(created)), {}, CompactionRetry("late", 5))
     assert store.compaction_control.get(topic.id) == control
     publish_all(store, topic)
-    assert store.compaction_control.get(topic.id) == CompactionState()
+    assert store.compaction_control.get(topic.id) == CompactionControl()
 
 
 def test_a_failure_before_the_claim_takes_the_request_along(store: MetadataStore, topic: TopicRecord) -> None:

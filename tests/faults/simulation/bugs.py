@@ -34,7 +34,7 @@ from storage.log.sweep import LogSweep
 from storage.log.topic_log import TopicLog
 from storage.metadata import (
     compaction_control,
-    compaction_state_rows,
+    compaction_control_rows,
     cursors,
     invariants,
     leases,
@@ -300,7 +300,7 @@ _collect_deleted = GarbageCollector._collect_deleted
 
 
 def _stop_no_run(connection: Connection, topic_id: int, reason: str, dead_ms: int, now: int) -> Any:
-    return compaction_state_rows.find(connection, topic_id, now, dead_ms)
+    return compaction_control_rows.find(connection, topic_id, now, dead_ms)
 
 
 _NO_LOCKS = SimpleNamespace(flock=lambda *_: None, LOCK_EX=0, LOCK_NB=0)
@@ -440,7 +440,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "claimed-while-paused": Bug(
             "A run is claimed although compaction of the topic is paused.",
-            ((compaction_state_rows, "check_not_paused", lambda *_: None),),
+            ((compaction_control_rows, "check_not_paused", lambda *_: None),),
         ),
         "lost-lease-unnoticed": Bug(
             "A writer that has lost its lease, and the lock of its segment, continues.",

@@ -12,7 +12,7 @@ from api.observability.metrics import REFRESH_MS, AppendTotals, Metrics, MetricS
 from api.observability.run_totals import LATE_LOOKS
 from compactor.scheduling.due import TopicsCheckResult
 from storage.errors import Unavailable
-from storage.metadata.metrics_store import MetricsStore, RunSummary, TopicCounts
+from storage.metadata.metrics_queries import MetricsQueries, RunSummary, TopicCounts
 from storage.metadata.records import RunState
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -55,7 +55,7 @@ class History:
 
 def metrics(history: History, most: int = 10, sources: MetricSources = MetricSources()) -> tuple[Metrics, ManualClock]:  # noqa: B008
     clock = ManualClock()
-    return Metrics(cast(MetricsStore, history), clock, most, sources), clock
+    return Metrics(cast(MetricsQueries, history), clock, most, sources), clock
 
 
 def values(made: Metrics) -> dict[str, float]:

@@ -14,7 +14,7 @@ from compactor.scheduling.status import compaction_status
 from compactor.scheduling.worker import WorkerSettings
 from storage.environment import Environment
 from storage.errors import Fenced
-from storage.metadata.records import CompactionState, RunState
+from storage.metadata.records import CompactionControl, RunState
 from storage.topic import Topic
 from tests.entries import one, produce
 from tests.workbench import TINY, Workbench
@@ -152,7 +152,7 @@ class Stage:
             future.exception(timeout=HOLD_SECONDS)
         assert until(lambda: loop._worker.busy() == (0, 0))
 
-    def state(self, topic: Topic) -> CompactionState:
+    def state(self, topic: Topic) -> CompactionControl:
         return self.control.get(topic.record.id)
 
     def runs(self, topic: Topic) -> list[RunState]:

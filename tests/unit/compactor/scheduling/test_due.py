@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from compactor.scheduling.backlog import Backlog
 from compactor.scheduling.due import TopicsCheckResult, WorkerSlots, cause_of, due, jobs, retry_delay_ms
-from storage.metadata.records import CompactionState, TopicRecord
+from storage.metadata.records import CompactionControl, TopicRecord
 from storage.model import TopicName
 from storage.options.resolution import CompactionTriggers
 
@@ -81,15 +81,15 @@ def test_the_dirtiest_goes_first_and_equal_ones_by_size_then_name() -> None:
 @pytest.mark.parametrize(
     ("control", "begins"),
     [
-        (CompactionState(), True),
-        (CompactionState(requested_at=1), False),
-        (CompactionState(paused=1), False),
-        (CompactionState(aborting=True), False),
-        (CompactionState(failures=1, retry_at=NOW + 1), False),
-        (CompactionState(failures=1, retry_at=NOW), True),
+        (CompactionControl(), True),
+        (CompactionControl(requested_at=1), False),
+        (CompactionControl(paused=1), False),
+        (CompactionControl(aborting=True), False),
+        (CompactionControl(failures=1, retry_at=NOW + 1), False),
+        (CompactionControl(failures=1, retry_at=NOW), True),
     ],
 )
-def test_who_is_left_out(control: CompactionState, begins: bool) -> None:
+def test_who_is_left_out(control: CompactionControl, begins: bool) -> None:
     backlogs = [backlog(1, threshold_bytes=1), backlog(2, threshold_bytes=1)]
     assert [item.topic.id for item in due(backlogs, {1: control}, NOW)] == ([1, 2] if begins else [2])
 
@@ -165,6 +165,6 @@ def test_a_check_in_the_terms_of_kafkas_metrics() -> None:
         backlog(1, size=100, clean=300, oldest=NOW - 70, max_lag_ms=50),
         backlog(2, size=40, clean=40, oldest=NOW - 10, max_lag_ms=50),
     ]
-    failing = {2: CompactionState(failures=3)}
+    failing = {2: CompactionControl(failures=3)}
     assert TopicsCheckResult.of(backlogs, failing, 1, NOW, 7) == TopicsCheckResult(NOW, 2, 1, 140, 0.5, 20, 1, 40, 7)
     assert TopicsCheckResult.of([], {}, 0, NOW) == TopicsCheckResult(NOW, 0, 0, 0, 0.0, 0, 0, 0)

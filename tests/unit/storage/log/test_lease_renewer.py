@@ -14,7 +14,7 @@ from storage.errors import Fenced, TopicNotFound, Unavailable
 from storage.log import lease_renewer as watching
 from storage.log.lease_renewer import LeaseRenewer
 from storage.log.topic_log import TopicLog
-from storage.metadata.leases import RenewalFailures
+from storage.metadata.leases import UnrenewedLeases
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState
 from storage.topic import Topic
@@ -238,7 +238,7 @@ def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monk
         fails_once("poll")
         return ask(topic_ids)
 
-    def renewing(held: Sequence[Lease], ttl_ms: int) -> RenewalFailures:
+    def renewing(held: Sequence[Lease], ttl_ms: int) -> UnrenewedLeases:
         fails_once("renewal")
         answer = renew(held, ttl_ms)
         renewed.set()
@@ -264,7 +264,7 @@ def test_a_lease_whose_row_somebody_has_is_tried_again_soon(
     bench: Workbench, watch: LeaseRenewer, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with topic.append_log(0, renewer=watch) as log:
-        monkeypatch.setattr(bench.metadata.leases, "renew_many", lambda held, _: RenewalFailures([], list(held)))
+        monkeypatch.setattr(bench.metadata.leases, "renew_many", lambda held, _: UnrenewedLeases([], list(held)))
         begun, again = watch._renew(watch._watched_of(watching._HeldLease))
         assert begun == []
         assert [held.lease for held in again] == [log._open_segments._lease]

@@ -11,7 +11,7 @@ import pytest
 
 from api.cli.kit.output import show
 from api.cli.kit.reports import show_runs, trim_lines, verify_lines
-from api.cli.kit.shared_arguments import OutputName
+from api.cli.kit.shared_arguments import OutputFormat
 from api.reports import verify_document
 from compactor.verify.findings import Difference, DifferenceKind
 from compactor.verify.report import Report
@@ -88,7 +88,7 @@ def test_a_verification_with_differences_of_keys_that_are_no_text() -> None:
 
 
 def test_a_run_in_a_list(capsys: pytest.CaptureFixture[str]) -> None:
-    show_runs([RUN, RUN | {"state": "SUCCESS", "tasks_total": None, "statistics": {"tasks": 9}}], OutputName.TABLE)
+    show_runs([RUN, RUN | {"state": "SUCCESS", "tasks_total": None, "statistics": {"tasks": 9}}], OutputFormat.TABLE)
     header, running, result = (line for line in capsys.readouterr().out.splitlines() if line.startswith(("┃", "│")))
     assert [cell.strip() for cell in header.split("┃")[1:7]] == [
         "run",
@@ -106,7 +106,7 @@ def test_a_run_in_a_list(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json_where_the_terminal_is_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, "ascii", errors="backslashreplace", write_through=True))
-    show(["🎉"], OutputName.JSON)
+    show(["🎉"], OutputFormat.JSON)
     assert json.loads(out.getvalue()) == ["🎉"]
 
 
@@ -120,6 +120,6 @@ def test_documents_for_people_and_for_scripts(capsys: pytest.CaptureFixture[str]
     show(["x", "y"])
     show(None)
     assert capsys.readouterr().out == "x\ny\n"
-    show(None, OutputName.JSON)
-    show(["ü"], OutputName.JSON)
+    show(None, OutputFormat.JSON)
+    show(["ü"], OutputFormat.JSON)
     assert capsys.readouterr().out == 'null\n[\n  "ü"\n]\n'

@@ -15,14 +15,14 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, RowMapping, Select
 
 from storage.metadata import queries, row_mapping, topics
 from storage.metadata.queries import Store
-from storage.metadata.records import BacklogRecord, SegmentState
+from storage.metadata.records import CompactionBacklogRecord, SegmentState
 from storage.metadata.tables import compacted_ledgers, ledgers, segments, topics as topics_table
 
 
-class BacklogStore(Store):
+class CompactionBacklogStore(Store):
     """Backlogs."""
 
-    def of(self, topic_ids: Collection[int]) -> list[BacklogRecord]:
+    def of(self, topic_ids: Collection[int]) -> list[CompactionBacklogRecord]:
         """What is behind the horizon of these topics (S1), by id; ids that are gone are left out."""
         found = []
         with self._database.snapshot() as connection:
@@ -31,7 +31,7 @@ class BacklogStore(Store):
                 found += _of_rows(connection, connection.execute(_THESE, these).mappings(), _LISTED, these)
         return found
 
-    def in_pages(self, count: int) -> Iterator[list[BacklogRecord]]:
+    def in_pages(self, count: int) -> Iterator[list[CompactionBacklogRecord]]:
         """What is behind the horizon of all topics, by id, `count` at a time; each page is of its own moment."""
         after = -1
         while True:
@@ -66,8 +66,8 @@ class _Statements:
 
 def _of_rows(
     connection: Connection, rows: Iterable[RowMapping], statements: _Statements, these: Mapping[str, object]
-) -> list[BacklogRecord]:
-    found = {row["id"]: BacklogRecord(row_mapping.topic(row)) for row in rows}
+) -> list[CompactionBacklogRecord]:
+    found = {row["id"]: CompactionBacklogRecord(row_mapping.topic(row)) for row in rows}
     for serving in connection.execute(statements.serving, these):
         horizon, clean = serving.horizon_offset, serving.logical_bytes
         found[serving.topic_id] = replace(found[serving.topic_id], horizon=horizon, clean_bytes=clean)
@@ -126,7 +126,7 @@ _LISTED = _Statements(lambda topic_id: topic_id.in_(_IDS))
 _RANGE = _Statements(lambda topic_id: topic_id.between(bindparam("first"), bindparam("last")))
 
 
-def _with(found: BacklogRecord, row: Any, *, first: bool) -> BacklogRecord:
+def _with(found: CompactionBacklogRecord, row: Any, *, first: bool) -> CompactionBacklogRecord:
     """`first`: the row's pieces begin before those that were added already."""
     oldest = row.oldest if found.oldest is None else min(found.oldest, row.oldest)
     soonest = row.soonest if first else found.soonest

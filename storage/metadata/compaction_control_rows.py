@@ -1,4 +1,4 @@
-"""Rows of compaction state: what is wanted of a topic's compaction (S4, S5, S6).
+"""Rows of compaction control: what is wanted of a topic's compaction (S4, S5, S6).
 
 Invariants: a request is taken by the transaction that claims its run, so it is executed once, whichever process
 executes it or dies; a paused topic has no request. Every change is made while the topic's row is locked. A topic that
@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, bindparam, insert, select, update
 from storage.errors import CompactionPaused, CompactionRunning, Fenced
 from storage.metadata import queries
 from storage.metadata.liveness import is_alive
-from storage.metadata.records import CompactionState, TopicRecord
+from storage.metadata.records import CompactionControl, TopicRecord
 from storage.metadata.tables import controls, runs, topics as topics_table
 
 _ROWS = select(
@@ -27,18 +27,18 @@ _ROWS = select(
 _OF_TOPIC = _ROWS.where(controls.c.topic_id == bindparam("topic"))
 
 
-def find(connection: Connection, topic_id: int, now: int, dead_ms: int) -> CompactionState:
+def find(connection: Connection, topic_id: int, now: int, dead_ms: int) -> CompactionControl:
     """What is wanted of the topic. `dead_ms`: a run without a heartbeat for that long is dead."""
     row = connection.execute(_OF_TOPIC, {"topic": topic_id}).one_or_none()
-    return _record(row, now, dead_ms) if row is not None else CompactionState()
+    return _record(row, now, dead_ms) if row is not None else CompactionControl()
 
 
-def of_all(connection: Connection, now: int, dead_ms: int) -> dict[int, CompactionState]:
+def of_all(connection: Connection, now: int, dead_ms: int) -> dict[int, CompactionControl]:
     """By topic id, of those that have a row."""
     return {row.topic_id: _record(row, now, dead_ms) for row in connection.execute(_ROWS)}
 
 
-def requested(connection: Connection, now: int, dead_ms: int) -> dict[int, CompactionState]:
+def requested(connection: Connection, now: int, dead_ms: int) -> dict[int, CompactionControl]:
     """By topic id, the oldest request first."""
     waiting = _ROWS.where(controls.c.requested_at.is_not(None))
     found = connection.execute(waiting.order_by(controls.c.requested_at, controls.c.topic_id))
@@ -81,7 +81,7 @@ def take_request(connection: Connection, topic: TopicRecord, must_exist: bool, n
     return control.cause
 
 
-def check_not_paused(topic: TopicRecord, control: CompactionState) -> None:
+def check_not_paused(topic: TopicRecord, control: CompactionControl) -> None:
     """Raises CompactionPaused."""
     if control.paused:
         times = "" if control.paused == 1 else f" ({control.paused} times)"
@@ -109,9 +109,9 @@ def ended(connection: Connection, topic_id: int, run_id: int) -> None:
     )
 
 
-def _record(row: Row[tuple[object, ...]], now: int, dead_ms: int) -> CompactionState:
+def _record(row: Row[tuple[object, ...]], now: int, dead_ms: int) -> CompactionControl:
     at = row.aborting_heartbeat
-    return CompactionState(
+    return CompactionControl(
         requested_at=row.requested_at,
         cause=row.cause if row.requested_at is not None else "",
         paused=row.paused,

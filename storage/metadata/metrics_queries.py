@@ -1,4 +1,4 @@
-"""MetricsStore: the numbers that a scrape of /metrics shows, in few statements.
+"""MetricsQueries: the numbers that a scrape of /metrics shows, in few statements.
 
 Each method is one read, may be called again, and may raise Unavailable and Misconfigured. Nothing here grows with the
 number of ledgers; runs are read once each, page by page, by the process that keeps their sums
@@ -51,7 +51,7 @@ class TopicCounts:
     given_up: int
 
 
-class MetricsStore:
+class MetricsQueries:
     """The numbers, over the database of a MetadataStore. Safe to share between threads."""
 
     def __init__(self, database: Database, run_dead_ms: int) -> None:
