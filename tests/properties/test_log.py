@@ -193,7 +193,7 @@ class LogMachine(LogLife):
             assert unseen or not dirty
             if unseen:
                 self.state = fold([*self.state, *remaining])
-                self.horizon = len(self.rows) - 1
+                self.horizon = snapshot.ledgers[-1].last_offset  # the newest may be trimmed while an older one was open
             assert (snapshot.horizon.offset if snapshot.horizon else -1) == self.horizon
 
     @precondition(lambda self: self.rows)
