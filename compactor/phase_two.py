@@ -207,17 +207,12 @@ def _last_alive(store: ObjectStore, plan: RunPlan, source: Source, deleted: BitM
         table = reader.read(number, ["offset", "ledger_id", "entry_id", "batch_index"])
         mask = alive(deleted, source.first_offset, table.column("offset").to_numpy())
         if mask.any():
-            return _message_id(table, int(np.flatnonzero(mask)[-1]), plan.partition)
+            return rows.message_id(table, int(np.flatnonzero(mask)[-1]), plan.partition)
     return None
 
 
 def _bitmap(relative: npt.NDArray[np.uint32]) -> BitMap:
     return BitMap(array("I", relative.astype(np.uint32).tobytes()))
-
-
-def _message_id(table: pa.Table, row: int, partition: int) -> MessageId:
-    ledger, entry, index = (table.column(name)[row].as_py() for name in ("ledger_id", "entry_id", "batch_index"))
-    return MessageId(ledger, entry, partition, index)
 
 
 class _Seen:
@@ -257,8 +252,8 @@ class _Seen:
                 is_public=True,
             )
         if self._first is None:
-            self._first = LogPosition(int(offsets[0]), _message_id(table, 0, self._partition))
-        self._last = LogPosition(int(offsets[-1]), _message_id(table, len(table) - 1, self._partition))
+            self._first = LogPosition(int(offsets[0]), rows.message_id(table, 0, self._partition))
+        self._last = LogPosition(int(offsets[-1]), rows.message_id(table, len(table) - 1, self._partition))
         self._logical_bytes += int(sizes.sum())
         publish = pc.min_max(table.column("publish_time")).as_py()
         self._publish = (min(self._publish[0], publish["min"]), max(self._publish[1], publish["max"]))

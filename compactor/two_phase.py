@@ -85,7 +85,7 @@ class TwoPhaseCompactor:
 
     `leader`: the token of the leadership that these runs are begun for: only topics are compacted whose request is
     there, and not by a leader that was overtaken. It may raise an error: then no run begins.
-    `claims_at_once`: topics whose tails are sealed at once, each in a thread. `on_failed`: as in Batch.
+    `claims_at_once`: topics whose tails are sealed at once, each in a thread. `on_failed`: as in BatchRunner.
     `retry_tail_at`: when a topic is tried again of whose tail something had to be left; None: it is not.
     `stalled_ms`: a run none of whose tasks ends within that time fails; None: there is no limit.
     """
@@ -135,7 +135,7 @@ class TwoPhaseCompactor:
         return batch.run(topics, lambda name: self._claim(name, policies), self._sizing.topics_per_job)
 
     def dry_run(self, name: TopicName, policies: RunPolicies | PoliciesOf = RunPolicies()) -> dict[str, object]:  # noqa: B008
-        """What a run would keep, drop and write (result.PlannedRun.estimate).
+        """What a run would keep, drop and write (run_output.PlannedRun.estimate).
 
         Phase one runs, and what it wrote is deleted again. It claims nothing, so it may run beside a compaction; an
         attempt of its own keeps its objects meanwhile.

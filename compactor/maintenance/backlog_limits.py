@@ -144,7 +144,7 @@ class BacklogLimits:
 
     def over_quota(self, topic: TopicRecord, policies: TopicPolicies) -> list[OverQuota]:
         """The quotas that the topic is over."""
-        slowest = min(self._cursors(topic), key=_next_offset, default=None)
+        slowest = min(self._cursors(topic), key=lambda cursor: cursor.mark, default=None)
         if slowest is None:
             return []
         found = []
@@ -156,10 +156,10 @@ class BacklogLimits:
                 continue
             if unit == "bytes":
                 backlog = bytes_behind(
-                    extents(self.environment.metadata.snapshot(topic.id), self.environment.log), _next_offset(slowest)
+                    extents(self.environment.metadata.snapshot(topic.id), self.environment.log), slowest.mark + 1
                 )
             else:
-                backlog = self._age_seconds(topic, _next_offset(slowest), limit)
+                backlog = self._age_seconds(topic, slowest.mark + 1, limit)
             if backlog > limit:
                 found.append(OverQuota(topic.name, slowest.name, backlog, limit, unit, action))
         return found
@@ -181,7 +181,7 @@ class BacklogLimits:
         opened = self._opened(topic)
         reader = opened.snapshot_reader()
         try:
-            offset = self._first_since(reader, min(map(_next_offset, waiting)), publish_time)
+            offset = self._first_since(reader, min(record.mark for record in waiting) + 1, publish_time)
         except (ObjectMissing, ObjectDamaged):
             if opened.snapshot().extents == reader.extents:
                 raise
@@ -208,7 +208,7 @@ class BacklogLimits:
 
     def _acknowledge_below(self, opened: Topic, waiting: Sequence[CursorRecord], offset: int) -> None:
         """Let these subscriptions continue at an offset, or where they are if that is behind it."""
-        moving = [record for record in waiting if _next_offset(record) < offset]
+        moving = [record for record in waiting if record.mark + 1 < offset]
         lasts = {item.offset: item for item in map(last_of, opened.snapshot().extents) if item} if moving else {}
 
         def locate(wanted: int) -> LogPosition | None:
@@ -255,10 +255,6 @@ class BacklogLimits:
     def _cursors(self, topic: TopicRecord) -> list[CursorRecord]:
         """The subscriptions that limits are for."""
         return [item for item in self.environment.metadata.cursors.of_topic(topic.id) if item.name != COMPACTION_CURSOR]
-
-
-def _next_offset(cursor: CursorRecord) -> int:
-    return cursor.mark_delete.offset + 1 if cursor.mark_delete else 0
 
 
 def _behind(reader: SnapshotReader, offset: int, end: int) -> Iterator[LedgerRecord | SegmentRecord]:

@@ -182,10 +182,7 @@ def _start_behind(going: Sequence[TrimCandidate], start: int) -> int:
 
 def _slowest(cursors: Sequence[CursorRecord]) -> RetentionHold | None:
     """The cursor that needs the oldest message."""
-    holds = [
-        RetentionHold(cursor.name, cursor.mark_delete, cursor.mark_delete.offset + 1 if cursor.mark_delete else 0)
-        for cursor in cursors
-    ]
+    holds = [RetentionHold(cursor.name, cursor.mark_delete, cursor.mark + 1) for cursor in cursors]
     return min(holds, key=lambda hold: hold.needs, default=None)
 
 

@@ -35,7 +35,7 @@ def compress(codec: CompressionType, data: bytes) -> bytes:
 def decompress(codec: CompressionType, data: bytes, size: int) -> bytes:
     """The `size` bytes that `data` holds. Raises Undecodable if it holds anything else.
 
-    With Codec.NONE the size is not checked: the bytes are returned as they are.
+    With CompressionType.NONE the size is not checked: the bytes are returned as they are.
     """
     if codec == CompressionType.NONE:
         return data

@@ -41,8 +41,9 @@ class LogSweep:
             return 0
         removed = 0
         now = self.environment.clock.now_ms()
+        resolver = self.environment.metadata.policies.resolver()
         for owner, segment in self.environment.metadata.sealing.files(uid, now, topic.id if topic else None):
-            delay = self.environment.metadata.policies.effective(owner).file_delete_delay_ms
+            delay = resolver.resolved(owner).policies.file_delete_delay_ms
             if segment.sealed_at is not None and segment.sealed_at <= now - delay:
                 with _noted(str(owner.name), failed):
                     files = SegmentPaths(self.environment.log.of_topic(owner.uid), segment.first_offset)

@@ -55,10 +55,9 @@ class CompactionControlStore(Store):
     def _lives(self, run: RunRecord | None) -> bool:
         return _lives(run, self._dead_ms, self._clock.now_ms())
 
-    def _request(self, connection: Connection, topic_id: int, cause: str, by: str) -> CompactionControl:
+    def _request(self, connection: Connection, topic_id: int, cause: str, by: str) -> None:
         requested_at = self._clock.now_ms()
         compaction_control_rows.put(connection, topic_id, requested_at=requested_at, cause=cause, requested_by=by)
-        return self._find(connection, topic_id)
 
     # Queries
 
@@ -129,7 +128,8 @@ class CompactionControlStore(Store):
             if last is not None and self._lives(last):
                 raise runs.is_running(topic, last)
             cursors.ensure(connection, topic_id, COMPACTION_CURSOR)
-            return self._request(connection, topic_id, cause, by)
+            self._request(connection, topic_id, cause, by)
+            return self._find(connection, topic_id)
 
     def withdraw(self, topic_id: int, *, leader: int | None = None, requested_at: int | None = None) -> bool:
         """Withdraw a request, as nothing is new (P11) or it is not wanted any more; whether there was one.
@@ -166,7 +166,6 @@ class CompactionControlStore(Store):
         asked = []
         for topic_id in found:
             with suppress(TopicNotFound), self._database.write() as connection:  # deleted meanwhile
-                now = self._clock.now_ms()
                 topic = topics.locked(connection, topic_id)
                 wanted = self._find(connection, topic_id)
                 last = runs.last(connection, topic_id)

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 
 from sqlalchemy import Connection, insert, update
 
-from storage.clock import Clock
 from storage.errors import Fenced
 from storage.failpoints import Failpoint, failpoint
 from storage.metadata import attempts, compaction_control_rows, cursors, row_mapping, runs, topics
-from storage.metadata.engine import Database
 from storage.metadata.invariants import RERUN, check_publish
+from storage.metadata.queries import Store
 from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, CompactionRetry, RunRecord, RunState
 from storage.metadata.tables import compacted_ledgers, topics as topics_table
 
@@ -67,12 +66,8 @@ def _swap(connection: Connection, topic_id: int, expected_generation: int, epoch
     return swapped.rowcount == 1
 
 
-class PublishingStore:
-    """The rows of publishing, over the database of a MetadataStore. Safe to share between threads."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
+class PublishingStore(Store):
+    """The rows of publishing."""
 
     def publish(
         self,
