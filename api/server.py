@@ -19,7 +19,7 @@ import ssl
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,8 +39,12 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from api.gateway.gateway import Gateway
+
 LOG = logging.getLogger(__name__)
 _BACKLOG = 2048
+BROKER_PORT = 6650
+"""Pulsar's own."""
 _SWITCH_SECONDS = 0.0005
 """How long a thread that computes keeps others waiting (Python: 5 ms). An answer changes threads at each statement, and
 would wait that long each time while the scheduler checks all topics, or garbage is collected."""
@@ -54,20 +58,43 @@ def serve(settings: Settings) -> None:
     logs.configure(settings)
     for note in (*variable_notes(os.environ), *exposed_folders(settings)):
         LOG.warning(note)
-    with bound(settings) as listener:
-        here = settings.with_flags(port=listener.getsockname()[1])
+    with ExitStack() as sockets:
+        listener = sockets.enter_context(bound(settings.host, settings.port, "port"))
+        port = settings.broker_service_port
+        if port is None:
+            port = BROKER_PORT if settings.port else 0
+        brokers = [sockets.enter_context(bound(settings.host, port, "broker-service-port"))]
+        if settings.broker_service_port_tls is not None:
+            brokers.append(
+                sockets.enter_context(bound(settings.host, settings.broker_service_port_tls, "broker-service-port-tls"))
+            )
+        ports = [item.getsockname()[1] for item in brokers]
+        here = settings.with_flags(
+            port=listener.getsockname()[1],
+            broker_service_port=ports[0],
+            broker_service_port_tls=ports[1] if len(ports) > 1 else None,
+        )
         sys.setswitchinterval(_SWITCH_SECONDS)
         gc.disable()  # loading makes much and drops nothing; a fifth of the start would go into looking through it
         from api.app import make_app
         from api.service import running
 
         with running(here) as service:
-            serve_app(make_app(service), here, listener, service.polls.end)
+            from api.gateway.gateway import open_gateway
+
+            gateway = open_gateway(service, brokers)
+            serve_app(make_app(service), here, listener, service.polls.end, gateway)
     LOG.info("ended")
 
 
-def serve_app(app: ASGIApp, settings: Settings, listener: Listener, on_signal: Callable[[], object]) -> None:
-    """Answer requests on a socket that is bound, until a signal."""
+def serve_app(
+    app: ASGIApp,
+    settings: Settings,
+    listener: Listener,
+    on_signal: Callable[[], object],
+    gateway: Gateway | None = None,
+) -> None:
+    """Answer requests on a socket that is bound, and the gateway's clients, until a signal."""
     import uvicorn
 
     log_throttle = LogThrottle(SystemClock(), LOG)
@@ -91,7 +118,15 @@ def serve_app(app: ASGIApp, settings: Settings, listener: Listener, on_signal: C
                     LOG.warning(
                         "access control is off: any process that reaches this machine's loopback may do everything"
                     )
-                LOG.info("serving", extra={"url": settings.url})
+                if gateway is not None:
+                    await gateway.start()
+                broker = {"broker_service_url": settings.broker_service_url} if gateway is not None else {}
+                LOG.info("serving", extra={"url": settings.url, **broker})
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            if gateway is not None:
+                await gateway.close()
+            await super().shutdown(sockets)
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             super().handle_exit(sig, frame)
@@ -154,6 +189,10 @@ def check_tls(settings: Settings) -> None:
         except (OSError, ValueError) as error:
             what = "holds no certificate in PEM" if Path(settings.tls_ca).is_file() else "does not exist"
             raise Misconfigured(f"tls.ca cannot be used: {settings.tls_ca} {what}", "name a PEM file") from error
+    if not settings.tls_certificate and settings.broker_service_port_tls is not None:
+        raise Misconfigured(
+            "broker-service-port-tls is set, but no certificate", "set tls.certificate and tls.key (docs/security.md)"
+        )
     if not settings.tls_certificate and not settings.tls_key:
         return
     if not settings.tls_certificate or not settings.tls_key:
@@ -212,12 +251,13 @@ def exposed_folders(settings: Settings) -> list[str]:
 
 
 @contextmanager
-def bound(settings: Settings) -> Iterator[Listener]:
-    """A socket that listens soon, on host and port. Raises Misconfigured, Unavailable."""
+def bound(host: str, port: int, option: str) -> Iterator[Listener]:
+    """A socket that listens soon, on host and port; `option`: which says what port. Raises Misconfigured,
+    Unavailable."""
     try:
-        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise Misconfigured(f"there is no address {settings.host!r} ({error.strerror})", "set host") from error
+        raise Misconfigured(f"there is no address {host!r} ({error.strerror})", "set host") from error
     family, kind, protocol, _, address = found[0]
     with Listener(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -225,8 +265,8 @@ def bound(settings: Settings) -> Iterator[Listener]:
             listener.bind(address)
         except OSError as error:
             raise Unavailable(
-                f"{settings.host}:{settings.port} cannot be bound ({error.strerror})",
-                "end what holds it, or take another --port (0: any that is free)",
+                f"{host}:{port} cannot be bound ({error.strerror})",
+                f"end what holds it, or take another --{option} (0: any that is free)",
             ) from error
         yield listener
 

@@ -25,13 +25,14 @@ from storage.log.bulk_append import DEFAULT_LEDGER_BYTES, DEFAULT_WAIT_MS, BulkA
 from storage.log.lease import OnHeld
 from storage.log.lease_renewer import LeaseRenewer
 from storage.log.log_manager import LogManager
-from storage.log.segment_tables import SegmentTableReader
+from storage.log.segment_tables import SegmentEntryReader, SegmentTableReader
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord, TopicSnapshot
 from storage.model import EARLIEST, LogPosition, Message, MessageId, TopicName
 from storage.owner import owner_name
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.continuation_token import ContinuationToken
+from storage.reading.entry_reader import EntryReader
 from storage.reading.key_lookup import point_read
 from storage.reading.last_message import LastMessageFinder
 from storage.reading.limits import ReadLimits, limited
@@ -124,12 +125,33 @@ class Topic:
         source = self._compacted_source(state, reset) if read_compacted else self._raw_source(state.start, reset)
         return PageReader(self._environment.clock, source, state, self.name.partition)
 
-    def _raw_source(self, start: StartPosition, reset: OffsetReset) -> RawReader:
-        return RawReader(self._environment.store, self._unsealed, self.snapshot, start, reset)
+    def entry_reader(self, start: StartPosition = EARLIEST, read_compacted: bool = False) -> EntryReader:
+        """A reader of entries, as Pulsar's consumers take them, that continues as they come."""
+        entries = SegmentEntryReader(self._environment.log)
 
-    def _compacted_source(self, state: ContinuationToken, reset: OffsetReset) -> CompactedReader:
+        def open_source(state: ContinuationToken) -> RawReader | CompactedReader:
+            if read_compacted:
+                return self._compacted_source(state, OffsetReset.EARLIEST, entries)
+            return self._raw_source(state.start, OffsetReset.EARLIEST, entries)
+
+        return EntryReader(open_source, ContinuationToken(start))
+
+    def _raw_source(
+        self, start: StartPosition, reset: OffsetReset, unsealed: SegmentTableReader | None = None
+    ) -> RawReader:
+        return RawReader(self._environment.store, unsealed or self._unsealed, self.snapshot, start, reset)
+
+    def _compacted_source(
+        self, state: ContinuationToken, reset: OffsetReset, unsealed: SegmentTableReader | None = None
+    ) -> CompactedReader:
         return CompactedReader(
-            self._environment, self.record.id, owner_name(), state, self._unsealed, reset, self._retention_filter
+            self._environment,
+            self.record.id,
+            owner_name(),
+            state,
+            unsealed or self._unsealed,
+            reset,
+            self._retention_filter,
         )
 
     def _retention_filter(self, snapshot: TopicSnapshot) -> RetentionFilter | None:

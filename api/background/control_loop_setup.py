@@ -18,7 +18,13 @@ LOG = logging.getLogger(__name__)
 
 def control_loop(settings: Settings, environment: Environment) -> ControlLoop:
     """The loop, not started. Spark is imported when it is needed first."""
-    return ControlLoop(environment, _engines(settings), loop_settings(settings), url=settings.url)
+    return ControlLoop(
+        environment,
+        _engines(settings),
+        loop_settings(settings),
+        url=settings.url,
+        broker_service_url=settings.broker_service_url,
+    )
 
 
 def loop_settings(settings: Settings) -> ControlLoopSettings:

@@ -20,6 +20,7 @@ from storage.clock import Clock
 from storage.errors import CompactorError, Fenced, InvalidRecord, Unavailable
 from storage.log.group_commit import Answer
 from storage.log.lease_renewer import LeaseRenewer
+from storage.log.segment import AppendResult
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord
 from storage.topic import Topic
@@ -44,6 +45,10 @@ class _Open:
     dropped: bool = False
 
 
+OnAppended = Callable[[TopicRecord, Sequence[tuple[bytes, AppendResult]]], object]
+"""Takes the entries of a topic that were appended together, each with its place."""
+
+
 class TopicLogs:
     """Appends to topics. Safe to share between threads. Start it, and drain it at the end: what was taken is kept."""
 
@@ -63,6 +68,8 @@ class TopicLogs:
         self._watch = watch
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
+        self.on_appended: OnAppended = lambda _topic, _entries: None
+        """Called by the appending thread with what was acknowledged; it must be quick."""
         self.appended_entries = 0
         self.appended_bytes = 0
         self._closed = False
@@ -96,15 +103,28 @@ class TopicLogs:
         """
         opened = self._use(topic)
         try:
-            assert opened.log is not None
-            answers = _appended(opened.log, entries, lambda: self._drop(opened))
-            taken = [len(entry) for entry, answer in zip(entries, answers, strict=True) if not _refused(answer)]
-            with self._lock:
-                self.appended_entries += len(taken)
-                self.appended_bytes += sum(taken)
-            return answers
+            return self._append(opened, entries)
         finally:
             self._release(opened)
+
+    def hold(self, topic: Topic) -> HeldLog:
+        """The topic's log, kept open, and the topic this service's, until it is released. Raises as `append`."""
+        return HeldLog(self, self._use(topic))
+
+    def _append(self, opened: _Open, entries: Sequence[bytes]) -> list[Answer]:
+        assert opened.log is not None
+        answers = _appended(opened.log, entries, lambda: self._drop(opened))
+        taken = [
+            (entry, answer)
+            for entry, answer in zip(entries, answers, strict=True)
+            if not isinstance(answer, CompactorError)
+        ]
+        with self._lock:
+            self.appended_entries += len(taken)
+            self.appended_bytes += sum(len(entry) for entry, _ in taken)
+        if taken:
+            self.on_appended(opened.topic, taken)
+        return answers
 
     def is_open(self, topic: TopicRecord) -> bool:
         """Whether this service writes the topic now."""
@@ -229,8 +249,26 @@ class TopicLogs:
                     _log.exception("the log of %s did not end as it should", item.topic.name)
 
 
-def _refused(answer: Answer) -> bool:
-    return isinstance(answer, Exception)
+class HeldLog:
+    """An open log for one who appends often: producers and consumers that are connected."""
+
+    def __init__(self, logs: TopicLogs, opened: _Open) -> None:
+        self._logs = logs
+        self._opened = opened
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the topic was lost to another writer, or deleted: it must be held again."""
+        log = self._opened.log
+        return self._opened.dropped or log is None or log.is_fenced
+
+    def append(self, entries: Sequence[bytes]) -> list[Answer]:
+        """As `TopicLogs.append`."""
+        return self._logs._append(self._opened, entries)
+
+    def release(self) -> None:
+        """Once, at the end."""
+        self._logs._release(self._opened)
 
 
 def _appended(log: TopicLog, entries: Sequence[bytes], on_lost: Callable[[], object]) -> list[Answer]:

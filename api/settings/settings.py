@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from api.settings.setting import ExternalName, Setting, Url, setting as _setting
 from compactor.maintenance.grace import GRACE_MS, LEAST_GRACE_MS
@@ -193,6 +194,60 @@ class Settings:
     producers_max: int = _setting(1000, "producers.max", _COUNT, "Topics that are open for writing at once.")
     producers_idle_ms: int = _setting(
         5_000, "producers.idle", _duration(least=1), "How long a topic stays open for writing without a message."
+    )
+
+    # Pulsar's binary protocol
+
+    broker_service_port: int | None = _setting(
+        None,
+        "broker-service-port",
+        Optional(_PORT),
+        "Port of Pulsar's binary protocol; none: 6650, or any free one where port is 0.",
+        "brokerServicePort",
+    )
+    broker_service_port_tls: int | None = _setting(
+        None,
+        "broker-service-port-tls",
+        Optional(_PORT),
+        "Its port with TLS, with the service's certificate; none: it is not served with TLS.",
+        "brokerServicePortTls",
+    )
+    broker_keep_alive_interval_ms: int = _setting(
+        30_000,
+        "broker.keep-alive-interval",
+        _duration(least=1_000),
+        "A client that says nothing for so long is asked whether it is there; it is cut off after twice as long.",
+        ExternalName("keepAliveIntervalSeconds", unit=1_000),
+    )
+    broker_max_pending_publishes: int = _setting(
+        1_000,
+        "broker.max-pending-publishes",
+        _COUNT,
+        "Entries of one connection that may wait to be appended; beyond, nothing is read from it.",
+        "maxPendingPublishRequestsPerConnection",
+    )
+    broker_publish_buffer_bytes: int = _setting(
+        32 << 20, "broker.publish-buffer-bytes", Size(least=1 << 20), "The same in bytes."
+    )
+    broker_max_unacked_messages: int = _setting(
+        50_000,
+        "broker.max-unacked-messages",
+        WholeNumber("messages"),
+        "Messages that a shared consumer may have without acknowledging them; 0: any number.",
+        "maxUnackedMessagesPerConsumer",
+    )
+    broker_auto_topic_creation: bool = _setting(
+        True,
+        "broker.auto-topic-creation",
+        BOOLEAN,
+        "A topic is made when a producer or consumer first asks for it.",
+        "allowAutoTopicCreation",
+    )
+    broker_cache_bytes: int = _setting(
+        64 << 20,
+        "broker.cache-bytes",
+        Size(),
+        "Newest entries of all topics that are kept in memory for consumers.",
     )
 
     # Limits
@@ -451,6 +506,16 @@ class Settings:
         host = self.advertised_url.strip("[]") or self.host
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
+    @property
+    def broker_service_url(self) -> str | None:
+        """How clients reach it by Pulsar's protocol, once the port is the one that was bound; None: they cannot."""
+        return _broker_url("pulsar", self.url, self.broker_service_port)
+
+    @property
+    def broker_service_url_tls(self) -> str | None:
+        """The same with TLS."""
+        return _broker_url("pulsar+ssl", self.url, self.broker_service_port_tls)
+
     def make_data_directory(self) -> Path:
         """The data directory, made if need be: embedded parts and Spark's log live there. Raises Misconfigured."""
         try:
@@ -465,3 +530,8 @@ class Settings:
 
 SETTINGS = table(Settings, Setting)
 """All settings by name, in the order in which they are shown."""
+
+
+def _broker_url(scheme: str, url: str, port: int | None) -> str | None:
+    host = urlsplit(url).hostname or ""
+    return None if port is None else f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -60,13 +60,16 @@ class ControlLoop:
         url: str = "",
         name: str | None = None,
         random: Random | None = None,
+        broker_service_url: str | None = None,
     ) -> None:
-        """`url`: how others reach this service; `serve_at` may set it later."""
+        """`url`: how others reach this service; `serve_at` may set it later. `broker_service_url`: the same by Pulsar's
+        protocol."""
         self.name = name or owner_name()
         self._environment = environment
         self._engines = engines
         self._settings = settings
         self._url = url
+        self._broker_service_url = broker_service_url
         self._started_at = environment.clock.now_ms()
         self._slots = WorkerSlots(settings.worker.slots, settings.small_bytes, settings.batch)
         self._leadership = Leadership(
@@ -265,7 +268,9 @@ class ControlLoop:
     def _send_heartbeat(self) -> None:
         uid = self._environment.log.known_uid
         now = self._environment.clock.now_ms()
-        self._environment.metadata.services.heartbeat(ServiceRecord(self.name, self._url, uid, self._started_at, now))
+        self._environment.metadata.services.heartbeat(
+            ServiceRecord(self.name, self._url, uid, self._started_at, now, self._broker_service_url)
+        )
 
     def _warm_up(self) -> None:
         """Start the engines' machinery, beside everything else, so that the first run need not wait for it."""

@@ -47,7 +47,7 @@ class EntryHeader:
     """The content of an entry's metadata. Times: milliseconds since the Unix epoch.
 
     `messages`: the offsets that it takes, 1 if it is encrypted. `logical_bytes`: of its payload, uncompressed.
-    `key`: of a message that is not in a batch.
+    `key`: of a message that is not in a batch. `marker`: it is a broker's own, and no reader gets it.
     """
 
     messages: int
@@ -58,6 +58,7 @@ class EntryHeader:
     producer: str
     sequence_id: int
     key: bytes | None
+    marker: bool = False
 
 
 def inspect(entry: bytes) -> EntryHeader:
@@ -90,6 +91,7 @@ def inspect(entry: bytes) -> EntryHeader:
         producer,
         signed(metadata.sequence_id),
         None if batched else _unbatched_key(metadata),
+        metadata.HasField("marker_type"),
     )
 
 

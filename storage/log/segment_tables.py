@@ -1,7 +1,10 @@
-"""Reading unsealed segments as rows, as if they were ledgers.
+"""Reading unsealed segments as rows, as if they were ledgers; or their entries as they were sent.
 
 Entries are read from the file (segment_reader.py), checked, unpacked (decode.py) and handed on as tables of
 `rows.SCHEMA`, a few MiB at a time. Of an open segment what its writer lets be seen is read, and not waited for.
+
+For a reader that wants entries, a table has a row an entry instead (`ENTRY_SCHEMA`), undecoded. That row stands at the
+entry's last offset, so whatever finds a place among rows finds the entry that holds it.
 
 May go wrong: ObjectMissing, ObjectDamaged, with file and position; Misconfigured for a segment that is elsewhere.
 Memory: one table, about four times `TABLE_BYTES`, or one entry's messages if they are more.
@@ -29,6 +32,21 @@ TABLE_BYTES = 4 << 20
 """Uncompressed bytes of entries that become one table."""
 
 
+ENTRY_SCHEMA = pa.schema(
+    [
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("ledger_id", pa.int64(), nullable=False),
+        pa.field("entry_id", pa.int64(), nullable=False),
+        pa.field("batch_index", pa.int32(), nullable=False),
+        pa.field("messages", pa.int32(), nullable=False),
+        pa.field("publish_time", pa.int64(), nullable=False),
+        pa.field("slot", pa.int8(), nullable=False),
+        pa.field("entry", pa.binary(), nullable=False),
+    ]
+)
+"""An undecoded entry a row. `offset` and `batch_index`: of its last message; `messages`: the offsets that it takes."""
+
+
 @dataclass(frozen=True)
 class SegmentTableReader:
     """Reads segments that are in one log directory."""
@@ -42,13 +60,16 @@ class SegmentTableReader:
         reader = self._reader(topic, segment)
         with _naming_the_way_out(topic, segment):
             for entries in _gathered(reader.entries(_first_wanted(reader, segment, bound, after_offset))):
-                table = unpack(entries, segment.ledger_id)
+                table = self._unpacked(entries, segment.ledger_id)
                 if first := bound.first_row(table):
                     table = table.slice(first)
                 if len(table):
                     if isinstance(bound, TimeBound):
                         bound = OffsetBound(0)
                     yield table
+
+    def _unpacked(self, entries: list[StoredEntry], ledger_id: int) -> pa.Table:
+        return unpack(entries, ledger_id)
 
     def table(self, topic: TopicRecord, segment: SegmentRecord) -> pa.Table:
         """All rows of a segment, in memory."""
@@ -66,6 +87,33 @@ class SegmentTableReader:
         self.log.check(topic.name, segment)
         return SegmentReader(
             LocalSegment.of(self.log, topic, segment), segment.content.size if segment.content else None
+        )
+
+
+class SegmentEntryReader(SegmentTableReader):
+    """As `SegmentTableReader`, but its tables have a row an entry (ENTRY_SCHEMA)."""
+
+    def _unpacked(self, entries: list[StoredEntry], ledger_id: int) -> pa.Table:
+        headers = [entry.header for entry in entries]
+        messages = [1 if header is None else header.messages for header in headers]
+        columns = [
+            [entry.offset + count - 1 for entry, count in zip(entries, messages, strict=True)],
+            [ledger_id] * len(entries),
+            [entry.entry_id for entry in entries],
+            [
+                count - 1 if header is not None and header.batched else -1
+                for header, count in zip(headers, messages, strict=True)
+            ],
+            messages,
+            [0 if header is None else header.publish_time for header in headers],
+            [
+                int(rows.RowType.MARKER if header is not None and header.marker else rows.RowType.WHOLE_ENTRY)
+                for header in headers
+            ],
+            [entry.data for entry in entries],
+        ]
+        return pa.table(
+            [pa.array(column, field.type) for column, field in zip(columns, ENTRY_SCHEMA, strict=True)], ENTRY_SCHEMA
         )
 
 

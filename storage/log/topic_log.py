@@ -127,6 +127,11 @@ class TopicLog:
             acknowledged = self._current(entry).append_async(entry)
         return await acknowledged
 
+    @property
+    def is_fenced(self) -> bool:
+        """Whether the lease was lost, or the topic deleted."""
+        return self._fenced is not None
+
     def roll(self) -> SegmentRecord | None:
         """Close the open segment; the next append opens a new one. None: it held nothing. Raises Fenced."""
         with self._lock:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from storage.clock import Clock
 from storage.errors import Conflict, InvalidInput, NotFound
-from storage.metadata import queries, row_mapping, tenancy, topic_deletion, topics
+from storage.metadata import queries, row_mapping, schemas, tenancy, topic_deletion, topics
 from storage.metadata.engine import Database
 from storage.metadata.queries import Store
 from storage.metadata.records import DeletedTopic, PartitionedTopic
@@ -108,6 +108,7 @@ class PartitionStore(Store):
             partitions = topics.ids_of(connection, [name.of_partition(index) for index in range(found.partitions)])
             deleted = topic_deletion.delete_topics(connection, partitions, now, force=force)
             connection.execute(delete(permissions).where(permissions.c.scope == str(name)))
+            schemas.remove(connection, name)
             connection.execute(delete(partitioned_topics).where(partitioned_topics.c.name == str(name)))
             return deleted
 

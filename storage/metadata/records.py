@@ -313,13 +313,16 @@ class CompactionActivity:
 
 @dataclass(frozen=True)
 class ServiceRecord:
-    """A service process. `name`: an owner (storage/owner.py); `log_uid`: of its log directory, if that exists yet."""
+    """A service process. `name`: an owner (storage/owner.py); `log_uid`: of its log directory, if that exists yet.
+
+    `broker_service_url` None: it does not speak Pulsar's binary protocol."""
 
     name: str
     url: str
     log_uid: str | None
     started_at: int
     heartbeat_at: int
+    broker_service_url: str | None = None
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,12 @@ class ServiceStore(Store):
         """The service lives now; the time in `record` does not count."""
         with self._database.write() as connection:
             now = self._clock.now_ms()
-            values = {"url": record.url, "log_uid": record.log_uid, "heartbeat_at": now}
+            values = {
+                "url": record.url,
+                "log_uid": record.log_uid,
+                "heartbeat_at": now,
+                "broker_service_url": record.broker_service_url,
+            }
             if queries.change(connection, services, record.name, **values):
                 return
             if not queries.insert_new(connection, services, name=record.name, started_at=record.started_at, **values):

@@ -30,9 +30,11 @@ from storage.metadata.metrics_queries import MetricsQueries
 from storage.metadata.partitions import PartitionStore
 from storage.metadata.pins import PinStore
 from storage.metadata.policy_store import PolicyStore
+from storage.metadata.producer_sequences import ProducerSequenceStore
 from storage.metadata.publishing import PublishingStore
 from storage.metadata.records import RUN_DEAD_MS, TopicSnapshot
 from storage.metadata.runs import RunStore
+from storage.metadata.schemas import SchemaStore
 from storage.metadata.sealing import SealingStore
 from storage.metadata.segments import SegmentStore
 from storage.metadata.services import ServiceStore
@@ -75,6 +77,8 @@ class MetadataStore:
         self.tenancy = TenancyStore(database, clock, policies)
         self.partitions = PartitionStore(database, clock, policies)
         self.services = ServiceStore(database, clock)
+        self.producer_sequences = ProducerSequenceStore(database, clock)
+        self.schemas = SchemaStore(database, clock)
         self.stats = StatsStore(database, clock)
         self.metrics = MetricsQueries(database, run_dead_ms)
         self.store_binding = StoreBinding(database, clock)

@@ -332,8 +332,34 @@ services = Table(
     Column("url", String, nullable=False),
     Column("log_uid", String(32)),
     *_integers("started_at", "heartbeat_at"),
+    Column("broker_service_url", String),
 )
-"""Service processes that live, or died without leaving; `log_uid`: of the log directory, if there is one yet."""
+"""Service processes that live, or died without leaving; `log_uid`: of the log directory, if there is one yet;
+`broker_service_url` null: it does not speak Pulsar's binary protocol."""
+
+producer_sequences = Table(
+    "producer_sequences",
+    METADATA,
+    _topic_key(primary_key=True),
+    Column("end_offset", BigInteger, nullable=False),
+    Column("highest", JSON, nullable=False),
+)
+"""What deduplication knows of a topic: the highest sequence id that each producer, by name, had stored before an
+offset."""
+
+schemas = Table(
+    "schemas",
+    METADATA,
+    Column("topic", String, primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("type", Integer, nullable=False),
+    Column("name", String, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    Column("properties", JSON, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+"""Versions of the schemas of topics, from 0; `topic`: a full name, of a partitioned topic that of the whole. `type`: by
+Pulsar's numbers."""
 
 leadership = Table(
     "leadership",

@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, Table, delete, insert, select
 
-from storage.metadata import queries, row_mapping, topics
+from storage.metadata import queries, row_mapping, schemas, topics
 from storage.metadata.leases import held
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.policy_store import topic_scope
@@ -67,6 +67,9 @@ def delete_topics(connection: Connection, topic_ids: Collection[int], now: int, 
         connection.execute(delete(table).where(table.c.topic_id.in_(ids)))
     connection.execute(delete(policies_table).where(policies_table.c.scope.in_([topic_scope(item) for item in going])))
     connection.execute(delete(permissions).where(permissions.c.scope.in_([str(item.name) for item in going])))
+    for item in going:
+        if item.name.whole is None:  # else it is the partitioned topic's
+            schemas.remove(connection, item.name)
     connection.execute(delete(topics_table).where(topics_table.c.id.in_(ids)))
     if going:
         over = [{"uid": item.uid, "topic_id": item.id, "name": str(item.name), "deleted_at": now} for item in going]

@@ -309,6 +309,35 @@ class TopicPolicies:
         unreadable=HOLD,
     )
 
+    deduplication_enabled: bool = _policy(
+        False,
+        "deduplication.enabled",
+        BOOLEAN,
+        "An entry that a producer of the same name sends again, by its sequence id, is not stored again.",
+        "deduplicationEnabled",
+        "brokerDeduplicationEnabled",
+        unreadable=WIDER,
+    )
+    schema_compatibility_strategy: str = _policy(
+        "FULL",
+        "schema.compatibility-strategy",
+        Choice(
+            (
+                "UNDEFINED",
+                "ALWAYS_INCOMPATIBLE",
+                "ALWAYS_COMPATIBLE",
+                "BACKWARD",
+                "FORWARD",
+                "FULL",
+                "BACKWARD_TRANSITIVE",
+                "FORWARD_TRANSITIVE",
+                "FULL_TRANSITIVE",
+            )
+        ),
+        "Which schema may follow those that a topic has.",
+        "schemaCompatibilityStrategy",
+    )
+
     def __post_init__(self) -> None:
         """Raises InvalidInput if the policies contradict each other."""
         if self.max_compaction_lag_ms is not None and self.min_compaction_lag_ms > self.max_compaction_lag_ms:

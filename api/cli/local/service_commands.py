@@ -18,15 +18,24 @@ def serve(
     port: Annotated[
         int | None, typer.Option(min=0, max=65_535, help="Port; 0: any that is free [COMPACTOR_PORT]")
     ] = None,
+    broker_service_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Port of Pulsar's protocol; 0: any that is free [COMPACTOR_BROKER_SERVICE_PORT]",
+        ),
+    ] = None,
     tls_certificate: Annotated[
         str | None, typer.Option(metavar="FILE", help="Certificate: serve HTTPS [COMPACTOR_TLS_CERTIFICATE]")
     ] = None,
     tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="Its private key [COMPACTOR_TLS_KEY]")] = None,
 ) -> None:
-    """Serve the admin REST API, and compact by itself."""
+    """Serve the admin REST API and Pulsar's clients, and compact by itself."""
     from api import server
 
-    server.serve(context.obj.with_flags(host=host, port=port, tls_certificate=tls_certificate, tls_key=tls_key))
+    flags = {"host": host, "port": port, "broker_service_port": broker_service_port}
+    server.serve(context.obj.with_flags(**flags, tls_certificate=tls_certificate, tls_key=tls_key))
 
 
 def check_store(context: typer.Context) -> None:

@@ -1,0 +1,120 @@
+"""Commands that the gateway sends, and which of the protocol's errors an error of this service is.
+
+A reason is what REST would give: it says what happened, to what, and what to do, and holds no secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from api.gateway.pulsar_api_pb2 import BaseCommand, MessageIdData, ServerError
+from api.http.problems import RestException, public_reason
+from api.observability.redaction import shown
+from storage import errors
+from storage.model import MessageId
+
+_UINT64 = (1 << 64) - 1
+_SIGN = 1 << 63
+
+
+class Refused(Exception):
+    """A command that is answered with an error of the protocol."""
+
+    def __init__(self, error: ServerError, message: str) -> None:
+        super().__init__(message)
+        self.error = error
+        self.message = message
+
+
+_BY_KIND: Mapping[type[Exception], ServerError] = {
+    errors.TopicNotFound: ServerError.TopicNotFound,
+    errors.InvalidTopicName: ServerError.InvalidTopicName,
+    errors.InvalidInput: ServerError.NotAllowedError,
+    errors.NotFound: ServerError.MetadataError,
+    errors.Conflict: ServerError.ServiceNotReady,
+    errors.Misconfigured: ServerError.ServiceNotReady,
+    errors.Unavailable: ServerError.ServiceNotReady,
+    errors.DataLoss: ServerError.PersistenceError,
+}
+"""The first that fits decides. ServiceNotReady: a client looks the topic up again and repeats what it asked for."""
+_BY_STATUS: Mapping[int, ServerError] = {
+    400: ServerError.NotAllowedError,
+    401: ServerError.AuthenticationError,
+    403: ServerError.AuthorizationError,
+    404: ServerError.TopicNotFound,
+    405: ServerError.NotAllowedError,
+    412: ServerError.NotAllowedError,
+    429: ServerError.TooManyRequests,
+    503: ServerError.ServiceNotReady,
+}
+
+
+def refusal(error: BaseException) -> Refused:
+    """An error as the protocol has it. What is not foreseen is an UnknownError without details."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, RestException):
+        return Refused(_BY_STATUS.get(error.status_code, ServerError.UnknownError), shown(str(error.detail)))
+    if isinstance(error, errors.CompactorError):
+        kind = next((found for kind, found in _BY_KIND.items() if isinstance(error, kind)), ServerError.UnknownError)
+        return Refused(kind, shown(public_reason(error)))
+    return Refused(ServerError.UnknownError, "the service failed, and its log says how: try again")
+
+
+def command(kind: BaseCommand.Type, **fields: Any) -> BaseCommand:
+    """A command of that type, with the message that belongs to it."""
+    return BaseCommand(type=kind, **fields)
+
+
+def success(request_id: int) -> BaseCommand:
+    """The answer to a request that has no other."""
+    found = BaseCommand(type=BaseCommand.SUCCESS)
+    found.success.request_id = request_id
+    return found
+
+
+def failure(request_id: int, error: Refused) -> BaseCommand:
+    """The answer to a request that is refused."""
+    found = BaseCommand(type=BaseCommand.ERROR)
+    found.error.request_id, found.error.error, found.error.message = request_id, error.error, error.message
+    return found
+
+
+def id_data(message_id: MessageId, partition: int = -1) -> MessageIdData:
+    """A message id as the protocol has it; `earliest` is -1:-1."""
+    found = MessageIdData(ledger_id=message_id.ledger_id & _UINT64, entry_id=message_id.entry_id & _UINT64)
+    if partition >= 0:
+        found.partition = partition
+    if message_id.batch_index >= 0:
+        found.batch_index = message_id.batch_index
+    return found
+
+
+def message_id(data: MessageIdData) -> MessageId:
+    """The message id that a client sent."""
+    return MessageId(signed(data.ledger_id), signed(data.entry_id), data.partition, data.batch_index)
+
+
+def signed(number: int) -> int:
+    """A uint64 of the protocol as Java's clients mean it."""
+    return number - 2 * _SIGN if number >= _SIGN else number
+
+
+def ack_set(live: int, messages: int) -> list[int]:
+    """The slots of a batch that are to be delivered, 64 a number, as java.util.BitSet has them."""
+    words = []
+    for first in range(0, messages, 64):
+        word = live >> first & _UINT64
+        words.append(signed(word))
+    while words and not words[-1]:
+        words.pop()
+    return words
+
+
+def bits(words: Any) -> int:
+    """The inverse of `ack_set`."""
+    found = 0
+    for number, word in enumerate(words):
+        found |= (word & _UINT64) << (64 * number)
+    return found

@@ -1,0 +1,362 @@
+"""The gateway: Pulsar's binary protocol on a port of its own, over the log, the readers and the cursors of REST.
+
+It runs in the event loop of the HTTP server. What waits for database, log directory or store runs in the threads of
+`api/http/thread_pools.py`. A topic is opened once for all its producers and consumers (topics.py); once a second
+cursors are flushed, topics that nobody uses are closed, and those that were lost tell their clients to look them up
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from api.gateway.connection import Connection
+from api.gateway.deduplication import Deduplication
+from api.gateway.lookup import LookupResult, find_or_create, owner_of, topics_of
+from api.gateway.pulsar_api_pb2 import CommandGetTopicsOfNamespace, CommandSubscribe, Schema
+from api.gateway.schemas import SchemaRegistry
+from api.gateway.subscriptions import Subscription
+from api.gateway.tail import Tail, TailBudget
+from api.gateway.topics import PersistentTopic, TopicSettings
+from api.http.owner_proxy import NotTheOwner
+from api.http.problems import RestException
+from api.http.thread_pools import WaitsFor
+from api.observability.logs import LogThrottle
+from api.service import Service
+from storage.errors import CompactorError, LeaseHeld
+from storage.log.segment import AppendResult
+from storage.metadata.records import TopicRecord
+from storage.metadata.schemas import SchemaRecord
+from storage.model import TopicName
+from storage.topic import Topic
+
+if TYPE_CHECKING:
+    from api.messaging.topic_logs import HeldLog
+    from api.settings.settings import Settings
+    from compactor.maintenance.backlog_limits import OverQuota
+
+LOG = logging.getLogger(__name__)
+TICK_SECONDS = 1.0
+_BACKLOG = 2048
+_MESSAGE_BYTES = 5 << 20
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """What the settings say of the protocol. Times are milliseconds, sizes bytes."""
+
+    max_message_size: int
+    keep_alive_ms: int
+    liveness_seconds: float
+    max_pending_publishes: int
+    max_pending_bytes: int
+    max_connections: int
+    auto_create: bool
+    tail_bytes: int
+    topic: TopicSettings
+    topic_idle_ms: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> GatewaySettings:
+        """As they are set."""
+        return cls(
+            max_message_size=int(str(settings.policies.get("max.message.bytes", _MESSAGE_BYTES))),
+            keep_alive_ms=settings.broker_keep_alive_interval_ms,
+            liveness_seconds=5.0,
+            max_pending_publishes=settings.broker_max_pending_publishes,
+            max_pending_bytes=settings.broker_publish_buffer_bytes,
+            max_connections=settings.limits_connections,
+            auto_create=settings.broker_auto_topic_creation,
+            tail_bytes=settings.broker_cache_bytes,
+            topic=TopicSettings(settings.broker_max_unacked_messages),
+            topic_idle_ms=settings.producers_idle_ms,
+        )
+
+
+class Gateway:
+    """All connections and topics of one service. For one event loop; `start` and `close` are called in it."""
+
+    def __init__(
+        self,
+        parts: Service,
+        settings: GatewaySettings,
+        address: LookupResult,
+        sockets: Sequence[socket.socket],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """`sockets`: bound; the second, if there is one, is for TLS."""
+        self._sockets = sockets
+        self._tls = tls
+        self.parts = parts
+        self.settings = settings
+        self.address = address
+        self.clock = parts.environment.clock
+        self.server_version = f"Compactor {version('compactor')}"
+        self.schemas = SchemaRegistry(parts.environment.metadata)
+        self.log_throttle = LogThrottle(self.clock, LOG)
+        self._connections: set[Connection] = set()
+        self._topics: dict[TopicName, PersistentTopic] = {}
+        self._by_id: dict[int, PersistentTopic] = {}
+        self._opening: dict[TopicName, asyncio.Lock] = {}
+        self._tails = TailBudget(settings.tail_bytes)
+        self._servers: list[asyncio.Server] = []
+        self._ticking: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count()
+        self._started_ms = self.clock.now_ms()
+        self._published_bytes = 0
+        self._ends = False
+
+    async def start(self) -> None:
+        """Answer on the sockets."""
+        loop = asyncio.get_running_loop()
+        self.parts.producers.on_appended = partial(self._appended, loop)
+        for number, item in enumerate(self._sockets):
+            context = self._tls if number else None
+            self._servers.append(
+                await loop.create_server(partial(Connection, self), sock=item, ssl=context, backlog=_BACKLOG)
+            )
+        self._ticking = asyncio.create_task(self._tick(), name="gateway")
+
+    async def close(self) -> None:
+        """Take no more connections; flush, and tell clients to go elsewhere."""
+        self._ends = True
+        for server in self._servers:
+            server.close()
+        if self._ticking is not None:
+            self._ticking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._ticking
+        for topic in list(self._topics.values()):
+            await self._close_topic(topic)
+        for connection in list(self._connections):
+            connection.close()
+        self.parts.producers.on_appended = lambda _topic, _entries: None
+
+    # Connections
+
+    def take(self, connection: Connection) -> bool:
+        """Count a connection; False if there are too many."""
+        if self._ends or len(self._connections) >= self.settings.max_connections:
+            self.log_throttle.warn(f"{len(self._connections)} connections are open, as many as may", "connections")
+            return False
+        self._connections.add(connection)
+        return True
+
+    def drop(self, connection: Connection) -> None:
+        """A connection has ended."""
+        self._connections.discard(connection)
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    def publishing(self, size: int) -> None:
+        """So many more bytes of all connections wait to be appended."""
+        self._published_bytes += size
+
+    def new_producer_name(self) -> str:
+        """A name that no other producer has."""
+        return f"{self.parts.settings.cluster_name}-{self._started_ms:x}-{next(self._numbers)}"
+
+    def new_consumer_name(self) -> str:
+        """A name that no other consumer has."""
+        return f"{self._started_ms:x}-{next(self._numbers)}"
+
+    # Topics
+
+    @property
+    def topics(self) -> Iterator[PersistentTopic]:
+        """Those that are open."""
+        return iter(list(self._topics.values()))
+
+    def open_topic(self, name: TopicName) -> PersistentTopic | None:
+        """The topic, if it is open here."""
+        return self._topics.get(name)
+
+    async def topic(self, name: TopicName, create: bool) -> PersistentTopic:
+        """The topic, opened if need be. Raises Refused, CompactorError, RestException where it is another service's."""
+        async with self._opening.setdefault(name, asyncio.Lock()):
+            found = self._topics.get(name)
+            if found is not None and found.is_lost:
+                await self._close_topic(found)
+                found = None
+            if found is None:
+                found = await self._open(name, create)
+                self._topics[name] = found
+                self._by_id[found.record.id] = found
+            found.idle_since = None if found.idle_since is None else self.clock.now_ms()
+            return found
+
+    async def _open(self, name: TopicName, create: bool) -> PersistentTopic:
+        pools = self.parts.pools
+        record = await pools[WaitsFor.DATABASE].run(find_or_create, self.parts, name, create)
+        storage = Topic(self.parts.environment, record)
+        held = await pools[WaitsFor.LOG].run(self._hold, storage)
+        try:
+            deduplication = await pools[WaitsFor.STORE].run(self._deduplication, storage)
+        except BaseException:
+            held.release()
+            raise
+        return PersistentTopic(
+            storage,
+            held,
+            self.parts.environment.metadata,
+            self.clock,
+            pools,
+            self.settings.topic,
+            Tail(self._tails),
+            deduplication,
+            partial(self._over_quota, record),
+            self._lost,
+        )
+
+    def _hold(self, storage: Topic) -> HeldLog:
+        """The topic's log, which makes it ours. Raises RestException (503) if another process has it."""
+        try:
+            if owner_of(self.parts, storage.record) is None:
+                return self.parts.producers.hold(storage)
+        except LeaseHeld:
+            with suppress(NotTheOwner):
+                self.parts.forwarding.for_writing(storage.record)
+        raise RestException(503, f"{storage.name} is served by another service: look it up again")
+
+    def _deduplication(self, storage: Topic) -> Deduplication | None:
+        metadata = self.parts.environment.metadata
+        if not metadata.policies.effective(storage.record).deduplication_enabled:
+            return None
+        return Deduplication.load(metadata, storage)
+
+    def _over_quota(self, record: TopicRecord) -> OverQuota | None:
+        return self.parts.maintenance.maintenance.over_quota.get(record.id)
+
+    def _appended(
+        self, loop: asyncio.AbstractEventLoop, record: TopicRecord, entries: Sequence[tuple[bytes, AppendResult]]
+    ) -> None:
+        """By the appending thread: let consumers know."""
+        if record.id in self._by_id:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._take_appended, record.id, entries)
+
+    def _take_appended(self, topic_id: int, entries: Sequence[tuple[bytes, AppendResult]]) -> None:
+        topic = self._by_id.get(topic_id)
+        if topic is not None:
+            topic.tail.append(entries)
+            topic.published.add(sum(result.messages for _, result in entries), sum(len(data) for data, _ in entries))
+            topic.appended()
+
+    def _lost(self, topic: PersistentTopic) -> None:
+        if self._topics.get(topic.name) is topic:
+            task = asyncio.create_task(self._close_topic(topic))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _close_topic(self, topic: PersistentTopic) -> None:
+        if self._topics.get(topic.name) is not topic:
+            return
+        del self._topics[topic.name]
+        self._by_id.pop(topic.record.id, None)
+        try:
+            await topic.close()
+        except (CompactorError, RestException) as error:
+            LOG.warning("%s is closed, but not all is written down: %s", topic.name, error)
+
+    async def ensure_subscription(self, topic: PersistentTopic, name: str) -> None:
+        """Make a durable subscription at the topic's end, unless there is one."""
+        wish = CommandSubscribe(
+            topic=str(topic.name),
+            subscription=name,
+            sub_type=CommandSubscribe.Exclusive,
+            consumer_id=0,
+            request_id=0,
+        )
+        if name not in topic.subscriptions:
+            await Subscription(topic, name, durable=True, read_compacted=False).open(wish)
+
+    async def topics_of(self, namespace: str) -> list[str]:
+        """The topics of a namespace."""
+        return await self.parts.pools[WaitsFor.DATABASE].run(
+            topics_of, self.parts, namespace, CommandGetTopicsOfNamespace.Persistent
+        )
+
+    # Schemas: for threads
+
+    def ensure_schema(self, name: TopicName, schema: Schema) -> SchemaRecord:
+        """The version that holds a producer's schema. Raises Refused."""
+        return self.schemas.ensure(name, schema, self._strategy(name))
+
+    def check_consumer_schema(self, name: TopicName, schema: Schema) -> None:
+        """A consumer's schema is stored if the topic has none, as in Pulsar; else it must read the newest. Raises
+        Refused."""
+        strategy = self._strategy(name)
+        if self.schemas.find(name) is None:
+            self.schemas.ensure(name, schema, strategy)
+        else:
+            self.schemas.check_consumer(name, schema, strategy)
+
+    def _strategy(self, name: TopicName) -> str:
+        metadata = self.parts.environment.metadata
+        found = metadata.topics.named([name]).get(name)
+        if found is None:
+            return str(self.parts.settings.policies.get("schema.compatibility-strategy", "FULL"))
+        return metadata.policies.effective(found).schema_compatibility_strategy
+
+    # Once a second
+
+    async def _tick(self) -> None:
+        kept_alive = self.clock.now_ms()
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                await self._flush_topics()
+                if self.clock.now_ms() - kept_alive >= self.settings.keep_alive_ms:
+                    kept_alive = self.clock.now_ms()
+                    await self._keep_alive()
+                for connection in list(self._connections):
+                    work = connection.check_watchers(self.topics_of)
+                    if work is not None:
+                        await work
+            except (CompactorError, RestException) as error:
+                self.log_throttle.warn(f"the gateway waits: {error}", "tick")
+            except Exception:
+                LOG.exception("a tick of the gateway failed")
+
+    async def _flush_topics(self) -> None:
+        now = self.clock.now_ms()
+        for topic in list(self._topics.values()):
+            if topic.is_lost:
+                await self._close_topic(topic)
+            elif topic.idle_since is not None and now - topic.idle_since >= self.settings.topic_idle_ms:
+                async with self._opening.setdefault(topic.name, asyncio.Lock()):
+                    if topic.idle_since is not None:
+                        await self._close_topic(topic)
+                self._opening.pop(topic.name, None)
+            else:
+                await topic.tick(TICK_SECONDS)
+
+    async def _keep_alive(self) -> None:
+        if self.parts.access.keys is not None:
+            await self.parts.access.keys.keep_up()
+        for connection in list(self._connections):
+            connection.keep_alive()
+
+
+def open_gateway(parts: Service, sockets: Sequence[socket.socket]) -> Gateway:
+    """The gateway of a service, on sockets that are bound; it is not started."""
+    settings = parts.settings
+    tls = None
+    if len(sockets) > 1:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(settings.tls_certificate, settings.tls_key or None)
+    address = LookupResult(str(settings.broker_service_url), settings.broker_service_url_tls or "")
+    return Gateway(parts, GatewaySettings.of(settings), address, sockets, tls)

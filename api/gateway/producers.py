@@ -1,0 +1,248 @@
+"""Producers of a topic, and the queue through which their entries are appended.
+
+Entries of all producers of a topic wait in one queue, in the order in which they came; a thread appends what waits, all
+together, and what comes meanwhile is the next group. So a flush of the disk is shared by all, the order is kept, and
+the event loop never waits. Receipts go out in order when a group is durable.
+
+Access modes are Pulsar's: shared; exclusive, where a second producer is refused; exclusive with fencing, where it takes
+the place of the first; and waiting for exclusive, where it gets its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from api.gateway.commands import Refused, id_data, refusal
+from api.gateway.pulsar_api_pb2 import BaseCommand, CommandProducer, ProducerAccessMode, ServerError
+from api.gateway.rates import Rate
+from api.http.thread_pools import WaitsFor
+from storage.errors import Fenced, InvalidRecord, TopicNotFound
+from storage.log.group_commit import Answer
+from storage.model import MessageId
+
+if TYPE_CHECKING:
+    from api.gateway.connection import Connection
+    from api.gateway.topics import PersistentTopic
+
+GROUP_BYTES = 16 << 20
+"""Entries that are appended together."""
+
+
+class Producer:
+    """One producer of a connection."""
+
+    def __init__(self, connection: Connection, topic: PersistentTopic, wish: CommandProducer, name: str) -> None:
+        self.connection = connection
+        self.topic = topic
+        self.producer_id = wish.producer_id
+        self.name = name
+        self.epoch = wish.epoch
+        self.access_mode = wish.producer_access_mode
+        self.is_encrypted = wish.encrypted
+        self.metadata = {item.key: item.value for item in wish.metadata}
+        self.connected_at = topic.clock.now_ms()
+        self.published = Rate()
+        self.duplicates = 0
+        self.is_closed = False
+
+    def receipt(self, publish: Publish, message_id: MessageId) -> None:
+        """An entry is durable, or was before."""
+        self.published.add(publish.messages, len(publish.entry))
+        command = BaseCommand(type=BaseCommand.SEND_RECEIPT)
+        receipt = command.send_receipt
+        receipt.producer_id, receipt.sequence_id = self.producer_id, publish.sequence_id
+        receipt.message_id.CopyFrom(id_data(message_id, self.topic.name.partition))
+        if publish.highest_sequence_id:
+            receipt.highest_sequence_id = publish.highest_sequence_id
+        self.connection.send(command)
+
+    def failed(self, publish: Publish, error: BaseException) -> None:
+        """An entry was not taken."""
+        found = refusal(error)
+        kind = found.error
+        if isinstance(error, InvalidRecord):
+            kind = ServerError.ChecksumError if "checksum" in error.message else ServerError.NotAllowedError
+        elif kind == ServerError.ServiceNotReady:
+            kind = ServerError.PersistenceError  # a client then connects again, and sends what was not acknowledged
+        command = BaseCommand(type=BaseCommand.SEND_ERROR)
+        answer = command.send_error
+        answer.producer_id, answer.sequence_id = self.producer_id, publish.sequence_id
+        answer.error, answer.message = kind, found.message
+        self.connection.send(command)
+
+
+@dataclass(slots=True)
+class Publish:
+    """An entry that waits to be appended."""
+
+    producer: Producer
+    sequence_id: int
+    highest_sequence_id: int
+    messages: int
+    entry: bytes
+
+
+class PublishQueue:
+    """The entries of a topic that wait, and the task that appends them."""
+
+    def __init__(self, topic: PersistentTopic) -> None:
+        self._topic = topic
+        self._waiting: list[Publish] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, publish: Publish) -> None:
+        """Append an entry behind all that wait; its producer is told what came of it."""
+        self._waiting.append(publish)
+        publish.producer.connection.publishing(1, len(publish.entry))
+        if self._task is None:
+            self._task = asyncio.create_task(self._append_all(), name=f"publish {self._topic.name}")
+
+    async def idle(self) -> None:
+        """Returns when nothing waits."""
+        while self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def _append_all(self) -> None:
+        try:
+            while self._waiting:
+                group = self._next_group()
+                try:
+                    answers = await self._topic.pools[WaitsFor.LOG].run(self._topic.append, group)
+                except Exception as error:  # it is what each producer is told
+                    answers = [error] * len(group)
+                self._answer(group, answers)
+        finally:
+            self._task = None
+
+    def _next_group(self) -> list[Publish]:
+        size = count = 0
+        for publish in self._waiting:
+            size += len(publish.entry)
+            if count and size > GROUP_BYTES:
+                break
+            count += 1
+        group, self._waiting = self._waiting[:count], self._waiting[count:]
+        return group
+
+    def _answer(self, group: Sequence[Publish], answers: Sequence[Answer | MessageId | BaseException]) -> None:
+        partition = self._topic.name.partition
+        lost: BaseException | None = None
+        for publish, answer in zip(group, answers, strict=True):
+            producer = publish.producer
+            producer.connection.publishing(-1, -len(publish.entry))
+            if isinstance(answer, BaseException):
+                producer.failed(publish, answer)
+                if isinstance(answer, Fenced | TopicNotFound):
+                    lost = answer
+            elif isinstance(answer, MessageId):
+                producer.duplicates += 1
+                producer.receipt(publish, answer)
+            else:
+                first = answer.first.message_id
+                producer.receipt(publish, MessageId(first.ledger_id, first.entry_id, partition))
+        if lost is not None:
+            self._topic.lost(lost)
+
+
+@dataclass
+class _Waiting:
+    """A producer that waits for its turn to be the only one."""
+
+    producer: Producer
+    turn: asyncio.Future[int]
+
+
+class ProducerRegistry:
+    """The producers of a topic, by their access modes."""
+
+    def __init__(self, topic: PersistentTopic) -> None:
+        self._topic = topic
+        self._by_name: dict[str, Producer] = {}
+        self._waiting: list[_Waiting] = []
+        self._exclusive: Producer | None = None
+        self.epoch: int | None = None
+        """Of the exclusive producer that came last; None: there was none."""
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def all(self) -> list[Producer]:
+        return list(self._by_name.values())
+
+    def named(self, name: str) -> Producer | None:
+        return self._by_name.get(name)
+
+    def add(self, producer: Producer, wish: CommandProducer) -> asyncio.Future[int] | None:
+        """Take a producer in; a future if it has to wait for its turn. Raises Refused."""
+        there = self._by_name.get(producer.name)
+        if there is not None:
+            if there.connection is not producer.connection or there.epoch >= producer.epoch:
+                raise Refused(
+                    ServerError.ProducerBusy,
+                    f"Producer with name '{producer.name}' is already connected to topic {self._topic.name}",
+                )
+            self.remove(there)
+        mode = producer.access_mode
+        if wish.HasField("topic_epoch") and self.epoch is not None and wish.topic_epoch < self.epoch:
+            raise Refused(ServerError.ProducerFenced, f"another producer of {self._topic.name} has taken its place")
+        if mode == ProducerAccessMode.SharedAccess:
+            if self._exclusive is not None or self._waiting:
+                raise Refused(ServerError.ProducerBusy, f"{self._topic.name} has an exclusive producer")
+        elif mode == ProducerAccessMode.ExclusiveAccess:
+            if self._by_name or self._waiting:
+                raise Refused(ServerError.ProducerFenced, f"{self._topic.name} has other producers")
+            self._become_exclusive(producer)
+        elif mode == ProducerAccessMode.ExclusiveWithFencing:
+            for other in self.all:
+                self.remove(other)
+                other.connection.close_producer(other)
+            for waiting in self._waiting:
+                waiting.turn.set_exception(Refused(ServerError.ProducerFenced, "another producer took the topic"))
+            self._waiting.clear()
+            self._become_exclusive(producer)
+        elif self._by_name:
+            waiting = _Waiting(producer, asyncio.get_running_loop().create_future())
+            self._waiting.append(waiting)
+            return waiting.turn
+        else:
+            self._become_exclusive(producer)
+        self._by_name[producer.name] = producer
+        return None
+
+    def remove(self, producer: Producer) -> None:
+        """A producer is gone; the next that waits has its turn."""
+        producer.is_closed = True
+        if self._by_name.get(producer.name) is producer:
+            del self._by_name[producer.name]
+        if self._exclusive is producer:
+            self._exclusive = None
+        self._waiting = [item for item in self._waiting if item.producer is not producer]
+        if not self._by_name and self._waiting:
+            waiting = self._waiting.pop(0)
+            self._by_name[waiting.producer.name] = waiting.producer
+            waiting.turn.set_result(self._become_exclusive(waiting.producer))
+
+    def _become_exclusive(self, producer: Producer) -> int:
+        self._exclusive = producer
+        # Behind any that was given before, also by a process that had the topic before this one.
+        self.epoch = max((self.epoch or 0) + 1, self._topic.clock.now_ms())
+        return self.epoch
+
+
+def check_quota(topic: PersistentTopic) -> None:
+    """Raises Refused while the topic's backlog is over a quota that keeps producers from it."""
+    from storage.options.policies import HOLD
+
+    over = topic.over_quota()
+    if over is not None:
+        held = over.action == HOLD
+        raise Refused(
+            ServerError.ProducerBlockedQuotaExceededError
+            if held
+            else ServerError.ProducerBlockedQuotaExceededException,
+            str(over.error),
+        )

@@ -1,0 +1,27 @@
+"""Rates of messages and bytes, as topic stats and metrics show them: counters that somebody looks at now and then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Rate:
+    """Counts, and what they were a second: between the last two ticks."""
+
+    messages: int = 0
+    bytes: int = 0
+    per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    _messages_before: int = 0
+    _bytes_before: int = 0
+
+    def add(self, messages: int, size: int = 0) -> None:
+        self.messages += messages
+        self.bytes += size
+
+    def tick(self, seconds: float) -> None:
+        """Take the rates of the time since the last tick."""
+        self.per_second = (self.messages - self._messages_before) / seconds
+        self.bytes_per_second = (self.bytes - self._bytes_before) / seconds
+        self._messages_before, self._bytes_before = self.messages, self.bytes

@@ -1,0 +1,235 @@
+"""A topic that this service serves to Pulsar's clients: its producers, its subscriptions, the log that they share.
+
+A topic is opened with the first producer or consumer, which takes the writer's lease, and closed a while after the last
+one. Who loses the lease, or the topic, tells all of them to come again: they look the topic up, and find its owner.
+
+For the event loop alone, but for `append`, which a thread calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from api.gateway.commands import Refused
+from api.gateway.consumers import Consumer
+from api.gateway.deduplication import Deduplication
+from api.gateway.dispatch import dispatcher_of
+from api.gateway.producers import Producer, ProducerRegistry, Publish, PublishQueue
+from api.gateway.pulsar_api_pb2 import CommandSubscribe, ServerError
+from api.gateway.rates import Rate
+from api.gateway.subscriptions import Subscription, check_type
+from api.gateway.tail import Tail
+from api.http.thread_pools import Pools, WaitsFor
+from storage.clock import Clock
+from storage.errors import CompactorError, NotFound
+from storage.log.group_commit import Answer
+from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.model import MessageId, TopicName
+from storage.topic import Topic
+
+if TYPE_CHECKING:
+    from api.messaging.topic_logs import HeldLog
+    from compactor.maintenance.backlog_limits import OverQuota
+
+LOG = logging.getLogger(__name__)
+_FLUSH_TICKS = 1
+
+
+@dataclass(frozen=True)
+class TopicSettings:
+    """What the settings say for every topic. `max_unacked_messages` 0: any number."""
+
+    max_unacked_messages: int
+
+
+class PersistentTopic:
+    """One topic, open."""
+
+    def __init__(
+        self,
+        storage: Topic,
+        held: HeldLog,
+        metadata: MetadataStore,
+        clock: Clock,
+        pools: Pools,
+        settings: TopicSettings,
+        tail: Tail,
+        deduplication: Deduplication | None,
+        over_quota: Callable[[], OverQuota | None],
+        on_lost: Callable[[PersistentTopic], object],
+    ) -> None:
+        """`over_quota`: the quota that keeps producers from it now; `on_lost`: it is not served here any more."""
+        self.storage = storage
+        self.metadata = metadata
+        self.clock = clock
+        self.pools = pools
+        self.settings = settings
+        self.tail = tail
+        self.over_quota = over_quota
+        self.producers = ProducerRegistry(self)
+        self.subscriptions: dict[str, Subscription] = {}
+        self.publishing = PublishQueue(self)
+        self.published = Rate()
+        self.idle_since: int | None = clock.now_ms()
+        self._held = held
+        self._deduplication = deduplication
+        self._on_lost = on_lost
+        self._opening = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def record(self) -> TopicRecord:
+        return self.storage.record
+
+    @property
+    def name(self) -> TopicName:
+        return self.storage.name
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another process may write the topic, or it was deleted."""
+        return self._held.is_lost
+
+    @property
+    def tail_is_whole(self) -> bool:
+        """Whether nothing was appended but what the tail has been told of."""
+        return not self._held.is_lost
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do something beside; an error of it is logged."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Publishing
+
+    def append(self, group: Sequence[Publish]) -> list[Answer | MessageId | BaseException]:
+        """Append entries; for each its place, why it was not taken, or the id that stands for a duplicate."""
+        if self._deduplication is None:
+            return list(self._held.append([publish.entry for publish in group]))
+        return self._deduplication.append(group, self._held.append)
+
+    def last_sequence_id(self, producer_name: str) -> int:
+        """The highest sequence id that a producer of that name has stored; -1: none, or it is not known."""
+        return -1 if self._deduplication is None else self._deduplication.last_sequence_id(producer_name)
+
+    def appended(self) -> None:
+        """Entries have come, by whatever way."""
+        for subscription in self.subscriptions.values():
+            if subscription.dispatcher is not None:
+                subscription.dispatcher.wake()
+
+    # Consumers
+
+    async def subscribe(self, consumer: Consumer, wish: CommandSubscribe) -> Subscription:
+        """Take a consumer in, and its subscription if it is new. Raises Refused, CompactorError."""
+        if wish.subscription == COMPACTION_CURSOR:
+            raise Refused(ServerError.NotAllowedError, f"{COMPACTION_CURSOR} is the compactor's own subscription")
+        if wish.read_compacted and wish.sub_type not in (CommandSubscribe.Exclusive, CommandSubscribe.Failover):
+            raise Refused(
+                ServerError.NotAllowedError, "readCompacted only allowed on failover or exclusive subscriptions"
+            )
+        async with self._opening:
+            subscription = self.subscriptions.get(wish.subscription)
+            if subscription is not None and subscription.durable != wish.durable:
+                raise Refused(
+                    ServerError.NotAllowedError,
+                    f"Durable subscription with the same name already exists: {wish.subscription}",
+                )
+            if subscription is None:
+                subscription = Subscription(self, wish.subscription, wish.durable, wish.read_compacted)
+                await subscription.open(wish)
+                self.subscriptions[wish.subscription] = subscription
+            check_type(subscription, consumer)
+            if not subscription.consumers:
+                if subscription.read_compacted != wish.read_compacted:
+                    subscription.read_compacted = wish.read_compacted
+                if subscription.dispatcher is not None:
+                    await subscription.dispatcher.close()
+                subscription.dispatcher = dispatcher_of(subscription, wish.sub_type)
+            assert subscription.dispatcher is not None
+            consumer.subscription = subscription
+        self.idle_since = None
+        return subscription
+
+    async def remove_consumer(self, consumer: Consumer, seeking: bool = False) -> None:
+        """A consumer is gone. A reader's position goes with it, unless it comes again because its position moved."""
+        subscription = consumer.subscription
+        if subscription is None or subscription.dispatcher is None:
+            return
+        subscription.dispatcher.remove(consumer)
+        if not subscription.consumers and not subscription.durable and not seeking:
+            await self.remove_subscription(subscription)
+        elif not subscription.consumers:
+            await subscription.flush()
+        self._note_idle()
+
+    async def remove_subscription(self, subscription: Subscription) -> None:
+        """Forget a subscription; its cursor stays as it is."""
+        if self.subscriptions.get(subscription.name) is subscription:
+            del self.subscriptions[subscription.name]
+        subscription.disconnect()
+        await subscription.close()
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """Delete a subscription and its cursor."""
+        subscription.cursor, cursor = None, subscription.cursor
+        await self.remove_subscription(subscription)
+        if cursor is not None:
+            with contextlib.suppress(NotFound):
+                await self.pools[WaitsFor.DATABASE].run(self.metadata.cursors.delete, self.record.id, subscription.name)
+
+    # Producers
+
+    def remove_producer(self, producer: Producer) -> None:
+        self.producers.remove(producer)
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if not len(self.producers) and not any(item.consumers for item in self.subscriptions.values()):
+            self.idle_since = self.clock.now_ms()
+
+    # Ending
+
+    async def tick(self, seconds: float) -> None:
+        """Once a second: flush cursors, take rates."""
+        for producer in self.producers.all:
+            producer.published.tick(seconds)
+        for subscription in list(self.subscriptions.values()):
+            for consumer in subscription.consumers:
+                consumer.delivered.tick(seconds)
+                consumer.redelivered.tick(seconds)
+                consumer.acknowledged.tick(seconds)
+            await subscription.flush()
+
+    def lost(self, error: BaseException) -> None:
+        """The topic is not this service's any more."""
+        LOG.info("%s is not served here any more: %s", self.name, error)
+        self._on_lost(self)
+
+    async def close(self) -> None:
+        """Tell producers and consumers to come again, write down what is to be written, give up the log."""
+        for producer in self.producers.all:
+            producer.connection.close_producer(producer)
+        await self.publishing.idle()
+        for subscription in list(self.subscriptions.values()):
+            subscription.disconnect()
+            try:
+                await subscription.close()
+            except CompactorError as error:
+                LOG.warning("the subscription %s of %s: %s", subscription.name, self.name, error)
+        self.tail.clear()
+        await self.pools[WaitsFor.LOG].run(self._release)
+
+    def _release(self) -> None:
+        try:
+            if self._deduplication is not None:
+                self._deduplication.store()
+        finally:
+            self._held.release()

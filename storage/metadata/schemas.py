@@ -1,0 +1,72 @@
+"""Versions of the schemas of topics. What a schema means, and which may follow which, is not known here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection, RowMapping, delete, func, select
+
+from storage.metadata import queries
+from storage.metadata.queries import Store
+from storage.metadata.tables import schemas
+from storage.model import TopicName
+
+
+@dataclass(frozen=True)
+class SchemaRecord:
+    """One version. `type`: by Pulsar's numbers; `created_at`: ms since the Unix epoch."""
+
+    version: int
+    type: int
+    name: str
+    data: bytes
+    properties: Mapping[str, str] = field(default_factory=dict)
+    created_at: int = 0
+
+
+class SchemaStore(Store):
+    """Schemas, by topic; the partitions of a partitioned topic share those of the whole."""
+
+    def of_topic(self, topic: TopicName) -> list[SchemaRecord]:
+        """All versions, oldest first."""
+        wanted = select(schemas).where(schemas.c.topic == _scope(topic)).order_by(schemas.c.version)
+        with self._database.read() as connection:
+            return [_record(row) for row in connection.execute(wanted).mappings()]
+
+    def add(self, topic: TopicName, schema: SchemaRecord, version: int) -> bool:
+        """Store a schema as that version; False if there is one of it already."""
+        with self._database.write() as connection:
+            return queries.insert_new(
+                connection,
+                schemas,
+                topic=_scope(topic),
+                version=version,
+                type=schema.type,
+                name=schema.name,
+                data=schema.data,
+                properties=dict(schema.properties),
+                created_at=self._clock.now_ms(),
+            )
+
+    def delete(self, topic: TopicName) -> int | None:
+        """Delete all versions; the newest of them, None if there was none."""
+        with self._database.write() as connection:
+            newest = connection.execute(
+                select(func.max(schemas.c.version)).where(schemas.c.topic == _scope(topic))
+            ).scalar_one()
+            remove(connection, topic)
+            return None if newest is None else int(newest)
+
+
+def remove(connection: Connection, topic: TopicName) -> None:
+    """Delete all versions of a topic's schema."""
+    connection.execute(delete(schemas).where(schemas.c.topic == _scope(topic)))
+
+
+def _scope(topic: TopicName) -> str:
+    return str(topic.whole or topic)
+
+
+def _record(row: RowMapping) -> SchemaRecord:
+    return SchemaRecord(row["version"], row["type"], row["name"], row["data"], row["properties"], row["created_at"])

@@ -1,0 +1,95 @@
+"""Reading a topic entry by entry, as Pulsar's clients want it: over the same readers that give rows.
+
+Entries of unsealed segments come as they were sent; those of ledgers and compacted parts are rebuilt of their rows
+(storage/entries/rebuild.py). A read gives what one table of the source holds, so at most some MiB. At the end it gives
+nothing, and what came since when it is asked again. A reader that has seen entries elsewhere, as they were appended,
+continues behind them with `pass_to`.
+
+May go wrong: what the source may (raw_reader.py, compacted_reader.py); the next read continues where this one was. Not
+for two threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import replace
+
+import pyarrow as pa
+
+from storage.entries.rebuild import DeliverableEntry, EntryBuilder
+from storage.ledger.seek import StartOffset
+from storage.reading.compacted_reader import CompactedReader
+from storage.reading.continuation_token import CompactedProgress, ContinuationToken
+from storage.reading.raw_reader import RawReader
+
+Source = RawReader | CompactedReader
+
+
+class EntryReader:
+    """One read. Close it: it may hold a pin."""
+
+    def __init__(self, open_source: Callable[[ContinuationToken], Source], state: ContinuationToken) -> None:
+        """`open_source`: makes the source of rows that begins at a state, with entries of segments undecoded."""
+        self._open_source = open_source
+        self._state = state
+        self._source = open_source(state)
+        self._tables: Generator[pa.Table, None, None] | None = None
+        self._builder = EntryBuilder()
+
+    def read(self) -> list[DeliverableEntry]:
+        """The next entries, in order; none at the end of now. Raises what the source does."""
+        found: list[DeliverableEntry] = []
+        while not found:
+            if self._tables is None:
+                self._tables = self._source.tables()
+            try:
+                table = next(self._tables, None)
+            except BaseException:
+                self._tables = None
+                raise
+            if table is None:
+                self._tables = None
+                return list(self._builder.rest())
+            if "entry" in table.schema.names:
+                found += self._builder.rest()
+                found += _stored(table)
+            else:
+                found += self._builder.add(table)
+        return found
+
+    @property
+    def next_offset(self) -> int | None:
+        """The offset at which the next read begins; None: it is not known yet. For a reader that came to the end."""
+        state = self._source.state or self._state
+        return state.start.offset if isinstance(state.start, StartOffset) else None
+
+    def pass_to(self, offset: int) -> None:
+        """Continue at an offset: what is before it was delivered. Only for a reader that has come to the end."""
+        state = self._source.state or self._state
+        compacted = state.compacted
+        if isinstance(self._source, CompactedReader):
+            compacted = (
+                CompactedProgress(None, False, True, None)
+                if compacted is None
+                else replace(compacted, is_raw=True, complete_to=None)
+            )
+        self.close()
+        self._state = replace(state, start=StartOffset(offset), compacted=compacted)
+        self._source = self._open_source(self._state)
+
+    def close(self) -> None:
+        """Release the pin, if there is one."""
+        if self._tables is not None:
+            self._tables.close()
+            self._tables = None
+        self._builder = EntryBuilder()
+
+
+def _stored(table: pa.Table) -> list[DeliverableEntry]:
+    columns = ("ledger_id", "entry_id", "offset", "messages", "entry", "batch_index")
+    return [
+        DeliverableEntry(ledger, entry, offset - messages + 1, messages, data, (1 << messages) - 1, batch_index >= 0)
+        for ledger, entry, offset, messages, data, batch_index in zip(
+            *(table.column(name).to_pylist() for name in columns), strict=True
+        )
+    ]
