@@ -22,6 +22,7 @@ from api.http.long_polls import LongPolls
 from api.http.owner_proxy import OwnerProxy
 from api.http.single_flight import RunPoller, SingleFlight
 from api.http.thread_pools import Pools, WaitsFor, make_pools
+from api.messaging.connected_clients import ConnectedClients
 from api.messaging.topic_logs import TopicLogs
 from api.observability.metrics import AppendTotals, Metrics, MetricSources
 from api.settings.settings import Settings
@@ -61,6 +62,8 @@ class Service:
     """What is answered without a token is computed once for all who ask at once."""
     verifying: threading.Lock = field(default_factory=threading.Lock)
     """Held while a topic is verified: it reads all of it, so one at a time."""
+    clients: ConnectedClients = field(default_factory=ConnectedClients)
+    """Those of Pulsar's protocol."""
     not_ready: dict[str, str] = field(default_factory=dict)
     """By name of a check, the fault that was logged last."""
 
@@ -103,6 +106,7 @@ def running(settings: Settings) -> Iterator[Service]:
             leads=lambda: control.leads,
             last_check=lambda: control.last_check,
             engine_error=lambda: control.engine_error,
+            clients=lambda: clients,
             appended=lambda: AppendTotals(producers.appended_entries, producers.appended_bytes, len(producers.topics)),
         )
         polls = LongPolls(
@@ -112,6 +116,7 @@ def running(settings: Settings) -> Iterator[Service]:
             pools,
             settings.limits_waiting_polls,
         )
+        clients = ConnectedClients()
         metrics = Metrics(
             environment.metadata.metrics,
             environment.clock,
@@ -136,6 +141,7 @@ def running(settings: Settings) -> Iterator[Service]:
             polls,
             readiness=SingleFlight(pools[WaitsFor.STORE]),
             scrapes=SingleFlight(pools[WaitsFor.DATABASE]),
+            clients=clients,
         )
 
 

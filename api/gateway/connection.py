@@ -184,7 +184,7 @@ class Connection(asyncio.Protocol):
     def keep_alive(self) -> None:
         """Once an interval: ask a client that said nothing whether it is there; cut off one that does not answer."""
         now = self._gateway.clock.now_ms()
-        if not self._holds_token():
+        if not self._connected or not self._holds_token():
             self.close()
         elif self._is_paused or now - self._heard_at < self._settings.keep_alive_ms:
             return

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from api.gateway import stats
 from api.gateway.connection import Connection
 from api.gateway.deduplication import Deduplication
 from api.gateway.lookup import LookupResult, find_or_create, owner_of, topics_of
@@ -28,9 +28,11 @@ from api.gateway.schemas import SchemaRegistry
 from api.gateway.subscriptions import Subscription
 from api.gateway.tail import Tail, TailBudget
 from api.gateway.topics import PersistentTopic, TopicSettings
+from api.http.connections import Listener, most_connections
 from api.http.owner_proxy import NotTheOwner
 from api.http.problems import RestException
 from api.http.thread_pools import WaitsFor
+from api.messaging.connected_clients import ClientCounts, TopicClients
 from api.observability.logs import LogThrottle
 from api.service import Service
 from storage.errors import CompactorError, LeaseHeld
@@ -60,7 +62,6 @@ class GatewaySettings:
     liveness_seconds: float
     max_pending_publishes: int
     max_pending_bytes: int
-    max_connections: int
     auto_create: bool
     tail_bytes: int
     topic: TopicSettings
@@ -75,7 +76,6 @@ class GatewaySettings:
             liveness_seconds=5.0,
             max_pending_publishes=settings.broker_max_pending_publishes,
             max_pending_bytes=settings.broker_publish_buffer_bytes,
-            max_connections=settings.limits_connections,
             auto_create=settings.broker_auto_topic_creation,
             tail_bytes=settings.broker_cache_bytes,
             topic=TopicSettings(settings.broker_max_unacked_messages),
@@ -91,7 +91,7 @@ class Gateway:
         parts: Service,
         settings: GatewaySettings,
         address: LookupResult,
-        sockets: Sequence[socket.socket],
+        sockets: Sequence[Listener],
         tls: ssl.SSLContext | None,
     ) -> None:
         """`sockets`: bound; the second, if there is one, is for TLS."""
@@ -121,10 +121,20 @@ class Gateway:
         """Answer on the sockets."""
         loop = asyncio.get_running_loop()
         self.parts.producers.on_appended = partial(self._appended, loop)
+        clients = self.parts.clients
+        clients.of_topic, clients.counts, clients.connections = self._clients_of, self._client_counts, self._connected
         for number, item in enumerate(self._sockets):
+            item.limit(most_connections(self.parts.settings), self.log_throttle, plain=False)
             context = self._tls if number else None
+            seconds = self.parts.settings.limits_header_timeout_ms / 1000 if context is not None else None
             self._servers.append(
-                await loop.create_server(partial(Connection, self), sock=item, ssl=context, backlog=_BACKLOG)
+                await loop.create_server(
+                    partial(Connection, self),
+                    sock=item,
+                    ssl=context,
+                    backlog=_BACKLOG,
+                    ssl_handshake_timeout=seconds,
+                )
             )
         self._ticking = asyncio.create_task(self._tick(), name="gateway")
 
@@ -143,23 +153,27 @@ class Gateway:
             connection.close()
         self.parts.producers.on_appended = lambda _topic, _entries: None
 
+    def _clients_of(self, name: TopicName) -> TopicClients:
+        topic = self._topics.get(name)
+        return TopicClients() if topic is None else stats.topic_clients(topic)
+
+    def _client_counts(self) -> Iterator[tuple[TopicName, ClientCounts]]:
+        return stats.counts(self.topics)
+
+    def _connected(self) -> int:
+        return len(self._connections)
+
     # Connections
 
     def take(self, connection: Connection) -> bool:
-        """Count a connection; False if there are too many."""
-        if self._ends or len(self._connections) >= self.settings.max_connections:
-            self.log_throttle.warn(f"{len(self._connections)} connections are open, as many as may", "connections")
-            return False
-        self._connections.add(connection)
-        return True
+        """Note a connection; False if the service ends."""
+        if not self._ends:
+            self._connections.add(connection)
+        return not self._ends
 
     def drop(self, connection: Connection) -> None:
         """A connection has ended."""
         self._connections.discard(connection)
-
-    @property
-    def connections(self) -> int:
-        return len(self._connections)
 
     def publishing(self, size: int) -> None:
         """So many more bytes of all connections wait to be appended."""
@@ -179,10 +193,6 @@ class Gateway:
     def topics(self) -> Iterator[PersistentTopic]:
         """Those that are open."""
         return iter(list(self._topics.values()))
-
-    def open_topic(self, name: TopicName) -> PersistentTopic | None:
-        """The topic, if it is open here."""
-        return self._topics.get(name)
 
     async def topic(self, name: TopicName, create: bool) -> PersistentTopic:
         """The topic, opened if need be. Raises Refused, CompactorError, RestException where it is another service's."""
@@ -351,7 +361,7 @@ class Gateway:
             connection.keep_alive()
 
 
-def open_gateway(parts: Service, sockets: Sequence[socket.socket]) -> Gateway:
+def open_gateway(parts: Service, sockets: Sequence[Listener]) -> Gateway:
     """The gateway of a service, on sockets that are bound; it is not started."""
     settings = parts.settings
     tls = None

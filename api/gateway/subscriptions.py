@@ -81,7 +81,7 @@ class Subscription:
         self.cursor: Cursor | None = None
         self.start: StartPosition = LATEST
         self.pending: dict[EntryKey, PendingEntry] = {}
-        self.expired = Rate()
+        self.dispatched = Rate()
         self.delivered_end = 0
         """The offset behind the last entry that was delivered."""
         self._acked_to = -1
@@ -160,6 +160,7 @@ class Subscription:
         pending = PendingEntry(key, first, entry.offset, entry.messages, entry.batched, live, consumer, redeliveries)
         self.pending[key] = pending
         self.delivered_end = max(self.delivered_end, entry.end)
+        self.dispatched.add(live.bit_count(), len(entry.data))
         if len(self.pending) > MOST_PENDING:
             self._forget(next(iter(self.pending)))
         return pending

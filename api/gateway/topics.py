@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from compactor.maintenance.backlog_limits import OverQuota
 
 LOG = logging.getLogger(__name__)
-_FLUSH_TICKS = 1
 
 
 @dataclass(frozen=True)
@@ -100,6 +99,11 @@ class PersistentTopic:
     def tail_is_whole(self) -> bool:
         """Whether nothing was appended but what the tail has been told of."""
         return not self._held.is_lost
+
+    @property
+    def is_deduplicating(self) -> bool:
+        """Whether entries that come again are found out."""
+        return self._deduplication is not None
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Do something beside; an error of it is logged."""
@@ -201,7 +205,9 @@ class PersistentTopic:
         """Once a second: flush cursors, take rates."""
         for producer in self.producers.all:
             producer.published.tick(seconds)
+        self.published.tick(seconds)
         for subscription in list(self.subscriptions.values()):
+            subscription.dispatched.tick(seconds)
             for consumer in subscription.consumers:
                 consumer.delivered.tick(seconds)
                 consumer.redelivered.tick(seconds)

@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -22,6 +23,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from api.messaging.connected_clients import ClientCounts, ConnectedClients
 from api.observability.run_totals import RunTotals, TopicRunTotals
 from compactor.scheduling.due import TopicsCheckResult
 from storage.clock import Clock
@@ -62,6 +64,7 @@ class MetricSources:
     last_check: Callable[[], TopicsCheckResult | None] = lambda: None
     appended: Callable[[], AppendTotals] = AppendTotals
     engine_error: Callable[[], str | None] = lambda: None
+    clients: Callable[[], ConnectedClients] = ConnectedClients
 
 
 METRICS: Mapping[str, MetricDefinition] = {
@@ -79,6 +82,19 @@ METRICS: Mapping[str, MetricDefinition] = {
         MetricDefinition("pulsar_compaction_write_throughput", "Bytes a second that the last one wrote.", _TOPIC),
         MetricDefinition("pulsar_compaction_compacted_entries_count", "Messages in the compacted ledger.", _TOPIC),
         MetricDefinition("pulsar_compaction_compacted_entries_size", "Logical bytes of the compacted ledger.", _TOPIC),
+        MetricDefinition("pulsar_active_connections", "Connections of Pulsar's clients to this service."),
+        MetricDefinition("pulsar_producers_count", "Producers of a topic that are connected here.", _TOPIC),
+        MetricDefinition("pulsar_consumers_count", "Consumers and readers of a topic that are connected here.", _TOPIC),
+        MetricDefinition("pulsar_subscriptions_count", "Subscriptions that have or had consumers here.", _TOPIC),
+        MetricDefinition(
+            "pulsar_in_messages_total", "Messages that the topic got since clients are connected.", _TOPIC, "counter"
+        ),
+        MetricDefinition("pulsar_in_bytes_total", "The same in bytes of entries.", _TOPIC, "counter"),
+        MetricDefinition("pulsar_out_messages_total", "Messages that were sent to consumers.", _TOPIC, "counter"),
+        MetricDefinition("pulsar_out_bytes_total", "The same in bytes of entries.", _TOPIC, "counter"),
+        MetricDefinition(
+            "pulsar_subscription_unacked_messages", "Messages that consumers have and did not acknowledge.", _TOPIC
+        ),
         MetricDefinition("compactor_up", "1 if the database answered this scrape."),
         MetricDefinition("compactor_topics", "Topics that there are."),
         MetricDefinition("compactor_runs", "Compaction runs of topics that there are, by outcome.", ("state",)),
@@ -246,7 +262,19 @@ class _Scrape(Collector):
                 family.add_metric((self._cluster, f"{topic.tenant}/{topic.namespace}", str(topic)), value(totals))
             yield family
 
+    def _of_clients(self) -> Iterator[Metric]:
+        clients = self._sources.clients()
+        yield _plain("pulsar_active_connections", clients.connections())
+        counted = list(islice(clients.counts(), self._max_topics))
+        for name, value in _BY_CLIENTS.items():
+            family = _family(name)
+            for topic, counts in counted:
+                namespace = f"{topic.tenant}/{topic.namespace}"
+                family.add_metric((self._cluster, namespace, str(topic)), value(counts))
+            yield family
+
     def _of_process(self, now: int) -> Iterator[Metric]:
+        yield from self._of_clients()
         appended = self._sources.appended()
         yield _plain("compactor_log_appended_entries_total", appended.entries)
         yield _plain("compactor_log_appended_bytes_total", appended.bytes)
@@ -260,6 +288,16 @@ class _Scrape(Collector):
             yield _plain(name, value(check, now) if check else None)
 
 
+_BY_CLIENTS: Mapping[str, Callable[[ClientCounts], float]] = {
+    "pulsar_producers_count": lambda item: item.producers,
+    "pulsar_consumers_count": lambda item: item.consumers,
+    "pulsar_subscriptions_count": lambda item: item.subscriptions,
+    "pulsar_in_messages_total": lambda item: item.messages_in,
+    "pulsar_in_bytes_total": lambda item: item.bytes_in,
+    "pulsar_out_messages_total": lambda item: item.messages_out,
+    "pulsar_out_bytes_total": lambda item: item.bytes_out,
+    "pulsar_subscription_unacked_messages": lambda item: item.unacked,
+}
 _SEGMENTS = ("OPEN", "ROLLED", "SEALED")
 _BY_TOPIC: Mapping[str, Callable[[TopicRunTotals], float]] = {
     "pulsar_compaction_removed_event_count": lambda item: item.removed_messages,

@@ -39,9 +39,10 @@ class EntryReader:
     def read(self) -> list[DeliverableEntry]:
         """The next entries, in order; none at the end of now. Raises what the source does."""
         found: list[DeliverableEntry] = []
+        is_new = False
         while not found:
             if self._tables is None:
-                self._tables = self._source.tables()
+                self._tables, is_new = self._source.tables(), True
             try:
                 table = next(self._tables, None)
             except BaseException:
@@ -49,7 +50,10 @@ class EntryReader:
                 raise
             if table is None:
                 self._tables = None
-                return list(self._builder.rest())
+                found += self._builder.rest()
+                if is_new:
+                    break
+                continue  # more may have come since that look at the topic began
             if "entry" in table.schema.names:
                 found += self._builder.rest()
                 found += _stored(table)

@@ -23,6 +23,7 @@ class RunningService:
     """A service that answers. `log`: what it said, a JSON object a line."""
 
     url: str
+    broker_service_url: str
     process: subprocess.Popen[str]
     log: Path
 
@@ -40,7 +41,7 @@ def compactor_service(folder: Path, *arguments: str, **environment: str) -> Iter
         )
         with process:
             try:
-                yield RunningService(_url(process, read), process, log)
+                yield RunningService(*_urls(process, read), process, log)
             finally:
                 process.send_signal(signal.SIGTERM)
                 try:
@@ -49,14 +50,15 @@ def compactor_service(folder: Path, *arguments: str, **environment: str) -> Iter
                     process.kill()
 
 
-def _url(process: subprocess.Popen[str], log: TextIO) -> str:
-    """The URL that the service tells when it answers."""
+def _urls(process: subprocess.Popen[str], log: TextIO) -> tuple[str, str]:
+    """The URLs that the service tells when it answers, for HTTP and for Pulsar's protocol."""
     message = ""
     while process.poll() is None:
         message += log.read()
         for line in message.splitlines(keepends=True):
             if '"serving"' in line and line.endswith("\n"):
-                return str(json.loads(line)["url"])
+                told = json.loads(line)
+                return told["url"], told["broker_service_url"]
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LOOK_AGAIN_SECONDS)
     raise AssertionError(f"the service ended with {process.returncode}: {message}{log.read()}")

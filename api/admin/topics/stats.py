@@ -26,6 +26,7 @@ from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
+from api.messaging.connected_clients import TopicClients
 from api.service import Parts, Service
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, PartitionedTopic
 from storage.metadata.stats import CursorStatsRecord
@@ -54,7 +55,8 @@ def get_stats(
     """A topic's stats."""
     found = of_topic(parts, topic, precise=precise)
     policies = parts.environment.metadata.policies.effective(found.stats.topic)
-    return topic_stats(found, policies, _owner(parts, request), sizes=sizes, earliest=earliest)
+    shown = topic_stats(found, policies, _owner(parts, request), sizes=sizes, earliest=earliest)
+    return with_clients(shown, parts.clients.of_topic(topic))
 
 
 @router.get(TOPIC_PATH + "/partitioned-stats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
@@ -77,7 +79,8 @@ def get_partitioned_stats(
         if found is not None:
             # What is set is set for the whole, so the first partition's are those of all.
             policies = policies or parts.environment.metadata.policies.effective(found.stats.topic)
-            each[str(name)] = topic_stats(found, policies, owner, sizes=sizes, earliest=earliest)
+            one = topic_stats(found, policies, owner, sizes=sizes, earliest=earliest)
+            each[str(name)] = with_clients(one, parts.clients.of_topic(name))
     summed = PartitionedTopicStats.model_validate(summed_fields(list(each.values())))
     summed.metadata = PartitionedMetadata(partitions=whole.partitions)
     summed.oldest_backlog_message_age_seconds = 0
@@ -149,6 +152,19 @@ def topic_stats(
         topic_creation_time_stamp=stats.topic.created_at,
         last_publish_time_stamp=found.last_publish_time,
     )
+
+
+def with_clients(shown: TopicStats, clients: TopicClients) -> TopicStats:
+    """Stats with the producers and consumers that are connected to this service."""
+    for name, value in clients.fields.items():
+        setattr(shown, name, value)
+    shown.publishers = [dict(item) for item in clients.publishers]
+    for name, subscription in clients.subscriptions.items():
+        found = shown.subscriptions.setdefault(name, SubscriptionStats())
+        for field, value in subscription.fields.items():
+            setattr(found, field, value)
+        found.consumers = [dict(item) for item in subscription.consumers]
+    return shown
 
 
 def summed_fields(each: Sequence[TopicStats]) -> dict[str, object]:
