@@ -14,6 +14,7 @@ BENCHMARKS = {
     "sealing": "entries of the log to a sealed ledger, on one core",
     "cursors": "acknowledgements a second, by how many share a transaction",
     "service": "how soon the service answers, and stats and status with 10,000 topics and 100,000 ledgers",
+    "gateway": "produce and read with Pulsar's Java client, beside a real Apache Pulsar standalone",
     "peers": "this job beside the compaction of real Apache Kafka and Apache Pulsar brokers",
 }
 

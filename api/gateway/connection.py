@@ -138,7 +138,10 @@ class Connection(asyncio.Protocol):
     def send(self, command: BaseCommand, entry: bytes = b"") -> None:
         """Send a command; nothing if the connection has ended."""
         if self._transport is not None and not self.is_closed:
-            self._transport.write(encoded(command, entry))
+            head, rest = encoded(command, entry)
+            self._transport.write(head)
+            if rest:
+                self._transport.write(rest)
 
     def publishing(self, entries: int, size: int) -> None:
         """So many more entries wait to be appended."""

@@ -18,6 +18,7 @@ from api.gateway.pulsar_api_pb2 import BaseCommand
 
 _SIZE = Struct(">I")
 _SIZES = Struct(">II")
+_COPIED_BYTES = 16 << 10
 PADDING_BYTES = 10 << 10
 """What a frame may have besides the largest message, as in Pulsar (MESSAGE_SIZE_FRAME_PADDING)."""
 
@@ -75,7 +76,8 @@ def _parsed(data: bytes) -> Frame:
     return Frame(command, data[end:])
 
 
-def encoded(command: BaseCommand, entry: bytes = b"") -> bytes:
-    """A frame."""
+def encoded(command: BaseCommand, entry: bytes = b"") -> tuple[bytes, bytes]:
+    """A frame, in two pieces if its entry is large: it is not copied then."""
     described = command.SerializeToString()
-    return b"".join((_SIZES.pack(_SIZE.size + len(described) + len(entry), len(described)), described, entry))
+    head = _SIZES.pack(_SIZE.size + len(described) + len(entry), len(described)) + described
+    return (head + entry, b"") if len(entry) < _COPIED_BYTES else (head, entry)

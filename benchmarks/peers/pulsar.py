@@ -2,7 +2,8 @@
 standalone.conf where they matter, but for these:
 
 - retention without end, so that raw ledgers are not trimmed meanwhile; no functions, no WebSocket service;
-- no backups of journals, to spare the disk.
+- no backups of journals, to spare the disk;
+- with `flushes`, the bookie acknowledges what is on the disk (benchmarks.gateway).
 
 Time is from the trigger (REST) to the first answer SUCCESS, asked for every 20 ms. The bookie does not fsync its
 journal (`journalSyncData=false`, the standalone default), so the compacted ledger need not be on the disk by then.
@@ -62,7 +63,7 @@ listeningInterface=lo
 allowLoopback=true
 flushInterval=60000
 gcWaitTime=300000
-journalSyncData=false
+journalSyncData={flushes}
 journalMaxGroupWaitMSec=1
 journalMaxBackups=0
 diskUsageThreshold=0.99
@@ -78,6 +79,7 @@ class Pulsar:
     folder: Path
     compression: bool
     limit: float
+    flushes: bool = False
     family: str = "Pulsar"
     _broker: Broker | None = field(default=None, init=False)
     _port: int = field(default=0, init=False)
@@ -87,11 +89,25 @@ class Pulsar:
     def name(self) -> str:
         return f"Pulsar {self.artifacts.version}, standalone"
 
+    @property
+    def url(self) -> str:
+        """By Pulsar's binary protocol."""
+        return f"pulsar://{ADDRESS}:{self._port}"
+
+    @property
+    def web_url(self) -> str:
+        """Of its admin REST."""
+        return f"http://{ADDRESS}:{self._web_port}"
+
     def start(self) -> None:
         self.folder.mkdir()
         self._port, self._web_port, bookie_port = free_ports(3)
         settings = self.folder / "standalone.conf"
-        settings.write_text(_SETTINGS.format(address=ADDRESS, port=self._port, web_port=self._web_port))
+        settings.write_text(
+            _SETTINGS.format(
+                address=ADDRESS, port=self._port, web_port=self._web_port, flushes=str(self.flushes).lower()
+            )
+        )
         opened = tuple(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED)
         netty = ("-Dio.netty.tryReflectionSetAccessible=true", "-Dio.netty.leakDetectionLevel=disabled")
         options = (*_HEAP, *opened, *netty, f"-Dlog4j2.configurationFile={LOG_SETTINGS}")
@@ -153,9 +169,8 @@ class Pulsar:
             self._broker.stop()
 
     def _client(self, command: str, topic: str, *arguments: str) -> None:
-        address = f"pulsar://{ADDRESS}:{self._port}"
         self.artifacts.run_client(
-            command, address, f"persistent://public/default/{topic}", *arguments, limit=self.limit
+            command, self.url, f"persistent://public/default/{topic}", *arguments, limit=self.limit
         )
 
     def _state(self, topic: str) -> str:

@@ -18,9 +18,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from storage.checksums import crc32c
+from storage.checksums import crc32c, extend_crc32c
 from storage.entries.entry import MAGIC, U32
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.ledger.rows import CompressionType, RowType
@@ -28,6 +31,12 @@ from storage.ledger.rows import CompressionType, RowType
 _STUB = U32.pack(4) + b"\x18\x00\x20\x01"
 """A slot whose message was dropped: a payload of no bytes, and the flag `compacted_out`."""
 _UINT64 = (1 << 64) - 1
+_MOST_RESTS = 64
+"""Different values of the column `metadata` that a table may have to be taken column by column."""
+_SHARED_COLUMNS = (
+    "offset", "ledger_id", "entry_id", "batch_index", "batch_size", "publish_time", "producer", "sequence_id",
+    "metadata",
+)  # fmt: skip
 _TABLE_COLUMNS = (
     "offset", "ledger_id", "entry_id", "batch_index", "batch_size", "key", "key_base64", "payload", "publish_time",
     "event_time", "producer", "sequence_id", "properties", "chunk_uuid", "chunk_index", "chunk_count", "codec", "slot",
@@ -65,27 +74,184 @@ class EntryBuilder:
     """Makes entries of tables (rows.SCHEMA) that ascend."""
 
     def __init__(self) -> None:
-        self._held: list[dict[str, Any]] = []
+        self._held: pa.Table | None = None
 
     def add(self, table: pa.Table) -> Iterator[DeliverableEntry]:
         """The entries that `table` completes, in order."""
-        columns = [table.column(name).to_pylist() for name in _TABLE_COLUMNS]
-        held = self._held
-        for values in zip(*columns, strict=True):
-            row = dict(zip(_TABLE_COLUMNS, values, strict=True))
-            if held and (row["entry_id"] != held[-1]["entry_id"] or row["ledger_id"] != held[-1]["ledger_id"]):
-                yield _rebuilt(held)
-                held = []
-            held.append(row)
-        self._held = held
-        if held and held[-1]["batch_index"] >= held[-1]["batch_size"] - 1:
-            yield from self.rest()
+        if self._held is not None:
+            table, self._held = pa.concat_tables([self._held, table]), None
+        last = _starts(table)[-1]
+        whole = table.column("batch_index")[-1].as_py() >= table.column("batch_size")[-1].as_py() - 1
+        if not whole:
+            self._held = table.slice(last)
+            table = table.slice(0, last)
+        if len(table):
+            yield from _entries(table)
 
     def rest(self) -> Iterator[DeliverableEntry]:
         """The entry that was kept back, if there is one: no more of it comes."""
-        held, self._held = self._held, []
-        if held:
-            yield _rebuilt(held)
+        held, self._held = self._held, None
+        if held is not None:
+            yield from _entries(held)
+
+
+def _starts(table: pa.Table) -> npt.NDArray[np.int64]:
+    """The first row of each entry."""
+    entry, ledger = table.column("entry_id").to_numpy(), table.column("ledger_id").to_numpy()
+    changes = (entry[1:] != entry[:-1]) | (ledger[1:] != ledger[:-1])
+    return np.concatenate(([0], np.flatnonzero(changes) + 1))
+
+
+def _entries(table: pa.Table) -> Iterator[DeliverableEntry]:
+    starts = _starts(table)
+    ends = np.append(starts[1:], len(table))
+    if _is_plain(table):
+        yield from _plain_batches(table.combine_chunks(), starts, ends)
+        return
+    columns = [table.column(name).to_pylist() for name in _TABLE_COLUMNS]
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        rows = zip(*(column[start:end] for column in columns), strict=True)
+        yield _rebuilt([dict(zip(_TABLE_COLUMNS, values, strict=True)) for values in rows])
+
+
+def _is_plain(table: pa.Table) -> bool:
+    """Whether all rows are messages of batches that have but a key, a payload, an event time and a sequence id."""
+    if table.column("properties").null_count < len(table) or pc.any(table.column("key_base64")).as_py():
+        return False
+    if pc.min(table.column("batch_index")).as_py() < 0 or pc.max(table.column("slot")).as_py() != RowType.MESSAGE:
+        return False
+    if table.column("sequence_id").null_count:
+        return False
+    rests = pc.unique(table.column("metadata"))
+    return len(rests) <= _MOST_RESTS and not any(_own_fields(rest.as_py()) for rest in rests)
+
+
+def _plain_batches(
+    table: pa.Table, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> Iterator[DeliverableEntry]:
+    """Entries of rows that `_is_plain`, column by column: their messages are made of whole columns at once."""
+    index = table.column("batch_index").to_numpy().astype(np.int64)
+    before = np.empty_like(index)
+    before[1:] = index[:-1]
+    before[starts] = -1
+    messages = _messages(table, index - before - 1)
+    at = np.frombuffer(messages.buffers()[1], np.int64)[: len(table) + 1].tolist()
+    data = messages.buffers()[2].to_pybytes() if len(table) else b""
+    first = table.take(starts)
+    shared = [first.column(name).to_pylist() for name in _SHARED_COLUMNS]
+    live = index.tolist()
+    for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        row = {name: column[number] for name, column in zip(_SHARED_COLUMNS, shared, strict=True)}
+        size = row["batch_size"]
+        dropped = size - live[end - 1] - 1
+        payload = data[at[start] : at[end]] + _STUB * dropped
+        metadata = _batch_metadata(row)
+        metadata.uncompressed_size = len(payload)
+        slots = (1 << size) - 1 if end - start == size else sum(1 << slot for slot in live[start:end])
+        offset = row["offset"] - live[start]
+        yield DeliverableEntry(row["ledger_id"], row["entry_id"], offset, size, _entry(metadata, payload), slots, True)
+
+
+def _messages(table: pa.Table, gaps: npt.NDArray[np.int64]) -> pa.LargeBinaryArray:
+    """What stands in a batch for each row: stubs for the slots before it that have no row, then the message."""
+    keys, payloads = table.column("key").chunk(0), table.column("payload").chunk(0)
+    key_bytes = _lengths(keys)
+    payload_bytes = _lengths(payloads)
+    behind = _Pieces(len(table))  # what follows the key: the rest of the metadata
+    behind.add_byte(0x18)
+    behind.add_varints(payload_bytes)
+    times = table.column("event_time")
+    if times.null_count < len(times):
+        numbers = pc.fill_null(times, 0).to_numpy()
+        behind.add_byte(0x28, numbers != 0)
+        behind.add_varints(numbers, numbers != 0)
+    behind.add_byte(0x40)
+    behind.add_varints(table.column("sequence_id").to_numpy())
+    if payloads.null_count:
+        nulls = pc.is_null(payloads).to_numpy(zero_copy_only=False)
+        behind.add_byte(0x48, nulls)
+        behind.add_byte(0x01, nulls)
+    front = _Pieces(len(table))  # what precedes it
+    there = pc.is_valid(keys).to_numpy(zero_copy_only=False)
+    sizes = behind.lengths + np.where(there, 1 + _varint_lengths(key_bytes) + key_bytes, 0)
+    front.add_stubs(gaps)
+    for shift in (24, 16, 8, 0):
+        front.add_byte(sizes >> shift & 0xFF)
+    front.add_byte(0x12, there)
+    front.add_varints(key_bytes, there)
+    parts = [front.array(), _large(keys), behind.array(), _large(payloads)]
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()), null_handling="replace")
+
+
+class _Pieces:
+    """Short byte strings, one for each of `rows` rows, put together a field at a time."""
+
+    def __init__(self, rows: int) -> None:
+        self._fields: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8] | None]] = []
+        self.lengths = np.zeros(rows, np.int64)
+
+    def add_byte(self, value: int | npt.NDArray[np.int64], where: npt.NDArray[np.bool_] | None = None) -> None:
+        """One byte, where it is wanted."""
+        matrix = np.empty((len(self.lengths), 1), np.uint8)
+        matrix[:, 0] = value
+        lengths = np.ones(len(matrix), np.int64) if where is None else where.astype(np.int64)
+        self._add(lengths, matrix)
+
+    def add_varints(self, numbers: npt.NDArray[np.int64], where: npt.NDArray[np.bool_] | None = None) -> None:
+        """Numbers as protobuf has them, where they are wanted."""
+        rest = numbers.astype(np.uint64)
+        lengths = _varint_lengths(rest)
+        matrix = np.empty((len(rest), int(lengths.max(initial=1))), np.uint8)
+        for place in range(matrix.shape[1]):
+            matrix[:, place] = (rest & np.uint64(0x7F)) | np.where(lengths > place + 1, np.uint64(0x80), np.uint64(0))
+            rest >>= np.uint64(7)
+        self._add(lengths if where is None else np.where(where, lengths, 0), matrix)
+
+    def add_stubs(self, counts: npt.NDArray[np.int64]) -> None:
+        """So many slots without a message."""
+        self._add(counts * len(_STUB), None)
+
+    def _add(self, lengths: npt.NDArray[np.int64], matrix: npt.NDArray[np.uint8] | None) -> None:
+        self._fields.append((lengths, matrix))
+        self.lengths = self.lengths + lengths
+
+    def array(self) -> pa.LargeBinaryArray:
+        """The strings."""
+        offsets = np.concatenate(([0], np.cumsum(self.lengths)))
+        data = np.empty(int(offsets[-1]), np.uint8)
+        at = offsets[:-1].copy()
+        for lengths, matrix in self._fields:
+            if matrix is None:
+                stubs = np.frombuffer(_STUB * (int(lengths.max(initial=0)) // len(_STUB)), np.uint8)
+                for row in np.flatnonzero(lengths).tolist():
+                    data[at[row] : at[row] + lengths[row]] = stubs[: lengths[row]]
+            else:
+                for place in range(matrix.shape[1]):
+                    wanted = lengths > place
+                    data[at[wanted] + place] = matrix[wanted, place]
+            at += lengths
+        return pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), len(self.lengths), [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(data)]
+        )
+
+
+def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
+    return np.asarray(pc.fill_null(pc.binary_length(column), 0).to_numpy(), dtype=np.int64)
+
+
+def _large(column: pa.Array) -> pa.Array:
+    return column.cast(pa.large_binary())
+
+
+def _varint_lengths(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    rest = numbers.astype(np.uint64)
+    lengths = np.ones(len(rest), np.int64)
+    for bits in range(7, 64, 7):
+        longer = rest >= np.uint64(1 << bits)
+        if not longer.any():
+            break
+        lengths += longer
+    return lengths
 
 
 def _rebuilt(rows: list[dict[str, Any]]) -> DeliverableEntry:
@@ -144,13 +310,19 @@ def _single(row: Mapping[str, Any]) -> bytes:
     return _entry(metadata, payload)
 
 
+def _batch_metadata(row: Mapping[str, Any]) -> MessageMetadata:
+    """What the messages of a batch share, from the row of one."""
+    metadata = _metadata(row, (row["sequence_id"] or 0) - row["batch_index"])
+    metadata.ClearField("ordering_key")
+    metadata.ClearField("null_partition_key")
+    metadata.num_messages_in_batch = row["batch_size"]
+    return metadata
+
+
 def _batch(rows: list[dict[str, Any]]) -> bytes:
     """An entry of a batch; slots without a row are stubs."""
     first = rows[0]
-    metadata = _metadata(first, (first["sequence_id"] or 0) - first["batch_index"])
-    metadata.ClearField("ordering_key")
-    metadata.ClearField("null_partition_key")
-    metadata.num_messages_in_batch = first["batch_size"]
+    metadata = _batch_metadata(first)
     rest, own = None, b""
     pieces: list[bytes] = []
     slot = 0
@@ -211,8 +383,8 @@ def _described(row: Mapping[str, Any], payload: bytes | None) -> bytes:
 
 def _entry(metadata: MessageMetadata, payload: bytes) -> bytes:
     described = metadata.SerializeToString()
-    body = b"".join((U32.pack(len(described)), described, payload))
-    return MAGIC + U32.pack(crc32c(body)) + body
+    head = U32.pack(len(described)) + described
+    return b"".join((MAGIC, U32.pack(extend_crc32c(crc32c(head), payload)), head, payload))
 
 
 def _varint(number: int) -> bytes:

@@ -228,7 +228,7 @@ def test_a_consumer_resumes_behind_what_it_acknowledged(
 
 @pytest.mark.parametrize("kind", ["Shared", "Key_Shared"])
 def test_shared_subscriptions_do_not_read_compacted(java: JavaClient, topic: str, kind: str) -> None:
-    with pytest.raises(Py4JJavaError, match="[rR]ead ?[cC]ompacted"):
+    with pytest.raises(Py4JJavaError, match=r"[rR]ead ?[cC]ompacted"):
         java.consumer(topic, "s", kind, compacted=True)
 
 
