@@ -1,6 +1,5 @@
-"""Lookup: which service has a topic. Any service serves any topic; the holder of the writer's lease does it fastest.
-
-There is no broker's binary protocol behind `brokerUrl` yet: it names the same host at Pulsar's usual port.
+"""Lookup: which service has a topic. Any service answers REST for any topic; the holder of the writer's lease does it
+fastest, and serves it to Pulsar's clients (api/gateway).
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from api.http.paths import Topic
 from api.http.router import Routes
 from api.service import Parts, Service
 from storage.errors import TopicNotFound
+from storage.metadata.records import ServiceRecord
 from storage.model import TopicName
 
 router = Routes("lookup", "/lookup/v2")
@@ -59,17 +59,18 @@ def service_urls(parts: Service, request: Request, topic: TopicName | None = Non
     """URLs, for HTTP and for Pulsar's protocol, of the service that has the topic, or of this one."""
     settings = parts.settings
     ours = settings.url if settings.advertised_url else str(request.base_url)
-    http = ((topic and _holder(parts, topic)) or ours).rstrip("/")
+    holder = None if topic is None else _holder(parts, topic)
+    http = (ours if holder is None else holder.url).rstrip("/")
+    found = settings.broker_service_url if holder is None else holder.broker_service_url
     host = urlsplit(http).hostname or settings.host
-    return http, f"pulsar://{f'[{host}]' if ':' in host else host}:{BINARY_PORT}"
+    return http, found or f"pulsar://{f'[{host}]' if ':' in host else host}:{BINARY_PORT}"
 
 
-def _holder(parts: Service, topic: TopicName) -> str | None:
-    """The URL of the service whose process holds the topic's lease, if one does."""
+def _holder(parts: Service, topic: TopicName) -> ServiceRecord | None:
+    """The service whose process holds the topic's lease, if one does."""
     metadata = parts.environment.metadata
     try:
         lease = metadata.leases.current(metadata.topics.get(topic).id)
     except TopicNotFound:
         return None
-    service = None if lease is None else metadata.services.of_owner(lease.owner)
-    return None if service is None else service.url
+    return None if lease is None else metadata.services.of_owner(lease.owner)

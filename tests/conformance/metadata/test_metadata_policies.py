@@ -51,6 +51,8 @@ EXAMPLES: dict[str, tuple[object, object]] = {
     "backlog.quota.bytes.action": ("Producer_Exception", "producer_exception"),
     "backlog.quota.seconds": (-1, -1),
     "backlog.quota.seconds.action": ("consumer_backlog_eviction", "consumer_backlog_eviction"),
+    "deduplication.enabled": ("true", True),
+    "schema.compatibility-strategy": ("BACKWARD", "BACKWARD"),
 }
 
 

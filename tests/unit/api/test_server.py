@@ -85,11 +85,11 @@ def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_port_0_is_any_that_is_free_and_one_that_is_taken_is_told() -> None:
-    with bound(Settings(port=0)) as listener:
+    with bound("127.0.0.1", 0, "port") as listener:
         listener.listen()
         port = listener.getsockname()[1]
         assert port
-        with pytest.raises(Unavailable, match=f"{port} cannot be bound"), bound(Settings(port=port)):
+        with pytest.raises(Unavailable, match=f"{port} cannot be bound"), bound("127.0.0.1", port, "port"):
             pass
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -97,7 +97,7 @@ def test_port_0_is_any_that_is_free_and_one_that_is_taken_is_told() -> None:
 
 
 def test_a_host_that_is_none() -> None:
-    with pytest.raises(Misconfigured, match="no address"), bound(Settings(host="no-such-host.invalid")):
+    with pytest.raises(Misconfigured, match="no address"), bound("no-such-host.invalid", 0, "port"):
         pass
 
 

@@ -1,0 +1,105 @@
+"""Rows to entries: what is decoded and rebuilt decodes to the same rows; dropped slots are stubs that are not live."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, strategies
+
+from storage.entries import rebuild
+from storage.entries.decode import StoredEntry, unpack
+from storage.entries.encode import encode_batch, encode_message
+from storage.entries.entry import inspect
+from storage.entries.rebuild import EntryBuilder
+from storage.ledger.rows import CompressionType
+from storage.log.bulk_append import INPUT_SCHEMA
+
+KEYS = strategies.one_of(
+    strategies.none(), strategies.sampled_from([b"", b"k", "grün".encode(), b"\xff\x00", b"x" * 300])
+)
+PAYLOADS = strategies.one_of(strategies.none(), strategies.binary(max_size=300))
+TIMES = strategies.sampled_from([None, 1, 1_700_000_000_000])
+PROPERTIES = strategies.sampled_from([None, None, [("a", "b"), ("ü", "")]])
+MESSAGES = strategies.lists(strategies.tuples(KEYS, PAYLOADS, TIMES, PROPERTIES), min_size=1, max_size=12)
+CONTENT = ("key", "key_base64", "payload", "publish_time", "event_time", "producer", "sequence_id")
+
+
+def batch(messages: list[tuple[Any, ...]], number: int, codec: CompressionType) -> bytes:
+    columns = [list(column) for column in zip(*messages, strict=True)]
+    values = {"key": columns[0], "payload": columns[1], "event_time": columns[2], "properties": columns[3]}
+    arrays = [pa.array(values.get(field.name, [0] * len(messages)), field.type) for field in INPUT_SCHEMA]
+    table = pa.table(arrays, schema=INPUT_SCHEMA)
+    return encode_batch(table, producer="p", first_sequence_id=number * 100, publish_time=5, codec=codec)
+
+
+def stored(entries: list[bytes]) -> list[StoredEntry]:
+    found, offset = [], 0
+    for number, data in enumerate(entries):
+        header = inspect(data)
+        found.append(StoredEntry(number, offset, data, header))
+        offset += header.messages
+    return found
+
+
+def rebuilt(table: pa.Table, cuts: list[int]) -> list[rebuild.DeliverableEntry]:
+    """The entries of a table that comes in pieces."""
+    builder, found = EntryBuilder(), []
+    places = sorted({0, len(table), *(cut % (len(table) + 1) for cut in cuts)})
+    for start, end in pairwise(places):
+        found += builder.add(table.slice(start, end - start))
+    return [*found, *builder.rest()]
+
+
+@given(strategies.data())
+def test_decoding_what_was_rebuilt_gives_the_same_rows(data: strategies.DataObject) -> None:
+    codec = data.draw(strategies.sampled_from(CompressionType))
+    batches = data.draw(strategies.lists(MESSAGES, min_size=1, max_size=4))
+    entries = [batch(messages, number, codec) for number, messages in enumerate(batches)]
+    entries.append(
+        encode_message(
+            b"k", b"v" * 9, producer="q", sequence_id=3, publish_time=7, event_time=8, properties=[("x", "y")]
+        )
+    )
+    table = unpack(stored(entries), 1)
+    found = rebuilt(table, data.draw(strategies.lists(strategies.integers(0, 50), max_size=4)))
+
+    again = unpack([StoredEntry(item.entry_id, item.offset, item.data, inspect(item.data)) for item in found], 1)
+    for name in (*CONTENT, "offset", "entry_id", "batch_index", "batch_size", "properties"):
+        assert again.column(name).to_pylist() == table.column(name).to_pylist(), name
+    assert all(item.live == (1 << item.messages) - 1 for item in found)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@given(strategies.data())
+def test_dropped_slots_are_stubs(plain: bool, data: strategies.DataObject) -> None:
+    messages = data.draw(
+        strategies.lists(strategies.tuples(KEYS, PAYLOADS, TIMES, PROPERTIES), min_size=2, max_size=20)
+    )
+    if plain:
+        messages = [(b"k", payload, time, None) for _, payload, time, _ in messages]
+    table = unpack(stored([batch(messages, 0, CompressionType.LZ4)]), 1)
+    kept = sorted(data.draw(strategies.sets(strategies.integers(0, len(messages) - 1), min_size=1)))
+
+    (entry,) = rebuilt(table.take(kept), [])
+
+    assert entry.live == sum(1 << slot for slot in kept)
+    assert (entry.offset, entry.messages) == (0, len(messages))
+    again = unpack([StoredEntry(0, 0, entry.data, inspect(entry.data))], 1)
+    assert [slot for slot, kind in enumerate(again.column("slot").to_pylist()) if kind == 0] == kept
+    for name in CONTENT:
+        assert again.take(kept).column(name).to_pylist() == table.take(kept).column(name).to_pylist(), name
+
+
+def test_both_ways_make_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Column by column, as plain batches go, and message by message."""
+    messages = [(b"key-%d" % number, b"v" * (number * 37 % 500), None, None) for number in range(50)]
+    entries = [batch(messages, number, CompressionType.NONE) for number in range(3)]
+    table = unpack(stored(entries), 1).take([*range(10), *range(60, 61), *range(100, 150, 3)])
+    quick = rebuilt(table, [])
+    monkeypatch.setattr(rebuild, "_is_plain", lambda _: False)
+
+    assert rebuilt(table, []) == quick
+    assert [item.data for item in rebuilt(table, [])] == [item.data for item in quick]
