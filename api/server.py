@@ -99,7 +99,7 @@ def serve_app(
 
     log_throttle = LogThrottle(SystemClock(), LOG)
     logging.getLogger("uvicorn.error").addFilter(without_repeats)
-    listener.limit(most_connections(settings), log_throttle, plain=not settings.tls_certificate)
+    listener.limit(most_connections(settings.limits_connections), log_throttle, plain=not settings.tls_certificate)
 
     class Server(uvicorn.Server):
         """Tells its URL, and leaves what happens after a signal to us."""

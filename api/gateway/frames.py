@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
-from google.protobuf.message import DecodeError
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
 
 from api.gateway.pulsar_api_pb2 import BaseCommand
 
@@ -21,6 +22,10 @@ _SIZES = Struct(">II")
 _COPIED_BYTES = 16 << 10
 PADDING_BYTES = 10 << 10
 """What a frame may have besides the largest message, as in Pulsar (MESSAGE_SIZE_FRAME_PADDING)."""
+
+
+_WITHOUT_TEXT = frozenset((BaseCommand.SEND, BaseCommand.ACK, BaseCommand.FLOW, BaseCommand.PING, BaseCommand.PONG))
+"""Commands of which there are many, and that have no text."""
 
 
 class MalformedFrame(Exception):
@@ -73,7 +78,21 @@ def _parsed(data: bytes) -> Frame:
         raise MalformedFrame("a frame that holds no command") from error
     if not command.IsInitialized():
         raise MalformedFrame("a command that leaves out what it must hold")
+    if command.type not in _WITHOUT_TEXT and not _is_text(command):
+        raise MalformedFrame("a command with a text that is not UTF-8")
     return Frame(command, data[end:])
+
+
+def _is_text(message: Message) -> bool:
+    """Whether all texts of a command are UTF-8: protobuf gives others as bytes."""
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else (value,)
+        if field.type == FieldDescriptor.TYPE_STRING:
+            if not all(isinstance(item, str) for item in values):
+                return False
+        elif field.type == FieldDescriptor.TYPE_MESSAGE and not all(map(_is_text, values)):
+            return False
+    return True
 
 
 def encoded(command: BaseCommand, entry: bytes = b"") -> tuple[bytes, bytes]:

@@ -124,7 +124,7 @@ class Gateway:
         clients = self.parts.clients
         clients.of_topic, clients.counts, clients.connections = self._clients_of, self._client_counts, self._connected
         for number, item in enumerate(self._sockets):
-            item.limit(most_connections(self.parts.settings), self.log_throttle, plain=False)
+            item.limit(most_connections(self.parts.settings.broker_max_connections), self.log_throttle, plain=False)
             context = self._tls if number else None
             seconds = self.parts.settings.limits_header_timeout_ms / 1000 if context is not None else None
             self._servers.append(

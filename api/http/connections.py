@@ -38,12 +38,12 @@ _BUSY = (
 )
 
 
-def most_connections(settings: Settings) -> int:
-    """How many connections may be open: as the settings say, and not more than half of the process's descriptors."""
+def most_connections(wanted: int) -> int:
+    """How many connections may be open: as many as wanted, and not more than half of the process's descriptors."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if descriptors == resource.RLIM_INFINITY:
-        return settings.limits_connections
-    return max(1, min(settings.limits_connections, descriptors // _PART_OF_DESCRIPTORS))
+        return wanted
+    return max(1, min(wanted, descriptors // _PART_OF_DESCRIPTORS))
 
 
 class _Accepted(socket.socket):

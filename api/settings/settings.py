@@ -212,6 +212,13 @@ class Settings:
         "Its port with TLS, with the service's certificate; none: it is not served with TLS.",
         "brokerServicePortTls",
     )
+    broker_max_connections: int = _setting(
+        10_000,
+        "broker.max-connections",
+        WholeNumber("connections", least=1),
+        "Connections of Pulsar's clients at once, at most half of the file descriptors that the process may have.",
+        "brokerMaxConnections",
+    )
     broker_keep_alive_interval_ms: int = _setting(
         30_000,
         "broker.keep-alive-interval",

@@ -112,7 +112,7 @@ def test_what_is_logged_seldom_says_how_often_it_was(caplog: pytest.LogCaptureFi
 )
 def test_there_are_fewer_connections_than_descriptors(limit: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections.resource, "getrlimit", lambda _: (limit, limit))
-    assert most_connections(Settings()) == most
+    assert most_connections(Settings().limits_connections) == most
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
