@@ -41,7 +41,7 @@ from api.gateway.subscriptions import entry_of
 from api.http.access import AuthAction, Caller
 from api.http.problems import RestException
 from api.http.thread_pools import WaitsFor
-from storage.errors import CompactorError
+from storage.errors import CompactorError, Fenced
 from storage.metadata.schemas import SchemaRecord
 from storage.model import LATEST, TopicName
 
@@ -108,6 +108,9 @@ class Connection(asyncio.Protocol):
         except MalformedFrame as error:
             self._gateway.log_throttle.warn(f"{self.address} is cut off: {error}", "malformed")
             self.close()
+        except Exception:
+            LOG.exception("a command of %s failed, and it is cut off", self.address)
+            self.close()
 
     def pause_writing(self) -> None:
         self.is_writable = False
@@ -147,18 +150,22 @@ class Connection(asyncio.Protocol):
         """So many more entries wait to be appended."""
         self._published_entries += entries
         self._published_bytes += size
-        self._gateway.publishing(size)
-        over = (
-            self._published_entries >= self._settings.max_pending_publishes
-            or self._published_bytes >= self._settings.max_pending_bytes
-        )
-        if over != self._is_paused and self._transport is not None and not self.is_closed:
-            if over:
-                self._transport.pause_reading()
-                self._is_paused = True
-            elif self._published_entries <= self._settings.max_pending_publishes // 2:
-                self._transport.resume_reading()
-                self._is_paused = False
+        is_full = self._gateway.publishing(self, size)
+        settings = self._settings
+        over = self._published_entries >= settings.max_pending_publishes
+        over = over or is_full or self._published_bytes >= settings.max_pending_bytes
+        if over and not self._is_paused and self._transport is not None and not self.is_closed:
+            self._transport.pause_reading()
+            self._is_paused = True
+        elif not over:
+            self.resume()
+
+    def resume(self) -> None:
+        """Read on, once half of what may wait is appended."""
+        half = self._published_entries <= self._settings.max_pending_publishes // 2
+        if self._is_paused and half and self._transport is not None and not self.is_closed:
+            self._transport.resume_reading()
+            self._is_paused = False
 
     def close_producer(self, producer: Producer) -> None:
         """Tell a producer to come again."""
@@ -516,7 +523,7 @@ class Connection(asyncio.Protocol):
             return
 
         async def closed() -> BaseCommand:
-            await producer.topic.publishing.idle()
+            await producer.topic.publishing.settled()
             producer.topic.remove_producer(producer)
             return success(wish.request_id)
 
@@ -570,12 +577,16 @@ class Connection(asyncio.Protocol):
         refused = self._refused_ack(consumer, wish)
         rest: list[MessageIdData] = []
         is_cumulative = wish.ack_type == CommandAck.Cumulative
-        if refused is not None:
-            pass
-        elif is_cumulative:
-            rest = [data for data in wish.message_id[:1] if not subscription.acknowledge_to(consumer, data)]
-        else:
-            rest = subscription.acknowledge(consumer, wish.message_id)
+        try:
+            if refused is not None:
+                pass
+            elif is_cumulative:
+                rest = [data for data in wish.message_id[:1] if not subscription.acknowledge_to(consumer, data)]
+            else:
+                rest = subscription.acknowledge(consumer, wish.message_id)
+        except Fenced as error:  # another one has moved or deleted the cursor
+            refused = refusal(error)
+            subscription.topic.spawn(subscription.reopened())
         if not rest and not wish.HasField("request_id"):
             return
 

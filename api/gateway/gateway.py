@@ -51,6 +51,8 @@ LOG = logging.getLogger(__name__)
 TICK_SECONDS = 1.0
 _BACKLOG = 2048
 _MESSAGE_BYTES = 5 << 20
+_CONNECTION_BYTES = 32 << 20
+"""Bytes of one connection that may wait to be appended."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class GatewaySettings:
     liveness_seconds: float
     max_pending_publishes: int
     max_pending_bytes: int
+    max_all_pending_bytes: int
     auto_create: bool
     tail_bytes: int
     topic: TopicSettings
@@ -75,7 +78,8 @@ class GatewaySettings:
             keep_alive_ms=settings.broker_keep_alive_interval_ms,
             liveness_seconds=5.0,
             max_pending_publishes=settings.broker_max_pending_publishes,
-            max_pending_bytes=settings.broker_publish_buffer_bytes,
+            max_pending_bytes=min(_CONNECTION_BYTES, settings.broker_publish_buffer_bytes),
+            max_all_pending_bytes=settings.broker_publish_buffer_bytes,
             auto_create=settings.broker_auto_topic_creation,
             tail_bytes=settings.broker_cache_bytes,
             topic=TopicSettings(settings.broker_max_unacked_messages),
@@ -115,6 +119,7 @@ class Gateway:
         self._numbers = itertools.count()
         self._started_ms = self.clock.now_ms()
         self._published_bytes = 0
+        self._held_back: set[Connection] = set()
         self._ends = False
 
     async def start(self) -> None:
@@ -174,10 +179,19 @@ class Gateway:
     def drop(self, connection: Connection) -> None:
         """A connection has ended."""
         self._connections.discard(connection)
+        self._held_back.discard(connection)
 
-    def publishing(self, size: int) -> None:
-        """So many more bytes of all connections wait to be appended."""
+    def publishing(self, connection: Connection, size: int) -> bool:
+        """So many more bytes of a connection wait to be appended; whether those of all are too many."""
         self._published_bytes += size
+        is_full = self._published_bytes >= self.settings.max_all_pending_bytes
+        if is_full:
+            self._held_back.add(connection)
+        elif self._held_back and self._published_bytes <= self.settings.max_all_pending_bytes // 2:
+            held_back, self._held_back = self._held_back, set()
+            for item in held_back:
+                item.resume()
+        return is_full
 
     def new_producer_name(self) -> str:
         """A name that no other producer has."""

@@ -92,18 +92,23 @@ class PublishQueue:
         self._topic = topic
         self._waiting: list[Publish] = []
         self._task: asyncio.Task[None] | None = None
+        self._put = self._answered = 0
+        self._settling: list[tuple[int, asyncio.Future[None]]] = []
 
     def put(self, publish: Publish) -> None:
         """Append an entry behind all that wait; its producer is told what came of it."""
         self._waiting.append(publish)
+        self._put += 1
         publish.producer.connection.publishing(1, len(publish.entry))
         if self._task is None:
             self._task = asyncio.create_task(self._append_all(), name=f"publish {self._topic.name}")
 
-    async def idle(self) -> None:
-        """Returns when nothing waits."""
-        while self._task is not None:
-            await asyncio.wait({self._task})
+    async def settled(self) -> None:
+        """Returns when all that waits now is answered."""
+        if self._answered < self._put:
+            settled = asyncio.get_running_loop().create_future()
+            self._settling.append((self._put, settled))
+            await settled
 
     async def _append_all(self) -> None:
         try:
@@ -143,6 +148,11 @@ class PublishQueue:
             else:
                 first = answer.first.message_id
                 producer.receipt(publish, MessageId(first.ledger_id, first.entry_id, partition))
+        self._answered += len(group)
+        while self._settling and self._settling[0][0] <= self._answered:
+            _, settled = self._settling.pop(0)
+            if not settled.done():
+                settled.set_result(None)
         if lost is not None:
             self._topic.lost(lost)
 

@@ -223,7 +223,7 @@ class PersistentTopic:
         """Tell producers and consumers to come again, write down what is to be written, give up the log."""
         for producer in self.producers.all:
             producer.connection.close_producer(producer)
-        await self.publishing.idle()
+        await self.publishing.settled()
         for subscription in list(self.subscriptions.values()):
             subscription.disconnect()
             try:

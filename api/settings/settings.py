@@ -234,7 +234,10 @@ class Settings:
         "maxPendingPublishRequestsPerConnection",
     )
     broker_publish_buffer_bytes: int = _setting(
-        32 << 20, "broker.publish-buffer-bytes", Size(least=1 << 20), "The same in bytes."
+        256 << 20,
+        "broker.publish-buffer-bytes",
+        Size(least=1 << 20),
+        "Bytes of all connections that may wait to be appended (Pulsar: maxMessagePublishBufferSizeInMB).",
     )
     broker_max_unacked_messages: int = _setting(
         50_000,
