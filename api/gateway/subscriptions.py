@@ -84,6 +84,7 @@ class Subscription:
         self.dispatched = Rate()
         self.delivered_end = 0
         """The offset behind the last entry that was delivered."""
+        self._ticks_alone = 0
         self._acked_to = -1
         """Of one that is not durable: all up to this offset is acknowledged."""
 
@@ -356,6 +357,11 @@ class Subscription:
     def sub_type(self) -> SubType | None:
         """The type of its consumers; None: there are none."""
         return self.consumers[0].sub_type if self.consumers else None
+
+    def is_left(self, ticks: int) -> bool:
+        """Counts a tick; whether it is a reader's, and was without one for so many."""
+        self._ticks_alone = 0 if self.durable or self.consumers else self._ticks_alone + 1
+        return self._ticks_alone > ticks
 
     @property
     def mark_delete(self) -> LogPosition | None:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from compactor.maintenance.backlog_limits import OverQuota
 
 LOG = logging.getLogger(__name__)
+_READER_TICKS = 60
+"""For so many ticks a reader's position is kept after a seek, until the reader comes again."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,10 @@ class PersistentTopic:
                 consumer.redelivered.tick(seconds)
                 consumer.acknowledged.tick(seconds)
             await subscription.flush()
+            if subscription.is_left(_READER_TICKS):
+                await self.remove_subscription(subscription)
+        if self.idle_since is None:
+            self._note_idle()
 
     def lost(self, error: BaseException) -> None:
         """The topic is not this service's any more."""

@@ -121,8 +121,12 @@ def test_tokens_and_permissions(tmp_path: Path) -> None:
         with pytest.raises(pulsar.AuthorizationError):
             client_of("stranger").create_producer("t")
         with pytest.raises(pulsar.PulsarException):
-            connected(running.broker_service_url).create_producer("t")
-        bad = connected(running.broker_service_url, authentication=pulsar.AuthenticationToken("no.such.token"))
+            connected(running.broker_service_url, operation_timeout_seconds=2).create_producer("t")
+        bad = connected(
+            running.broker_service_url,
+            authentication=pulsar.AuthenticationToken("no.such.token"),
+            operation_timeout_seconds=2,
+        )
         with pytest.raises(pulsar.PulsarException):
             bad.create_producer("t")
 
