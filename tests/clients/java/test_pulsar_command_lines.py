@@ -1,9 +1,10 @@
-"""`pulsar-client`, as its script runs it, at a real service; real input through three clients."""
+"""`pulsar-client` and `pulsar-perf`, as their scripts run them, at a real service; real input through three clients."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -24,11 +25,16 @@ TOPIC = "persistent://public/default/command-line"
 
 
 def run(lock: str, main: str, *arguments: str) -> str:
-    """A program of Pulsar's; what it printed."""
+    """A program of Pulsar's; what it printed, its log too."""
     command = [java(), *OPTIONS, "-cp", class_path(_HERE / f"{lock}.lock"), main, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
+
+
+def records(done: str, printed: str) -> int:
+    """How many records pulsar-perf says that it sent or received."""
+    return int(re.findall(rf"(\d+) records {done}", printed)[-1])
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +53,16 @@ def test_pulsar_client_produces_consumes_and_reads(service: RunningService, conf
     assert "content:one" in consumed
     assert "content:three" not in consumed
     assert "content:three" in run(*tool, "consume", TOPIC, "-s", "s", "-n", "1")
+
+
+def test_pulsar_perf_produces_consumes_and_reads(service: RunningService, conf: str) -> None:
+    tool = ("pulsar-perf", "org.apache.pulsar.testclient.PulsarPerfTestTool", conf)
+    topic, at = "persistent://public/default/perf", ("--service-url", service.broker_service_url)
+    count = ("--num-messages", "5000")
+    made = run(*tool, "produce", topic, *at, *count, "--rate", "20000", "--warmup-time", "0")
+    assert records("sent", made) >= 5000
+    assert records("received", run(*tool, "consume", topic, *at, *count, "-sp", "Earliest")) >= 5000
+    assert records("received", run(*tool, "read", topic, *at, *count)) >= 5000
 
 
 def test_real_changes_through_python_pulsar_admin_and_java(service: RunningService, conf: str) -> None:
