@@ -38,7 +38,8 @@ SequenceId = tuple[int, int]
 class Deduplication:
     """What producers of one topic have stored. Made by `load`."""
 
-    def __init__(self, metadata: MetadataStore, topic: Topic, stored: ProducerSequences) -> None:
+    def __init__(self, metadata: MetadataStore, topic: Topic, stored: ProducerSequences, most_producers: int) -> None:
+        self._most_producers = most_producers
         self._metadata = metadata
         self._topic = topic
         self._last: dict[str, SequenceId] = {name: (number, _WHOLE) for name, number in stored.highest.items()}
@@ -46,9 +47,10 @@ class Deduplication:
         self._unstored = 0
 
     @classmethod
-    def load(cls, metadata: MetadataStore, topic: Topic) -> Deduplication:
-        """Of what SQL has, and of what the log has behind that. Its memory: a name and two numbers a producer."""
-        found = cls(metadata, topic, metadata.producer_sequences.of_topic(topic.record.id))
+    def load(cls, metadata: MetadataStore, topic: Topic, most_producers: int) -> Deduplication:
+        """Of what SQL has, and of what the log has behind that. Its memory: a name and two numbers a producer, of
+        `most_producers` at most: those that stored something last."""
+        found = cls(metadata, topic, metadata.producer_sequences.of_topic(topic.record.id), most_producers)
         reader = topic.entry_reader(StartOffset(found._end) if found._end else EARLIEST)
         try:
             while entries := reader.read():
@@ -64,7 +66,7 @@ class Deduplication:
     def append(
         self, group: Sequence[Publish], append: Callable[[Sequence[bytes]], Sequence[Answer]]
     ) -> list[Answer | MessageId | BaseException]:
-        """Append what is new of `group`; an id stands for a duplicate."""
+        """Append what is new of `group`; an id stands for a duplicate of what is stored."""
         answers: list[Answer | MessageId | BaseException] = [EARLIEST] * len(group)
         wanted: list[int] = []
         coming = dict[str, SequenceId]()
@@ -76,12 +78,18 @@ class Deduplication:
                 coming[name] = sequence
                 wanted.append(number)
                 sequences.append(sequence)
+        failed = dict[str, CompactorError]()
         for number, sequence, answer in zip(
             wanted, sequences, append([group[number].entry for number in wanted]) if wanted else [], strict=True
         ):
             answers[number] = answer
-            if not isinstance(answer, CompactorError):
+            if isinstance(answer, CompactorError):
+                failed[group[number].producer.name] = answer
+            else:
                 self._note(group[number].producer.name, sequence, answer.first.offset + answer.messages)
+        for number in set(range(len(group))).difference(wanted):
+            # It may stand for one of this group that was not stored.
+            answers[number] = failed.get(group[number].producer.name, EARLIEST)
         if self._unstored >= STORE_ENTRIES:
             self.store()
         return answers
@@ -96,7 +104,9 @@ class Deduplication:
             self._unstored = 0
 
     def _note(self, name: str, sequence: SequenceId, end: int) -> None:
-        self._last[name] = max(sequence, self._last.get(name, (-1, -1)))
+        self._last[name] = max(sequence, self._last.pop(name, (-1, -1)))
+        if len(self._last) > self._most_producers:
+            del self._last[next(iter(self._last))]
         self._end = max(self._end, end)
         self._unstored += 1
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left, insort
 from collections import Counter, deque
 from contextlib import suppress
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from api.gateway.commands import Refused
@@ -41,6 +43,8 @@ ROUND_ENTRIES = 64
 """Entries that are handed out before other tasks have a turn."""
 HASH_SLOTS = 65_536
 """Key hashes of a key-shared subscription, as in Pulsar."""
+RING_POINTS = 100
+"""Of each consumer in the ring of consistent hashing (Pulsar's subscriptionKeySharedConsistentHashingReplicaPoints)."""
 MOST_HELD_BACK = 1_000
 """Entries of a key-shared subscription that may wait for their consumer while others continue."""
 
@@ -66,8 +70,11 @@ class Dispatcher:
 
     # Consumers
 
+    def check(self, consumer: Consumer) -> None:
+        """Raises Refused for a consumer that does not fit those that are there."""
+
     def add(self, consumer: Consumer) -> None:
-        """Take a consumer in. Raises Refused."""
+        """Take a consumer in."""
         self.consumers.append(consumer)
         self._paused = False
         if self._task is None:
@@ -132,6 +139,10 @@ class Dispatcher:
         """Whether any consumer takes messages now."""
         raise NotImplementedError
 
+    def _has_room(self) -> bool:
+        """Whether one more entry can be remembered until it is acknowledged."""
+        return True
+
     def _consumer_for(self, entry: DeliverableEntry) -> Consumer | None:
         """Who gets an entry now; None: nobody can take it yet."""
         raise NotImplementedError
@@ -166,7 +177,7 @@ class Dispatcher:
         if not self._page and not await self._read():
             return False
         done = 0
-        while self._page and done < ROUND_ENTRIES:
+        while self._page and done < ROUND_ENTRIES and self._has_room():
             entry = self._page[0]
             live = self.subscription.live_slots(entry)
             if live:
@@ -231,8 +242,8 @@ def _read_more(reader: EntryReader, passed: int | None) -> tuple[list[Deliverabl
 
 
 class SingleActiveDispatcher(Dispatcher):
-    """One consumer gets all messages, in order: the only one, or of a failover subscription the first by priority and
-    name."""
+    """One consumer gets all messages, in order: the only one; of a failover subscription one of those of the first
+    priority, by name, which the number of the partition chooses, so that partitions spread over consumers."""
 
     def __init__(self, subscription: Subscription) -> None:
         super().__init__(subscription)
@@ -263,7 +274,9 @@ class SingleActiveDispatcher(Dispatcher):
 
     def _elect(self) -> None:
         before = self._active
-        self._active = min(self.consumers, key=lambda item: (item.priority, item.name), default=None)
+        best = min((item.priority for item in self.consumers), default=0)
+        equal = sorted((item for item in self.consumers if item.priority == best), key=lambda item: item.name)
+        self._active = equal[max(self.topic.name.partition, 0) % len(equal)] if equal else None
         if self._active is before:
             changed = [consumer for consumer in self.consumers[-1:] if consumer is not before]
         else:
@@ -303,19 +316,27 @@ class SharedDispatcher(Dispatcher):
 
     def settled(self, pending: PendingEntry) -> None:
         self._again.pop(pending.offset, None)
+        self.wake()  # there may be room now
 
     def rewind(self) -> None:
         self._again.clear()
         super().rewind()
 
     async def _step(self) -> bool:
-        if self._again and await self._deliver_again():
-            return True
-        return await super()._step()
+        return await self._deliver_again() or (self._has_room() and await super()._step())
+
+    def _has_room(self) -> bool:
+        return not self.subscription.is_full
+
+    def _first_again(self) -> int | None:
+        """The offset of what is to be delivered again first; None: there is nothing."""
+        return min(self._again, default=None)
 
     async def _deliver_again(self) -> bool:
         """Deliver what is to be delivered again, from the lowest offset on; whether any was."""
-        generation, first = self._generation, min(self._again)
+        generation, first = self._generation, self._first_again()
+        if first is None:
+            return False
         found = self.topic.tail.read(first)
         if not found:
             found = await self.topic.pools[WaitsFor.STORE].run(self._read_from, first)
@@ -334,11 +355,13 @@ class SharedDispatcher(Dispatcher):
             live = pending.live & entry.live
             consumer = self._consumer_for(entry)
             if consumer is None:
-                break
+                continue
             del self._again[entry.offset]
             done = True
             if live:
                 self._deliver(consumer, entry, live, pending.first)
+            else:
+                self.subscription.pending.pop(pending.entry_key, None)
         return done
 
     def _read_from(self, offset: int) -> list[DeliverableEntry]:
@@ -366,10 +389,12 @@ class SharedDispatcher(Dispatcher):
 
 
 class KeySharedDispatcher(SharedDispatcher):
-    """The hash of a key names its consumer: in ranges of equal size, or in those that consumers ask for (sticky).
+    """The hash of a key names its consumer: by consistent hashing, so that few keys move when consumers change, or in
+    the ranges that consumers ask for (sticky).
 
     When consumers change, a hash stays with whom it was for as long as that one has messages of it that are not
-    acknowledged; what comes for it meanwhile is held back.
+    acknowledged; what comes for it meanwhile is held back. So is what comes behind a message that is to be delivered
+    again.
     """
 
     def __init__(self, subscription: Subscription) -> None:
@@ -380,10 +405,20 @@ class KeySharedDispatcher(SharedDispatcher):
         """By key hash, entries that are not acknowledged."""
         self._back: deque[tuple[DeliverableEntry, int]] = deque()
         """What is held back, with where its acknowledgement begins."""
+        self._ring: list[tuple[int, int, Consumer]] = []
+        """Points of the consumers among the key hashes, in order; a consumer has those before each, up to another's."""
+        self._joined = 0
 
     def add(self, consumer: Consumer) -> None:
-        self._check_ranges(consumer)
+        self._joined += 1
+        for number in range(RING_POINTS):
+            point = murmur3_32(f"{consumer.name} {self._joined} {number}".encode()) % HASH_SLOTS
+            insort(self._ring, (point, self._joined, consumer), key=itemgetter(0, 1))
         super().add(consumer)
+
+    def remove(self, consumer: Consumer) -> None:
+        self._ring = [item for item in self._ring if item[2] is not consumer]
+        super().remove(consumer)
 
     def settled(self, pending: PendingEntry) -> None:
         super().settled(pending)
@@ -407,7 +442,6 @@ class KeySharedDispatcher(SharedDispatcher):
         if self._held[key_hash] <= 0:
             del self._held[key_hash]
             self._holders.pop(key_hash, None)
-            self.wake()
 
     def _deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, first: int) -> PendingEntry:
         pending = super()._deliver(consumer, entry, live, first)
@@ -418,15 +452,14 @@ class KeySharedDispatcher(SharedDispatcher):
 
     async def _step(self) -> bool:
         """As of the others, but what has to wait for its consumer is put aside, so that the others continue."""
-        if self._again and await self._deliver_again():
+        if await self._deliver_again() or self._deliver_back():
             return True
-        if self._deliver_back():
-            return True
-        if not self._page and (len(self._back) >= MOST_HELD_BACK or not await self._read()):
+        has_room = self._has_room() and len(self._back) < MOST_HELD_BACK
+        if not has_room or not (self._page or await self._read()):
             return False
-        blocked = {hash_of(entry) for entry, _ in self._back}
+        blocked = self._hashes_again() | {hash_of(entry) for entry, _ in self._back}
         done = 0
-        while self._page and done < ROUND_ENTRIES and len(self._back) < MOST_HELD_BACK:
+        while self._page and done < ROUND_ENTRIES and self._has_room() and len(self._back) < MOST_HELD_BACK:
             entry = self._page.popleft()
             first, self._gap_from = (entry.offset if self._gap_from < 0 else self._gap_from), entry.end
             done += 1
@@ -444,12 +477,12 @@ class KeySharedDispatcher(SharedDispatcher):
 
     def _deliver_back(self) -> bool:
         """Deliver what was held back and can go now, keys in their order; whether any did."""
-        blocked: set[int] = set()
+        blocked = self._hashes_again()
         kept: deque[tuple[DeliverableEntry, int]] = deque()
         done = False
         for entry, first in self._back:
             key_hash, live = hash_of(entry), self.subscription.live_slots(entry)
-            consumer = None if key_hash in blocked else self._consumer_for(entry)
+            consumer = None if key_hash in blocked or not self._has_room() else self._consumer_for(entry)
             if consumer is None:
                 blocked.add(key_hash)
                 kept.append((entry, first))
@@ -460,8 +493,24 @@ class KeySharedDispatcher(SharedDispatcher):
         self._back = kept
         return done
 
+    def _first_again(self) -> int | None:
+        return min(
+            (
+                offset
+                for offset, item in self._again.items()
+                if item.key_hash is None or self._taker_of(item.key_hash) is not None
+            ),
+            default=None,
+        )
+
+    def _hashes_again(self) -> set[int]:
+        return {item.key_hash for item in self._again.values() if item.key_hash is not None}
+
     def _consumer_for(self, entry: DeliverableEntry) -> Consumer | None:
-        key_hash = hash_of(entry)
+        return self._taker_of(hash_of(entry))
+
+    def _taker_of(self, key_hash: int) -> Consumer | None:
+        """Who takes a message with that key hash now; None: nobody."""
         wanted = self._owner_of(key_hash)
         holder = self._holders.get(key_hash)
         if wanted is None or (holder is not None and holder is not wanted):
@@ -482,9 +531,9 @@ class KeySharedDispatcher(SharedDispatcher):
                 ),
                 None,
             )
-        return self.consumers[key_hash * len(self.consumers) // HASH_SLOTS]
+        return self._ring[bisect_left(self._ring, key_hash, key=itemgetter(0)) % len(self._ring)][2]
 
-    def _check_ranges(self, consumer: Consumer) -> None:
+    def check(self, consumer: Consumer) -> None:
         """Raises Refused for ranges that another consumer has, and for another mode than the others'."""
         if self.consumers and _is_sticky(self.consumers[0]) != _is_sticky(consumer):
             raise Refused(ServerError.ConsumerAssignError, "the subscription's consumers have another key-shared mode")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from api.gateway import stats
 from api.gateway.connection import Connection
@@ -111,7 +112,8 @@ class Gateway:
         self._connections: set[Connection] = set()
         self._topics: dict[TopicName, PersistentTopic] = {}
         self._by_id: dict[int, PersistentTopic] = {}
-        self._opening: dict[TopicName, asyncio.Lock] = {}
+        self._opening: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
+        """While a topic is opened or closed; gone with the last that waits for it."""
         self._tails = TailBudget(settings.tail_bytes)
         self._servers: list[asyncio.Server] = []
         self._ticking: asyncio.Task[None] | None = None
@@ -212,7 +214,7 @@ class Gateway:
         """The topic, opened if need be. Raises Refused, CompactorError, RestException where it is another service's."""
         async with self._opening.setdefault(name, asyncio.Lock()):
             found = self._topics.get(name)
-            if found is not None and found.is_lost:
+            if found is not None and (found.is_lost or await self._is_changed(found)):
                 await self._close_topic(found)
                 found = None
             if found is None:
@@ -222,6 +224,11 @@ class Gateway:
             found.idle_since = None if found.idle_since is None else self.clock.now_ms()
             return found
 
+    async def _is_changed(self, topic: PersistentTopic) -> bool:
+        """Whether it was opened with another policy than it has now."""
+        wanted = await self.parts.pools[WaitsFor.DATABASE].run(self._deduplicates, topic.record)
+        return topic.is_deduplicating != wanted
+
     async def _open(self, name: TopicName, create: bool) -> PersistentTopic:
         pools = self.parts.pools
         record = await pools[WaitsFor.DATABASE].run(find_or_create, self.parts, name, create)
@@ -230,7 +237,7 @@ class Gateway:
         try:
             deduplication = await pools[WaitsFor.STORE].run(self._deduplication, storage)
         except BaseException:
-            held.release()
+            await pools[WaitsFor.LOG].run(held.release)
             raise
         return PersistentTopic(
             storage,
@@ -256,10 +263,14 @@ class Gateway:
         raise RestException(503, f"{storage.name} is served by another service: look it up again")
 
     def _deduplication(self, storage: Topic) -> Deduplication | None:
-        metadata = self.parts.environment.metadata
-        if not metadata.policies.effective(storage.record).deduplication_enabled:
+        if not self._deduplicates(storage.record):
             return None
-        return Deduplication.load(metadata, storage)
+        return Deduplication.load(
+            self.parts.environment.metadata, storage, self.parts.settings.broker_deduplication_max_producers
+        )
+
+    def _deduplicates(self, record: TopicRecord) -> bool:
+        return self.parts.environment.metadata.policies.effective(record).deduplication_enabled
 
     def _over_quota(self, record: TopicRecord) -> OverQuota | None:
         return self.parts.maintenance.maintenance.over_quota.get(record.id)
@@ -364,7 +375,6 @@ class Gateway:
                 async with self._opening.setdefault(topic.name, asyncio.Lock()):
                     if topic.idle_since is not None:
                         await self._close_topic(topic)
-                self._opening.pop(topic.name, None)
             else:
                 await topic.tick(TICK_SECONDS)
 

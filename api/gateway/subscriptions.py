@@ -4,9 +4,10 @@
                    at once for those that ask for a receipt, and at the end
     not durable    a position in memory, for a reader: gone with its consumer
 
-Entries that were delivered are remembered with their offsets until they are acknowledged, `MOST_PENDING` at most; an
-acknowledgement of any other is looked up in the topic. With an entry the offsets before it that no consumer gets are
-acknowledged, too: what compaction dropped, markers.
+Entries that were delivered are remembered with their offsets until they are acknowledged, `MOST_PENDING` at most. When
+there are so many, shared consumers get no more; for the one consumer of the other types, which gets all again from the
+cursor on, the oldest is forgotten, and its acknowledgement is looked up in the topic. With an entry the offsets before
+it that no consumer gets are acknowledged, too: what compaction dropped, markers.
 
 For the event loop alone; what waits for database or store is awaited.
 """
@@ -143,6 +144,11 @@ class Subscription:
         self.delivered_end = max(self.delivered_end, 0 if mark is None else mark.offset + 1)
 
     # Delivering
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many entries wait for their acknowledgement as can be remembered."""
+        return len(self.pending) >= MOST_PENDING
 
     def live_slots(self, entry: DeliverableEntry) -> int:
         """The slots of an entry that are to be delivered: those that exist and are not acknowledged."""
@@ -377,9 +383,9 @@ class Subscription:
 
     async def close(self) -> None:
         """Flush, when its last consumer is gone or the topic is."""
-        if self.dispatcher is not None:
-            await self.dispatcher.close()
-            self.dispatcher = None
+        dispatcher, self.dispatcher = self.dispatcher, None
+        if dispatcher is not None:
+            await dispatcher.close()
         await self.flush()
 
 

@@ -1,8 +1,8 @@
 """The newest entries of a topic that this service writes, in memory: consumers that keep up need no file.
 
 Entries come in as they are acknowledged (api/messaging/topic_logs.py), with their places, so what is here is what any
-reader may see. It is one piece without a gap; what does not continue it begins a new one. The oldest go first when the
-bytes exceed the bound, which all topics of a service share.
+reader may see. It is one piece without a gap; what does not continue it begins a new one. When all tails of a service
+have more bytes than they may, the oldest entries go first of the topic to which nothing came for longest.
 
 For the event loop alone. Must not know: connections, cursors.
 """
@@ -23,8 +23,27 @@ class TailBudget:
     """Bytes that the tails of all topics may hold (Pulsar's managedLedgerCacheSizeMB)."""
 
     def __init__(self, most: int) -> None:
-        self.most = most
-        self.held = 0
+        self._most = most
+        self._held: dict[Tail, int] = {}
+        """The bytes of each tail that has any; last the one that got some last."""
+        self._all = 0
+
+    def hold(self, tail: Tail, size: int) -> None:
+        """A tail got entries, and has so many bytes now. Tails shrink until all fit, it last."""
+        self.release(tail)
+        self._held[tail] = size
+        self._all += size
+        while self._all > self._most:
+            oldest = next(iter(self._held))
+            left = oldest.shrink(self._all - self._most)
+            self._all -= self._held[oldest] - left
+            self._held[oldest] = left
+            if not left:
+                del self._held[oldest]
+
+    def release(self, tail: Tail) -> None:
+        """A tail has nothing any more."""
+        self._all -= self._held.pop(tail, 0)
 
 
 class Tail:
@@ -58,9 +77,8 @@ class Tail:
             self._entries.append(entry)
             self._offsets.append(first.offset)
             self._bytes += len(data)
-            self._budget.held += len(data)
             self.end = entry.end
-        self._shrink()
+        self._budget.hold(self, self._bytes)
 
     def read(self, offset: int) -> list[DeliverableEntry] | None:
         """The entries from an offset on, none if that is the end; None: they are not here."""
@@ -80,15 +98,15 @@ class Tail:
 
     def clear(self) -> None:
         """Hold nothing, and know no end."""
-        self._budget.held -= self._bytes
+        self._budget.release(self)
         self._entries, self._offsets, self._bytes, self.end = [], [], 0, -1
 
-    def _shrink(self) -> None:
-        gone = 0
-        while gone < len(self._entries) and self._budget.held > self._budget.most:
-            size = len(self._entries[gone].data)
-            self._bytes -= size
-            self._budget.held -= size
+    def shrink(self, size: int) -> int:
+        """Let go of the oldest entries, of so many bytes at least; the bytes that are left."""
+        gone, left = 0, self._bytes
+        while gone < len(self._entries) and self._bytes - left < size:
+            left -= len(self._entries[gone].data)
             gone += 1
-        if gone:
-            del self._entries[:gone], self._offsets[:gone]
+        del self._entries[:gone], self._offsets[:gone]
+        self._bytes = left
+        return left

@@ -156,10 +156,9 @@ class PersistentTopic:
             if not subscription.consumers:
                 if subscription.read_compacted != wish.read_compacted:
                     subscription.read_compacted = wish.read_compacted
-                if subscription.dispatcher is not None:
-                    await subscription.dispatcher.close()
                 subscription.dispatcher = dispatcher_of(subscription, wish.sub_type)
             assert subscription.dispatcher is not None
+            subscription.dispatcher.check(consumer)
             consumer.subscription = subscription
         self.idle_since = None
         return subscription
@@ -173,7 +172,7 @@ class PersistentTopic:
         if not subscription.consumers and not subscription.durable and not seeking:
             await self.remove_subscription(subscription)
         elif not subscription.consumers:
-            await subscription.flush()
+            await subscription.close()
         self._note_idle()
 
     async def remove_subscription(self, subscription: Subscription) -> None:

@@ -246,6 +246,13 @@ class Settings:
         "Messages that a shared consumer may have without acknowledging them; 0: any number.",
         "maxUnackedMessagesPerConsumer",
     )
+    broker_deduplication_max_producers: int = _setting(
+        10_000,
+        "broker.deduplication-max-producers",
+        WholeNumber("producers", least=1),
+        "Producers of a topic whose sequence ids are known; more: who stored nothing for longest is forgotten.",
+        "brokerDeduplicationMaxNumberOfProducers",
+    )
     broker_auto_topic_creation: bool = _setting(
         True,
         "broker.auto-topic-creation",

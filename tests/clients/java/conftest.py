@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -11,9 +12,12 @@ from py4j.java_gateway import JavaGateway
 
 from tests.clients.java.jvm import PulsarAdmin, jvm
 from tests.clients.java.maven import class_path
+from tests.clients.java.messaging import JavaClient, java_client
+from tests.clients.python.conftest import Admin
 from tests.servers.compactor_service import RunningService, compactor_service
 
 _HERE = Path(__file__).resolve().parent
+_NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -56,3 +60,29 @@ def client(service: RunningService) -> Iterator[JavaGateway]:
     """A Java process with the admin client of the broker that was recorded."""
     with jvm(class_path(_HERE / "pulsar-client.lock")) as gateway:
         yield gateway
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[JavaGateway]:
+    """A Java process with Pulsar's client for messages."""
+    with jvm(class_path(_HERE / "pulsar-messaging.lock")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def java(service: RunningService, gateway: JavaGateway) -> Iterator[JavaClient]:
+    """Pulsar's client for messages, at the service."""
+    with java_client(gateway, service.broker_service_url) as found:
+        yield found
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic's name that no other test has."""
+    return f"persistent://public/default/j{next(_NUMBERS)}"
+
+
+@pytest.fixture
+def compact(service: RunningService) -> Callable[[str], None]:
+    """Compacts a topic, and waits for it."""
+    return Admin(service.url).compact

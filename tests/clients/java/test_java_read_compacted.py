@@ -2,48 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JJavaError
 
-from tests.clients.java.jvm import jvm
-from tests.clients.java.maven import class_path
-from tests.clients.java.messaging import JavaClient, java_client, pairs
-from tests.clients.python.conftest import Admin
-from tests.servers.compactor_service import RunningService
+from tests.clients.java.messaging import JavaClient, pairs
 
 pytestmark = pytest.mark.slow
 
-LOCKS = Path(__file__).resolve().parent
-_NUMBERS = itertools.count()
 CODECS = ("NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY")
 BOTH = pytest.mark.parametrize("batched", [False, True])
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[JavaGateway]:
-    with jvm(class_path(LOCKS / "pulsar-messaging.lock")) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def java(service: RunningService, gateway: JavaGateway) -> Iterator[JavaClient]:
-    with java_client(gateway, service.broker_service_url) as found:
-        yield found
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"persistent://public/default/j{next(_NUMBERS)}"
-
-
-@pytest.fixture
-def compact(service: RunningService) -> Callable[[str], None]:
-    return Admin(service.url).compact
 
 
 @BOTH
