@@ -74,6 +74,7 @@ def running(settings: Settings) -> Iterator[Service]:
     with ExitStack() as parts:
         environment = parts.enter_context(open_for_writing(settings))
         environment = replace(environment, log=replace(environment.log, wake_sealer=lambda: maintenance.wake()))
+        _ = environment.log.uid  # made now: other services find by it who has a topic's newest messages
         with suppress(Unavailable):  # then it is done before this process gives out an id
             keep_lost_ids(environment.metadata, environment.log)
         access = AuthorizationService.of(

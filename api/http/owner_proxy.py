@@ -1,6 +1,7 @@
 """Requests for topics that are local to another service of the same database go there, once.
 
     a write   to the service in whose log directory the topic's open segment is, or that holds its lease
+    stats     to the service that holds its lease, and so has the producers and consumers that are connected
     a read    to the service that lives in whose log directory the first messages are that the read comes to and that
               no ledger holds yet; where it needs the newest ones, to the service with the last of them
 
@@ -101,13 +102,23 @@ class OwnerProxy:
         segment = self._metadata.segments.find_open(topic.id)
         if segment is not None and segment.log_uid != self._log.known_uid:
             raise NotTheOwner(self._having(segment.log_uid, topic), topic)
+        lease = self._held_elsewhere(topic)
+        if lease is not None:
+            raise self.held(lease, topic)
+
+    def for_clients(self, topic: TopicRecord) -> None:
+        """Raises NotTheOwner if another service has the topic's producers and consumers."""
+        self._held_elsewhere(topic)
+
+    def _held_elsewhere(self, topic: TopicRecord) -> Lease | None:
+        """The lease of another process that is no service, if one has the topic. Raises NotTheOwner if it is one."""
         lease = self._metadata.leases.current(topic.id)
         if lease is None or same_process(lease.owner, str(self._owner)):
-            return
+            return None
         service = self._metadata.services.of_owner(lease.owner)
         if service is not None:
             raise NotTheOwner(service, topic)
-        raise self.held(lease, topic)
+        return lease
 
     def held(self, lease: Lease, topic: TopicRecord) -> RestException:
         """Why a topic cannot be written now, and what to do."""

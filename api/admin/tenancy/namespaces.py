@@ -21,13 +21,13 @@ from api.admin.policies.pulsar_policies import (
     set_retention,
     ttl_values,
 )
-from api.admin.tenancy.bundles import BUNDLES, check_bundle
+from api.admin.tenancy.bundles import BUNDLES, bundle_of, check_bundle
 from api.admin.tenancy.tenants import Tenant
 from api.http.access import ANY_USE, AuthAction
 from api.http.paths import NAMESPACE_PATH, Namespace
 from api.http.problems import RestException, reported_as, shown_errors
 from api.http.router import Routes
-from api.service import Parts
+from api.service import Parts, Service
 from storage.metadata.policy_store import namespace_scope
 
 router = Routes("namespaces")
@@ -128,15 +128,21 @@ def get_namespace_replication_clusters(parts: Parts, namespace: Namespace) -> li
 
 @router.put(NAMESPACE_PATH + "/unload", AuthAction.ADMIN)
 def unload_namespace(parts: Parts, namespace: Namespace) -> None:
-    """Nothing is loaded, so nothing happens."""
-    resolve.namespace(parts, namespace)
+    """Gives up the leases of the topics that this service writes, and tells their clients to look them up again."""
+    _unload(parts, namespace)
 
 
 @router.put(NAMESPACE_PATH + "/{bundle}/unload", AuthAction.ADMIN)
 def unload_namespace_bundle(parts: Parts, namespace: Namespace, bundle: str) -> None:
-    """Nothing is loaded, so nothing happens."""
+    """As of the namespace, of the topics of one bundle."""
+    _unload(parts, namespace, check_bundle(bundle))
+
+
+def _unload(parts: Service, namespace: str, bundle: str | None = None) -> None:
     resolve.namespace(parts, namespace)
-    check_bundle(bundle)
+    for record in parts.producers.topics:
+        if resolve.namespace_of(record.name) == namespace and bundle in (None, bundle_of(record.name)):
+            parts.producers.close_topic(record.id)
 
 
 def _initial_policies(given: Mapping[str, Any]) -> _InitialPolicies:

@@ -149,8 +149,11 @@ def remove_topic_property(
 
 @router.put(TOPIC_PATH + "/unload", AuthAction.ADMIN)
 def unload_topic(parts: Parts, topic: Topic) -> None:
-    """Nothing is loaded, so nothing happens: a compaction continues, and its status stays (S7)."""
-    resolve.topics(parts, topic)
+    """Gives up the writer's lease, and tells clients to look the topic up again. A compaction continues, and its status
+    stays (S7)."""
+    for record in resolve.topics(parts, topic):
+        parts.forwarding.for_clients(record)
+        parts.producers.close_topic(record.id)
 
 
 @router.post(

@@ -54,6 +54,7 @@ def get_stats(
 ) -> TopicStats:
     """A topic's stats."""
     found = of_topic(parts, topic, precise=precise)
+    parts.forwarding.for_clients(found.stats.topic)
     policies = parts.environment.metadata.policies.effective(found.stats.topic)
     shown = topic_stats(found, policies, _owner(parts, request), sizes=sizes, earliest=earliest)
     return with_clients(shown, parts.clients.of_topic(topic))

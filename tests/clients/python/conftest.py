@@ -68,7 +68,8 @@ class Admin:
         """Compact a topic, and wait for it."""
         self.topic("PUT", topic, "/compaction")
         wait_for(lambda: self.topic("GET", topic, "/compaction").json()["status"] in ("SUCCESS", "ERROR"))
-        assert self.topic("GET", topic, "/compaction").json()["status"] == "SUCCESS"
+        found = self.topic("GET", topic, "/compaction").json()
+        assert found["status"] == "SUCCESS", found
 
     def cursor_names(self, topic: str) -> list[str]:
         return list(self.topic("GET", topic, "/subscriptions").json())

@@ -382,3 +382,30 @@ def test_stats_name_producers_and_consumers(client: pulsar.Client, topic: str, a
     assert subscription["consumers"][0]["unackedMessages"] == 4
     assert found["msgInCounter"] == 5
     assert subscription["msgOutCounter"] == 5
+
+
+@pytest.mark.parametrize("what", ["topic", "namespace"])
+def test_clients_come_again_when_a_topic_is_unloaded(
+    client: pulsar.Client, admin: Admin, topic: str, what: str
+) -> None:
+    producer = client.create_producer(topic)
+    consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
+    producer.send(b"1")
+    consumer.acknowledge(consumer.receive(WAIT_MS))
+    connected_since = connections(admin, topic)
+
+    if what == "topic":
+        admin.topic("PUT", topic, "/unload")
+    else:
+        admin.ask("PUT", "/admin/v2/namespaces/public/default/unload")
+
+    wait_for(lambda: len(found := connections(admin, topic)) == 2 and not found & connected_since)
+    producer.send(b"2")
+    assert consumer.receive(WAIT_MS).data() == b"2"
+
+
+def connections(admin: Admin, topic: str) -> set[str]:
+    """The times at which a topic's producers and consumers have come."""
+    stats = admin.topic("GET", topic, "/stats").json()
+    found = [*stats["publishers"], *(item for sub in stats["subscriptions"].values() for item in sub["consumers"])]
+    return {f"{number} {item['connectedSince']}" for number, item in enumerate(found)}
