@@ -17,7 +17,7 @@ from api.admin.messages import produce, read, single_messages
 from api.admin.policies import backlog_quotas, named_policies, pulsar_policies
 from api.admin.subscriptions import backlog, cursors
 from api.admin.tenancy import namespaces, permissions, tenants
-from api.admin.topics import internal_stats, lifecycle, lookup, non_persistent, partitioned, stats
+from api.admin.topics import internal_stats, lifecycle, lookup, non_persistent, partitioned, schemas, stats
 from api.http import openapi, partition_fan_out, problems
 from api.http.access import Authentication
 from api.http.audit import Audit
@@ -40,6 +40,7 @@ ROUTERS: tuple[Routes, ...] = (
     *pulsar_policies.ROUTERS,
     backlog_quotas.router,
     lookup.router,
+    schemas.router,
     produce.router,
     read.router,
     single_messages.router,

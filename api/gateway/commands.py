@@ -10,6 +10,7 @@ from typing import Any
 
 from api.gateway.pulsar_api_pb2 import BaseCommand, MessageIdData, ServerError
 from api.http.problems import RestException, public_reason
+from api.messaging.schemas import IncompatibleSchema, InvalidSchema
 from api.observability.redaction import shown
 from storage import errors
 from storage.model import MessageId
@@ -28,6 +29,8 @@ class Refused(Exception):
 
 
 _BY_KIND: Mapping[type[Exception], ServerError] = {
+    IncompatibleSchema: ServerError.IncompatibleSchema,
+    InvalidSchema: ServerError.IncompatibleSchema,
     errors.TopicNotFound: ServerError.TopicNotFound,
     errors.InvalidTopicName: ServerError.InvalidTopicName,
     errors.InvalidInput: ServerError.NotAllowedError,

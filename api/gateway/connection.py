@@ -36,13 +36,12 @@ from api.gateway.pulsar_api_pb2 import (
     Schema,
     ServerError,
 )
-from api.gateway.schemas import has_schema, version_bytes
+from api.gateway.schema_data import has_schema, schema_data, schema_record, version_bytes, version_of
 from api.gateway.subscriptions import entry_of
 from api.http.access import AuthAction, Caller
 from api.http.problems import RestException
 from api.http.thread_pools import WaitsFor
 from storage.errors import CompactorError, Fenced
-from storage.metadata.schemas import SchemaRecord
 from storage.model import LATEST, TopicName
 
 if TYPE_CHECKING:
@@ -496,10 +495,11 @@ class Connection(asyncio.Protocol):
         return answer
 
     async def _schema_version(self, name: TopicName, schema: Schema | None) -> bytes | None:
-        """The version of a producer's schema, which is stored if it is new. Raises Refused where it does not fit."""
+        """The version of a producer's schema, which is stored if it is new. Raises CompactorError where it does not
+        fit."""
         if schema is None or not has_schema(schema):
             return None
-        found = await self._pools[WaitsFor.DATABASE].run(self._gateway.ensure_schema, name, schema)
+        found = await self._pools[WaitsFor.DATABASE].run(self._gateway.schemas.ensure, name, schema_record(schema))
         return version_bytes(found)
 
     def _send(self, command: BaseCommand, entry: bytes) -> None:
@@ -540,7 +540,9 @@ class Connection(asyncio.Protocol):
         if wish.consumer_id in self._consumers:
             return success(wish.request_id)
         if wish.HasField("schema") and has_schema(wish.schema):
-            await self._pools[WaitsFor.DATABASE].run(self._gateway.check_consumer_schema, name, wish.schema)
+            await self._pools[WaitsFor.DATABASE].run(
+                self._gateway.schemas.ensure_read, name, schema_record(wish.schema)
+            )
         topic = await self._gateway.topic(name, wish.force_topic_creation and self._settings.auto_create)
         consumer = Consumer(self, wish, name.partition, self._gateway.clock.now_ms())
         if not consumer.name:
@@ -747,7 +749,8 @@ class Connection(asyncio.Protocol):
             try:
                 name = parse_name(wish.topic)
                 await self._allow(name, AuthAction.PRODUCE, AuthAction.CONSUME)
-                schema = await self._pools[WaitsFor.DATABASE].run(self._gateway.schemas.find, name, wish.schema_version)
+                version = version_of(wish.schema_version)
+                schema = await self._pools[WaitsFor.DATABASE].run(self._gateway.schemas.find, name, version)
                 if schema is None:
                     raise Refused(ServerError.TopicNotFound, f"Topic {name} has no schema")
                 response.schema.CopyFrom(schema_data(schema))
@@ -769,7 +772,8 @@ class Connection(asyncio.Protocol):
             try:
                 name = parse_name(wish.topic)
                 await self._allow(name, AuthAction.PRODUCE)
-                found = await self._pools[WaitsFor.DATABASE].run(self._gateway.ensure_schema, name, wish.schema)
+                wanted = schema_record(wish.schema)
+                found = await self._pools[WaitsFor.DATABASE].run(self._gateway.schemas.ensure, name, wanted)
                 response.schema_version = version_bytes(found)
             except Exception as error:
                 refused = refusal(error)
@@ -790,14 +794,6 @@ class Connection(asyncio.Protocol):
 
     def _auth_response(self, command: BaseCommand, _: bytes) -> None:
         """Nothing was asked: connections end with their token, and clients connect again with a new one."""
-
-
-def schema_data(schema: SchemaRecord) -> Schema:
-    """A schema as the protocol has it."""
-    found = Schema(name=schema.name, schema_data=schema.data, type=Schema.Type.Name(schema.type))
-    for key, value in schema.properties.items():
-        found.properties.add(key=key, value=value)
-    return found
 
 
 def _wake(consumer: Consumer) -> None:

@@ -24,8 +24,7 @@ from api.gateway import stats
 from api.gateway.connection import Connection
 from api.gateway.deduplication import Deduplication
 from api.gateway.lookup import LookupResult, find_or_create, owner_of, topics_of
-from api.gateway.pulsar_api_pb2 import CommandGetTopicsOfNamespace, CommandSubscribe, Schema
-from api.gateway.schemas import SchemaRegistry
+from api.gateway.pulsar_api_pb2 import CommandGetTopicsOfNamespace, CommandSubscribe
 from api.gateway.subscriptions import Subscription
 from api.gateway.tail import Tail, TailBudget
 from api.gateway.topics import PersistentTopic, TopicSettings
@@ -34,12 +33,12 @@ from api.http.owner_proxy import NotTheOwner
 from api.http.problems import RestException
 from api.http.thread_pools import WaitsFor
 from api.messaging.connected_clients import ClientCounts, TopicClients
+from api.messaging.schemas import SchemaRegistry
 from api.observability.logs import LogThrottle
 from api.service import Service
 from storage.errors import CompactorError, LeaseHeld
 from storage.log.segment import AppendResult
 from storage.metadata.records import TopicRecord
-from storage.metadata.schemas import SchemaRecord
 from storage.model import TopicName
 from storage.topic import Topic
 
@@ -323,28 +322,6 @@ class Gateway:
         return await self.parts.pools[WaitsFor.DATABASE].run(
             topics_of, self.parts, namespace, CommandGetTopicsOfNamespace.Persistent
         )
-
-    # Schemas: for threads
-
-    def ensure_schema(self, name: TopicName, schema: Schema) -> SchemaRecord:
-        """The version that holds a producer's schema. Raises Refused."""
-        return self.schemas.ensure(name, schema, self._strategy(name))
-
-    def check_consumer_schema(self, name: TopicName, schema: Schema) -> None:
-        """A consumer's schema is stored if the topic has none, as in Pulsar; else it must read the newest. Raises
-        Refused."""
-        strategy = self._strategy(name)
-        if self.schemas.find(name) is None:
-            self.schemas.ensure(name, schema, strategy)
-        else:
-            self.schemas.check_consumer(name, schema, strategy)
-
-    def _strategy(self, name: TopicName) -> str:
-        metadata = self.parts.environment.metadata
-        found = metadata.topics.named([name]).get(name)
-        if found is None:
-            return str(self.parts.settings.policies.get("schema.compatibility-strategy", "FULL"))
-        return metadata.policies.effective(found).schema_compatibility_strategy
 
     # Once a second
 

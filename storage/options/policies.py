@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
 from storage.errors import InvalidInput
@@ -76,6 +76,20 @@ class Policy(Option):
 
 def _policy(default: object, name: str, kind: ValueKind, doc: str, *aliases: str, unreadable: object = WIDER) -> Any:
     return option(Policy(name, kind, doc, default, aliases=aliases, unreadable=unreadable))
+
+
+class SchemaCompatibilityStrategy(StrEnum):
+    """Which schema may follow those that a topic has."""
+
+    UNDEFINED = "UNDEFINED"
+    ALWAYS_INCOMPATIBLE = "ALWAYS_INCOMPATIBLE"
+    ALWAYS_COMPATIBLE = "ALWAYS_COMPATIBLE"
+    BACKWARD = "BACKWARD"
+    FORWARD = "FORWARD"
+    FULL = "FULL"
+    BACKWARD_TRANSITIVE = "BACKWARD_TRANSITIVE"
+    FORWARD_TRANSITIVE = "FORWARD_TRANSITIVE"
+    FULL_TRANSITIVE = "FULL_TRANSITIVE"
 
 
 @dataclass(frozen=True)
@@ -321,19 +335,7 @@ class TopicPolicies:
     schema_compatibility_strategy: str = _policy(
         "FULL",
         "schema.compatibility-strategy",
-        Choice(
-            (
-                "UNDEFINED",
-                "ALWAYS_INCOMPATIBLE",
-                "ALWAYS_COMPATIBLE",
-                "BACKWARD",
-                "FORWARD",
-                "FULL",
-                "BACKWARD_TRANSITIVE",
-                "FORWARD_TRANSITIVE",
-                "FULL_TRANSITIVE",
-            )
-        ),
+        Choice(tuple(item.value for item in SchemaCompatibilityStrategy)),
         "Which schema may follow those that a topic has.",
         "schemaCompatibilityStrategy",
     )

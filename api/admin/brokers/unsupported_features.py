@@ -88,15 +88,15 @@ def _value(path: str, what: str, value: FixedAnswer, *refused: str) -> Unsupport
 
 
 _OFFLOAD = "offloading: sealed ledgers are in the object store from the first"
-_DEDUPLICATION = "deduplication of messages"
-_SCHEMAS = "schemas: payloads are kept as they are"
+_SNAPSHOTS = "an interval of one's own: sequence ids are written down every 1,000 entries"
+_SCHEMAS = "demanding a schema, or refusing new ones: schema.compatibility-strategy decides which may follow"
 _REPLICATION = "replication between clusters: there is one cluster"
 _RATES = "limits of rates of single topics: limits.requests-per-second is for each caller"
 _CONSUMERS = "limits of consumers and their acknowledgements"
 _BOOKKEEPER = "BookKeeper: ledgers are in an object store"
 _BALANCE = "placing topics on services: any service answers for any topic"
 _INACTIVE = "deleting topics that are not used"
-_AUTO_SUBSCRIBE = "making subscriptions by consuming: create them"
+_AUTO_SUBSCRIBE = "forbidding it: who may consume makes a subscription by consuming"
 _FILTERS = "entry filters"
 _SUBSCRIPTION_TYPES = "subscriptions by type"
 _DELAY = "delayed delivery: a log delivers in order, at once"
@@ -108,8 +108,7 @@ ROWS: tuple[UnsupportedRoute, ...] = (
         _policy(_TOPIC + name, what)
         for name, what in (
             ("autoSubscriptionCreation", _AUTO_SUBSCRIBE),
-            ("deduplicationEnabled", _DEDUPLICATION),
-            ("deduplicationSnapshotInterval", _DEDUPLICATION),
+            ("deduplicationSnapshotInterval", _SNAPSHOTS),
             ("delayedDelivery", _DELAY),
             ("dispatchRate", _RATES),
             ("dispatcherPauseOnAckStatePersistent", _CONSUMERS),
@@ -126,7 +125,6 @@ ROWS: tuple[UnsupportedRoute, ...] = (
             ("publishRate", _RATES),
             ("replication", _REPLICATION),
             ("replicatorDispatchRate", _REPLICATION),
-            ("schemaCompatibilityStrategy", _SCHEMAS),
             ("shadowTopics", "shadow topics"),
             ("subscribeRate", _RATES),
             ("subscriptionDispatchRate", _RATES),
@@ -153,9 +151,8 @@ ROWS: tuple[UnsupportedRoute, ...] = (
         for name, what in (
             ("antiAffinity", _BALANCE),
             ("autoSubscriptionCreation", _AUTO_SUBSCRIBE),
-            ("autoTopicCreation", "making topics by asking for them: create them"),
-            ("deduplication", _DEDUPLICATION),
-            ("deduplicationSnapshotInterval", _DEDUPLICATION),
+            ("autoTopicCreation", "a choice of each namespace: broker.auto-topic-creation is for all"),
+            ("deduplicationSnapshotInterval", _SNAPSHOTS),
             ("delayedDelivery", _DELAY),
             ("dispatchRate", _RATES),
             ("dispatcherPauseOnAckStatePersistent", _CONSUMERS),
@@ -190,7 +187,6 @@ ROWS: tuple[UnsupportedRoute, ...] = (
     _value(_NAMESPACE + "offloadThreshold", _OFFLOAD, FixedAnswer(-1), "PUT"),
     _value(_NAMESPACE + "offloadThresholdInSeconds", _OFFLOAD, FixedAnswer(-1), "PUT"),
     _value(_NAMESPACE + "permissions/subscription", "permissions of single subscriptions", FixedAnswer({})),
-    _value(_NAMESPACE + "schemaCompatibilityStrategy", _SCHEMAS, FixedAnswer("UNDEFINED"), "PUT"),
     _value(_NAMESPACE + "schemaValidationEnforced", _SCHEMAS, FixedAnswer(False), "POST"),
     _value(_NAMESPACE + "subscriptionAuthMode", "permissions of single subscriptions", FixedAnswer("None"), "POST"),
     UnsupportedRoute(_NAMESPACE + "removeOffloadPolicies", _OFFLOAD, {"DELETE": None}),
@@ -227,7 +223,6 @@ ROWS: tuple[UnsupportedRoute, ...] = (
     _refused("/admin/v2/resource-quotas", _BALANCE),
     _refused("/admin/v2/resource-quotas/{rest:path}", _BALANCE),
     _value("/admin/namespaces/{cluster}/antiAffinity/{group}", _BALANCE, FixedAnswer([])),
-    _refused("/admin/v2/schemas/{rest:path}", _SCHEMAS),
     _refused("/admin/v2/functions/{rest:path}", "functions"),
     _refused("/admin/v2/worker/{rest:path}", "functions"),
     _refused("/admin/v2/worker-stats/{rest:path}", "functions"),

@@ -1,4 +1,5 @@
-"""Policies by Pulsar's own calls, of topics and namespaces: compaction thresholds, time to live, retention.
+"""Policies by Pulsar's own calls, of topics and namespaces: compaction thresholds, time to live, retention,
+deduplication, which schema may follow which.
 
 Each call is a row of `CALLS`: a path with GET, DELETE, and POST or PUT. What a call sets is stored as one
 policy of docs/policies.md or several, in one transaction. A GET answers what the scope sets, or an empty body if it
@@ -25,16 +26,18 @@ from api.http.problems import RestException
 from api.http.router import Routes
 from api.service import Parts
 from compactor.maintenance.retention_plan import DELETE
-from storage.options.policies import POLICIES
+from storage.options.policies import POLICIES, SchemaCompatibilityStrategy
 from storage.options.resolution import PolicyOrigin, PolicyResolution
 
 thresholds, ttls, retentions = Routes("compaction"), Routes("backlog"), Routes("retention")
-message_thresholds = Routes("policies", known_query=True)
-ROUTERS = (thresholds, ttls, retentions, message_thresholds)
+message_thresholds, clients = Routes("policies", known_query=True), Routes("policies")
+ROUTERS = (thresholds, ttls, retentions, message_thresholds, clients)
 
 THRESHOLD = "compaction.threshold.bytes"
 THRESHOLD_MESSAGES = "compaction.threshold.messages"
 TTL = "message.ttl.seconds"
+DEDUPLICATION = "deduplication.enabled"
+STRATEGY = "schema.compatibility-strategy"
 _MIB = 1 << 20
 _MINUTES, _BYTES = "retention.minutes", "retention.bytes"
 _TIMES = {"retention.ms": (1, 60_000), _MINUTES: (1, 1), "retention.hours": (60, 1)}
@@ -120,6 +123,26 @@ async def retention_body(retention: Annotated[RetentionPolicies, Body()]) -> Ret
     return retention
 
 
+async def flag_body(wanted: Annotated[bool, Body(description="`true`: on; `false`: off.")]) -> bool:
+    """A route's dependency: its body is a boolean."""
+    return wanted
+
+
+async def strategy_body(strategy: Annotated[SchemaCompatibilityStrategy, Body()]) -> SchemaCompatibilityStrategy:
+    """A route's dependency: its body is the name of a strategy."""
+    return strategy
+
+
+def strategy_values(strategy: SchemaCompatibilityStrategy) -> dict[str, object]:
+    """The policy to set; UNDEFINED is none: the next wider scope counts."""
+    return {} if strategy is SchemaCompatibilityStrategy.UNDEFINED else {STRATEGY: strategy.value}
+
+
+def set_strategy(settings: Values) -> object:
+    """The strategy that a namespace sets, or UNDEFINED."""
+    return settings.get(STRATEGY) or SchemaCompatibilityStrategy.UNDEFINED.value
+
+
 def set_retention(settings: Mapping[str, object]) -> dict[str, int] | None:
     """The retention that one scope sets; None: it sets nothing of it."""
     times = (
@@ -186,6 +209,24 @@ _RETENTION = PulsarPolicy(
     Depends(retention_body),
 )
 
+_DEDUPLICATION = PulsarPolicy(
+    (DEDUPLICATION,),
+    lambda settings: settings.get(DEDUPLICATION),
+    lambda resolved: resolved.policies.deduplication_enabled,
+    lambda wanted: {DEDUPLICATION: wanted},
+    {"description": "`true` or `false`; empty where neither is set.", "content": {"application/json": {}}},
+    Depends(flag_body),
+)
+_STRATEGY = PulsarPolicy(
+    (STRATEGY,),
+    lambda settings: settings.get(STRATEGY),
+    lambda resolved: resolved.policies.schema_compatibility_strategy,
+    strategy_values,
+    {"description": "The name of a strategy; empty where none is set.", "content": {"application/json": {}}},
+    Depends(strategy_body),
+)
+_NAMESPACE_STRATEGY = replace(_STRATEGY, set_in=set_strategy)
+
 CALLS = (
     PulsarCall(
         thresholds, NAMESPACE, "compactionThreshold", "NamespaceCompactionThreshold", _NAMESPACE_THRESHOLD, verb="PUT"
@@ -203,6 +244,17 @@ CALLS = (
     PulsarCall(ttls, TOPIC, "messageTTL", "MessageTTL", _TOPIC_TTL),
     PulsarCall(retentions, NAMESPACE, "retention", "NamespaceRetention", _RETENTION),
     PulsarCall(retentions, TOPIC, "retention", "TopicRetention", _RETENTION),
+    PulsarCall(clients, NAMESPACE, "deduplication", "NamespaceDeduplication", _DEDUPLICATION),
+    PulsarCall(clients, TOPIC, "deduplicationEnabled", "Deduplication", _DEDUPLICATION),
+    PulsarCall(
+        clients,
+        NAMESPACE,
+        "schemaCompatibilityStrategy",
+        "NamespaceSchemaCompatibilityStrategy",
+        _NAMESPACE_STRATEGY,
+        verb="PUT",
+    ),
+    PulsarCall(clients, TOPIC, "schemaCompatibilityStrategy", "SchemaCompatibilityStrategy", _STRATEGY, verb="PUT"),
 )
 
 

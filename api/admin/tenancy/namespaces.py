@@ -13,12 +13,15 @@ from api.admin.models import LONG, PulsarBody
 from api.admin.policies.backlog_quotas import BacklogQuota, QuotaType, quota_values, quotas_of
 from api.admin.policies.namespace_policies import FIELDS, policies_document
 from api.admin.policies.pulsar_policies import (
+    DEDUPLICATION,
     THRESHOLD,
     TTL,
     RetentionPolicies,
     namespace_threshold_values,
     retention_values,
     set_retention,
+    set_strategy,
+    strategy_values,
     ttl_values,
 )
 from api.admin.tenancy.bundles import BUNDLES, bundle_of, check_bundle
@@ -29,6 +32,7 @@ from api.http.problems import RestException, reported_as, shown_errors
 from api.http.router import Routes
 from api.service import Parts, Service
 from storage.metadata.policy_store import namespace_scope
+from storage.options.policies import SchemaCompatibilityStrategy
 
 router = Routes("namespaces")
 
@@ -45,6 +49,10 @@ class _InitialPolicies(PulsarBody):
     retention_policies: RetentionPolicies | None = None
     compaction_threshold: int | None = Field(None, le=LONG)
     message_ttl_in_seconds: int | None = None
+    deduplicationEnabled: bool | None = None  # noqa: N815  Pulsar's document mixes both ways to write names
+    schema_compatibility_strategy: SchemaCompatibilityStrategy = Field(
+        SchemaCompatibilityStrategy.UNDEFINED, strict=False
+    )
     backlog_quota_map: dict[QuotaKind, BacklogQuota] = Field(default_factory=dict)
 
 
@@ -70,6 +78,8 @@ def get_policies(parts: Parts, namespace: Namespace) -> dict[str, Any]:
             "retention_policies": set_retention(settings),
             "compaction_threshold": settings.get(THRESHOLD),
             "message_ttl_in_seconds": settings.get(TTL),
+            "deduplicationEnabled": settings.get(DEDUPLICATION),
+            "schema_compatibility_strategy": set_strategy(settings),
             "backlog_quota_map": quotas,
         },
     )
@@ -81,7 +91,8 @@ def create_namespace(
     namespace: Namespace,
     policies: Annotated[dict[str, Any] | None, Body(description="Pulsar's policies document; may be left out.")] = None,
 ) -> None:
-    """Make a namespace. Of its policies, retention, threshold, time to live and quotas are set."""
+    """Make a namespace. Of its policies, retention, threshold, time to live, quotas, deduplication and schema strategy
+    are set."""
     given = {name: value for name, value in (policies or {}).items() if value is not None}
     unknown = sorted(given.keys() - FIELDS)
     if unknown:
@@ -164,6 +175,9 @@ def _values(initial: _InitialPolicies) -> dict[str, object]:
         values |= namespace_threshold_values(initial.compaction_threshold)
     if initial.message_ttl_in_seconds is not None:
         values |= ttl_values(initial.message_ttl_in_seconds)
+    if initial.deduplicationEnabled is not None:
+        values[DEDUPLICATION] = initial.deduplicationEnabled
+    values |= strategy_values(initial.schema_compatibility_strategy)
     for kind, quota in initial.backlog_quota_map.items():
         values |= quota_values(kind, quota)
     return values

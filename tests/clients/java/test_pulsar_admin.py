@@ -281,8 +281,7 @@ def test_what_is_not_offered_says_so(admin: PulsarAdmin) -> None:
     done(admin, "topics", "create", topic)
     for command, feature in (
         (("topics", "set-persistence", topic, "-e", "2", "-w", "2", "-a", "2"), "BookKeeper: "),
-        (("namespaces", "set-deduplication", "public/default", "-e"), "deduplication of messages"),
-        (("schemas", "get", topic), "schemas: "),
+        (("namespaces", "set-schema-validation-enforce", "public/default", "-e"), "demanding a schema"),
         (("brokers", "get-internal-config"), "ZooKeeper and BookKeeper: "),
         (("functions", "list"), "functions"),
         (("topics", "terminate", topic), "closing a topic for writing"),
@@ -313,3 +312,53 @@ def test_the_program_itself(
     assert answer.returncode == exit_code, answer.stderr
     assert out in answer.stdout
     assert err in answer.stderr
+
+
+def test_schemas(admin: PulsarAdmin, tmp_path: Path) -> None:
+    topic = "persistent://public/default/with-schema"
+    done(admin, "topics", "create", topic)
+
+    def payload(name: str, *fields: object) -> str:
+        definition = json.dumps({"type": "record", "name": "User", "fields": [{"name": "id", "type": "int"}, *fields]})
+        file = tmp_path / name
+        file.write_text(json.dumps({"type": "AVRO", "schema": definition, "properties": {"made": "by hand"}}))
+        return str(file)
+
+    first, second = payload("first"), payload("second", {"name": "town", "type": ["null", "string"], "default": None})
+    refused = payload("refused", {"name": "town", "type": "int"})
+    done(admin, "schemas", "upload", topic, "--filename", first)
+    done(admin, "schemas", "upload", topic, "--filename", second)
+    answer = admin("schemas", "upload", topic, "--filename", refused)
+    assert answer.exit_code == 1
+    assert "cannot change so" in answer.stderr
+
+    newest = document(admin, "schemas", "get", topic)
+    assert newest["version"] == 1
+    shown = newest["schemaInfo"]
+    assert isinstance(shown, dict)
+    assert (shown["type"], shown["properties"]) == ("AVRO", {"made": "by hand"})
+    assert [field["name"] for field in shown["schema"]["fields"]] == ["id", "town"]
+    assert document(admin, "schemas", "get", topic, "--version", "0")["type"] == "AVRO"
+    versions = "".join(done(admin, "schemas", "get", topic, "--all-version"))
+    assert versions.count("schemaDefinition") == 2
+    assert [item["version"] for item in document(admin, "schemas", "metadata", topic)["index"]] == [0, 1]  # type: ignore[attr-defined]
+    done(admin, "schemas", "compatibility", topic, "--filename", refused)
+    done(admin, "schemas", "delete", topic)
+    assert "Schema not found" in admin("schemas", "get", topic).stderr
+
+
+def test_policies_of_clients(admin: PulsarAdmin) -> None:
+    topic = "persistent://public/default/client-policies"
+    done(admin, "topics", "create", topic)
+    for command, of in (("namespaces", "public/default"), ("topicPolicies", topic)):
+        done(admin, command, "set-deduplication", of, "--enable")
+        assert done(admin, command, "get-deduplication", of) == ["true"]
+        done(admin, command, "remove-deduplication", of)
+        assert done(admin, command, "get-deduplication", of) == ["null"]
+    for command, of in (("namespaces", "public/default"), ("topicPolicies", topic)):
+        flag = "--compatibility" if command == "namespaces" else "--strategy"
+        done(admin, command, "set-schema-compatibility-strategy", of, flag, "BACKWARD")
+        assert done(admin, command, "get-schema-compatibility-strategy", of) == ["BACKWARD"]
+        done(admin, command, "set-schema-compatibility-strategy", of, flag, "UNDEFINED")
+        none = "UNDEFINED" if command == "namespaces" else "null"
+        assert done(admin, command, "get-schema-compatibility-strategy", of) == [none]

@@ -124,7 +124,7 @@ def test_why_it_is_not_ready_is_for_superusers_and_the_log(
     assert logged == [f"readiness: database: {full}"]
 
 
-@pytest.mark.parametrize("path", ["/admin/v2/schemas/public/default/x/schema", "/admin/v3/functions/public/default/f"])
+@pytest.mark.parametrize("path", ["/admin/v2/worker/cluster", "/admin/v3/functions/public/default/f"])
 def test_whoever_asks_for_what_is_not_offered_is_answered_that(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 401
     refused = client.get(path, headers=bearing("stranger"))
