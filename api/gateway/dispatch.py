@@ -4,10 +4,11 @@
     SharedDispatcher         shared: whoever has permits, in turn
     KeySharedDispatcher      key-shared: all messages of a key go to one consumer, in order
 
-One task a subscription. It reads a page of entries, from the topic's tail in memory if they are there, else by a thread
-(storage/reading/entry_reader.py), and hands them out while consumers take them; it reads no more before that page is
-gone. So what a subscription holds is one page, and a slow consumer slows only its own subscription. When nothing can be
-done it waits until it is woken: by permits, a socket that takes bytes again, new entries, a change of consumers.
+One task a subscription. It takes a page of entries, from the topic's tail in memory if they are there, else read by a
+thread (entry_pages.py), and hands them out while consumers take them; it takes no more before that page is gone. So
+what a subscription holds is one page, and a slow consumer slows only its own subscription. When
+nothing can be done it waits until it is woken: by permits, a socket that takes bytes again, new entries, a change of
+consumers.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import logging
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from api.gateway.commands import Refused
 from api.gateway.consumers import Consumer
+from api.gateway.entry_pages import EntryPages
 from api.gateway.pulsar_api_pb2 import CommandSubscribe, KeySharedMeta, ServerError
 from api.http.problems import RestException
 from api.http.thread_pools import WaitsFor
@@ -34,7 +37,6 @@ from storage.model import EARLIEST
 
 if TYPE_CHECKING:
     from api.gateway.subscriptions import PendingEntry, Subscription
-    from storage.reading.entry_reader import EntryReader
 
 LOG = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
@@ -58,7 +60,7 @@ class Dispatcher:
         self.consumers: list[Consumer] = []
         self._woken = asyncio.Event()
         self._page: deque[DeliverableEntry] = deque()
-        self._reader: EntryReader | None = None
+        self._pages: EntryPages | None = None
         self._next: int | None = None
         """The offset that is read next, once the reader has come to the end; None: not known."""
         self._at_end = False
@@ -101,10 +103,8 @@ class Dispatcher:
         """Begin again at the first message that is not acknowledged."""
         self._generation += 1
         self._page.clear()
-        reader, self._reader = self._reader, None
+        self._close_pages()
         self._next, self._at_end, self._gap_from = None, False, -1
-        if reader is not None:
-            self.topic.spawn(self._close_reader(reader))
         self.wake()
 
     async def close(self) -> None:
@@ -114,13 +114,14 @@ class Dispatcher:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            await self._close_reader(reader)
+        pages, self._pages = self._pages, None
+        if pages is not None:
+            await pages.close()
 
-    async def _close_reader(self, reader: EntryReader) -> None:
-        with suppress(CompactorError, RestException):
-            await self.topic.pools[WaitsFor.STORE].run(reader.close)
+    def _close_pages(self) -> None:
+        pages, self._pages = self._pages, None
+        if pages is not None:
+            self.topic.spawn(pages.close())
 
     # What subclasses decide
 
@@ -208,12 +209,13 @@ class Dispatcher:
                 self._page.extend(found)
                 self._next = found[-1].end
                 return True
-        if self._reader is None:
+        if self._pages is None:
             start = self.subscription.next_unacked if self._next is None else StartOffset(self._next)
             if self._gap_from < 0 and isinstance(start, StartOffset):
                 self._gap_from = start.offset
-            self._reader = self.topic.storage.entry_reader(start, self.subscription.read_compacted)
-        entries, following = await self.topic.pools[WaitsFor.STORE].run(_read_more, self._reader, self._next)
+            open_reader = partial(self.topic.storage.entry_reader, start, self.subscription.read_compacted)
+            self._pages = EntryPages(self.topic.pools[WaitsFor.STORE], open_reader)
+        entries, following = await self._pages.next(self._next)
         if generation != self._generation:
             return True
         self._at_end = not entries
@@ -224,21 +226,9 @@ class Dispatcher:
         return bool(entries)
 
     def _restart_at_position(self) -> None:
-        reader = self._reader
-        self._reader = None
+        self._close_pages()
         position = self._page[-1].end if self._page else self._gap_from
         self._next, self._at_end = (position if position >= 0 else None), False
-        if reader is not None:
-            self.topic.spawn(self._close_reader(reader))
-
-
-def _read_more(reader: EntryReader, passed: int | None) -> tuple[list[DeliverableEntry], int | None]:
-    """By a thread: the next entries; without any, the offset where they will come. `passed`: what was read elsewhere
-    ends before it."""
-    if passed is not None and reader.next_offset != passed:
-        reader.pass_to(passed)
-    entries = reader.read()
-    return entries, None if entries else reader.next_offset
 
 
 class SingleActiveDispatcher(Dispatcher):

@@ -188,6 +188,7 @@ class ProducerRegistry:
 
     def add(self, producer: Producer, wish: CommandProducer) -> asyncio.Future[int] | None:
         """Take a producer in; a future if it has to wait for its turn. Raises Refused."""
+        self._topic.check_open()
         there = self._by_name.get(producer.name)
         if there is not None:
             if there.connection is not producer.connection or there.epoch >= producer.epoch:
@@ -207,12 +208,12 @@ class ProducerRegistry:
                 raise Refused(ServerError.ProducerFenced, f"{self._topic.name} has other producers")
             self._become_exclusive(producer)
         elif mode == ProducerAccessMode.ExclusiveWithFencing:
+            for waiting in self._waiting:
+                waiting.turn.set_exception(Refused(ServerError.ProducerFenced, "another producer took the topic"))
+            self._waiting.clear()  # before others go: it would be their turn
             for other in self.all:
                 self.remove(other)
                 other.connection.close_producer(other)
-            for waiting in self._waiting:
-                waiting.turn.set_exception(Refused(ServerError.ProducerFenced, "another producer took the topic"))
-            self._waiting.clear()
             self._become_exclusive(producer)
         elif self._by_name:
             waiting = _Waiting(producer, asyncio.get_running_loop().create_future())
@@ -230,7 +231,9 @@ class ProducerRegistry:
             del self._by_name[producer.name]
         if self._exclusive is producer:
             self._exclusive = None
-        self._waiting = [item for item in self._waiting if item.producer is not producer]
+        for item in [item for item in self._waiting if item.producer is producer]:
+            self._waiting.remove(item)
+            item.turn.cancel()  # nobody waits for it any more
         if not self._by_name and self._waiting:
             waiting = self._waiting.pop(0)
             self._by_name[waiting.producer.name] = waiting.producer

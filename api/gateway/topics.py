@@ -78,6 +78,7 @@ class PersistentTopic:
         self.publishing = PublishQueue(self)
         self.published = Rate()
         self.idle_since: int | None = clock.now_ms()
+        self._is_closed = False
         self._held = held
         self._deduplication = deduplication
         self._on_lost = on_lost
@@ -106,6 +107,11 @@ class PersistentTopic:
     def is_deduplicating(self) -> bool:
         """Whether entries that come again are found out."""
         return self._deduplication is not None
+
+    def check_open(self) -> None:
+        """Raises Refused if it was closed since it was found: its client is to look it up again."""
+        if self._is_closed:
+            raise Refused(ServerError.ServiceNotReady, f"{self.name} is given up here: look it up again")
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Do something beside; an error of it is logged."""
@@ -152,6 +158,7 @@ class PersistentTopic:
                 subscription = Subscription(self, wish.subscription, wish.durable, wish.read_compacted)
                 await subscription.open(wish)
                 self.subscriptions[wish.subscription] = subscription
+            self.check_open()
             check_type(subscription, consumer)
             if not subscription.consumers:
                 if subscription.read_compacted != wish.read_compacted:
@@ -203,9 +210,12 @@ class PersistentTopic:
     # Ending
 
     async def tick(self, seconds: float) -> None:
-        """Once a second: flush cursors, take rates."""
+        """Once a second: flush cursors, take rates, send away the producers of a topic that is over its quota."""
+        is_over = self.over_quota() is not None
         for producer in self.producers.all:
             producer.published.tick(seconds)
+            if is_over:
+                producer.connection.close_producer(producer)  # it comes again, and is told why it has to wait
         self.published.tick(seconds)
         for subscription in list(self.subscriptions.values()):
             subscription.dispatched.tick(seconds)
@@ -226,6 +236,7 @@ class PersistentTopic:
 
     async def close(self) -> None:
         """Tell producers and consumers to come again, write down what is to be written, give up the log."""
+        self._is_closed = True
         for producer in self.producers.all:
             producer.connection.close_producer(producer)
         await self.publishing.settled()

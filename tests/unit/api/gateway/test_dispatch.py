@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Sequence
 from typing import Any, cast
 
 import pytest
@@ -15,27 +14,16 @@ from api.gateway.connection import Connection
 from api.gateway.consumers import Consumer
 from api.gateway.dispatch import hash_of
 from api.gateway.pulsar_api_pb2 import BaseCommand, CommandSubscribe, KeySharedMeta, MessageIdData
-from api.gateway.tail import Tail, TailBudget
-from api.gateway.topics import PersistentTopic, TopicSettings
-from api.http.thread_pools import Pools, WaitsFor
-from api.messaging.topic_logs import TopicLogs
-from storage.entries.encode import encode_message
+from api.gateway.topics import PersistentTopic
 from storage.model import EARLIEST
 from storage.topic import Topic
+from tests.unit.api.gateway.served_topic import opened, produce
 from tests.workbench import Workbench
 
 EXCLUSIVE, SHARED = CommandSubscribe.Exclusive, CommandSubscribe.Shared
 FAILOVER, KEY_SHARED = CommandSubscribe.Failover, CommandSubscribe.KeyShared
 ALL = 1_000
 """Permits for more than any test sends."""
-
-
-class AtOnce:
-    """A pool that has no threads."""
-
-    async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        await asyncio.sleep(0)
-        return work(*arguments)
 
 
 class NotingConnection:
@@ -121,36 +109,6 @@ async def quiet() -> None:
     """Until nothing goes on: there are no threads, so every step is the loop's."""
     for _ in range(400):
         await asyncio.sleep(0)
-
-
-@asynccontextmanager
-async def opened(
-    bench: Workbench, storage: Topic, keys: Sequence[str], max_unacked_messages: int = 0
-) -> AsyncIterator[PersistentTopic]:
-    """The topic with a message for each of `keys`, whose entry id is its number; open, nobody there."""
-    logs = TopicLogs(bench.clock, most=2, idle_ms=5_000)
-    held = logs.hold(storage)
-    pool = AtOnce()
-    pools = cast(Pools, dict.fromkeys(WaitsFor, pool))
-    topic = PersistentTopic(
-        storage, held, bench.metadata, bench.clock, pools, TopicSettings(max_unacked_messages),
-        Tail(TailBudget(0)), None, lambda: None, lambda _: None,
-    )  # fmt: skip
-    produce(topic, keys)
-    try:
-        yield topic
-    finally:
-        await topic.close()
-        logs.drain()
-
-
-def produce(topic: PersistentTopic, keys: Sequence[str]) -> None:
-    entries = [
-        encode_message(key.encode(), b"v", producer="p", sequence_id=number, publish_time=1)
-        for number, key in enumerate(keys)
-    ]
-    topic._held.append(entries)
-    topic.appended()
 
 
 def owner(readers: Sequence[Reader], entry_id: int) -> Reader:

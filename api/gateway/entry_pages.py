@@ -1,0 +1,75 @@
+"""The entries of a topic page by page, read by threads.
+
+A page is never lost: a thread leaves it here, so that who was cancelled, or waited no longer, finds it the next time.
+Only one thread reads at a time; the reader is closed when none does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from api.http.problems import RestException
+from api.http.thread_pools import Pool
+from storage.entries.rebuild import DeliverableEntry
+from storage.errors import CompactorError, Unavailable
+from storage.reading.entry_reader import EntryReader
+
+_TURN_SECONDS = 1.0
+"""How long a thread waits for another one that still reads."""
+Page = tuple[list[DeliverableEntry], int | None]
+"""Entries; without any, the offset where they will come."""
+
+
+class EntryPages:
+    """One read of a topic. For one task of the event loop; close it."""
+
+    def __init__(self, pool: Pool, open_reader: Callable[[], EntryReader]) -> None:
+        """`open_reader` is called by a thread."""
+        self._pool = pool
+        self._open_reader = open_reader
+        self._reader: EntryReader | None = None
+        self._page: Page | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    async def next(self, passed: int | None = None) -> Page:
+        """The next page; no entries at the end of now. `passed`: what was read elsewhere meanwhile ends before it, of a
+        read that has come to the end. Raises CompactorError, RestException; then it can be asked again."""
+        await self._pool.run(self._read, passed)
+        assert self._page is not None
+        page, self._page = self._page, None
+        return page
+
+    async def close(self) -> None:
+        """End the read, and release what its reader holds."""
+        self._is_closed = True
+        with suppress(CompactorError, RestException):  # the thread that reads closes it, or the pin ends by its age
+            await self._pool.run(self._close_reader)
+
+    # By threads
+
+    def _read(self, passed: int | None) -> None:
+        if not self._lock.acquire(timeout=_TURN_SECONDS):
+            raise Unavailable("a page that was asked for before is still being read", "try again")
+        try:
+            if self._page is None and not self._is_closed:
+                if self._reader is None:
+                    self._reader = self._open_reader()
+                if passed is not None and self._reader.next_offset != passed:
+                    self._reader.pass_to(passed)
+                entries = self._reader.read()
+                self._page = entries, None if entries else self._reader.next_offset
+        finally:
+            self._lock.release()
+            if self._is_closed:
+                self._close_reader()
+
+    def _close_reader(self) -> None:
+        if self._lock.acquire(blocking=False):  # else who has it looks here again
+            try:
+                if self._reader is not None:
+                    self._reader.close()
+            finally:
+                self._lock.release()

@@ -1,0 +1,105 @@
+"""Commands that no client here sends in a way that a test could watch, frame by frame."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import pulsar
+import pytest
+
+from api.gateway.frames import FrameParser, encoded
+from api.gateway.pulsar_api_pb2 import BaseCommand, ServerError
+from tests.clients.python.conftest import Admin, wait_for
+from tests.servers.compactor_service import RunningService
+
+pytestmark = pytest.mark.slow
+
+
+class FrameClient:
+    """A connection that sends commands and waits for the next that comes."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._parser = FrameParser(5 << 20)
+        self._received: list[BaseCommand] = []
+
+    def send(self, **command: object) -> None:
+        self._socket.sendall(b"".join(encoded(BaseCommand(**command))))
+
+    def next(self) -> BaseCommand:
+        while not self._received:
+            data = self._socket.recv(1 << 16)
+            assert data, "the service has closed the connection"
+            self._received += [frame.command for frame in self._parser.feed(data)]
+        return self._received.pop(0)
+
+    def ask(self, **command: object) -> BaseCommand:
+        self.send(**command)
+        return self.next()
+
+
+@contextmanager
+def frame_client(service: RunningService) -> Iterator[FrameClient]:
+    url = urlsplit(service.broker_service_url)
+    with socket.create_connection((str(url.hostname), int(url.port or 0)), 20) as opened:
+        client = FrameClient(opened)
+        connect = {"client_version": "test", "protocol_version": 20}
+        assert client.ask(type=BaseCommand.CONNECT, connect=connect).type == BaseCommand.CONNECTED
+        yield client
+
+
+def test_consumer_stats(service: RunningService, client: pulsar.Client, topic: str) -> None:
+    client.create_producer(topic).send(b"x")
+    with frame_client(service) as frames:
+        subscribe = {
+            "topic": topic, "subscription": "s", "sub_type": 1, "consumer_id": 3, "request_id": 1,
+            "consumer_name": "me", "initial_position": 1,
+        }  # fmt: skip
+        assert frames.ask(type=BaseCommand.SUBSCRIBE, subscribe=subscribe).type == BaseCommand.SUCCESS
+        message = frames.ask(type=BaseCommand.FLOW, flow={"consumer_id": 3, "message_permits": 10})
+        assert message.type == BaseCommand.MESSAGE
+
+        def stats(consumer_id: int) -> BaseCommand:
+            return frames.ask(
+                type=BaseCommand.CONSUMER_STATS, consumer_stats={"request_id": 2, "consumer_id": consumer_id}
+            )
+
+        found = stats(3).consumer_stats_response
+        assert (found.request_id, found.consumer_name, found.type) == (2, "me", "Shared")
+        assert (found.available_permits, found.unacked_messages) == (9, 1)
+        assert stats(4).consumer_stats_response.error_code == ServerError.ConsumerNotFound
+
+
+def test_transactions_are_refused(service: RunningService) -> None:
+    with frame_client(service) as frames:
+        answer = frames.ask(type=BaseCommand.NEW_TXN, new_txn={"request_id": 5})
+        assert answer.type == BaseCommand.NEW_TXN_RESPONSE
+        assert answer.new_txn_response.request_id == 5
+        assert answer.new_txn_response.error == ServerError.NotAllowedError
+
+
+def test_deduplication_begins_with_the_next_producer(
+    service: RunningService, client: pulsar.Client, admin: Admin, topic: str
+) -> None:
+    def send(producer: pulsar.Producer, *sequence_ids: int) -> None:
+        for number in sequence_ids:
+            producer.send(b"%d" % number, sequence_id=number)
+
+    def stored() -> int:
+        return int(admin.topic("GET", topic, "/stats").json()["msgInCounter"])
+
+    first = client.create_producer(topic, producer_name="p", batching_enabled=False)
+    send(first, 1, 2, 2)  # from 1 on: this client takes 0 for none
+    wait_for(lambda: stored() == 3)
+    admin.topic("POST", topic, "/deduplicationEnabled", True)
+    second = client.create_producer(topic, producer_name="q", batching_enabled=False)
+
+    send(second, 1, 1)
+    wait_for(lambda: stored() == 4)
+    send(first, 2, 3)
+
+    wait_for(lambda: stored() == 5)
+    assert second.last_sequence_id() == 1

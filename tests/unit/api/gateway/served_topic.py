@@ -1,0 +1,60 @@
+"""A topic as the gateway serves it, over a real log and real cursors, without connections and without threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from api.gateway.tail import Tail, TailBudget
+from api.gateway.topics import PersistentTopic, TopicSettings
+from api.http.thread_pools import Pools, WaitsFor
+from api.messaging.topic_logs import TopicLogs
+from storage.entries.encode import encode_message
+from storage.topic import Topic
+from tests.workbench import Workbench
+
+
+class AtOnce:
+    """A pool that has no threads."""
+
+    async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        await asyncio.sleep(0)
+        return work(*arguments)
+
+
+@asynccontextmanager
+async def opened(
+    bench: Workbench, storage: Topic, keys: Sequence[str] = (), max_unacked_messages: int = 0
+) -> AsyncIterator[PersistentTopic]:
+    """The topic with a message for each of `keys`, whose entry id is its number; nobody is connected."""
+    logs = TopicLogs(bench.clock, most=2, idle_ms=5_000)
+    topic = PersistentTopic(
+        storage,
+        logs.hold(storage),
+        bench.metadata,
+        bench.clock,
+        cast(Pools, dict.fromkeys(WaitsFor, AtOnce())),
+        TopicSettings(max_unacked_messages),
+        Tail(TailBudget(0)),
+        None,
+        lambda: None,
+        lambda _: None,
+    )
+    produce(topic, keys)
+    try:
+        yield topic
+    finally:
+        await topic.close()
+        logs.drain()
+
+
+def produce(topic: PersistentTopic, keys: Sequence[str]) -> None:
+    """Append a message for each key."""
+    entries = [
+        encode_message(key.encode(), b"v", producer="p", sequence_id=number, publish_time=1)
+        for number, key in enumerate(keys)
+    ]
+    topic._held.append(entries)
+    topic.appended()
