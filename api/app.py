@@ -18,6 +18,7 @@ from api.admin.policies import backlog_quotas, named_policies, pulsar_policies
 from api.admin.subscriptions import backlog, cursors
 from api.admin.tenancy import namespaces, permissions, tenants
 from api.admin.topics import internal_stats, lifecycle, lookup, non_persistent, partitioned, schemas, stats
+from api.dashboard import pages
 from api.http import openapi, partition_fan_out, problems
 from api.http.access import Authentication
 from api.http.audit import Audit
@@ -76,7 +77,8 @@ def make_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.state.pools = service.pools
-    app.state.routers = ROUTERS
+    routers = (*ROUTERS, pages.router) if service.settings.dashboard else ROUTERS
+    app.state.routers = routers
     environment = service.environment
     app.state.access = service.access
     problems.install(app)
@@ -88,6 +90,6 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(Audit, clock=environment.clock)
     app.add_middleware(Authentication, access=app.state.access)
     app.add_middleware(EncodedSlashes)
-    for router in ROUTERS:
+    for router in routers:
         app.router.routes.extend(router.routes)
     return app

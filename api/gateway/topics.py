@@ -235,7 +235,9 @@ class PersistentTopic:
         self._on_lost(self)
 
     async def close(self) -> None:
-        """Tell producers and consumers to come again, write down what is to be written, give up the log."""
+        """Tell producers and consumers to come again, write down what is to be written, give up the log. Once."""
+        if self._is_closed:
+            return
         self._is_closed = True
         for producer in self.producers.all:
             producer.connection.close_producer(producer)

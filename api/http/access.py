@@ -60,6 +60,10 @@ GRANTABLE = ("produce", "consume", "compact", "admin", "functions", "sources", "
 """What Pulsar's and our tools may grant; the last four allow nothing here."""
 _SCHEME = HTTPBearer(scheme_name="token", bearerFormat="JWT", auto_error=False)
 """Says in the OpenAPI document that a route wants a token; it decides nothing."""
+DASHBOARD_COOKIE = "compactor_token"
+"""Holds the token of a browser; it counts for the dashboard's own paths alone."""
+DASHBOARD = "/dashboard/"
+LOGIN = DASHBOARD + "login"
 PROBES = ("/livez", "/readyz")
 """Paths that are answered for any caller, however busy the service is."""
 _CHECKED = "compactor.checked"
@@ -114,6 +118,8 @@ class AuthorizationService:
             return Caller(address)
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, token = given[0].decode("latin-1").strip().partition(" ") if len(given) == 1 else ("", "", "")
+        if not given and (scope["path"] == "/" or scope["path"].startswith(DASHBOARD)):
+            scheme, token = "bearer", _cookie(scope)
         if scheme.lower() != "bearer" or not token.strip():
             message = "a token is needed, in the header" if not given else "the header is not"
             return Caller(address, refused=f"{message} Authorization: Bearer TOKEN")
@@ -121,6 +127,18 @@ class AuthorizationService:
             return Caller(address, self.verifier.role(token.strip()))
         except BadToken as error:
             return Caller(address, refused=str(error))
+
+    def refusal_of(self, token: str) -> str:
+        """Why a token does not hold; empty: it does."""
+        from api.http.tokens import BadToken
+
+        if self.verifier is None:
+            return "" if not token else "access control is off: no token is needed"
+        try:
+            self.verifier.role(token)
+        except BadToken as error:
+            return str(error)
+        return ""
 
     def require(
         self,
@@ -178,6 +196,17 @@ def topic_grants(tenancy: TenancyStore, topic: TopicName) -> list[Mapping[str, t
     """What a topic itself grants by role, and what the partitioned topic does that it is a partition of."""
     whole = topic.whole
     return list(tenancy.topic_permissions([topic] if whole is None else [topic, whole]).values())
+
+
+def _cookie(scope: Scope) -> str:
+    """The token of a browser's cookie; empty: there is none."""
+    for name, value in scope["headers"]:
+        if name == b"cookie":
+            for pair in value.decode("latin-1").split(";"):
+                key, _, found = pair.strip().partition("=")
+                if key == DASHBOARD_COOKIE:
+                    return str(found.strip('"'))
+    return ""
 
 
 def unauthenticated(caller: Caller) -> RestException:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.access import PROBES, Caller, unauthenticated
+from api.http.access import LOGIN, PROBES, Caller, unauthenticated
 from api.http.audit import CHANGING
 from api.http.header_checks import HeaderRules
 from api.http.problems import RestException, answer
@@ -118,7 +118,7 @@ class RequestLimiter:
             return RestException(503, message, {"Retry-After": "1"})
         if seconds := self._buckets.take(f"role {caller.role}" if caller.role else f"address {caller.address}"):
             return RestException(429, "too many requests: slow down", {"Retry-After": str(math.ceil(seconds))})
-        if caller.refused and scope["method"] in CHANGING:
+        if caller.refused and scope["method"] in CHANGING and scope["path"] != LOGIN:
             return unauthenticated(caller)
         return self.too_large(self._body) if _length(scope) > self._body else None
 

@@ -267,6 +267,8 @@ class Settings:
         "Newest entries of all topics that are kept in memory for consumers.",
     )
 
+    dashboard: bool = _setting(True, "dashboard", BOOLEAN, "The pages at `/` and `/dashboard`, for browsers.")
+
     # Limits
 
     limits_body_bytes: int = _setting(

@@ -45,11 +45,14 @@ class TopicRecord:
 class TopicSummary:
     """A topic in a list: its raw ledgers counted, and the compacted ledger that serves, if any."""
 
+    topic_id: int
     name: TopicName
     ledgers: int
     messages: int
     logical_bytes: int
     compacted_ledger_id: int | None
+    compacted_bytes: int | None = None
+    compacted_at: int | None = None
 
 
 class SegmentState(StrEnum):

@@ -89,11 +89,14 @@ class TopicStore(Store):
         serving = (compacted_ledgers.c.topic_id == topics.c.id) & compacted_ledgers.c.retired_at.is_(None)
         statement = (
             select(
+                topics.c.id,
                 topics.c.name,
                 func.coalesce(sums.c.ledgers, 0),
                 func.coalesce(sums.c.messages, 0),
                 func.coalesce(sums.c.logical_bytes, 0),
                 compacted_ledgers.c.ledger_id,
+                compacted_ledgers.c.logical_bytes,
+                compacted_ledgers.c.created_at,
             )
             .select_from(topics)
             .outerjoin(sums, sums.c.topic_id == topics.c.id)
@@ -102,8 +105,8 @@ class TopicStore(Store):
         with self._database.read() as connection:
             found = [
                 # int(): PostgreSQL's sum of BIGINT is a decimal.
-                TopicSummary(TopicName.parse(name), int(count), int(messages), int(size), compacted)
-                for name, count, messages, size, compacted in connection.execute(statement)
+                TopicSummary(topic_id, TopicName.parse(name), int(count), int(messages), int(size), *compacted)
+                for topic_id, name, count, messages, size, *compacted in connection.execute(statement)
             ]
         return sorted(found, key=lambda summary: str(summary.name))
 

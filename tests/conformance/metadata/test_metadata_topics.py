@@ -94,9 +94,14 @@ def test_summaries_add_up_in_one_statement(store: MetadataStore, topic: TopicRec
     empty = store.tenancy.ensure_topic(TopicName.parse("zzz"))
     statements = []
     event.listen(store.database.engine, "before_cursor_execute", lambda *seen: statements.append(seen[2]))
+    compacted = store.snapshot(topic.id).compacted
+    assert compacted is not None
+    statements.clear()
     assert store.topics.summaries() == [
-        TopicSummary(topic.name, 3, 12, 1200, run.compacted_ledger_id),
-        TopicSummary(empty.name, 0, 0, 0, None),
+        TopicSummary(
+            topic.id, topic.name, 3, 12, 1200, run.compacted_ledger_id, compacted.logical_bytes, compacted.created_at
+        ),
+        TopicSummary(empty.id, empty.name, 0, 0, 0, None),
     ]
     assert len([text for text in statements if text.lstrip().startswith("SELECT")]) == 1
 

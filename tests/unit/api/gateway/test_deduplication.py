@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from types import SimpleNamespace
 from typing import cast
 
@@ -44,14 +45,23 @@ class Log:
         return [isinstance(answer, AppendResult) for answer in answers]
 
     def reopened(self) -> Log:
+        """It again, as a service finds it that begins; nothing was written down at the end."""
+        self.close()
+        self._logs = TopicLogs(self._bench.clock, most=2, idle_ms=5_000)
+        self.held = self._logs.hold(self._topic)
+        self.known = Deduplication.load(self._bench.metadata, self._topic, self._most)
+        return self
+
+    def close(self) -> None:
         self.held.release()
         self._logs.drain()
-        return Log(self._bench, self._topic, self._most)
 
 
 @pytest.fixture
-def log(bench: Workbench, topic: Topic) -> Log:
-    return Log(bench, topic)
+def log(bench: Workbench, topic: Topic) -> Iterator[Log]:
+    found = Log(bench, topic)
+    yield found
+    found.close()
 
 
 def test_what_comes_again_is_a_duplicate(log: Log) -> None:
@@ -91,9 +101,9 @@ def test_a_duplicate_of_what_failed_fails(log: Log) -> None:
 
 
 def test_the_producers_that_are_known_have_a_bound(bench: Workbench, topic: Topic) -> None:
-    log = Log(bench, topic, most=2)
-    log.append(("a", 0), ("b", 0))
-    log.append(("a", 1), ("c", 0))
-    assert [log.known.last_sequence_id(name) for name in "abc"] == [1, -1, 0]
-    again = log.reopened()
-    assert [again.known.last_sequence_id(name) for name in "abc"] == [1, -1, 0]
+    with closing(Log(bench, topic, most=2)) as log:
+        log.append(("a", 0), ("b", 0))
+        log.append(("a", 1), ("c", 0))
+        assert [log.known.last_sequence_id(name) for name in "abc"] == [1, -1, 0]
+        log.reopened()
+        assert [log.known.last_sequence_id(name) for name in "abc"] == [1, -1, 0]

@@ -1,0 +1,181 @@
+"""What the page of a topic shows, from one moment of SQL and, where the topic is compacted, its manifest."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from api.admin import resolve
+from api.admin.compaction.runs import get_compaction_control
+from api.admin.topics.stats_snapshot import StatsSnapshot, stats_snapshot
+from api.dashboard.formats import count, share, size
+from api.dashboard.topic_picture import Extent, Mark, draw
+from api.http.owner_proxy import NotTheOwner
+from api.reports import policies_document, run_document
+from api.service import Service
+from compactor.scheduling.backlog import Backlog, BacklogReader
+from storage.ledger.manifest import Manifest, read_manifest
+from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
+from storage.model import LedgerRecord, Message, TopicName
+from storage.options.resolution import PolicyOrigin
+from storage.topic import Topic as OpenTopic
+
+RUNS_SHOWN = 20
+_VALUE_CHARACTERS = 4_000
+DEFAULT = PolicyOrigin.DEFAULT
+
+
+@dataclass(frozen=True)
+class PolicyRow:
+    """A policy that holds for the topic, and where it is set."""
+
+    name: str
+    value: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class TopicView:
+    """A topic as its page shows it. `threshold_share`: how much of the threshold in bytes the backlog is, 0 to 1 and
+    more; None: there is no threshold."""
+
+    name: TopicName
+    stats: StatsSnapshot
+    compacted: CompactedLedgerRecord | None
+    picture: Markup
+    backlog: Backlog
+    threshold_share: float | None
+    control: Any
+    runs: Sequence[dict[str, Any]]
+    policies: Sequence[PolicyRow]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a compaction is requested or under way: the page then looks again by itself."""
+        return bool(self.control.state == "InProgress")
+
+    @property
+    def running(self) -> dict[str, Any] | None:
+        """The run that is under way."""
+        return next((run for run in self.runs if run["state"] == "RUNNING"), None)
+
+
+@dataclass(frozen=True)
+class KeyLookup:
+    """The newest message of a key, also a tombstone; None: there is none. `is_sealed_only`: what is not sealed yet is
+    on another machine, and was not asked."""
+
+    key: str
+    message: Message | None
+    is_sealed_only: bool
+
+    @property
+    def value(self) -> str:
+        """As text, or as base64 if it is none; cut if it is long."""
+        payload = (self.message.payload if self.message else None) or b""
+        try:
+            text = payload.decode()
+        except UnicodeDecodeError:
+            text = base64.b64encode(payload).decode()
+        return text if len(text) <= _VALUE_CHARACTERS else text[:_VALUE_CHARACTERS] + "…"
+
+
+def look_up(parts: Service, name: TopicName, key: str) -> KeyLookup:
+    """For a thread that may wait for the store. Raises RestException (404)."""
+    record = resolve.topic(parts, name)
+    is_sealed_only = False
+    try:
+        parts.forwarding.for_reading(record)
+    except NotTheOwner:
+        is_sealed_only = True
+    found = OpenTopic(parts.environment, record).newest(key.encode(), sealed_only=is_sealed_only)
+    return KeyLookup(key, found, is_sealed_only)
+
+
+def topic_view(parts: Service, name: TopicName, *, in_full: bool) -> TopicView:
+    """Raises RestException (404)."""
+    environment = parts.environment
+    record = resolve.topic(parts, name)
+    snapshot = environment.metadata.snapshot(record.id)
+    stats = stats_snapshot(parts, name)
+    if stats is None:
+        raise resolve.not_found(parts, name)
+    compacted = snapshot.compacted
+    manifest = None if compacted is None else read_manifest(environment.store, compacted.manifest)
+    (backlog,) = BacklogReader(environment.metadata, environment.log).of([record.id])
+    threshold = backlog.triggers.threshold_bytes
+    effective = policies_document(environment.metadata.policies.resolved(record))
+    return TopicView(
+        name,
+        stats,
+        compacted,
+        _picture(snapshot, stats, manifest),
+        backlog,
+        backlog.bytes / threshold if threshold else None,
+        get_compaction_control(parts, name, in_full)[0],
+        [
+            run_document(name, run, environment.clock.now_ms(), in_full=in_full)
+            for _, run in environment.metadata.runs.newest(RUNS_SHOWN, topic_ids=[record.id])
+        ],
+        [
+            PolicyRow(policy, json.dumps(found["value"]).strip('"'), str(found["origin"]))
+            for policy, found in sorted(effective.items(), key=lambda item: (item[1]["origin"] == DEFAULT, item[0]))
+        ],
+    )
+
+
+def _picture(snapshot: TopicSnapshot, stats: StatsSnapshot, manifest: Manifest | None) -> Markup:
+    raw = [_raw(extent, stats.end) for extent in snapshot.extents]
+    parts = [] if manifest is None else [_part(number, part) for number, part in enumerate(manifest.parts)]
+    marks = [
+        Mark(
+            "cursor",
+            cursor.record.mark + 1,
+            f"subscription {cursor.record.name}: next is offset {cursor.record.mark + 1:,}",
+        )
+        for cursor in stats.stats.cursors
+        if cursor.record.name != "__compaction"
+    ]
+    if snapshot.compacted is not None:
+        horizon = snapshot.compacted.horizon
+        marks.append(
+            Mark(
+                "horizon",
+                horizon.offset + 1,
+                f"horizon: compacted up to offset {horizon.offset:,}, {horizon.message_id}",
+            )
+        )
+    if stats.first:
+        marks.append(Mark("start", stats.first, f"the first offset that can be read raw: {stats.first:,}"))
+    return draw(raw, parts, marks, stats.end)
+
+
+def _raw(extent: LedgerRecord | SegmentRecord, end: int) -> Extent:
+    if isinstance(extent, LedgerRecord):
+        title = (
+            f"ledger {extent.ledger_id}: offsets {extent.first_offset:,} to {extent.last_offset:,}, "
+            f"{count(extent.messages)} messages, {size(extent.logical_bytes)}"
+        )
+        return Extent("ledger", extent.first_offset, extent.last_offset, title)
+    if extent.content is None:
+        title = f"open segment {extent.ledger_id}: from offset {extent.first_offset:,}"
+        return Extent("open", extent.first_offset, max(end - 1, extent.first_offset), title)
+    title = (
+        f"segment {extent.ledger_id}, not sealed yet: offsets {extent.first_offset:,} to {extent.content.last_offset:,}"
+    )
+    return Extent("segment", extent.first_offset, extent.content.last_offset, title)
+
+
+def _part(number: int, part: Any) -> Extent:
+    deleted = 0 if part.deleted is None else part.deleted.cardinality
+    garbage = deleted / part.messages if part.messages else 0.0
+    title = (
+        f"compacted part {number}: offsets {part.first.offset:,} to {part.last.offset:,}, "
+        f"{count(part.messages - deleted)} messages, {size(part.logical_bytes)}, {share(garbage)} garbage"
+    )
+    return Extent("part", part.first.offset, part.last.offset, title, garbage)

@@ -1,0 +1,80 @@
+"""The table of topics on the first page: filtered, sorted and cut into pages here, so that a browser gets one page.
+
+Everything comes from three statements, whatever the number of topics; nothing of a log or a store is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from storage.metadata.records import CompactionControl, RunState, TopicSummary
+from storage.metadata.store import MetadataStore
+
+PAGE_ROWS = 50
+MOST_RUNS = 1_000
+RUNNING, REQUESTED, PAUSED, FAILING = "running", "requested", "paused", "failing"
+
+
+@dataclass(frozen=True)
+class TopicRow:
+    """A topic in the table. Sizes are logical bytes: what producers sent."""
+
+    summary: TopicSummary
+    state: str
+
+    @property
+    def saved(self) -> float | None:
+        """The share of the raw bytes that a compacted read need not read; None: it was never compacted."""
+        found = self.summary
+        if found.compacted_bytes is None or not found.logical_bytes:
+            return None
+        return max(0.0, 1 - found.compacted_bytes / found.logical_bytes)
+
+
+@dataclass(frozen=True)
+class TopicsPage:
+    """One page. `number` and `pages` count from 1; `found`: topics that the filter lets through, of `total`."""
+
+    rows: Sequence[TopicRow]
+    number: int
+    pages: int
+    found: int
+    total: int
+
+
+_SORTS: dict[str, Callable[[TopicRow], Any]] = {
+    "name": lambda row: str(row.summary.name),
+    "raw": lambda row: row.summary.logical_bytes,
+    "messages": lambda row: row.summary.messages,
+    "compacted": lambda row: -1 if row.summary.compacted_bytes is None else row.summary.compacted_bytes,
+    "saved": lambda row: -1.0 if row.saved is None else row.saved,
+    "at": lambda row: row.summary.compacted_at or 0,
+    "state": lambda row: row.state,
+}
+SORTS = tuple(_SORTS)
+
+
+def topics_page(
+    metadata: MetadataStore, may_see: Callable[[TopicSummary], bool], text: str, sort: str, page: int
+) -> TopicsPage:
+    """The topics whose name has `text` in it. `sort`: one of SORTS, with a minus for the largest first."""
+    summaries = [item for item in metadata.topics.summaries() if may_see(item)]
+    states = {topic_id: _state(control) for topic_id, control in metadata.compaction_control.all().items()}
+    states |= {run.topic_id: RUNNING for _, run in metadata.runs.newest(MOST_RUNS, state=RunState.RUNNING)}
+    rows = [TopicRow(item, states.get(item.topic_id, "")) for item in summaries if text in str(item.name)]
+    key = sort.removeprefix("-")
+    rows.sort(key=_SORTS.get(key, _SORTS["name"]), reverse=sort.startswith("-"))
+    pages = max(1, -(-len(rows) // PAGE_ROWS))
+    number = min(max(page, 1), pages)
+    start = (number - 1) * PAGE_ROWS
+    return TopicsPage(rows[start : start + PAGE_ROWS], number, pages, len(rows), len(summaries))
+
+
+def _state(control: CompactionControl) -> str:
+    if control.paused:
+        return PAUSED
+    if control.requested_at is not None:
+        return REQUESTED
+    return FAILING if control.failures else ""

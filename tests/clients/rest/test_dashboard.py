@@ -1,0 +1,215 @@
+"""The dashboard as a browser without scripts has it: pages, forms, the cookie of a token, and who may do what."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from api.http.tokens import create
+from tests.asgi import TestClient
+from tests.clients.rest.conftest import RestTopic
+from tests.serving import Served, serving
+
+SECRET = bytes(32)
+ORIGIN = {"Origin": "http://127.0.0.1:8080"}
+
+
+def page_of(topic: RestTopic) -> str:
+    return f"/dashboard/topics/public/default/{topic.local}"
+
+
+def page(client: Any, path: str, status: int = 200) -> str:
+    """A page: well formed, and with headers that forbid scripts and other hosts."""
+    answer = client.get(path)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'; style-src 'self'")
+    assert "<script" not in answer.text
+    assert not re.search(r"(src|href|action)=\"(https?:)?//", answer.text)
+    return str(answer.text)
+
+
+def picture(text: str) -> ElementTree.Element:
+    return ElementTree.fromstring(text[text.index("<svg") : text.index("</svg>") + len("</svg>")])
+
+
+def test_the_first_page_lists_topics(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="2")
+    rest_topic.compact()
+    text = page(served.client, f"/?q={rest_topic.local}")
+    assert f'href="{page_of(rest_topic)}"' in text
+    assert "1 of " in text
+    assert page(served.client, "/?q=no-such-topic").count("<tr>") == 2
+    assert 'aria-sort="descending"' in page(served.client, "/?sort=-raw")
+
+
+def test_pages_of_the_table(served: Served) -> None:
+    for number in range(60):
+        served.ask("PUT", f"/admin/v2/persistent/public/default/many-{number:03}")
+    first, last = page(served.client, "/?q=many-"), page(served.client, "/?q=many-&page=2")
+    assert "many-000" in first
+    assert "many-050" not in first
+    assert "many-059" in last
+    assert "Page 2 of 2" in last
+    assert "Page 2 of 2" in page(served.client, "/?q=many-&page=99")
+    assert "many-059" in page(served.client, "/?q=many-&sort=-name")
+
+
+def test_a_topic_is_drawn_with_its_compactions_cursors_and_policies(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="1", c="1")
+    rest_topic.put(a="2")
+    rest_topic.compact()
+    rest_topic.put(a="3333")
+    assert rest_topic.ask("PUT", "/subscription/mine").status_code == 204
+    rest_topic.ask("POST", "/compactionThreshold", 1)
+
+    text = page(served.client, page_of(rest_topic))
+
+    kinds = [item.get("class") for item in picture(text).iter("rect")]
+    assert kinds.count("ledger") == 1
+    assert kinds.count("part") == 1
+    assert kinds.count("open") == 1
+    titles = [str(item.text) for item in picture(text).iter("title")]
+    assert any(title.startswith("horizon: compacted up to offset 3") for title in titles)
+    assert any(title.startswith("subscription mine: next is offset") for title in titles)
+    assert "so it is due" in text
+    assert '<span class="state success">success</span>' in text
+    assert "compaction.threshold.bytes" in text
+
+
+def test_a_key_is_looked_up(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", gone="1", b="<i>")
+    rest_topic.compact()
+    rest_topic.put(a="2", gone=None)
+
+    def asked(key: str) -> str:
+        text = page(served.client, f"{page_of(rest_topic)}?key={key}")
+        return text[text.index("<h2>Look a key up") : text.index("<h2>Compactions")]
+
+    assert '<pre tabindex="0">2</pre>' in asked("a")
+    assert "&lt;i&gt;" in asked("b")
+    assert "It deletes the key." in asked("gone")
+    assert "No message has the key “none”" in asked("none")
+
+
+def test_a_name_is_shown_as_text_and_found_again(served: Served) -> None:
+    name = "/admin/v2/persistent/public/default/%3Cb%3E%26x"
+    assert served.ask("PUT", name).status_code == 204
+    text = page(served.client, "/?q=%3Cb%3E")
+    assert "<b>" not in text
+    (path,) = set(re.findall(r'href="(/dashboard/topics/[^"]+)"', text))
+    assert "&lt;b&gt;" in page(served.client, path)
+
+
+def test_buttons_compact_pause_resume_and_cancel(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+
+    def press(button: str) -> str:
+        answer = served.client.post(f"{page_of(rest_topic)}/{button}", headers=ORIGIN)
+        assert answer.status_code == 200, answer.text
+        assert str(answer.url).endswith(page_of(rest_topic))
+        return str(answer.text)
+
+    assert "a compaction is requested" in press("compact").lower()
+    press("abort")
+    assert "Compaction is paused" in press("pause")
+    refused = served.client.post(f"{page_of(rest_topic)}/compact", headers=ORIGIN)
+    assert refused.status_code == 409
+    assert 'class="note error"' in refused.text
+    assert "Compaction is paused" not in press("resume")
+    press("compact")
+    served.compact_requested()
+    assert '<span class="state success">success</span>' in page(served.client, page_of(rest_topic))
+
+
+@pytest.mark.parametrize("headers", [{}, {"Origin": "http://elsewhere.example"}, {"Origin": "null"}])
+def test_a_form_of_another_site_is_refused(served: Served, rest_topic: RestTopic, headers: dict[str, str]) -> None:
+    answer = served.client.post(f"{page_of(rest_topic)}/pause", headers=headers)
+    assert answer.status_code == 403
+    assert rest_topic.ask("GET", "/compaction/control").json()[0]["paused"] == 0
+
+
+def test_what_is_missing_is_a_page(served: Served) -> None:
+    assert "Topic persistent://public/default/no-such not found" in page(
+        served.client, "/dashboard/topics/public/default/no-such", 404
+    )
+
+
+def test_the_service_page_names_the_leader(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    rest_topic.ask("POST", "/compaction/pause")
+    text = page(served.client, "/dashboard/service")
+    assert "Paused topics" in text
+    assert rest_topic.name in text
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    key = "data:;base64," + base64.b64encode(SECRET).decode()
+    access = {"auth_token_secret_key": key, "auth_superuser_roles": ("root",), "limits_requests_per_second": 0.0}
+    with serving(tmp_path_factory.mktemp("access"), **access) as served:
+        yield served
+
+
+def logged_in(served: Served, role: str) -> TestClient:
+    client = TestClient(served.client.app)
+    answer = client.post("/dashboard/login", content=f"token={create(SECRET, role, {})}&next=/", headers=ORIGIN)
+    assert answer.status_code == 200
+    return client
+
+
+def test_who_is_not_logged_in_is_asked_to(guarded: Served) -> None:
+    client = TestClient(guarded.client.app)
+    answer = client.get("/dashboard/service")
+    assert str(answer.url).endswith("/dashboard/login?next=%2Fdashboard%2Fservice")
+    refused = client.post("/dashboard/login", content="token=no.such.token", headers=ORIGIN)
+    assert refused.status_code == 401
+    assert 'role="alert"' in refused.text
+    assert "set-cookie" not in refused.headers
+
+
+def test_a_cookie_counts_for_the_dashboard_alone(guarded: Served) -> None:
+    client = logged_in(guarded, "root")
+    page(client, "/dashboard/service")
+    assert client.get("/admin/v2/tenants").status_code == 401
+    client.post("/dashboard/logout", headers=ORIGIN)
+    assert "/dashboard/login" in str(client.get("/dashboard/service").url)
+
+
+def test_the_cookie_is_kept_from_scripts_and_other_sites(guarded: Served) -> None:
+    client = TestClient(guarded.client.app)
+    body = f"token={create(SECRET, 'root', {})}&next=https://elsewhere.example/x"
+    answer = client.post("/dashboard/login", content=body, headers=ORIGIN, follow_redirects=False)
+    assert answer.headers["location"] == "/x"
+    assert {"HttpOnly", "SameSite=strict"} <= set(answer.headers["set-cookie"].split("; "))
+
+
+def test_a_role_sees_and_does_what_it_may(guarded: Served) -> None:
+    root = {"Authorization": f"Bearer {create(SECRET, 'root', {})}"}
+    for verb, path, body in (
+        ("PUT", "/admin/v2/persistent/public/default/seen", None),
+        ("PUT", "/admin/v2/namespaces/public/hidden", "{}"),
+        ("PUT", "/admin/v2/persistent/public/hidden/unseen", None),
+        ("POST", "/admin/v2/namespaces/public/default/permissions/reader", '["consume"]'),
+    ):
+        headers = root | ({"content-type": "application/json"} if body else {})
+        assert guarded.client.request(verb, path, content=body, headers=headers).status_code == 204
+    client = logged_in(guarded, "reader")
+    text = page(client, "/")
+    assert "seen" in text
+    assert "unseen" not in text
+    page(client, "/dashboard/topics/public/default/seen")
+    assert "no permission" in page(client, "/dashboard/topics/public/hidden/unseen", 403)
+    assert client.post("/dashboard/topics/public/default/seen/compact", headers=ORIGIN).status_code == 403
+    assert client.get("/dashboard/service").status_code == 403
+
+
+def test_it_can_be_turned_off(tmp_path: Path) -> None:
+    with serving(tmp_path, dashboard=False) as served:
+        assert served.client.get("/").status_code == 404
+        assert served.client.get("/dashboard/service").status_code == 404
