@@ -10,6 +10,7 @@ Out: the same fields with "message_id" in Pulsar's form and "offset".
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import os
@@ -92,7 +93,7 @@ def read_rows(
 def parse_rows(data: bytes, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[InputMessage]:
     """The messages of JSON Lines in memory. Raises InvalidRecord, which names the line."""
     decode = msgspec.json.Decoder(JsonLine).decode
-    for number, text in enumerate(data.removesuffix(b"\n").split(b"\n"), 1):
+    for number, text in enumerate(_without_mark(data).removesuffix(b"\n").split(b"\n"), 1):
         try:
             if not text or text.isspace():
                 raise ValueError("the line is empty")
@@ -132,6 +133,8 @@ def _read(
             number += 1
             try:
                 text = stream.readline(MAX_LINE_BYTES + 1)
+                if number == 1:
+                    text = _without_mark(text)
                 if not text:
                     break
                 if len(text) > MAX_LINE_BYTES:
@@ -164,12 +167,26 @@ def _reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 text ({error.reason})"
     if isinstance(error, msgspec.ValidationError):
-        return str(error)
+        return str(error) + _advice(str(error))
     if isinstance(error, msgspec.DecodeError):
         return f"not JSON ({error})"
     if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
         return f"the gzip data is damaged or cut short ({error})"
     return str(error)
+
+
+def _advice(error: str) -> str:
+    """What a user can do about a line that is JSON, and no message."""
+    if "unknown field" in error:
+        return f"; a line has {', '.join(field.name for field in msgspec.structs.fields(JsonLine))}"
+    if "$.value" in error or "$.key" in error:
+        return '; keys and values are text: quote it, as in "{\\"a\\":1}", or write it in base64 and say so'
+    return ""
+
+
+def _without_mark(line: bytes) -> bytes:
+    """A first line without the byte order mark that some editors write."""
+    return line.removeprefix(codecs.BOM_UTF8)
 
 
 def _open(file: str) -> io.BufferedIOBase:

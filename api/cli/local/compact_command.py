@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 def compact_topic(
     context: typer.Context,
+    topics: Annotated[list[str] | None, typer.Argument(metavar="[TOPIC]...", help=TOPIC_HELP)] = None,
     topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help=f"May be repeated. {TOPIC_HELP}")] = None,
     all_topics: Annotated[bool, typer.Option("--all", help="All topics.")] = False,
     namespace: Annotated[
@@ -86,12 +87,13 @@ def compact_topic(
     Options that are policies count before the topic's own (`compactor topics policies`), for this run alone.
     Durations are whole numbers with ms, s, m, h or d; a bare number is seconds.
     """
-    if sum((bool(topic), all_topics, namespace is not None)) != 1:
+    listed = [*(topics or ()), *(topic or ())]
+    if sum((bool(listed), all_topics, namespace is not None)) != 1:
         raise InvalidInput(
             "compact-topic takes topics in exactly one way",
-            "give --topic, which may be repeated, or --all, or --namespace tenant/namespace",
+            "name topics, by themselves or with --topic, or give --all, or --namespace tenant/namespace",
         )
-    named = list(dict.fromkeys(map(TopicName.parse, topic or ())))
+    named = list(dict.fromkeys(map(TopicName.parse, listed)))
     if event_time_max_lateness is not None and not event_time_order:
         raise InvalidInput("--event-time-max-lateness means nothing by itself", "give --event-time-order with it")
     if not 0 <= max_garbage_ratio <= 1:

@@ -16,6 +16,7 @@ from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing, open_topic
+from api.observability.redaction import redacted
 from api.reports import shown_error, trim_document
 from storage.model import TopicName
 from storage.reading.position_text import parse_trim_place
@@ -54,6 +55,8 @@ def list_topics(context: typer.Context, output: Output = OutputFormat.TABLE) -> 
         }
         for summary in summaries
     ]
+    if not documents:
+        say(f"There are no topics in {redacted(context.obj.database_url)}: --data or --database names another place")
     show(documents, output, _COLUMNS)
 
 

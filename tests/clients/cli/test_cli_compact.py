@@ -81,6 +81,12 @@ def test_topics_are_given_in_exactly_one_way(program: Program, folder: Path, way
     assert not (folder.parent / "data").exists()
 
 
+def test_topics_may_stand_by_themselves(program: Program, topics: tuple[str, ...]) -> None:
+    program("compact-topic", "a", "b").done()
+    assert compacted(*topics) == [True, True, False]
+    program("compact-topic", "a", "--all").refused(2, "exactly one way")
+
+
 def test_many_topics_are_one_job(program: Program, topics: tuple[str, ...], engine: Recording) -> None:
     result = program("compact-topic", "--topic", "b", "--topic", "a", "--topic", topics[2]).done()
     assert [line.split()[3] for line in result.stdout.splitlines()] == [

@@ -54,6 +54,12 @@ def test_an_output_is_an_input(program: Program, folder: Path) -> None:
     assert content(program("read", "again").done().messages) == content(first.messages)
 
 
+def test_a_byte_order_mark_is_passed_over(program: Program, folder: Path) -> None:
+    (folder / "in.jsonl").write_bytes(b'\xef\xbb\xbf{"key":"a","value":"1"}\n')
+    program("import", "t", "in.jsonl").done()
+    assert [message["key"] for message in program("read", "t").done().messages] == ["a"]
+
+
 @pytest.mark.parametrize("name", ["in.jsonl.gz", "in.whatever"])
 def test_gzip_is_known_by_its_content(program: Program, folder: Path, name: str) -> None:
     lines = "".join(json.dumps(message) + "\n" for message in MESSAGES)
