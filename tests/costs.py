@@ -25,7 +25,7 @@ WAITING_FACTOR = 6
 """How many times as long it may take by the clock."""
 MACHINE_FACTOR = 2 if IN_CI else 1
 """CI's machine may be half as fast as the one that the bound is for."""
-STARTED = "COMPACTOR_CI_STARTED"
+STARTED = "COMPACTOR_TEST_CI_STARTED"
 """When CI began, in seconds since the epoch: set by .ci/run."""
 _CPU, _WALL, _CALL = pytest.StashKey[float](), pytest.StashKey[float](), pytest.StashKey[float]()
 

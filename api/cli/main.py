@@ -7,6 +7,7 @@ that uses them: `compactor --help` needs none. An error is one line that says wh
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
@@ -14,6 +15,7 @@ import typer
 
 from api.cli.kit import exit_codes
 from api.cli.kit.program import group, program, run
+from api.cli.kit.shared_arguments import VersionFlag
 from api.cli.kit.stderr import say
 from api.cli.local import (
     compact_command,
@@ -32,9 +34,10 @@ from api.cli.local import (
     verify_command,
 )
 from api.settings.settings import Settings
+from api.settings.sources import variable_notes
 
 GLOBAL_OPTIONS = ("--config", "--data", "--store", "--s3-endpoint", "--database", "--log", "--spark-master")
-GLOBAL_FLAGS = ("--debug",)
+GLOBAL_FLAGS = ("--debug", "--version")
 _GROUPS = {
     "topics": "Topics: contents, policies, trim and roll.",
     "compactions": "Runs of compactions.",
@@ -118,6 +121,7 @@ def options(
     ] = None,
     spark_master: Annotated[str | None, typer.Option(help="Spark master [COMPACTOR_SPARK_MASTER]")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: VersionFlag = False,
 ) -> None:
     context.obj = Settings.load(
         config=config,
@@ -128,7 +132,9 @@ def options(
         log=log,
         spark_master=spark_master,
     )
-    for note in context.obj.notes:
+    # The service logs them itself, and `config` shows them.
+    notes = () if context.invoked_subcommand in ("serve", "config") else variable_notes(os.environ)
+    for note in (*context.obj.notes, *notes):
         say(f"compactor: {note}")
 
 

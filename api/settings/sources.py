@@ -62,7 +62,7 @@ def read_values(
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Variables with the prefix of settings that are not settings: typing errors."""
     known = {setting.variable for setting in SETTINGS.values()} | {"COMPACTOR_CONFIG"}
-    others = ("COMPACTOR_ADMIN_", "COMPACTOR_TEST_", "COMPACTOR_SOAK_", *_OF_OTHERS)
+    others = ("COMPACTOR_ADMIN_", "COMPACTOR_TEST_", "COMPACTOR_SOAK", *_OF_OTHERS)
     return sorted(
         name
         for name in environment

@@ -57,6 +57,7 @@ def test_the_chart_sets_what_several_services_need() -> None:
     chart = "".join(item.read_text(encoding="utf-8") for item in (CHART / "templates").iterdir())
     needed = {"DATABASE", "STORE", "ADVERTISED_URL", "AUTH_TOKEN_SECRET_KEY", "AUTH_SUPERUSER_ROLES"}
     assert {f"COMPACTOR_{name}" for name in needed} <= set(re.findall(r"COMPACTOR_[A-Z_]+", chart))
+    assert "enableServiceLinks: false" in chart  # Kubernetes would set COMPACTOR_PORT to a URL
 
 
 def test_the_trial_fits_together() -> None:

@@ -24,11 +24,11 @@ from api.cli.admin import (
 from api.cli.admin.requests import Command, RequestCommand, add_commands
 from api.cli.admin.session import Session
 from api.cli.kit.program import group, program, run
-from api.cli.kit.shared_arguments import Output, OutputFormat
+from api.cli.kit.shared_arguments import Output, OutputFormat, VersionFlag
 
 NAME = "compactor-admin"
 GLOBAL_OPTIONS = ("--admin-url", "--token", "--token-file", "--ca-cert", "--config", "--timeout", "--output")
-GLOBAL_FLAGS = ("--debug",)
+GLOBAL_FLAGS = ("--debug", "--version")
 _TOPICS = {
     **topics.COMMANDS,
     **tenancy.OF_TOPICS,
@@ -81,6 +81,7 @@ def options(
     ] = None,
     output: Output = OutputFormat.TABLE,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: VersionFlag = False,
 ) -> None:
     flags = {"admin-url": admin_url, "token": token, "token-file": token_file, "ca-cert": ca_cert, "timeout": timeout}
     context.obj = Session(flags, config, output)

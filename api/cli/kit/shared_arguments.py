@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from api.cli.kit.terminal import put
 from storage.model import TopicName
 
 TOPIC_HELP = "persistent://tenant/namespace/topic; topic alone means persistent://public/default/topic."
@@ -19,6 +20,20 @@ else:
 TypedTopic = Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)]
 """The name as it was typed."""
 OnlyTopic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help=f"Only of this topic. {TOPIC_HELP}")]
+
+
+def _show_version(wanted: bool) -> None:
+    """Raises Exit."""
+    if wanted:
+        from importlib.metadata import version
+
+        put(f"compactor {version('compactor')}")
+        raise typer.Exit
+
+
+VersionFlag = Annotated[
+    bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
+]
 
 
 class OutputFormat(StrEnum):

@@ -10,6 +10,7 @@ import os
 import resource
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,15 @@ def test_a_start_of_spark_that_is_given_up_forgets_its_java(monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt):
         spark.open_session(spark.SparkSettings(tmp_path / "spark.log"), jvm=Started())
     assert steps == ["ended", "purged"]
+
+
+def test_a_mistyped_variable_is_told(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPACTOR_STOER", "x")
+    assert (
+        "COMPACTOR_STOER is not a setting, and is ignored: did you mean COMPACTOR_STORE?"
+        in program("topics", "list").stderr
+    )
+
+
+def test_the_version_is_told(program: Program) -> None:
+    assert program("--version").done().stdout == f"compactor {version('compactor')}\n"
