@@ -315,6 +315,7 @@ class Connection(asyncio.Protocol):
         self._caller = Caller(self._caller.address, role)
 
     def _refuse_connection(self, error: Refused) -> None:
+        self._gateway.log_throttle.warn(f"{self.address} is refused: {error.message}", "refused")
         self.send(failure((1 << 64) - 1, error))
         self.close()
 
@@ -701,9 +702,9 @@ class Connection(asyncio.Protocol):
             response = answer.get_last_message_id_response
             response.request_id = wish.request_id
             response.last_message_id.CopyFrom(id_data(last, topic.name.partition))
-            mark = subscription.mark_delete
-            if mark is not None:
-                response.consumer_mark_delete_position.CopyFrom(id_data(mark.message_id))
+            before = subscription.delivered_before
+            if before is not None:
+                response.consumer_mark_delete_position.CopyFrom(id_data(before))
                 response.consumer_mark_delete_position.ClearField("batch_index")
             return answer
 

@@ -52,6 +52,11 @@ def find_or_create(parts: Service, name: TopicName, create: bool) -> TopicRecord
             ) from None
         if not create:
             raise
+        whole = None if name.whole is None else metadata.partitions.find(name.whole)
+        if whole is not None and name.partition >= whole.partitions:
+            raise Refused(
+                ServerError.TopicNotFound, f"{name} does not exist: {name.whole} has {whole.partitions} partitions"
+            ) from None
     try:
         metadata.tenancy.namespace(f"{name.tenant}/{name.namespace}")
     except NotFound as error:

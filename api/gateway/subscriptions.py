@@ -370,8 +370,14 @@ class Subscription:
         return self._ticks_alone > ticks
 
     @property
-    def mark_delete(self) -> LogPosition | None:
-        return None if self.cursor is None else self.cursor.mark_delete
+    def delivered_before(self) -> MessageId | None:
+        """The place before the first message that is delivered: mark-delete, or what is before a reader's position. By
+        it a client that has sought by time knows whether messages follow. None: not known."""
+        if self.cursor is not None:
+            return None if self.cursor.mark_delete is None else self.cursor.mark_delete.message_id
+        if not isinstance(self.start, MessageId) or self.start in (EARLIEST, LATEST):
+            return None
+        return MessageId(self.start.ledger_id, self.start.entry_id - 1)
 
     @property
     def next_unacked(self) -> StartPosition:

@@ -83,13 +83,16 @@ def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> N
 def delete_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
     """Delete a topic with all that belongs to it; a compaction that runs is stopped and never publishes (S8).
 
-    Refused while a process writes it that is no service, an import for example, unless `force` is given.
+    Refused while clients are connected to it, or a process writes it that is no service, an import for example, unless
+    `force` is given: they are disconnected then.
     """
     metadata = parts.environment.metadata
     if metadata.partitions.find(topic) is not None:
         advice = "instead of calling delete topic, please call delete-partitioned-topic."
         raise RestException(409, f"{topic} is a partitioned topic, {advice}")
     record = resolve.topic(parts, topic)
+    if not force:
+        refuse_clients(parts, topic)
     parts.producers.close_topic(record.id)
     try:
         metadata.tenancy.delete_topic(record.id, force=force or written_by_a_service(parts, record.id))
@@ -97,6 +100,16 @@ def delete_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
         raise RestException(412, connected()) from error
     except NotFound as error:
         raise resolve.not_found(parts, topic) from error
+
+
+def refuse_clients(parts: Service, *topics: TopicName) -> None:
+    """Raises RestException (412) while Pulsar's clients are connected to one of them here."""
+    for topic in topics:
+        clients = parts.clients.of_topic(topic)
+        if clients.publishers or any(item.consumers for item in clients.subscriptions.values()):
+            raise RestException(
+                412, f"Topic {topic} has active producers/subscriptions: end them, or delete with force"
+            )
 
 
 @router.delete(TOPIC_PATH + "/truncate", AuthAction.ADMIN, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.WORK)

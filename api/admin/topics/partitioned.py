@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from api.admin import resolve
 from api.admin.models import UNREADABLE, MissingBody, PulsarBody, int_number, parsed, read_body, unreadable
-from api.admin.topics.lifecycle import EXISTS, NO_NAMESPACE, connected, written_by_a_service
+from api.admin.topics.lifecycle import EXISTS, NO_NAMESPACE, connected, refuse_clients, written_by_a_service
 from api.http.access import ANY_USE, AuthAction
 from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import RestException, reported_as
@@ -154,6 +154,8 @@ def delete_partitioned_topic(parts: Parts, topic: Topic, force: bool = False) ->
     if whole is None:
         raise _not_partitioned(parts, topic)
     each = resolve.partitions(parts, whole)
+    if not force:
+        refuse_clients(parts, *(item.name for item in each))
     for item in each:
         parts.producers.close_topic(item.id)
     written = [item for item in each if metadata.leases.current(item.id) is not None]

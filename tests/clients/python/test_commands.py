@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+import httpx
 import pulsar
 import pytest
 
 from api.gateway.frames import FrameParser, encoded
 from api.gateway.pulsar_api_pb2 import BaseCommand, ServerError
-from tests.clients.python.conftest import Admin, wait_for
+from tests.clients.python.conftest import Admin, all_of, wait_for
 from tests.servers.compactor_service import RunningService
 
 pytestmark = pytest.mark.slow
@@ -103,3 +104,42 @@ def test_deduplication_begins_with_the_next_producer(
 
     wait_for(lambda: stored() == 5)
     assert second.last_sequence_id() == 1
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_reader_that_sought_by_time_knows_whether_messages_follow(
+    client: pulsar.Client, admin: Admin, topic: str, compacted: bool
+) -> None:
+    producer = client.create_producer(topic, batching_enabled=False)
+    for number in range(5):
+        producer.send(b"%d" % number, partition_key=f"k{number}")
+    if compacted:
+        admin.compact(topic)
+    reader = client.create_reader(topic, pulsar.MessageId.latest, is_read_compacted=compacted)
+
+    reader.seek(1)  # ms since the Unix epoch: before all of them
+
+    assert [message.data() for message in all_of(reader)] == [b"%d" % number for number in range(5)]
+
+
+def test_a_topic_in_use_is_deleted_by_force_alone_and_loses_nothing_that_comes_later(
+    client: pulsar.Client, admin: Admin, topic: str
+) -> None:
+    producer = client.create_producer(topic)
+    producer.send(b"before")
+    path = "/admin/v2/" + topic.replace("://", "/")
+    refused = httpx.delete(admin.url + path)
+    assert refused.status_code == 412
+    assert "has active producers/subscriptions" in refused.json()["reason"]
+
+    assert httpx.delete(admin.url + path, params={"force": "true"}).status_code == 204
+    producer.send(b"after")
+
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    assert [message.data() for message in all_of(reader)] == [b"after"]
+
+
+def test_a_partition_that_there_is_not_is_not_made(client: pulsar.Client, admin: Admin, topic: str) -> None:
+    admin.topic("PUT", topic, "/partitions", 2)
+    with pytest.raises(pulsar.PulsarException):
+        client.create_producer(f"{topic}-partition-7")
