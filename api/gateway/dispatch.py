@@ -213,6 +213,8 @@ class Dispatcher:
             start = self.subscription.next_unacked if self._next is None else StartOffset(self._next)
             if self._gap_from < 0 and isinstance(start, StartOffset):
                 self._gap_from = start.offset
+            elif self._gap_from < 0 and start == EARLIEST:
+                self._gap_from = 0
             open_reader = partial(self.topic.storage.entry_reader, start, self.subscription.read_compacted)
             self._pages = EntryPages(self.topic.pools[WaitsFor.STORE], open_reader)
         entries, following = await self._pages.next(self._next)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pulsar
 import pytest
 
-from tests.clients.python.conftest import WAIT_MS, Admin, all_of, position, send_all, values
+from tests.clients.python.conftest import WAIT_MS, Admin, all_of, position, send_all, values, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -125,3 +125,20 @@ def test_a_reader_inside_the_horizon_begins_at_the_next_message_that_is_left(
     reader = client.create_reader(topic, ids[2], is_read_compacted=True)
 
     assert [message.data() for message in all_of(reader)] == [b"6", b"7", b"8"]
+
+
+def test_what_compaction_dropped_is_no_backlog_once_the_rest_is_acknowledged(
+    client: pulsar.Client, admin: Admin, topic: str
+) -> None:
+    producer = client.create_producer(topic, batching_enabled=True, batching_max_messages=10)
+    send_all(producer, [(f"k{number % 7}", b"%d" % number) for number in range(50)])
+    admin.compact(topic)
+    consumer = client.subscribe(
+        topic, "s", initial_position=pulsar.InitialPosition.Earliest, is_read_compacted=True,
+        batch_index_ack_enabled=True,
+    )  # fmt: skip
+
+    for _ in range(7):
+        consumer.acknowledge(consumer.receive(WAIT_MS))
+
+    wait_for(lambda: admin.topic("GET", topic, "/stats").json()["subscriptions"]["s"]["msgBacklog"] == 0)
