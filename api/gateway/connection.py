@@ -602,7 +602,7 @@ class Connection(asyncio.Protocol):
                 else:
                     await subscription.acknowledge_found(rest)
                 if wish.HasField("request_id") and error is None:
-                    await subscription.flush()
+                    await subscription.flush(for_receipt=True)
             except (CompactorError, RestException) as failed:
                 error = refusal(failed)
                 LOG.warning("an acknowledgement of %s failed: %s", subscription.name, error.message)

@@ -353,7 +353,10 @@ class Gateway:
                     if topic.idle_since is not None:
                         await self._close_topic(topic)
             else:
-                await topic.tick(TICK_SECONDS)
+                try:
+                    await topic.tick(TICK_SECONDS)
+                except (CompactorError, RestException) as error:  # the other topics' cursors are written all the same
+                    self.log_throttle.warn(f"{topic.name} waits: {error}", f"tick {topic.name}")
 
     async def _keep_alive(self) -> None:
         if self.parts.access.keys is not None:

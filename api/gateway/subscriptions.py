@@ -273,16 +273,22 @@ class Subscription:
             self.delivered_end = max(self.delivered_end, position.offset + 1)
             self.cursor.acknowledge_cumulative(position)
 
-    async def flush(self) -> None:
-        """Write down what was acknowledged. Where another one moved the cursor, consumers begin again from there."""
+    async def flush(self, *, for_receipt: bool = False) -> None:
+        """Write down what was acknowledged. Where another one moved the cursor, consumers begin again from there.
+
+        `for_receipt`: raises CompactorError if it was not written; else it is tried again."""
         cursor = self.cursor
         if cursor is None:
             return
         try:
             await self.topic.pools[WaitsFor.STORE].run(cursor.flush)
-        except Fenced:
+        except (Fenced, NotFound):  # moved, or deleted
             await self.reopened()
+            if for_receipt:
+                raise
         except Unavailable as error:
+            if for_receipt:
+                raise
             LOG.warning("acknowledgements of %s on %s wait: %s", self.name, self.topic.name, error)
 
     async def reopened(self) -> None:
@@ -320,6 +326,7 @@ class Subscription:
             self._restart()
         else:
             self.pending.clear()
+            self._acked_to = -1
             if isinstance(place, MessageId):
                 self.start = entry_of(place)
             else:

@@ -143,3 +143,16 @@ def test_a_partition_that_there_is_not_is_not_made(client: pulsar.Client, admin:
     admin.topic("PUT", topic, "/partitions", 2)
     with pytest.raises(pulsar.PulsarException):
         client.create_producer(f"{topic}-partition-7")
+
+
+def test_a_reader_that_acknowledged_seeks_back(client: pulsar.Client, topic: str) -> None:
+    producer = client.create_producer(topic, batching_enabled=False)
+    first = producer.send(b"0")
+    for number in range(1, 5):
+        producer.send(b"%d" % number)
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    assert len(all_of(reader)) == 5
+
+    reader.seek(first)
+
+    assert [message.data() for message in all_of(reader)][-4:] == [b"1", b"2", b"3", b"4"]
