@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
@@ -25,7 +26,7 @@ from api.admin import resolve
 from api.admin.compaction import runs as run_routes, trigger
 from api.dashboard import formats
 from api.dashboard.topic_page import look_up, topic_view
-from api.dashboard.topics_table import SORTS, topics_page
+from api.dashboard.topics_table import topics_page
 from api.http.access import ANY_USE, DASHBOARD_COOKIE, LOGIN, AuthAction, caller_of
 from api.http.paths import Topic, segment
 from api.http.problems import RestException, public_reason, status_of
@@ -126,7 +127,7 @@ def show_topics(parts: Parts, request: Request, q: str = "", sort: str = "name",
         wanted = {"q": q, "sort": sort, "page": found.number, **changes}
         return "/?" + urlencode({name: value for name, value in wanted.items() if value not in ("", None)})
 
-    return _rendered(request, "topics.html", page=found, q=q, sort=sort, sorts=SORTS, link=link)
+    return _rendered(request, "topics.html", page=found, q=q, sort=sort, link=link)
 
 
 @router.get(_TOPIC, waits_for=WaitsFor.STORE, include_in_schema=False)
@@ -159,44 +160,56 @@ def show_style(parts: Parts) -> Response:
 # What changes something
 
 
-@router.post(_TOPIC + "/compact", include_in_schema=False)
-@_page
-def compact_now(parts: Parts, request: Request, topic: Topic) -> Response:
-    """Trigger a compaction."""
-    _from_our_page(request)
-    _require(request, AuthAction.COMPACT, topic=topic)
-    trigger.compact(parts, caller_of(request).name, topic)
-    return _back(topic)
+def _compact(parts: Service, caller: str, topic: TopicName) -> None:
+    trigger.compact(parts, caller, topic)
 
 
-@router.post(_TOPIC + "/abort", include_in_schema=False)
-@_page
-def cancel_now(parts: Parts, request: Request, topic: Topic) -> Response:
-    """Stop a run that is under way, and drop the request for one."""
-    _from_our_page(request)
-    _require(request, AuthAction.COMPACT, AuthAction.ADMIN, topic=topic)
+def _cancel(parts: Service, _: str, topic: TopicName) -> None:
     run_routes.abort_compaction(parts, topic, False)
-    return _back(topic)
 
 
-@router.post(_TOPIC + "/pause", include_in_schema=False)
-@_page
-def pause_now(parts: Parts, request: Request, topic: Topic) -> Response:
-    """Make no compaction until it is resumed."""
-    _from_our_page(request)
-    _require(request, AuthAction.COMPACT, AuthAction.ADMIN, topic=topic)
+def _pause(parts: Service, _: str, topic: TopicName) -> None:
     run_routes.pause_compaction(parts, topic, False)
-    return _back(topic)
 
 
-@router.post(_TOPIC + "/resume", include_in_schema=False)
-@_page
-def resume_now(parts: Parts, request: Request, topic: Topic) -> Response:
-    """Take one pause back."""
-    _from_our_page(request)
-    _require(request, AuthAction.COMPACT, AuthAction.ADMIN, topic=topic)
+def _resume(parts: Service, _: str, topic: TopicName) -> None:
     run_routes.resume_compaction(parts, topic, False)
-    return _back(topic)
+
+
+@dataclass(frozen=True)
+class Button:
+    """A button of a topic's page: the last part of its path, its name in the audit log, the actions of which the caller
+    may do any, and what it does for a caller's name."""
+
+    path: str
+    operation: str
+    needs: tuple[AuthAction, ...]
+    press: Callable[[Service, str, TopicName], None]
+
+
+BUTTONS = (
+    Button("compact", "compactNow", (AuthAction.COMPACT,), _compact),
+    Button("abort", "cancelNow", (AuthAction.COMPACT, AuthAction.ADMIN), _cancel),
+    Button("pause", "pauseNow", (AuthAction.COMPACT, AuthAction.ADMIN), _pause),
+    Button("resume", "resumeNow", (AuthAction.COMPACT, AuthAction.ADMIN), _resume),
+)
+
+
+def _offer(button: Button) -> None:
+    """The route of a button."""
+
+    @_page
+    def press(parts: Parts, request: Request, topic: Topic) -> Response:
+        _from_our_page(request)
+        _require(request, *button.needs, topic=topic)
+        button.press(parts, caller_of(request).name, topic)
+        return _back(topic)
+
+    router.post(f"{_TOPIC}/{button.path}", operation_id=button.operation, include_in_schema=False)(press)
+
+
+for _button in BUTTONS:
+    _offer(_button)
 
 
 @router.get(LOGIN, include_in_schema=False)

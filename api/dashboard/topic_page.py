@@ -27,7 +27,6 @@ from storage.topic import Topic as OpenTopic
 
 RUNS_SHOWN = 20
 _VALUE_CHARACTERS = 4_000
-DEFAULT = PolicyOrigin.DEFAULT
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,9 @@ def topic_view(parts: Service, name: TopicName, *, in_full: bool) -> TopicView:
         ],
         [
             PolicyRow(policy, json.dumps(found["value"]).strip('"'), str(found["origin"]))
-            for policy, found in sorted(effective.items(), key=lambda item: (item[1]["origin"] == DEFAULT, item[0]))
+            for policy, found in sorted(
+                effective.items(), key=lambda item: (item[1]["origin"] == PolicyOrigin.DEFAULT, item[0])
+            )
         ],
     )
 

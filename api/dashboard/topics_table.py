@@ -53,13 +53,12 @@ _SORTS: dict[str, Callable[[TopicRow], Any]] = {
     "at": lambda row: row.summary.compacted_at or 0,
     "state": lambda row: row.state,
 }
-SORTS = tuple(_SORTS)
 
 
 def topics_page(
     metadata: MetadataStore, may_see: Callable[[TopicSummary], bool], text: str, sort: str, page: int
 ) -> TopicsPage:
-    """The topics whose name has `text` in it. `sort`: one of SORTS, with a minus for the largest first."""
+    """The topics whose name has `text` in it. `sort`: a key of _SORTS, with a minus for the largest first."""
     summaries = [item for item in metadata.topics.summaries() if may_see(item)]
     states = {topic_id: _state(control) for topic_id, control in metadata.compaction_control.all().items()}
     states |= {run.topic_id: RUNNING for _, run in metadata.runs.newest(MOST_RUNS, state=RunState.RUNNING)}

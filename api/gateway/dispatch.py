@@ -363,9 +363,13 @@ class SharedDispatcher(Dispatcher):
         finally:
             reader.close()
 
-    def _taking(self) -> list[Consumer]:
+    def _takes(self, consumer: Consumer) -> bool:
+        """Whether a consumer takes messages, and may have more without acknowledging them."""
         most = self.topic.settings.max_unacked_messages
-        taking = [item for item in self.consumers if item.takes and (not most or item.unacked < most)]
+        return consumer.takes and (not most or consumer.unacked < most)
+
+    def _taking(self) -> list[Consumer]:
+        taking = [item for item in self.consumers if self._takes(item)]
         best = min((item.priority for item in taking), default=0)
         return [item for item in taking if item.priority == best]
 
@@ -395,8 +399,8 @@ class KeySharedDispatcher(SharedDispatcher):
         """By key hash, the consumer that has messages of it."""
         self._held: Counter[int] = Counter()
         """By key hash, entries that are not acknowledged."""
-        self._back: deque[tuple[DeliverableEntry, int]] = deque()
-        """What is held back, with where its acknowledgement begins."""
+        self._back: deque[tuple[int, DeliverableEntry, int]] = deque()
+        """What is held back: key hash, entry, and where its acknowledgement begins."""
         self._ring: list[tuple[int, int, Consumer]] = []
         """Points of the consumers among the key hashes, in order; a consumer has those before each, up to another's."""
         self._joined = 0
@@ -449,7 +453,7 @@ class KeySharedDispatcher(SharedDispatcher):
         has_room = self._has_room() and len(self._back) < MOST_HELD_BACK
         if not has_room or not (self._page or await self._read()):
             return False
-        blocked = self._hashes_again() | {hash_of(entry) for entry, _ in self._back}
+        blocked = self._hashes_again() | {key_hash for key_hash, _, _ in self._back}
         done = 0
         while self._page and done < ROUND_ENTRIES and self._has_room() and len(self._back) < MOST_HELD_BACK:
             entry = self._page.popleft()
@@ -459,10 +463,10 @@ class KeySharedDispatcher(SharedDispatcher):
             if not live:
                 continue
             key_hash = hash_of(entry)
-            consumer = None if key_hash in blocked else self._consumer_for(entry)
+            consumer = None if key_hash in blocked else self._taker_of(key_hash)
             if consumer is None:
                 blocked.add(key_hash)
-                self._back.append((entry, first))
+                self._back.append((key_hash, entry, first))
             else:
                 self._deliver(consumer, entry, live, first)
         return done > 0
@@ -470,17 +474,16 @@ class KeySharedDispatcher(SharedDispatcher):
     def _deliver_back(self) -> bool:
         """Deliver what was held back and can go now, keys in their order; whether any did."""
         blocked = self._hashes_again()
-        kept: deque[tuple[DeliverableEntry, int]] = deque()
+        kept: deque[tuple[int, DeliverableEntry, int]] = deque()
         done = False
-        for entry, first in self._back:
-            key_hash, live = hash_of(entry), self.subscription.live_slots(entry)
-            consumer = None if key_hash in blocked or not self._has_room() else self._consumer_for(entry)
+        for key_hash, entry, first in self._back:
+            consumer = None if key_hash in blocked or not self._has_room() else self._taker_of(key_hash)
             if consumer is None:
                 blocked.add(key_hash)
-                kept.append((entry, first))
+                kept.append((key_hash, entry, first))
                 continue
             done = True
-            if live:
+            if live := self.subscription.live_slots(entry):
                 self._deliver(consumer, entry, live, first)
         self._back = kept
         return done
@@ -502,13 +505,12 @@ class KeySharedDispatcher(SharedDispatcher):
         return self._taker_of(hash_of(entry))
 
     def _taker_of(self, key_hash: int) -> Consumer | None:
-        """Who takes a message with that key hash now; None: nobody."""
+        """The consumer that takes a message with that key hash now; None: there is none."""
         wanted = self._owner_of(key_hash)
         holder = self._holders.get(key_hash)
         if wanted is None or (holder is not None and holder is not wanted):
             return None
-        most = self.topic.settings.max_unacked_messages
-        return wanted if wanted.takes and (not most or wanted.unacked < most) else None
+        return wanted if self._takes(wanted) else None
 
     def _owner_of(self, key_hash: int) -> Consumer | None:
         if not self.consumers:

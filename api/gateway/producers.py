@@ -233,7 +233,7 @@ class ProducerRegistry:
             self._exclusive = None
         for item in [item for item in self._waiting if item.producer is producer]:
             self._waiting.remove(item)
-            item.turn.cancel()  # nobody waits for it any more
+            item.turn.cancel()  # its request ends
         if not self._by_name and self._waiting:
             waiting = self._waiting.pop(0)
             self._by_name[waiting.producer.name] = waiting.producer

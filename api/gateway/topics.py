@@ -215,7 +215,7 @@ class PersistentTopic:
         for producer in self.producers.all:
             producer.published.tick(seconds)
             if is_over:
-                producer.connection.close_producer(producer)  # it comes again, and is told why it has to wait
+                producer.connection.close_producer(producer)  # it comes again, and is refused with the reason
         self.published.tick(seconds)
         for subscription in list(self.subscriptions.values()):
             subscription.dispatched.tick(seconds)

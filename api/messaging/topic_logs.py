@@ -263,7 +263,7 @@ class HeldLog:
         return self._opened.dropped or log is None or log.is_fenced
 
     def append(self, entries: Sequence[bytes]) -> list[Answer]:
-        """As `TopicLogs.append`. Raises Fenced if the topic is lost: what is appended then would belong to nobody."""
+        """As `TopicLogs.append`. Raises Fenced if the topic is lost: what is appended then would be in no topic."""
         if self.is_lost:
             raise Fenced(f"{self._opened.topic.name} is not written here any more", "look it up again", is_public=True)
         return self._logs._append(self._opened, entries)

@@ -113,16 +113,14 @@ def get_schema_version(parts: Parts, topic: Topic, version: Version) -> GetSchem
 @router.get(PATH + "/schemas", *ANY_USE)
 def get_schemas(parts: Parts, topic: Topic) -> GetAllVersionsSchemaResponse:
     """All versions of a topic's schema."""
-    _found(parts, topic)
-    versions = _registry(parts).versions(topic)
+    versions = _versions(parts, topic)
     return GetAllVersionsSchemaResponse(get_schema_responses=[_shown(item) for item in versions])
 
 
 @router.get(PATH + "/metadata", *ANY_USE)
 def get_schema_metadata(parts: Parts, topic: Topic) -> SchemaMetadata:
     """The versions of a topic's schema, without their definitions."""
-    _found(parts, topic)
-    entries = [SchemaMetadataEntry(version=item.version) for item in _registry(parts).versions(topic)]
+    entries = [SchemaMetadataEntry(version=item.version) for item in _versions(parts, topic)]
     return SchemaMetadata(info=entries[-1], index=entries)
 
 
@@ -171,6 +169,14 @@ def _found(parts: Service, topic: TopicName, version: int | None = None) -> Sche
     """Raises RestException (404)."""
     found = _registry(parts).find(topic, version)
     if found is None:
+        raise _missing(topic)
+    return found
+
+
+def _versions(parts: Service, topic: TopicName) -> list[SchemaRecord]:
+    """Raises RestException (404) if there is none."""
+    found = _registry(parts).versions(topic)
+    if not found:
         raise _missing(topic)
     return found
 

@@ -147,14 +147,15 @@ class JavaClient:
         self, topic: str, subscription: str, kind: str = "Exclusive", *, compacted: bool = False, **options: Any
     ) -> JavaConsumer:
         """A consumer; a new subscription begins at the first message."""
-        builder = self.java.newConsumer().topic(self._strings(topic)).subscriptionName(subscription)
+        builder = self.java.newConsumer().topic(self.strings(topic)).subscriptionName(subscription)
         builder.subscriptionType(getattr(self._of("SubscriptionType"), kind)).readCompacted(compacted)
         builder.subscriptionInitialPosition(self._of("SubscriptionInitialPosition").Earliest)
         for name, option in options.items():
             getattr(builder, name)(option)
         return JavaConsumer(builder.subscribe(), self._seconds)
 
-    def _strings(self, *values: str) -> Any:
+    def strings(self, *values: str) -> Any:
+        """A Java array."""
         array = self._gateway.new_array(self._jvm.java.lang.String, len(values))
         for at, value in enumerate(values):
             array[at] = value

@@ -151,7 +151,7 @@ def test_a_dead_letter_topic_gets_what_failed_too_often(java: JavaClient, gatewa
         .build()
     )
     unit = gateway.jvm.java.util.concurrent.TimeUnit.MILLISECONDS
-    builder = java.java.newConsumer().topic(_strings(gateway, topic)).subscriptionName("s").deadLetterPolicy(policy)
+    builder = java.java.newConsumer().topic(java.strings(topic)).subscriptionName("s").deadLetterPolicy(policy)
     builder.subscriptionType(gateway.jvm.org.apache.pulsar.client.api.SubscriptionType.Shared)
     builder.negativeAckRedeliveryDelay(1, unit)
     consumer = JavaConsumer(builder.subscribe(), gateway.jvm.java.util.concurrent.TimeUnit.SECONDS)
@@ -192,10 +192,3 @@ def _receive(consumer: JavaConsumer, found: list[Received]) -> int:
         found.append(message)
         consumer.acknowledge(message)
     return len(found)
-
-
-def _strings(gateway: JavaGateway, *values: str) -> object:
-    array = gateway.new_array(gateway.jvm.java.lang.String, len(values))
-    for at, value in enumerate(values):
-        array[at] = value
-    return array

@@ -28,7 +28,7 @@ class AtOnce:
 async def opened(
     bench: Workbench, storage: Topic, keys: Sequence[str] = (), max_unacked_messages: int = 0
 ) -> AsyncIterator[PersistentTopic]:
-    """The topic with a message for each of `keys`, whose entry id is its number; nobody is connected."""
+    """The topic with a message for each of `keys`, whose entry id is its number; no client is connected."""
     logs = TopicLogs(bench.clock, most=2, idle_ms=5_000)
     topic = PersistentTopic(
         storage,

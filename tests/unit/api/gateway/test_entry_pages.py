@@ -1,4 +1,4 @@
-"""Pages that threads read: none is lost, whoever stops waiting, and the reader is closed when nobody reads."""
+"""Pages that threads read: none is lost when its caller stops waiting; the reader is closed when no thread reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from api.gateway.entry_pages import EntryPages
+from api.gateway.entry_pages import EntryPages, Page
 from api.http.problems import RestException
 from api.http.thread_pools import Pool
 from storage.entries.rebuild import DeliverableEntry
@@ -73,6 +73,16 @@ def pages_of(reader: Reader, pool: Threads) -> EntryPages:
     return EntryPages(cast(Pool, pool), lambda: cast(EntryReader, reader))
 
 
+async def cancelled_read(reader: Reader, pool: Threads, pages: EntryPages) -> asyncio.Task[Page]:
+    """A task that was cancelled while a thread reads its page; the thread waits for `may_read`."""
+    reader.may_read.clear()
+    task = asyncio.create_task(pages.next())
+    while not pool.running:
+        await asyncio.sleep(0)
+    task.cancel()
+    return task
+
+
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(test())
 
@@ -109,7 +119,7 @@ def test_a_read_that_failed_is_repeated(failing: int) -> None:
     run(test)
 
 
-def test_a_page_for_which_nobody_waited_any_more_is_given_next() -> None:
+def test_a_page_whose_caller_gave_up_is_given_next() -> None:
     async def test() -> None:
         reader, pool = Reader(3), Threads()
         pages = pages_of(reader, pool)
@@ -128,11 +138,7 @@ def test_a_page_of_a_cancelled_task_is_given_next() -> None:
     async def test() -> None:
         reader, pool = Reader(3), Threads()
         pages = pages_of(reader, pool)
-        reader.may_read.clear()
-        task = asyncio.create_task(pages.next())
-        while not pool.running:
-            await asyncio.sleep(0)
-        task.cancel()
+        task = await cancelled_read(reader, pool, pages)
         with pytest.raises(asyncio.CancelledError):
             await task
         reader.may_read.set()
@@ -147,11 +153,7 @@ def test_a_reader_that_is_read_is_closed_afterwards() -> None:
     async def test() -> None:
         reader, pool = Reader(3), Threads()
         pages = pages_of(reader, pool)
-        reader.may_read.clear()
-        task = asyncio.create_task(pages.next())
-        while not pool.running:
-            await asyncio.sleep(0)
-        task.cancel()
+        await cancelled_read(reader, pool, pages)
         await pages.close()
         assert not reader.closed
         reader.may_read.set()
