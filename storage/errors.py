@@ -72,6 +72,10 @@ class InvalidRecord(InvalidInput):
     """A line, row or file of an import, or a message that is appended, that cannot be taken; nothing of it is kept."""
 
 
+class ChecksumMismatch(InvalidRecord):
+    """A message whose bytes changed on their way here: it may be sent again."""
+
+
 class OffsetOutOfRange(InvalidInput):
     """A read asks for what is before the topic's first message, and shall not be reset (L3)."""
 

@@ -12,6 +12,7 @@ For one thread at a time, that which appends.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from storage.topic import Topic
 if TYPE_CHECKING:
     from api.gateway.producers import Publish
 
+LOG = logging.getLogger(__name__)
 STORE_ENTRIES = 1_000
 """Entries after which it is written down (Pulsar's brokerDeduplicationEntriesInterval)."""
 _WHOLE = 2**31 - 1
@@ -91,7 +93,11 @@ class Deduplication:
             # It may stand for one of this group that was not stored.
             answers[number] = failed.get(group[number].producer.name, EARLIEST)
         if self._unstored >= STORE_ENTRIES:
-            self.store()
+            try:
+                self.store()
+            except CompactorError as error:  # the log has it all the same
+                LOG.warning("what producers of %s stored is not written down yet: %s", self._topic.name, error)
+                self._unstored = 1  # once more after as many entries
         return answers
 
     def store(self) -> None:

@@ -234,7 +234,7 @@ class Gateway:
         storage = Topic(self.parts.environment, record)
         held = await pools[WaitsFor.LOG].run(self._hold, storage)
         try:
-            deduplication = await pools[WaitsFor.STORE].run(self._deduplication, storage)
+            deduplication = await pools[WaitsFor.STORE].run_to_end(self._deduplication, storage)
         except BaseException:
             await pools[WaitsFor.LOG].run(held.release)
             raise

@@ -4,6 +4,9 @@ Entries of all producers of a topic wait in one queue, in the order in which the
 together, and what comes meanwhile is the next group. So a flush of the disk is shared by all, the order is kept, and
 the event loop never waits. Receipts go out in order when a group is durable.
 
+After an entry that failed and may be sent again nothing more of its producer is appended: the producer is closed, and
+its client, which connects again at once, sends all that has no receipt, in order. Else what waited would overtake it.
+
 Access modes are Pulsar's: shared; exclusive, where a second producer is refused; exclusive with fencing, where it takes
 the place of the first; and waiting for exclusive, where it gets its turn.
 """
@@ -11,6 +14,7 @@ the place of the first; and waiting for exclusive, where it gets its turn.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,8 +22,10 @@ from typing import TYPE_CHECKING
 from api.gateway.commands import Refused, id_data, refusal
 from api.gateway.pulsar_api_pb2 import BaseCommand, CommandProducer, ProducerAccessMode, ServerError
 from api.gateway.rates import Rate
+from api.http.problems import RestException
 from api.http.thread_pools import WaitsFor
-from storage.errors import Fenced, InvalidRecord, TopicNotFound
+from api.messaging.topic_logs import may_come_again
+from storage.errors import ChecksumMismatch, CompactorError, Fenced, InvalidRecord, TopicNotFound
 from storage.log.group_commit import Answer
 from storage.model import MessageId
 
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
     from api.gateway.connection import Connection
     from api.gateway.topics import PersistentTopic
 
+LOG = logging.getLogger(__name__)
 GROUP_BYTES = 16 << 20
 """Entries that are appended together."""
 
@@ -60,13 +67,9 @@ class Producer:
         self.connection.send(command)
 
     def failed(self, publish: Publish, error: BaseException) -> None:
-        """An entry was not taken."""
+        """An entry cannot be taken as it is."""
         found = refusal(error)
-        kind = found.error
-        if isinstance(error, InvalidRecord):
-            kind = ServerError.ChecksumError if "checksum" in error.message else ServerError.NotAllowedError
-        elif kind == ServerError.ServiceNotReady:
-            kind = ServerError.PersistenceError  # a client then connects again, and sends what was not acknowledged
+        kind = ServerError.ChecksumError if isinstance(error, ChecksumMismatch) else found.error
         command = BaseCommand(type=BaseCommand.SEND_ERROR)
         answer = command.send_error
         answer.producer_id, answer.sequence_id = self.producer_id, publish.sequence_id
@@ -96,7 +99,8 @@ class PublishQueue:
         self._settling: list[tuple[int, asyncio.Future[None]]] = []
 
     def put(self, publish: Publish) -> None:
-        """Append an entry behind all that wait; its producer is told what came of it."""
+        """Append an entry behind all that wait, and answer its producer. Of a producer that is closed meanwhile nothing
+        more is appended."""
         self._waiting.append(publish)
         self._put += 1
         publish.producer.connection.publishing(1, len(publish.entry))
@@ -114,13 +118,22 @@ class PublishQueue:
         try:
             while self._waiting:
                 group = self._next_group()
+                wanted = [publish for publish in group if not publish.producer.is_closed]
                 try:
-                    answers = await self._topic.pools[WaitsFor.LOG].run(self._topic.append, group)
-                except Exception as error:  # it is what each producer is told
-                    answers = [error] * len(group)
-                self._answer(group, answers)
+                    self._answer(wanted, await self._append(wanted) if wanted else [])
+                finally:
+                    self._settle(group)
         finally:
             self._task = None
+
+    async def _append(self, group: Sequence[Publish]) -> Sequence[Answer | MessageId | BaseException]:
+        try:
+            return await self._topic.pools[WaitsFor.LOG].run_to_end(self._topic.append, group)
+        except (CompactorError, RestException) as error:
+            return [error] * len(group)
+        except Exception as error:
+            LOG.exception("%s: %d entries are not appended", self._topic.name, len(group))
+            return [error] * len(group)
 
     def _next_group(self) -> list[Publish]:
         size = count = 0
@@ -134,27 +147,37 @@ class PublishQueue:
 
     def _answer(self, group: Sequence[Publish], answers: Sequence[Answer | MessageId | BaseException]) -> None:
         partition = self._topic.name.partition
-        lost: BaseException | None = None
+        failing: dict[Producer, BaseException] = {}
         for publish, answer in zip(group, answers, strict=True):
             producer = publish.producer
-            producer.connection.publishing(-1, -len(publish.entry))
             if isinstance(answer, BaseException):
-                producer.failed(publish, answer)
-                if isinstance(answer, Fenced | TopicNotFound):
-                    lost = answer
+                if isinstance(answer, InvalidRecord):
+                    producer.failed(publish, answer)
+                if may_come_again(answer):
+                    failing.setdefault(producer, answer)
             elif isinstance(answer, MessageId):
                 producer.duplicates += 1
                 producer.receipt(publish, answer)
             else:
                 first = answer.first.message_id
                 producer.receipt(publish, MessageId(first.ledger_id, first.entry_id, partition))
+        for producer, error in failing.items():
+            LOG.warning("%s: the producer %s is to send again: %s", self._topic.name, producer.name, error)
+            self._topic.remove_producer(producer)
+            producer.connection.close_producer(producer)
+        lost = next((error for error in failing.values() if isinstance(error, Fenced | TopicNotFound)), None)
+        if lost is not None:
+            self._topic.lost(lost)
+
+    def _settle(self, group: Sequence[Publish]) -> None:
+        """Entries do not wait any more."""
+        for publish in group:
+            publish.producer.connection.publishing(-1, -len(publish.entry))
         self._answered += len(group)
         while self._settling and self._settling[0][0] <= self._answered:
             _, settled = self._settling.pop(0)
             if not settled.done():
                 settled.set_result(None)
-        if lost is not None:
-            self._topic.lost(lost)
 
 
 @dataclass

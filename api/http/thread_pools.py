@@ -128,13 +128,20 @@ class Pool:
 
     async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
         """What `work` returns or raises, called by a thread of the pool. Raises RestException (503)."""
+        return await self._run(self._deadline_ms, work, *arguments)
+
+    async def run_to_end(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
+        """As `run`, but without the deadline: for what must not run beside what comes next."""
+        return await self._run(None, work, *arguments)
+
+    async def _run(self, deadline_ms: int | None, work: Callable[..., Answer], *arguments: Any) -> Answer:
         job = self._begin(lambda: work(*arguments))
         try:
-            await asyncio.wait({job.future}, timeout=None if self._deadline_ms is None else self._deadline_ms / 1000)
+            await asyncio.wait({job.future}, timeout=None if deadline_ms is None else deadline_ms / 1000)
         finally:
             job.dropped = True
         if not job.future.done():
-            raise self._refused("deadline", f"has not answered within {self._deadline_ms} ms")
+            raise self._refused("deadline", f"has not answered within {deadline_ms} ms")
         found: Answer = job.future.result()
         return found
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from storage.clock import Clock
-from storage.errors import CompactorError, Fenced, InvalidRecord, Unavailable
+from storage.errors import ChecksumMismatch, CompactorError, Fenced, InvalidRecord, Unavailable
 from storage.log.group_commit import Answer
 from storage.log.lease_renewer import LeaseRenewer
 from storage.log.segment import AppendResult
@@ -273,6 +273,11 @@ class HeldLog:
         self._logs._release(self._opened)
 
 
+def may_come_again(error: BaseException) -> bool:
+    """Whether the entry that failed so may be sent again; else its message can never be taken."""
+    return not isinstance(error, InvalidRecord) or isinstance(error, ChecksumMismatch)
+
+
 def _appended(log: TopicLog, entries: Sequence[bytes], on_lost: Callable[[], object]) -> list[Answer]:
     """The answers of entries, in order. `on_lost`: this process no longer owns the log.
 
@@ -286,7 +291,7 @@ def _appended(log: TopicLog, entries: Sequence[bytes], on_lost: Callable[[], obj
     def answered(number: int) -> Callable[[Answer], None]:
         def done(answer: Answer) -> None:
             answers[number] = answer
-            if isinstance(answer, CompactorError) and not isinstance(answer, InvalidRecord):
+            if isinstance(answer, CompactorError) and may_come_again(answer):
                 failed.append(answer)
             remaining.release()
 

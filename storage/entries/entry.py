@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError
 
 from storage.checksums import crc32c
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
-from storage.errors import InvalidRecord
+from storage.errors import ChecksumMismatch, InvalidRecord
 from storage.ledger import rows
 
 MAGIC = b"\x0e\x01"
@@ -107,7 +107,7 @@ def parse(entry: bytes, checked: bool = False) -> tuple[MessageMetadata, int]:
         if entry.startswith(MAGIC, at):
             at += 6
             if not checked and _crc32c_from(entry, at) != U32.unpack_from(entry, at - 4)[0]:
-                raise _invalid("its checksum is not that of its bytes")
+                raise _invalid("its checksum is not that of its bytes", ChecksumMismatch)
         end = at + 4 + U32.unpack_from(entry, at)[0]
     except StructError as error:
         raise _invalid(f"it ends after {len(entry)} bytes, before its metadata") from error
@@ -149,5 +149,5 @@ def _unbatched_key(metadata: MessageMetadata) -> bytes | None:
         raise _invalid("its key is marked as base64 and is not") from error
 
 
-def _invalid(what: str) -> InvalidRecord:
-    return InvalidRecord(f"an entry cannot be taken: {what}", _REMEDY)
+def _invalid(what: str, kind: type[InvalidRecord] = InvalidRecord) -> InvalidRecord:
+    return kind(f"an entry cannot be taken: {what}", _REMEDY)

@@ -23,6 +23,8 @@ class AtOnce:
         await asyncio.sleep(0)
         return work(*arguments)
 
+    run_to_end = run
+
 
 @asynccontextmanager
 async def opened(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
 import pytest
@@ -11,9 +11,12 @@ import pytest
 from api.gateway.commands import Refused
 from api.gateway.connection import Connection
 from api.gateway.consumers import Consumer
-from api.gateway.producers import Producer
-from api.gateway.pulsar_api_pb2 import CommandProducer, CommandSubscribe, ProducerAccessMode, ServerError
+from api.gateway.producers import Producer, Publish
+from api.gateway.pulsar_api_pb2 import BaseCommand, CommandProducer, CommandSubscribe, ProducerAccessMode, ServerError
 from api.gateway.topics import PersistentTopic
+from storage.entries.encode import encode_message
+from storage.errors import Unavailable
+from storage.model import EARLIEST
 from storage.topic import Topic
 from tests.unit.api.gateway.served_topic import opened
 from tests.workbench import Workbench
@@ -23,10 +26,18 @@ WAITING, FENCING = ProducerAccessMode.WaitForExclusive, ProducerAccessMode.Exclu
 
 
 class ClosingConnection:
-    """Notes which producers are sent away."""
+    """Notes which producers are sent away, and what they are sent."""
 
     def __init__(self) -> None:
         self.closed: list[Producer] = []
+        self.sent: list[BaseCommand] = []
+        self.waiting = 0
+
+    def send(self, command: BaseCommand) -> None:
+        self.sent.append(command)
+
+    def publishing(self, entries: int, _size: int) -> None:
+        self.waiting += entries
 
     def close_producer(self, producer: Producer) -> None:
         self.closed.append(producer)
@@ -132,5 +143,54 @@ def test_producers_are_sent_away_while_the_topic_is_over_its_quota(run: Any) -> 
         await topic.tick(1)
         assert topic.producers.all == []
         assert cast(Any, sent_away.connection).closed == [sent_away]
+
+    run(test)
+
+
+def test_what_waits_behind_a_failed_entry_is_not_appended_before_it_comes_again(run: Any) -> None:
+    async def test(topic: PersistentTopic) -> None:
+        taken: list[bytes] = []
+        errors: list[Exception] = [Unavailable("the disk does not answer", "wait")]
+
+        def append(group: Sequence[Publish]) -> list[Any]:
+            if errors:
+                raise errors.pop()
+            taken.extend(publish.entry for publish in group)
+            return [EARLIEST] * len(group)
+
+        topic.append = append  # type: ignore[method-assign]
+        failing, _ = add(topic, "a", SHARED)
+        other, _ = add(topic, "b", SHARED)
+        topic.publishing.put(Publish(failing, 0, 0, 1, b"a0"))
+        await asyncio.sleep(0)  # the first group is under way
+        topic.publishing.put(Publish(failing, 1, 0, 1, b"a1"))
+        topic.publishing.put(Publish(other, 0, 0, 1, b"b0"))
+        await topic.publishing.settled()
+        assert taken == [b"b0"]
+        assert cast(Any, failing.connection).closed == [failing]
+        assert topic.producers.all == [other]
+        assert cast(Any, failing.connection).waiting == 0
+
+    run(test)
+
+
+def test_what_can_never_be_taken_is_refused_and_the_rest_goes_on(run: Any) -> None:
+    async def test(topic: PersistentTopic) -> None:
+        sender, _ = add(topic, "a", SHARED)
+        entries = [encode_message(b"k", b"v", producer="a", sequence_id=n, publish_time=1) for n in range(3)]
+        broken = entries[0][:-1] + b"w"
+        for number, entry in enumerate((entries[0], b"no entry", entries[2])):
+            topic.publishing.put(Publish(sender, number, 0, 1, entry))
+        await topic.publishing.settled()
+        answers = cast(Any, sender.connection).sent
+        assert [item.send_receipt.sequence_id for item in answers if item.HasField("send_receipt")] == [0, 2]
+        assert [item.send_error.error for item in answers if item.HasField("send_error")] == [
+            ServerError.NotAllowedError
+        ]
+        topic.publishing.put(Publish(sender, 3, 0, 1, broken))
+        topic.publishing.put(Publish(sender, 4, 0, 1, entries[2]))
+        await topic.publishing.settled()
+        assert answers[-1].send_error.error == ServerError.ChecksumError
+        assert cast(Any, sender.connection).closed == [sender]
 
     run(test)
