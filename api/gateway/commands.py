@@ -65,11 +65,6 @@ def refusal(error: BaseException) -> Refused:
     return Refused(ServerError.UnknownError, "the service failed, and its log says how: try again")
 
 
-def command(kind: BaseCommand.Type, **fields: Any) -> BaseCommand:
-    """A command of that type, with the message that belongs to it."""
-    return BaseCommand(type=kind, **fields)
-
-
 def success(request_id: int) -> BaseCommand:
     """The answer to a request that has no other."""
     found = BaseCommand(type=BaseCommand.SUCCESS)

@@ -589,7 +589,8 @@ class Connection(asyncio.Protocol):
                 rest = subscription.acknowledge(consumer, wish.message_id)
         except Fenced as error:  # another one has moved or deleted the cursor
             refused = refusal(error)
-            subscription.topic.spawn(subscription.reopened())
+            if subscription.cursor is not None:
+                subscription.topic.spawn(subscription.reopen(subscription.cursor))
         if not rest and not wish.HasField("request_id"):
             return
 

@@ -272,6 +272,8 @@ class SingleActiveDispatcher(Dispatcher):
         if self._active is before:
             changed = [consumer for consumer in self.consumers[-1:] if consumer is not before]
         else:
+            if self._active is not None:
+                self.subscription.read_compacted = self._active.read_compacted
             self.rewind()
             changed = list(self.consumers)
         for consumer in changed:

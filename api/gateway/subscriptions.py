@@ -14,6 +14,7 @@ For the event loop alone; what waits for database or store is awaited.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,7 +28,7 @@ from api.gateway.rates import Rate
 from api.http.thread_pools import WaitsFor
 from storage.cursor import Cursor, CursorSettings
 from storage.entries.rebuild import DeliverableEntry
-from storage.errors import CompactorError, Conflict, Fenced, NotFound, Unavailable
+from storage.errors import Conflict, Fenced, NotFound, Unavailable
 from storage.ledger.seek import StartOffset, StartPosition
 from storage.metadata.records import READ_COMPACTED_PROPERTY
 from storage.model import EARLIEST, LATEST, LogPosition, MessageId
@@ -86,6 +87,11 @@ class Subscription:
         self.delivered_end = 0
         """The offset behind the last entry that was delivered."""
         self._ticks_alone = 0
+        self._moving = asyncio.Lock()
+        """While its position is moved from outside; acknowledgements that come meanwhile are of before, and dropped."""
+        self._moves = 0
+        self._flushing = asyncio.Lock()
+        self._flush_asked = self._flush_done = 0
         self._acked_to = -1
         """Of one that is not durable: all up to this offset is acknowledged."""
 
@@ -116,6 +122,16 @@ class Subscription:
             cursors.set_properties(storage.record.id, self.name, wanted)
         return cursor
 
+    async def note_read_compacted(self) -> None:
+        """Its cursor is read compacted from now on: a run waits for it (T1). Raises CompactorError."""
+        if self.cursor is not None:
+            await self.topic.pools[WaitsFor.DATABASE].run(
+                self.topic.metadata.cursors.set_properties,
+                self.topic.record.id,
+                self.name,
+                {READ_COMPACTED_PROPERTY: "true"},
+            )
+
     def _owned(self) -> Cursor:
         storage = self.topic.storage
         return Cursor(
@@ -134,8 +150,17 @@ class Subscription:
 
             return StartTime(self.topic.clock.now_ms() - 1000 * wish.start_message_rollback_duration_sec)
         if not wish.HasField("start_message_id"):
-            return EARLIEST if wish.initial_position == CommandSubscribe.Earliest else LATEST
-        return entry_of(message_id(wish.start_message_id))
+            return EARLIEST if wish.initial_position == CommandSubscribe.Earliest else await self._end()
+        return await self._reader_position(message_id(wish.start_message_id))
+
+    async def _reader_position(self, wanted: MessageId) -> StartPosition:
+        """Where a reader begins that asks for a message; `latest` is where the topic ends now, not when it is read."""
+        start = entry_of(wanted)
+        return await self._end() if start == LATEST else start
+
+    async def _end(self) -> StartPosition:
+        last = await self.topic.pools[WaitsFor.STORE].run(mark_delete_before, self.topic.storage, LATEST)
+        return EARLIEST if last is None else StartOffset(last.offset + 1)
 
     def _begin_behind_mark(self) -> None:
         assert self.cursor is not None
@@ -184,6 +209,8 @@ class Subscription:
 
     def acknowledge(self, consumer: Consumer, ids: Sequence[MessageIdData]) -> list[MessageIdData]:
         """Acknowledge messages one by one; those that are not known any more are left to `acknowledge_found`."""
+        if self._moving.locked():
+            return []
         unknown = [data for data in ids if not self._acknowledged(consumer, data)]
         return unknown if self.cursor is not None else []
 
@@ -211,11 +238,12 @@ class Subscription:
 
     async def acknowledge_found(self, ids: Sequence[MessageIdData]) -> None:
         """Acknowledge messages that are looked up in the topic."""
+        moves = self._moves
         for data in ids:
             wanted = message_id(data)
             found = await self.topic.pools[WaitsFor.STORE].run(self._positions_of, wanted)
-            if self.cursor is None or not found:
-                continue
+            if self._moving.locked() or self._moves != moves or self.cursor is None:
+                return
             still = bits(data.ack_set)
             for slot, position in found:
                 self.delivered_end = max(self.delivered_end, position.offset + 1)
@@ -238,6 +266,8 @@ class Subscription:
 
     def acknowledge_to(self, consumer: Consumer, data: MessageIdData) -> bool:
         """Acknowledge a message and all before it; False: it is not known any more."""
+        if self._moving.locked():
+            return True
         target = self.pending.get((data.ledger_id, data.entry_id))
         if target is None:
             return self.cursor is None
@@ -254,8 +284,10 @@ class Subscription:
 
     async def acknowledge_found_to(self, consumer: Consumer, data: MessageIdData) -> None:
         """As `acknowledge_to`, of a message that is looked up in the topic."""
-        wanted = message_id(data)
+        wanted, moves = message_id(data), self._moves
         found = await self.topic.pools[WaitsFor.STORE].run(self._positions_of, wanted)
+        if self._moving.locked() or self._moves != moves:
+            return
         still = bits(data.ack_set)
         done = [position for slot, position in found if not still >> slot & 1]
         if done and wanted.batch_index >= 0 and not still:
@@ -280,10 +312,16 @@ class Subscription:
         cursor = self.cursor
         if cursor is None:
             return
+        self._flush_asked += 1
+        asked = self._flush_asked
         try:
-            await self.topic.pools[WaitsFor.STORE].run(cursor.flush)
+            async with self._flushing:
+                if self._flush_done < asked:  # else one that began later has written this, too
+                    covered = self._flush_asked
+                    await self.topic.pools[WaitsFor.STORE].run(cursor.flush)
+                    self._flush_done = covered
         except (Fenced, NotFound):  # moved, or deleted
-            await self.reopened()
+            await self.reopen(cursor)
             if for_receipt:
                 raise
         except Unavailable as error:
@@ -291,20 +329,28 @@ class Subscription:
                 raise
             LOG.warning("acknowledgements of %s on %s wait: %s", self.name, self.topic.name, error)
 
-    async def reopened(self) -> None:
-        """Take the cursor up again, as it is now, and disconnect the consumers: they come back and begin there."""
-        try:
-            self.cursor = await self.topic.pools[WaitsFor.STORE].run(self._owned)
-        except CompactorError:
-            self.cursor = None  # it was deleted
+    async def reopen(self, fenced: Cursor) -> None:
+        """Take the cursor up again, as it is now, and disconnect the consumers: they come back and begin there. Once
+        for a cursor that is fenced. Raises CompactorError; then it is fenced as before."""
+        async with self._moving:
+            if self.cursor is not fenced:
+                return
+            try:
+                self.cursor = await self.topic.pools[WaitsFor.STORE].run(self._owned)
+            except NotFound:  # it was deleted
+                self.cursor = None
+            else:
+                self._restart()
+        if self.cursor is None:
             await self.topic.remove_subscription(self)
-            return
-        self._restart()
-        self.disconnect()
+        else:
+            self.disconnect()
 
     def _restart(self) -> None:
+        self._moves += 1
         self.pending.clear()
-        self._begin_behind_mark()
+        if self.cursor is not None:
+            self._begin_behind_mark()
         if self.dispatcher is not None:
             self.dispatcher.rewind()
 
@@ -316,27 +362,32 @@ class Subscription:
     # Moving
 
     async def seek(self, place: MessageId | int) -> None:
-        """Begin again at a message id, or at a publish time; the consumers have to come again."""
-        if self.dispatcher is not None:
-            self.dispatcher.pause()
-        pool = self.topic.pools[WaitsFor.STORE]
-        if self.cursor is not None:
-            self.cursor = await pool.run(self._sought, self.cursor, place)
-            self.delivered_end = 0
-            self._restart()
-        else:
-            self.pending.clear()
-            self._acked_to = -1
-            if isinstance(place, MessageId):
-                self.start = entry_of(place)
-            else:
-                from storage.ledger.seek import StartTime
-
-                found = await pool.run(first_at, self.topic.storage, StartTime(place), self.read_compacted)
-                self.start = LATEST if found is None else entry_of(found.message_id)
+        """Begin again at a message id, or at a publish time; the consumers have to come again. Raises CompactorError;
+        then they begin again where they were."""
+        async with self._moving:
             if self.dispatcher is not None:
-                self.dispatcher.rewind()
-        self.disconnect()
+                self.dispatcher.pause()
+            try:
+                if self.cursor is not None:
+                    # To its end, for a reset that goes on beside what comes next would undo that.
+                    pool = self.topic.pools[WaitsFor.STORE]
+                    self.cursor = await pool.run_to_end(self._sought, self.cursor, place)
+                    self.delivered_end = 0
+                else:
+                    self.start = await self._reader_sought(place)
+                    self._acked_to = -1
+            finally:
+                self._restart()
+                self.disconnect()
+
+    async def _reader_sought(self, place: MessageId | int) -> StartPosition:
+        from storage.ledger.seek import StartTime
+
+        if isinstance(place, MessageId):
+            return await self._reader_position(place)
+        pool = self.topic.pools[WaitsFor.STORE]
+        found = await pool.run(first_at, self.topic.storage, StartTime(place), self.read_compacted)
+        return await self._end() if found is None else entry_of(found.message_id)
 
     def _sought(self, cursor: Cursor, place: MessageId | int) -> Cursor:
         from storage.ledger.seek import StartTime

@@ -24,6 +24,7 @@ from api.gateway.pulsar_api_pb2 import CommandSubscribe, ServerError
 from api.gateway.rates import Rate
 from api.gateway.subscriptions import Subscription, check_type
 from api.gateway.tail import Tail
+from api.http.problems import RestException
 from api.http.thread_pools import Pools, WaitsFor
 from storage.clock import Clock
 from storage.errors import CompactorError, NotFound
@@ -117,7 +118,15 @@ class PersistentTopic:
         """Do something beside; an error of it is logged."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, CompactorError | RestException):
+            LOG.warning("%s: %s", self.name, error)
+        elif error is not None:
+            LOG.error("%s: what was done beside failed", self.name, exc_info=error)
 
     # Publishing
 
@@ -158,11 +167,12 @@ class PersistentTopic:
                 subscription = Subscription(self, wish.subscription, wish.durable, wish.read_compacted)
                 await subscription.open(wish)
                 self.subscriptions[wish.subscription] = subscription
+            elif wish.read_compacted:
+                await subscription.note_read_compacted()
             self.check_open()
             check_type(subscription, consumer)
             if not subscription.consumers:
-                if subscription.read_compacted != wish.read_compacted:
-                    subscription.read_compacted = wish.read_compacted
+                subscription.read_compacted = wish.read_compacted
                 subscription.dispatcher = dispatcher_of(subscription, wish.sub_type)
             assert subscription.dispatcher is not None
             subscription.dispatcher.check(consumer)
@@ -170,13 +180,13 @@ class PersistentTopic:
         self.idle_since = None
         return subscription
 
-    async def remove_consumer(self, consumer: Consumer, seeking: bool = False) -> None:
-        """A consumer is gone. A reader's position goes with it, unless it comes again because its position moved."""
+    async def remove_consumer(self, consumer: Consumer) -> None:
+        """A consumer is gone, and a reader's position with it."""
         subscription = consumer.subscription
         if subscription is None or subscription.dispatcher is None:
             return
         subscription.dispatcher.remove(consumer)
-        if not subscription.consumers and not subscription.durable and not seeking:
+        if not subscription.consumers and not subscription.durable:
             await self.remove_subscription(subscription)
         elif not subscription.consumers:
             await subscription.close()

@@ -15,6 +15,8 @@ from api.gateway.consumers import Consumer
 from api.gateway.dispatch import hash_of
 from api.gateway.pulsar_api_pb2 import BaseCommand, CommandSubscribe, KeySharedMeta, MessageIdData
 from api.gateway.topics import PersistentTopic
+from storage.errors import Unavailable
+from storage.metadata.records import READ_COMPACTED_PROPERTY
 from storage.model import EARLIEST
 from storage.topic import Topic
 from tests.unit.api.gateway.served_topic import opened, produce
@@ -308,5 +310,111 @@ def test_sticky_ranges_are_kept_and_may_not_overlap(bench: Workbench, topic: Top
             hashes = [hash_of(entry) for entry in served.storage.entry_reader(EARLIEST).read()]
             assert low.got == [number for number in range(50) if hashes[number] <= 32767]
             assert high.got == [number for number in range(50) if hashes[number] > 32767]
+
+    run(main())
+
+
+def test_a_reader_at_latest_gets_what_comes_after_it_subscribed(bench: Workbench, topic: Topic) -> None:
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 3) as served:
+            reader = Reader(served, "r", EXCLUSIVE)
+            reader.wish.durable, reader.wish.initial_position = False, CommandSubscribe.Latest
+            await reader.join(permits=0)
+            produce(served, ["k"] * 2)
+            await reader.flow(ALL)
+            assert reader.got == [3, 4]
+
+    run(main())
+
+
+def test_a_seek_that_fails_leaves_the_subscription_where_it_was(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 4) as served:
+            reader = await Reader(served, "a", EXCLUSIVE).join()
+            await reader.acknowledge(0)
+            subscription = served.subscriptions["s"]
+
+            def failing(*_: Any) -> Any:
+                raise Unavailable("the store does not answer", "wait")
+
+            monkeypatch.setattr(subscription, "_sought", failing)
+            with pytest.raises(Unavailable):
+                await subscription.seek(EARLIEST)
+            assert reader.connection.is_closed
+            await reader.leave()
+            again = await Reader(served, "a", EXCLUSIVE).join()
+            assert again.got == [1, 2, 3]
+
+    run(main())
+
+
+def test_acknowledgements_during_a_seek_do_not_undo_it(bench: Workbench, topic: Topic) -> None:
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 4) as served:
+            reader = await Reader(served, "a", EXCLUSIVE).join()
+            subscription = served.subscriptions["s"]
+            ledger_id = reader.ledger_id
+            seeking = asyncio.create_task(subscription.seek(EARLIEST))
+            await asyncio.sleep(0)
+            last = MessageIdData(ledger_id=ledger_id, entry_id=3)
+            assert subscription.acknowledge_to(reader.consumer, last)
+            assert subscription.acknowledge(reader.consumer, [last]) == []
+            await subscription.acknowledge_found_to(reader.consumer, last)
+            await seeking
+            await reader.leave()
+            again = await Reader(served, "a", EXCLUSIVE).join()
+            assert again.got == [0, 1, 2, 3]
+
+    run(main())
+
+
+def test_a_cursor_that_was_moved_is_taken_up_again_once(bench: Workbench, topic: Topic) -> None:
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 4) as served:
+            await Reader(served, "a", EXCLUSIVE).join()
+            subscription = served.subscriptions["s"]
+            before = subscription.cursor
+            assert before is not None
+            await asyncio.gather(subscription.reopen(before), subscription.reopen(before))
+            after = subscription.cursor
+            assert after is not before
+            await subscription.reopen(before)
+            assert subscription.cursor is after
+
+    run(main())
+
+
+def test_receipts_that_wait_together_share_a_flush(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 4) as served:
+            reader = await Reader(served, "a", EXCLUSIVE).join()
+            subscription = served.subscriptions["s"]
+            assert subscription.cursor is not None
+            flushes: list[int] = []
+            flush = subscription.cursor.flush
+            monkeypatch.setattr(subscription.cursor, "flush", lambda: (flushes.append(1), flush()))
+            await reader.acknowledge(0, 1)
+            await asyncio.gather(*(subscription.flush(for_receipt=True) for _ in range(10)))
+            assert 1 <= len(flushes) <= 2
+            assert bench.metadata.cursors.get(topic.record.id, "s").mark_delete.offset == 1  # type: ignore[union-attr]
+
+    run(main())
+
+
+def test_failover_reads_as_its_active_consumer_wants(bench: Workbench, topic: Topic) -> None:
+    async def main() -> None:
+        async with opened(bench, topic, ["k"]) as served:
+            first = await Reader(served, "a", FAILOVER).join()
+            await Reader(served, "b", FAILOVER, read_compacted=True).join()
+            subscription = served.subscriptions["s"]
+            assert not subscription.read_compacted
+            await first.leave()
+            assert subscription.read_compacted
+            properties = bench.metadata.cursors.get(topic.record.id, "s").properties
+            assert properties[READ_COMPACTED_PROPERTY] == "true"
 
     run(main())
