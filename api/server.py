@@ -60,19 +60,20 @@ def serve(settings: Settings) -> None:
         LOG.warning(note)
     with ExitStack() as sockets:
         listener = sockets.enter_context(bound(settings.host, settings.port, "port"))
-        port = settings.broker_service_port
-        if port is None:
-            port = BROKER_PORT if settings.port else 0
-        brokers = [sockets.enter_context(bound(settings.host, port, "broker-service-port"))]
-        if settings.broker_service_port_tls is not None:
-            brokers.append(
-                sockets.enter_context(bound(settings.host, settings.broker_service_port_tls, "broker-service-port-tls"))
+        broker_port = settings.broker_service_port
+        if broker_port is None and not settings.broker_service_tls_only:
+            broker_port = BROKER_PORT if settings.port else 0
+        broker, broker_tls = (
+            None if port is None else sockets.enter_context(bound(settings.host, port, name))
+            for port, name in (
+                (broker_port, "broker-service-port"),
+                (settings.broker_service_port_tls, "broker-service-port-tls"),
             )
-        ports = [item.getsockname()[1] for item in brokers]
+        )
         here = settings.with_flags(
             port=listener.getsockname()[1],
-            broker_service_port=ports[0],
-            broker_service_port_tls=ports[1] if len(ports) > 1 else None,
+            broker_service_port=None if broker is None else broker.getsockname()[1],
+            broker_service_port_tls=None if broker_tls is None else broker_tls.getsockname()[1],
         )
         sys.setswitchinterval(_SWITCH_SECONDS)
         gc.disable()  # loading makes much and drops nothing; a fifth of the start would go into looking through it
@@ -82,7 +83,7 @@ def serve(settings: Settings) -> None:
         with running(here) as service:
             from api.gateway.gateway import open_gateway
 
-            gateway = open_gateway(service, brokers)
+            gateway = open_gateway(service, broker, broker_tls)
             serve_app(make_app(service), here, listener, service.polls.end, gateway)
     LOG.info("ended")
 
@@ -120,7 +121,11 @@ def serve_app(
                     )
                 if gateway is not None:
                     await gateway.start()
-                broker = {"broker_service_url": settings.broker_service_url} if gateway is not None else {}
+                broker = (
+                    {"broker_service_url": settings.broker_service_url or settings.broker_service_url_tls}
+                    if gateway is not None
+                    else {}
+                )
                 LOG.info("serving", extra={"url": settings.url, **broker})
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -189,6 +194,12 @@ def check_tls(settings: Settings) -> None:
         except (OSError, ValueError) as error:
             what = "holds no certificate in PEM" if Path(settings.tls_ca).is_file() else "does not exist"
             raise Misconfigured(f"tls.ca cannot be used: {settings.tls_ca} {what}", "name a PEM file") from error
+    if settings.broker_service_tls_only and settings.broker_service_port_tls is None:
+        raise Misconfigured("broker-service-tls-only is set, but no port with TLS", "set broker-service-port-tls, too")
+    if settings.broker_service_tls_only and settings.broker_service_port is not None:
+        raise Misconfigured(
+            "broker-service-tls-only is set, and a port without TLS", "leave one of them out: it or broker-service-port"
+        )
     if not settings.tls_certificate and settings.broker_service_port_tls is not None:
         raise Misconfigured(
             "broker-service-port-tls is set, but no certificate", "set tls.certificate and tls.key (docs/security.md)"

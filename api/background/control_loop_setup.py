@@ -23,7 +23,7 @@ def control_loop(settings: Settings, environment: Environment) -> ControlLoop:
         _engines(settings),
         loop_settings(settings),
         url=settings.url,
-        broker_service_url=settings.broker_service_url,
+        broker_service_urls=(settings.broker_service_url, settings.broker_service_url_tls),
     )
 
 

@@ -5,6 +5,7 @@ A reason is what REST would give: it says what happened, to what, and what to do
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from api.observability.redaction import shown
 from storage import errors
 from storage.model import MessageId
 
+LOG = logging.getLogger(__name__)
 _UINT64 = (1 << 64) - 1
 _SIGN = 1 << 63
 
@@ -54,7 +56,8 @@ _BY_STATUS: Mapping[int, ServerError] = {
 
 
 def refusal(error: BaseException) -> Refused:
-    """An error as the protocol has it. What is not foreseen is an UnknownError without details."""
+    """An error as the protocol has it. What is not foreseen is logged, and an UnknownError without
+    details."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, RestException):
@@ -62,6 +65,7 @@ def refusal(error: BaseException) -> Refused:
     if isinstance(error, errors.CompactorError):
         kind = next((found for kind, found in _BY_KIND.items() if isinstance(error, kind)), ServerError.UnknownError)
         return Refused(kind, shown(public_reason(error)))
+    LOG.error("a command failed", exc_info=error)
     return Refused(ServerError.UnknownError, "the service failed, and its log says how: try again")
 
 

@@ -42,6 +42,16 @@ class Consumer:
         self.last_consumed_at = 0
         self._partition = partition
 
+    def wake(self) -> None:
+        """Something may be done for it now."""
+        if self.subscription is not None and self.subscription.dispatcher is not None:
+            self.subscription.dispatcher.wake()
+
+    def leave(self) -> None:
+        """Get nothing more of its subscription: what it has not acknowledged is delivered to others."""
+        if self.subscription is not None and self.subscription.dispatcher is not None:
+            self.subscription.dispatcher.remove(self)
+
     @property
     def takes(self) -> bool:
         """Whether a message can be sent to it now."""

@@ -157,6 +157,7 @@ class Dispatcher:
                 did_something = not self._paused and self._wants_more() and await self._step()
             except StateMayBeStale as error:
                 # Pulsar's protocol cannot tell a client so; it continues with what is there, as a broker's would.
+                self.topic.stale_readers += 1
                 LOG.warning("the compacted reader %s continues: %s", self.subscription.name, error)
                 self._restart_at_position()
                 did_something = True

@@ -43,8 +43,12 @@ class FrameParser:
     """Takes bytes as they come, and gives the frames that are complete. Holds at most one frame, and what came last."""
 
     def __init__(self, max_message_bytes: int) -> None:
-        self._most = max_message_bytes + PADDING_BYTES
+        self.allow(max_message_bytes)
         self._pending = bytearray()
+
+    def allow(self, max_message_bytes: int) -> None:
+        """Take messages up to that size from now on."""
+        self._most = max_message_bytes + PADDING_BYTES
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that `data` completes. Raises MalformedFrame behind those before it."""

@@ -12,19 +12,21 @@ import asyncio
 import itertools
 import logging
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from api.gateway import stats
+from api.gateway.commands import Refused
 from api.gateway.connection import Connection
 from api.gateway.deduplication import Deduplication
 from api.gateway.lookup import LookupResult, find_or_create, owner_of, topics_of
-from api.gateway.pulsar_api_pb2 import CommandGetTopicsOfNamespace, CommandSubscribe
+from api.gateway.lookup_commands import notify_watchers
+from api.gateway.pulsar_api_pb2 import CommandGetTopicsOfNamespace, CommandSubscribe, ServerError
 from api.gateway.subscriptions import Subscription
 from api.gateway.tail import Tail, TailBudget
 from api.gateway.topics import PersistentTopic, TopicSettings
@@ -51,6 +53,8 @@ LOG = logging.getLogger(__name__)
 TICK_SECONDS = 1.0
 _BACKLOG = 2048
 _MESSAGE_BYTES = 5 << 20
+_KEPT_ALIVE_AT_ONCE = 64
+_CLOSED_AT_ONCE = 8
 _CONNECTION_BYTES = 32 << 20
 """Bytes of one connection that may wait to be appended."""
 
@@ -95,12 +99,10 @@ class Gateway:
         parts: Service,
         settings: GatewaySettings,
         address: LookupResult,
-        sockets: Sequence[Listener],
-        tls: ssl.SSLContext | None,
+        sockets: Sequence[tuple[Listener, ssl.SSLContext | None]],
     ) -> None:
-        """`sockets`: bound; the second, if there is one, is for TLS."""
+        """`sockets`: bound, and how they speak TLS, or that they do not."""
         self._sockets = sockets
-        self._tls = tls
         self.parts = parts
         self.settings = settings
         self.address = address
@@ -115,7 +117,7 @@ class Gateway:
         """While a topic is opened or closed; gone with the last that waits for it."""
         self._tails = TailBudget(settings.tail_bytes)
         self._servers: list[asyncio.Server] = []
-        self._ticking: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count()
         self._started_ms = self.clock.now_ms()
@@ -129,9 +131,8 @@ class Gateway:
         self.parts.producers.on_appended = partial(self._appended, loop)
         clients = self.parts.clients
         clients.of_topic, clients.counts, clients.connections = self._clients_of, self._client_counts, self._connected
-        for number, item in enumerate(self._sockets):
+        for item, context in self._sockets:
             item.limit(most_connections(self.parts.settings.broker_max_connections), self.log_throttle, plain=False)
-            context = self._tls if number else None
             seconds = self.parts.settings.limits_header_timeout_ms / 1000 if context is not None else None
             self._servers.append(
                 await loop.create_server(
@@ -142,19 +143,24 @@ class Gateway:
                     ssl_handshake_timeout=seconds,
                 )
             )
-        self._ticking = asyncio.create_task(self._tick(), name="gateway")
+        for seconds, work in (
+            (TICK_SECONDS, self._flush_topics),
+            (TICK_SECONDS, self._notify_watchers),
+            (self.settings.keep_alive_ms / 1000, self._keep_alive),
+        ):
+            self._loops.append(asyncio.create_task(self._repeat(seconds, work), name=work.__name__))
 
     async def close(self) -> None:
         """Take no more connections; flush, and tell clients to go elsewhere."""
         self._ends = True
         for server in self._servers:
             server.close()
-        if self._ticking is not None:
-            self._ticking.cancel()
+        for task in self._loops:
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._ticking
-        for topic in list(self._topics.values()):
-            await self._close_topic(topic)
+                await task
+        while some := list(itertools.islice(self._topics.values(), _CLOSED_AT_ONCE)):
+            await asyncio.gather(*map(self._close_topic, some))
         for connection in list(self._connections):
             connection.close()
         self.parts.producers.on_appended = lambda _topic, _entries: None
@@ -212,12 +218,16 @@ class Gateway:
     async def topic(self, name: TopicName, create: bool) -> PersistentTopic:
         """The topic, opened if need be. Raises Refused, CompactorError, RestException where it is another service's."""
         async with self._opening.setdefault(name, asyncio.Lock()):
+            if self._ends:
+                raise Refused(ServerError.ServiceNotReady, f"the service that had {name} ends: look it up again")
             found = self._topics.get(name)
             if found is not None and (found.is_lost or await self._is_changed(found)):
                 await self._close_topic(found)
                 found = None
             if found is None:
                 found = await self._open(name, create)
+                if self._ends:
+                    await found.close()
                 self._topics[name] = found
                 self._by_id[found.record.id] = found
             found.idle_since = None if found.idle_since is None else self.clock.now_ms()
@@ -323,25 +333,30 @@ class Gateway:
             topics_of, self.parts, namespace, CommandGetTopicsOfNamespace.Persistent
         )
 
-    # Once a second
+    # Again and again
 
-    async def _tick(self) -> None:
-        kept_alive = self.clock.now_ms()
+    async def _repeat(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Each in a task of its own, so that one that waits holds up no other."""
         while True:
-            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(seconds)
             try:
-                await self._flush_topics()
-                if self.clock.now_ms() - kept_alive >= self.settings.keep_alive_ms:
-                    kept_alive = self.clock.now_ms()
-                    await self._keep_alive()
-                for connection in list(self._connections):
-                    work = connection.check_watchers(self.topics_of)
-                    if work is not None:
-                        await work
+                await work()
             except (CompactorError, RestException) as error:
-                self.log_throttle.warn(f"the gateway waits: {error}", "tick")
+                self.log_throttle.warn(f"the gateway waits: {error}", work.__name__)
             except Exception:
-                LOG.exception("a tick of the gateway failed")
+                LOG.exception("the gateway's %s failed", work.__name__)
+
+    async def _notify_watchers(self) -> None:
+        listed: dict[str, list[str]] = {}  # once for all that watch a namespace
+
+        async def topics_of(namespace: str) -> list[str]:
+            if namespace not in listed:
+                listed[namespace] = await self.topics_of(namespace)
+            return listed[namespace]
+
+        for connection in list(self._connections):
+            if connection.watchers:
+                await notify_watchers(connection, topics_of)
 
     async def _flush_topics(self) -> None:
         now = self.clock.now_ms()
@@ -361,16 +376,19 @@ class Gateway:
     async def _keep_alive(self) -> None:
         if self.parts.access.keys is not None:
             await self.parts.access.keys.keep_up()
-        for connection in list(self._connections):
+        for number, connection in enumerate(list(self._connections), 1):
             connection.keep_alive()
+            if not number % _KEPT_ALIVE_AT_ONCE:  # each verifies a token
+                await asyncio.sleep(0)
 
 
-def open_gateway(parts: Service, sockets: Sequence[Listener]) -> Gateway:
+def open_gateway(parts: Service, plain: Listener | None, tls: Listener | None) -> Gateway:
     """The gateway of a service, on sockets that are bound; it is not started."""
     settings = parts.settings
-    tls = None
-    if len(sockets) > 1:
-        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        tls.load_cert_chain(settings.tls_certificate, settings.tls_key or None)
-    address = LookupResult(str(settings.broker_service_url), settings.broker_service_url_tls or "")
-    return Gateway(parts, GatewaySettings.of(settings), address, sockets, tls)
+    sockets: list[tuple[Listener, ssl.SSLContext | None]] = [] if plain is None else [(plain, None)]
+    if tls is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key or None)
+        sockets.append((tls, context))
+    address = LookupResult(settings.broker_service_url or "", settings.broker_service_url_tls or "")
+    return Gateway(parts, GatewaySettings.of(settings), address, sockets)

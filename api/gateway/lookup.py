@@ -10,6 +10,9 @@ import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol, cast
+
+import re2
 
 from api.gateway.commands import Refused
 from api.gateway.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
@@ -34,7 +37,7 @@ def parse_name(text: str) -> TopicName:
 
 @dataclass(frozen=True)
 class LookupResult:
-    """Where a topic is served. `tls_url` empty: not with TLS."""
+    """Where a topic is served. An empty URL: not without TLS, or not with it."""
 
     url: str
     tls_url: str
@@ -86,13 +89,13 @@ def look_up(parts: Service, name: TopicName, ours: LookupResult, create: bool) -
     owner = owner_of(parts, record)
     if owner is None:
         return ours
-    if owner.broker_service_url is None:
+    if owner.broker_service_url is None and owner.broker_service_url_tls is None:
         raise Refused(
             ServerError.ServiceNotReady,
             f"{name} is written by {owner.name}, which does not speak Pulsar's protocol: end it, or set its "
             "broker-service-port",
         )
-    return LookupResult(owner.broker_service_url, "")
+    return LookupResult(owner.broker_service_url or "", owner.broker_service_url_tls or "")
 
 
 def partitions_of(parts: Service, name: TopicName) -> int:
@@ -110,16 +113,42 @@ def topics_of(parts: Service, namespace: str, mode: CommandGetTopicsOfNamespace.
 
 
 MOST_PATTERN_CHARACTERS = 1_000
+_QUIET = re2.Options()
+_QUIET.log_errors = False
 
 
-def pattern_of(text: str) -> re.Pattern[str]:
-    """A pattern of topics' names, without their domain. Raises re.error."""
-    if len(text) > MOST_PATTERN_CHARACTERS:
-        raise re.error("it is too long")
-    return re.compile(text.removeprefix(f"{DOMAIN}://"))
+class Pattern(Protocol):
+    """A compiled pattern, as RE2 has it: matching takes time that grows with the text alone, whatever a client asks."""
+
+    def fullmatch(self, text: str) -> object | None:
+        """Something if all of `text` fits."""
 
 
-def matching(pattern: re.Pattern[str], names: Iterable[str]) -> list[str]:
+@dataclass(frozen=True)
+class Watched:
+    """What a client watches: the topics of a namespace whose names fit a pattern, and which they were last."""
+
+    namespace: str
+    pattern: Pattern
+    topics: frozenset[str]
+
+
+def pattern_of(text: str) -> Pattern:
+    """A pattern of topics' names, without their domain, in RE2's language. Raises Refused."""
+    try:
+        if len(text) > MOST_PATTERN_CHARACTERS:
+            raise re2.error(f"it has more than {MOST_PATTERN_CHARACTERS} characters")
+        return cast(Pattern, re2.compile(text.removeprefix(f"{DOMAIN}://"), _QUIET))
+    except re2.error as error:
+        raise Refused(ServerError.NotAllowedError, f"{text[:100]!r} is no pattern (RE2): {_text_of(error)}") from error
+
+
+def _text_of(error: Exception) -> str:
+    found = error.args[0] if error.args else ""
+    return found.decode(errors="replace") if isinstance(found, bytes) else str(found)
+
+
+def matching(pattern: Pattern, names: Iterable[str]) -> list[str]:
     """The names, in full, that a pattern fits; partitions go by the name of the whole."""
     prefix = f"{DOMAIN}://"
     return [name for name in names if pattern.fullmatch(re.sub(r"-partition-\d+$", "", name.removeprefix(prefix)))]

@@ -78,6 +78,8 @@ class PersistentTopic:
         self.subscriptions: dict[str, Subscription] = {}
         self.publishing = PublishQueue(self)
         self.published = Rate()
+        self.stale_readers = 0
+        """How often a compacted reader went on although deletes that it has not read are gone (R7)."""
         self.idle_since: int | None = clock.now_ms()
         self._is_closed = False
         self._held = held

@@ -41,6 +41,7 @@ class ClientCounts:
     messages_out: int = 0
     bytes_out: int = 0
     unacked: int = 0
+    stale_readers: int = 0
 
 
 @dataclass

@@ -95,6 +95,12 @@ METRICS: Mapping[str, MetricDefinition] = {
         MetricDefinition(
             "pulsar_subscription_unacked_messages", "Messages that consumers have and did not acknowledge.", _TOPIC
         ),
+        MetricDefinition(
+            "compactor_stale_readers_total",
+            "Compacted readers of Pulsar's clients that went on although deletes they have not read are gone.",
+            _TOPIC,
+            "counter",
+        ),
         MetricDefinition("compactor_up", "1 if the database answered this scrape."),
         MetricDefinition("compactor_topics", "Topics that there are."),
         MetricDefinition("compactor_runs", "Compaction runs of topics that there are, by outcome.", ("state",)),
@@ -297,6 +303,7 @@ _BY_CLIENTS: Mapping[str, Callable[[ClientCounts], float]] = {
     "pulsar_out_messages_total": lambda item: item.messages_out,
     "pulsar_out_bytes_total": lambda item: item.bytes_out,
     "pulsar_subscription_unacked_messages": lambda item: item.unacked,
+    "compactor_stale_readers_total": lambda item: item.stale_readers,
 }
 _SEGMENTS = ("OPEN", "ROLLED", "SEALED")
 _BY_TOPIC: Mapping[str, Callable[[TopicRunTotals], float]] = {

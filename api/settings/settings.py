@@ -212,6 +212,12 @@ class Settings:
         "Its port with TLS, with the service's certificate; none: it is not served with TLS.",
         "brokerServicePortTls",
     )
+    broker_service_tls_only: bool = _setting(
+        False,
+        "broker-service-tls-only",
+        BOOLEAN,
+        "Serve Pulsar's binary protocol with TLS only: no token goes in clear.",
+    )
     broker_max_connections: int = _setting(
         10_000,
         "broker.max-connections",

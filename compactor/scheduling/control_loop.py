@@ -60,16 +60,16 @@ class ControlLoop:
         url: str = "",
         name: str | None = None,
         random: Random | None = None,
-        broker_service_url: str | None = None,
+        broker_service_urls: tuple[str | None, str | None] = (None, None),
     ) -> None:
-        """`url`: how others reach this service; `serve_at` may set it later. `broker_service_url`: the same by Pulsar's
-        protocol."""
+        """`url`: how others reach this service; `serve_at` may set it later. `broker_service_urls`: the same by
+        Pulsar's protocol, without TLS and with it."""
         self.name = name or owner_name()
         self._environment = environment
         self._engines = engines
         self._settings = settings
         self._url = url
-        self._broker_service_url = broker_service_url
+        self._broker_service_urls = broker_service_urls
         self._started_at = environment.clock.now_ms()
         self._slots = WorkerSlots(settings.worker.slots, settings.small_bytes, settings.batch)
         self._leadership = Leadership(
@@ -269,7 +269,7 @@ class ControlLoop:
         uid = self._environment.log.known_uid
         now = self._environment.clock.now_ms()
         self._environment.metadata.services.heartbeat(
-            ServiceRecord(self.name, self._url, uid, self._started_at, now, self._broker_service_url)
+            ServiceRecord(self.name, self._url, uid, self._started_at, now, *self._broker_service_urls)
         )
 
     def _warm_up(self) -> None:

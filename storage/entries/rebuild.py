@@ -34,8 +34,8 @@ _UINT64 = (1 << 64) - 1
 _MOST_RESTS = 64
 """Different values of the column `metadata` that a table may have to be taken column by column."""
 _SHARED_COLUMNS = (
-    "offset", "ledger_id", "entry_id", "batch_index", "batch_size", "publish_time", "producer", "sequence_id",
-    "metadata",
+    "offset", "ledger_id", "entry_id", "batch_index", "batch_size", "key", "key_base64", "publish_time",
+    "producer", "sequence_id", "metadata",
 )  # fmt: skip
 _TABLE_COLUMNS = (
     "offset", "ledger_id", "entry_id", "batch_index", "batch_size", "key", "key_base64", "payload", "publish_time",
@@ -64,10 +64,6 @@ class DeliverableEntry:
     def end(self) -> int:
         """The offset behind its last slot."""
         return self.offset + self.messages
-
-    def from_offset(self, offset: int) -> int:
-        """`live` without the slots before an offset."""
-        return self.live if offset <= self.offset else self.live >> (offset - self.offset) << (offset - self.offset)
 
 
 class EntryBuilder:
@@ -282,13 +278,17 @@ def _metadata(row: Mapping[str, Any], sequence_id: int) -> MessageMetadata:
     return metadata
 
 
-def _single(row: Mapping[str, Any]) -> bytes:
-    """An entry of one message, or of a chunk of one."""
-    metadata = _metadata(row, row["sequence_id"] or 0)
+def _set_key(metadata: MessageMetadata, row: Mapping[str, Any]) -> None:
     if row["key"] is not None:
         metadata.partition_key = base64.b64encode(row["key"]) if row["key_base64"] else row["key"]
         if row["key_base64"]:
             metadata.partition_key_b64_encoded = True
+
+
+def _single(row: Mapping[str, Any]) -> bytes:
+    """An entry of one message, or of a chunk of one."""
+    metadata = _metadata(row, row["sequence_id"] or 0)
+    _set_key(metadata, row)
     for name, value in row["properties"] or ():
         metadata.properties.add(key=name, value=value)
     if row["event_time"]:
@@ -311,9 +311,9 @@ def _single(row: Mapping[str, Any]) -> bytes:
 
 
 def _batch_metadata(row: Mapping[str, Any]) -> MessageMetadata:
-    """What the messages of a batch share, from the row of one."""
+    """What the messages of a batch share, from the row of its first one, of which clients give it the keys, too."""
     metadata = _metadata(row, (row["sequence_id"] or 0) - row["batch_index"])
-    metadata.ClearField("ordering_key")
+    _set_key(metadata, row)
     metadata.ClearField("null_partition_key")
     metadata.num_messages_in_batch = row["batch_size"]
     return metadata

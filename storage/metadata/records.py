@@ -318,7 +318,7 @@ class CompactionActivity:
 class ServiceRecord:
     """A service process. `name`: an owner (storage/owner.py); `log_uid`: of its log directory, if that exists yet.
 
-    `broker_service_url` None: it does not speak Pulsar's binary protocol."""
+    `broker_service_url` and `broker_service_url_tls` None: it does not speak Pulsar's binary protocol, or not so."""
 
     name: str
     url: str
@@ -326,6 +326,7 @@ class ServiceRecord:
     started_at: int
     heartbeat_at: int
     broker_service_url: str | None = None
+    broker_service_url_tls: str | None = None
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class ServiceStore(Store):
                 "log_uid": record.log_uid,
                 "heartbeat_at": now,
                 "broker_service_url": record.broker_service_url,
+                "broker_service_url_tls": record.broker_service_url_tls,
             }
             if queries.change(connection, services, record.name, **values):
                 return

@@ -333,9 +333,10 @@ services = Table(
     Column("log_uid", String(32)),
     *_integers("started_at", "heartbeat_at"),
     Column("broker_service_url", String),
+    Column("broker_service_url_tls", String),
 )
 """Service processes that live, or died without leaving; `log_uid`: of the log directory, if there is one yet;
-`broker_service_url` null: it does not speak Pulsar's binary protocol."""
+`broker_service_url` and `broker_service_url_tls` null: it does not speak Pulsar's binary protocol, or not so."""
 
 producer_sequences = Table(
     "producer_sequences",

@@ -32,6 +32,7 @@ class LookupData(PulsarAnswer):
     broker_url: str
     http_url: str
     native_url: str
+    broker_url_tls: str = ""
     broker_url_ssl: str = ""
 
 
@@ -40,7 +41,11 @@ def lookup_topic(parts: Parts, request: Request, topic: Topic) -> LookupData:
     """The service that has the topic's lease, or else this one."""
     resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
     http, binary = service_urls(parts, request, topic)
-    return LookupData(broker_url=binary, http_url=http, native_url=binary)
+    holder = _holder(parts, topic)
+    tls = parts.settings.broker_service_url_tls if holder is None else holder.broker_service_url_tls
+    return LookupData(
+        broker_url=binary, http_url=http, native_url=binary, broker_url_tls=tls or "", broker_url_ssl=tls or ""
+    )
 
 
 @router.get(

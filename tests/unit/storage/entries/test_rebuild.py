@@ -12,7 +12,7 @@ from hypothesis import given, strategies
 from storage.entries import rebuild
 from storage.entries.decode import StoredEntry, unpack
 from storage.entries.encode import encode_batch, encode_message
-from storage.entries.entry import inspect
+from storage.entries.entry import inspect, parse
 from storage.entries.rebuild import EntryBuilder
 from storage.ledger.rows import CompressionType
 from storage.log.bulk_append import INPUT_SCHEMA
@@ -103,3 +103,15 @@ def test_both_ways_make_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert rebuilt(table, []) == quick
     assert [item.data for item in rebuilt(table, [])] == [item.data for item in quick]
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_batch_has_the_keys_of_its_first_message(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its client gave it them: a key-shared subscription goes by these."""
+    if not quick:
+        monkeypatch.setattr(rebuild, "_is_plain", lambda _: False)
+    messages = [(b"k", b"1", None, None), (b"k", b"2", None, None)]
+    (entry,) = rebuilt(unpack(stored([batch(messages, 0, CompressionType.NONE)]), 1), [])
+    metadata, _ = parse(entry.data)
+    assert metadata.partition_key == "k"
+    assert not metadata.partition_key_b64_encoded

@@ -1,0 +1,115 @@
+"""Commands of producers: PRODUCER, SEND, CLOSE_PRODUCER."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from api.gateway.commands import Refused, success
+from api.gateway.frames import MalformedFrame
+from api.gateway.lookup import parse_name
+from api.gateway.producers import Producer, Publish, check_quota
+from api.gateway.pulsar_api_pb2 import BaseCommand, CommandProducer, Schema, ServerError
+from api.gateway.schema_data import has_schema, schema_record, version_bytes
+from api.http.access import AuthAction
+from api.http.thread_pools import WaitsFor
+from storage.model import TopicName
+
+if TYPE_CHECKING:
+    from api.gateway.connection import Connection
+
+
+def producer(connection: Connection, command: BaseCommand, _: bytes) -> None:
+    connection.begin(command.producer.request_id, _add_producer(connection, command.producer))
+
+
+async def _add_producer(connection: Connection, wish: CommandProducer) -> BaseCommand | None:
+    with connection.creating("producer", wish.producer_id, wish.request_id) as is_wanted:
+        return await _created(connection, wish, is_wanted)
+
+
+async def _created(connection: Connection, wish: CommandProducer, is_wanted: Callable[[], bool]) -> BaseCommand | None:
+    name = parse_name(wish.topic)
+    await connection.allow(name, AuthAction.PRODUCE)
+    if wish.txn_enabled:
+        raise Refused(ServerError.NotAllowedError, "transactions are not offered")
+    there = connection.producers.get(wish.producer_id)
+    if there is not None and there.epoch >= wish.epoch:
+        return _producer_success(wish.request_id, there, None)
+    topic = await connection.gateway.topic(name, connection.settings.auto_create)
+    check_quota(topic)
+    version = await _schema_version(connection, name, wish.schema if wish.HasField("schema") else None)
+    if wish.initial_subscription_name:
+        await connection.allow(name, AuthAction.CONSUME)
+        await connection.gateway.ensure_subscription(topic, wish.initial_subscription_name)
+    producer = Producer(connection, topic, wish, wish.producer_name or connection.gateway.new_producer_name())
+    other = topic.producers.named(producer.name)
+    if other is not None and other.connection is not connection:
+        # Its client may have lost the connection without our knowing; else it answers, and this one is refused.
+        await other.connection.is_alive(connection.settings.liveness_seconds)
+    if not is_wanted():
+        return None
+    turn = topic.producers.add(producer, wish)
+    connection.producers[wish.producer_id] = producer
+    topic.idle_since = None
+    if turn is not None:
+        connection.send(_producer_success(wish.request_id, producer, version, is_ready=False))
+        try:
+            await turn
+        except Refused:  # another producer took the topic
+            connection.forget_producer(producer)
+            raise
+    return _producer_success(wish.request_id, producer, version)
+
+
+def _producer_success(request_id: int, producer: Producer, version: bytes | None, is_ready: bool = True) -> BaseCommand:
+    answer = BaseCommand(type=BaseCommand.PRODUCER_SUCCESS)
+    response = answer.producer_success
+    response.request_id, response.producer_name = request_id, producer.name
+    response.last_sequence_id = producer.topic.last_sequence_id(producer.name)
+    response.schema_version = version or b""
+    if producer.topic.producers.epoch is not None and producer.access_mode:
+        response.topic_epoch = producer.topic.producers.epoch
+    response.producer_ready = is_ready
+    return answer
+
+
+async def _schema_version(connection: Connection, name: TopicName, schema: Schema | None) -> bytes | None:
+    """The version of a producer's schema, which is stored if it is new. Raises CompactorError where it does not
+    fit."""
+    if schema is None or not has_schema(schema):
+        return None
+    found = await connection.pools[WaitsFor.DATABASE].run(
+        connection.gateway.schemas.ensure, name, schema_record(schema)
+    )
+    return version_bytes(found)
+
+
+def send(connection: Connection, command: BaseCommand, entry: bytes) -> None:
+    wish = command.send
+    producer = connection.producers.get(wish.producer_id)
+    if producer is None or producer.topic.producers.named(producer.name) is not producer:
+        return  # it was told to come again, and will send this once more, or its turn has not come
+    publish = Publish(producer, wish.sequence_id, wish.highest_sequence_id, wish.num_messages, entry)
+    if wish.txnid_most_bits or wish.txnid_least_bits or wish.marker:
+        producer.failed(publish, Refused(ServerError.NotAllowedError, "transactions and markers are not offered"))
+    elif not entry:
+        raise MalformedFrame("SEND without an entry")
+    else:
+        producer.topic.publishing.put(publish)
+
+
+def close_producer(connection: Connection, command: BaseCommand, _: bytes) -> None:
+    wish = command.close_producer
+    producer = connection.producers.pop(wish.producer_id, None)
+    connection.not_wanted("producer", wish.producer_id)
+    if producer is None:
+        connection.send(success(wish.request_id))
+        return
+
+    async def closed() -> BaseCommand:
+        await producer.topic.publishing.settled()
+        producer.topic.remove_producer(producer)
+        return success(wish.request_id)
+
+    connection.begin(wish.request_id, closed())
