@@ -113,5 +113,5 @@ def test_a_batch_has_the_keys_of_its_first_message(quick: bool, monkeypatch: pyt
     messages = [(b"k", b"1", None, None), (b"k", b"2", None, None)]
     (entry,) = rebuilt(unpack(stored([batch(messages, 0, CompressionType.NONE)]), 1), [])
     metadata, _ = parse(entry.data)
-    assert metadata.partition_key == "k"
+    assert metadata.partition_key == b"k"
     assert not metadata.partition_key_b64_encoded
