@@ -26,6 +26,7 @@ from api.gateway.lookup import Watched
 from api.gateway.producers import Producer
 from api.gateway.pulsar_api_pb2 import BaseCommand, ServerError
 from api.http.access import AuthAction, Caller
+from api.http.audit import note_change
 from api.http.thread_pools import WaitsFor
 from storage.model import TopicName
 
@@ -43,6 +44,7 @@ CONNECT_BYTES = 64 << 10
 MOST_UNREAD_BYTES = 16 << 20
 """Answers that a client may leave unread, besides one message."""
 _WRITE_BYTES = 1 << 20
+_TLS_HANDSHAKE = b"\x16\x03"
 
 
 class Connection(asyncio.Protocol):
@@ -89,6 +91,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._heard_at = self.gateway.clock.now_ms()
         self._pinged = False
+        if not self._connected and data.startswith(_TLS_HANDSHAKE):
+            self.cut_off("it speaks TLS at the port without it: name broker-service-port-tls, with pulsar+ssl")
+            return
         try:
             for frame in self._frames.feed(data):
                 self._handle(frame)
@@ -267,6 +272,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         elif self._transport is not None:
             self._transport.close()
+
+    def audit(self, action: str, topic: TopicName, subscription: str = "") -> None:
+        """Note a change that the client has made, as one over REST is (api/http/audit.py)."""
+        target = f"{topic}/subscription/{subscription}" if subscription else str(topic)
+        note_change(self._caller, "PULSAR", target, action)
 
     # Commands
 

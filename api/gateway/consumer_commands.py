@@ -50,7 +50,9 @@ async def _create(connection: Connection, wish: CommandSubscribe, is_wanted: Cal
         await connection.pools[WaitsFor.DATABASE].run(
             connection.gateway.schemas.ensure_read, name, schema_record(wish.schema)
         )
-    topic = await connection.gateway.topic(name, wish.force_topic_creation and connection.settings.auto_create)
+    topic = await connection.gateway.topic(
+        name, wish.force_topic_creation and connection.settings.auto_create, connection.audit
+    )
     consumer = Consumer(connection, wish, name.partition, connection.gateway.clock.now_ms())
     if not consumer.name:
         consumer.name = connection.gateway.new_consumer_name()
@@ -60,6 +62,9 @@ async def _create(connection: Connection, wish: CommandSubscribe, is_wanted: Cal
             if other.connection is not connection:
                 await other.connection.is_alive(connection.settings.liveness_seconds)
     subscription = await topic.subscribe(consumer, wish)
+    if subscription.is_new:
+        subscription.is_new = False
+        connection.audit("create_subscription", topic.name, subscription.name)
     if not is_wanted():
         await topic.remove_consumer(consumer)
         return
@@ -167,6 +172,7 @@ def unsubscribe(connection: Connection, command: BaseCommand, _: bytes) -> None:
     async def unsubscribed() -> BaseCommand:
         connection.consumers.pop(wish.consumer_id, None)
         await subscription.topic.unsubscribe(subscription)
+        connection.audit("delete_subscription", subscription.topic.name, subscription.name)
         return success(wish.request_id)
 
     connection.begin(wish.request_id, unsubscribed())
@@ -185,6 +191,8 @@ def seek(connection: Connection, command: BaseCommand, _: bytes) -> None:
             await subscription.seek(place if wish.message_id.ledger_id < LATEST.ledger_id else entry_of(place))
         else:
             await subscription.seek(wish.message_publish_time)
+        if subscription.durable:
+            connection.audit("reset_cursor", subscription.topic.name, subscription.name)
         return success(wish.request_id)
 
     connection.begin(wish.request_id, sought())

@@ -215,8 +215,9 @@ class Gateway:
         """Those that are open."""
         return iter(list(self._topics.values()))
 
-    async def topic(self, name: TopicName, create: bool) -> PersistentTopic:
-        """The topic, opened if need be. Raises Refused, CompactorError, RestException where it is another service's."""
+    async def topic(self, name: TopicName, create: bool, audit: Callable[[str, TopicName], None]) -> PersistentTopic:
+        """The topic, opened if need be; `audit` notes that it was created. Raises Refused, CompactorError and
+        RestException, also where it is another service's."""
         async with self._opening.setdefault(name, asyncio.Lock()):
             if self._ends:
                 raise Refused(ServerError.ServiceNotReady, f"the service that had {name} ends: look it up again")
@@ -225,7 +226,7 @@ class Gateway:
                 await self._close_topic(found)
                 found = None
             if found is None:
-                found = await self._open(name, create)
+                found = await self._open(name, create, audit)
                 if self._ends:
                     await found.close()
                 self._topics[name] = found
@@ -238,9 +239,11 @@ class Gateway:
         wanted = await self.parts.pools[WaitsFor.DATABASE].run(self._deduplicates, topic.record)
         return topic.is_deduplicating != wanted
 
-    async def _open(self, name: TopicName, create: bool) -> PersistentTopic:
+    async def _open(self, name: TopicName, create: bool, audit: Callable[[str, TopicName], None]) -> PersistentTopic:
         pools = self.parts.pools
-        record = await pools[WaitsFor.DATABASE].run(find_or_create, self.parts, name, create)
+        record, is_new = await pools[WaitsFor.DATABASE].run(find_or_create, self.parts, name, create)
+        if is_new:
+            audit("create_topic", name)
         storage = Topic(self.parts.environment, record)
         held = await pools[WaitsFor.LOG].run(self._hold, storage)
         try:

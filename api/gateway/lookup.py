@@ -43,18 +43,19 @@ class LookupResult:
     tls_url: str
 
 
-def find_or_create(parts: Service, name: TopicName, create: bool) -> TopicRecord:
-    """The topic, made if that is allowed. Raises TopicNotFound, Refused for a partitioned topic as a whole."""
+def find_or_create(parts: Service, name: TopicName, create: bool) -> tuple[TopicRecord, bool]:
+    """The topic, made if that is allowed, and whether it was made. Raises Refused (TopicNotFound), also for a
+    partitioned topic as a whole."""
     metadata = parts.environment.metadata
     try:
-        return metadata.topics.get(name)
+        return metadata.topics.get(name), False
     except TopicNotFound:
         if metadata.partitions.find(name) is not None:
             raise Refused(
                 ServerError.NotAllowedError, f"{name} is a partitioned topic: use its partitions, as clients do"
             ) from None
         if not create:
-            raise
+            raise _not_created(name) from None
         whole = None if name.whole is None else metadata.partitions.find(name.whole)
         if whole is not None and name.partition >= whole.partitions:
             raise Refused(
@@ -64,7 +65,15 @@ def find_or_create(parts: Service, name: TopicName, create: bool) -> TopicRecord
         metadata.tenancy.namespace(f"{name.tenant}/{name.namespace}")
     except NotFound as error:
         raise Refused(ServerError.TopicNotFound, f"Namespace not found: {error.message}") from error
-    return metadata.tenancy.ensure_topic(name)
+    return metadata.tenancy.ensure_topic(name), True
+
+
+def _not_created(name: TopicName) -> Refused:
+    return Refused(
+        ServerError.TopicNotFound,
+        f"{name} does not exist, and is not made on first use (broker.auto-topic-creation, or the client's own wish): "
+        f"make it with `pulsar-admin topics create {name}`",
+    )
 
 
 def owner_of(parts: Service, record: TopicRecord) -> ServiceRecord | None:
@@ -79,12 +88,12 @@ def owner_of(parts: Service, record: TopicRecord) -> ServiceRecord | None:
 
 
 def look_up(parts: Service, name: TopicName, ours: LookupResult, create: bool) -> LookupResult:
-    """Where a topic is served. Raises TopicNotFound unless it may be created."""
+    """Where a topic is served. Raises Refused (TopicNotFound) unless it may be created."""
     try:
         record = parts.environment.metadata.topics.get(name)
     except TopicNotFound:
         if not create and parts.environment.metadata.partitions.find(name) is None:
-            raise
+            raise _not_created(name) from None
         return ours
     owner = owner_of(parts, record)
     if owner is None:

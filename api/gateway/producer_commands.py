@@ -36,7 +36,7 @@ async def _created(connection: Connection, wish: CommandProducer, is_wanted: Cal
     there = connection.producers.get(wish.producer_id)
     if there is not None and there.epoch >= wish.epoch:
         return _producer_success(wish.request_id, there, None)
-    topic = await connection.gateway.topic(name, connection.settings.auto_create)
+    topic = await connection.gateway.topic(name, connection.settings.auto_create, connection.audit)
     check_quota(topic)
     version = await _schema_version(connection, name, wish.schema if wish.HasField("schema") else None)
     if wish.initial_subscription_name:

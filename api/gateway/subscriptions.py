@@ -84,6 +84,8 @@ class Subscription:
         self.start: StartPosition = LATEST
         self.pending: dict[EntryKey, PendingEntry] = {}
         self.dispatched = Rate()
+        self.is_new = False
+        """Whether its cursor was created now."""
         self.delivered_end = 0
         """The offset behind the last entry that was delivered."""
         self._ticks_alone = 0
@@ -116,6 +118,7 @@ class Subscription:
             mark = None if earliest else mark_delete_before(storage, LATEST)
             with suppress(Conflict):  # another one was first
                 cursors.create(storage.record.id, self.name, mark, properties | wanted)
+                self.is_new = True
             return self._owned()
         record = cursors.get(storage.record.id, self.name)
         if wanted and READ_COMPACTED_PROPERTY not in record.properties:

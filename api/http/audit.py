@@ -19,6 +19,7 @@ from contextlib import suppress
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.http.access import Caller
 from api.http.problems import answer, unforeseen
 from storage.clock import Clock
 
@@ -75,15 +76,18 @@ class Audit:
     def _write(self, scope: Scope, status: int, duration_ms: int) -> None:
         if scope["method"] not in CHANGING:
             return
-        caller = scope["state"]["caller"]
-        fields = {
-            "who": caller.name,
-            "address": caller.address,
-            "method": scope["method"],
-            "target": scope["path"][:_TARGET_MOST],
-            "action": getattr(scope.get("route"), "name", None),
-            "status": status,
-            "request_id": scope["state"]["request_id"],
-            "duration_ms": duration_ms,
-        }
-        LOG.info("change", extra=fields)
+        note_change(
+            scope["state"]["caller"],
+            scope["method"],
+            scope["path"],
+            getattr(scope.get("route"), "name", None),
+            status=status,
+            request_id=scope["state"]["request_id"],
+            duration_ms=duration_ms,
+        )
+
+
+def note_change(caller: Caller, method: str, target: str, action: str | None, **more: object) -> None:
+    """Write a line. `method`: of HTTP, or PULSAR for a change by a client of Pulsar's protocol."""
+    fields = {"who": caller.name, "address": caller.address, "method": method, "target": target[:_TARGET_MOST]}
+    LOG.info("change", extra={**fields, "action": action, **more})

@@ -114,8 +114,8 @@ class SchemaRegistry:
             self.ensure(topic, wanted)
         elif strategy != "ALWAYS_COMPATIBLE" and not _is_same(versions[-1], wanted):
             _check_type(topic, wanted, versions[-1])
-            if wanted.type in _DEFINED and strategy != "FORWARD" and not _reads(wanted, versions[-1]):
-                raise _incompatible(topic, "a consumer with it cannot read what the newest one describes")
+            if wanted.type in _DEFINED and strategy != "FORWARD" and (misfit := _misfit(wanted, versions[-1])):
+                raise _incompatible(topic, f"a consumer with it cannot read what the newest one describes: {misfit}")
 
     def check(self, topic: TopicName, wanted: SchemaRecord) -> None:
         """Raises IncompatibleSchema, InvalidSchema unless a schema may be the next version."""
@@ -136,10 +136,10 @@ def check_follows(topic: TopicName, new: SchemaRecord, versions: Sequence[Schema
     before = versions if strategy.endswith("TRANSITIVE") else versions[-1:]
     kind = strategy.removesuffix("_TRANSITIVE")
     for old in before:
-        if kind in ("BACKWARD", "FULL", "UNDEFINED") and not _reads(new, old):
-            raise _incompatible(topic, f"it cannot read what version {old.version} describes")
-        if kind in ("FORWARD", "FULL", "UNDEFINED") and not _reads(old, new):
-            raise _incompatible(topic, f"version {old.version} cannot read what it describes")
+        if kind in ("BACKWARD", "FULL", "UNDEFINED") and (misfit := _misfit(new, old)):
+            raise _incompatible(topic, f"it cannot read what version {old.version} describes: {misfit} ({strategy})")
+        if kind in ("FORWARD", "FULL", "UNDEFINED") and (misfit := _misfit(old, new)):
+            raise _incompatible(topic, f"version {old.version} cannot read what it describes: {misfit} ({strategy})")
 
 
 def _check_type(topic: TopicName, new: SchemaRecord, old: SchemaRecord) -> None:
@@ -148,11 +148,14 @@ def _check_type(topic: TopicName, new: SchemaRecord, old: SchemaRecord) -> None:
         raise _incompatible(topic, f"it is of type {names[0]}, the new one of type {names[1]}")
 
 
-def _reads(reader: SchemaRecord, writer: SchemaRecord) -> bool:
-    """Whether one schema reads what is written by another, by Avro's rules."""
+def _misfit(reader: SchemaRecord, writer: SchemaRecord) -> str:
+    """Why one schema does not read what is written by another, by Avro's rules; empty: it does."""
     checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
     found = checker.get_compatibility(_definition(reader), _definition(writer))
-    return bool(found.compatibility == SchemaCompatibilityType.compatible)
+    if found.compatibility == SchemaCompatibilityType.compatible:
+        return ""
+    kinds = ", ".join(sorted(str(kind.value).replace("_", " ") for kind in found.incompatibilities))
+    return f"{kinds}: {', '.join(sorted(found.messages))} at {', '.join(sorted(found.locations))}"[:500]
 
 
 def _definition(schema: SchemaRecord) -> avro.schema.Schema:

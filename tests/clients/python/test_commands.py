@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -13,7 +15,7 @@ import pytest
 
 from api.gateway.frames import FrameParser, encoded
 from api.gateway.pulsar_api_pb2 import BaseCommand, ServerError
-from tests.clients.python.conftest import Admin, all_of, wait_for
+from tests.clients.python.conftest import WAIT_MS, Admin, all_of, wait_for
 from tests.servers.compactor_service import RunningService
 
 pytestmark = pytest.mark.slow
@@ -156,3 +158,25 @@ def test_a_reader_that_acknowledged_seeks_back(client: pulsar.Client, topic: str
     reader.seek(first)
 
     assert [message.data() for message in all_of(reader)][-4:] == [b"1", b"2", b"3", b"4"]
+
+
+def test_what_a_client_changes_is_in_the_audit_log(service: RunningService, client: pulsar.Client, topic: str) -> None:
+    consumer = client.subscribe(topic, "s")
+    client.create_producer(topic).send(b"x")
+    consumer.receive(WAIT_MS)
+    consumer.seek(pulsar.MessageId.earliest)
+    consumer.unsubscribe()
+
+    def changes() -> list[str]:
+        lines = map(json.loads, service.log.read_text().splitlines())
+        return [item["action"] for item in lines if item.get("logger") == "audit" and topic in item["target"]]
+
+    expected = ["create_topic", "create_subscription", "reset_cursor", "delete_subscription"]
+    wait_for(lambda: changes() == expected)
+
+
+def test_a_client_that_speaks_tls_at_the_plain_port_is_named_the_other(service: RunningService) -> None:
+    url = urlsplit(service.broker_service_url)
+    with socket.create_connection((str(url.hostname), int(url.port or 0)), 20) as opened, pytest.raises(ssl.SSLError):
+        ssl.create_default_context().wrap_socket(opened, server_hostname="localhost")
+    wait_for(lambda: "broker-service-port-tls, with pulsar+ssl" in service.log.read_text())
