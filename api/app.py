@@ -18,7 +18,7 @@ from api.admin.policies import backlog_quotas, named_policies, pulsar_policies
 from api.admin.subscriptions import backlog, cursors
 from api.admin.tenancy import namespaces, permissions, tenants
 from api.admin.topics import internal_stats, lifecycle, lookup, non_persistent, partitioned, schemas, stats
-from api.dashboard import pages
+from api.dashboard import DASHBOARD_ROUTERS
 from api.http import openapi, partition_fan_out, problems
 from api.http.access import Authentication
 from api.http.audit import Audit
@@ -77,7 +77,7 @@ def make_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.state.pools = service.pools
-    routers = (*ROUTERS, pages.router) if service.settings.dashboard else ROUTERS
+    routers = (*ROUTERS, *DASHBOARD_ROUTERS) if service.settings.dashboard else ROUTERS
     app.state.routers = routers
     environment = service.environment
     app.state.access = service.access

@@ -5,6 +5,7 @@
     │   ├── InvalidTopicName
     │   ├── InvalidMessageId
     │   ├── InvalidRecord     a line, row or file of an import; a message or entry that is appended
+    │   │   └── ChecksumMismatch  of which the bytes changed on their way
     │   └── OffsetOutOfRange  the asked position is before the topic's first message
     ├── NotFound              what was named does not exist
     │   └── TopicNotFound

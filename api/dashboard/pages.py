@@ -1,113 +1,55 @@
-"""The dashboard: pages made by the server, without scripts, under the same permissions as the REST API.
+"""The dashboard: pages made by the server, under the same permissions as the REST API.
 
     /                                   all topics: size, saved share, last compaction, state
     /dashboard/topics/T/N/TOPIC         one topic: its picture, runs, subscriptions, policies; buttons
+    …/messages, …/policies, …/trim      its messages raw and compacted, forms for its policies, and to trim it
     /dashboard/service                  the leader, the services, what is requested, what fails
-    /dashboard/login, …/logout          a token, kept in a cookie that no script reads and no other site sends
+    /dashboard/settings                 the settings, and where each comes from
 
-A browser sends a cookie by itself, so it counts for these paths alone (`api/http/access.py`), and what changes
-something must come from one of these pages. Every answer forbids scripts, frames, and other hosts.
+What changes something is in changes.py. The one script swaps parts of a page while a compaction runs; without it the
+page loads itself again.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
-from typing import Any
-from urllib.parse import parse_qs, quote, urlencode, urlsplit
+from urllib.parse import urlencode
 
 from fastapi import Request
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from api.admin import resolve
-from api.admin.compaction import runs as run_routes, trigger
-from api.dashboard import formats
+from api.admin.compaction import runs as run_routes
+from api.dashboard.message_browser import messages_view
+from api.dashboard.partitioned_topic import partitioned_view
+from api.dashboard.policy_table import policies_of
+from api.dashboard.rendering import HEADERS, TOPIC_PAGE, may, page, rendered, require
 from api.dashboard.topic_page import look_up, topic_view
 from api.dashboard.topics_table import topics_page
-from api.http.access import ANY_USE, DASHBOARD_COOKIE, LOGIN, AuthAction, caller_of
-from api.http.paths import Topic, segment
-from api.http.problems import RestException, public_reason, status_of
+from api.http.access import ANY_USE, AuthAction, caller_of
+from api.http.paths import Topic
+from api.http.problems import RestException
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
-from api.service import Parts, Service
-from storage.errors import CompactorError
+from api.http.thread_pools import WaitsFor, pools_of
+from api.service import Parts
+from api.settings.shown import described
 from storage.metadata.records import TopicSummary
 from storage.model import TopicName
 
 router = Routes(prefix="")
-_HEADERS: Mapping[str, str] = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
-    "base-uri 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",
-    "Cache-Control": "no-store",
+_STATIC = {
+    name: ((files("api.dashboard") / "static" / name).read_bytes(), kind)
+    for name, kind in (("dashboard.css", "text/css"), ("dashboard.js", "text/javascript"))
 }
-_TEMPLATES = Environment(
-    loader=PackageLoader("api.dashboard"),
-    autoescape=select_autoescape(),
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-_TEMPLATES.filters.update(formats.FILTERS)
-_STYLE = (files("api.dashboard") / "static" / "dashboard.css").read_bytes()
-_TOPIC = "/dashboard/topics/{tenant}/{namespace}/{topic}"
-Page = Callable[..., Response]
-
-
-def _page(endpoint: Page) -> Page:
-    """An error of a page is a page; who is not known is asked for a token."""
-
-    @functools.wraps(endpoint)
-    def answer(request: Request, **values: Any) -> Response:
-        try:
-            return endpoint(request=request, **values)
-        except RestException as error:
-            if error.status_code == 401:
-                return RedirectResponse(f"{LOGIN}?{urlencode({'next': request.url.path})}", 303, _HEADERS)
-            return _problem(request, error.status_code, str(error.detail))
-        except CompactorError as error:
-            return _problem(request, status_of(error), public_reason(error))
-
-    return answer
-
-
-def _require(request: Request, *actions: AuthAction, topic: TopicName | None = None) -> None:
-    """Raises RestException (401, 403) unless the caller may do any of `actions`."""
-    where = (None, None, None) if topic is None else (topic.tenant, topic.namespace, topic.topic)
-    request.app.state.access.require(caller_of(request), actions, *where)
-
-
-def _rendered(request: Request, template: str, status: int = 200, **values: Any) -> Response:
-    service: Service = request.app.state.service
-    content = _TEMPLATES.get_template(template).render(
-        now=service.environment.clock.now_ms(),
-        cluster=service.settings.cluster_name,
-        role=caller_of(request).role,
-        access_control=service.access.verifier is not None,
-        path_of=topic_path,
-        **values,
-    )
-    return Response(content, status, _HEADERS, media_type="text/html")
-
-
-def _problem(request: Request, status: int, reason: str) -> Response:
-    return _rendered(request, "problem.html", status, reason=reason)
-
-
-def topic_path(topic: TopicName) -> str:
-    """The path of a topic's page."""
-    return "/dashboard/topics/" + "/".join(map(segment, (topic.tenant, topic.namespace, topic.topic)))
+ANY_ROLE = (*ANY_USE, AuthAction.ADMIN)
 
 
 @router.get("/", include_in_schema=False)
-@_page
+@page
 def show_topics(parts: Parts, request: Request, q: str = "", sort: str = "name", page: int = 1) -> Response:
     """The topics that the caller may see."""
-    _require(request, AuthAction.ANYONE)
+    require(request, AuthAction.ANYONE)
     access, caller = parts.access, caller_of(request)
     allowed: dict[str, bool] = {}
 
@@ -115,7 +57,7 @@ def show_topics(parts: Parts, request: Request, q: str = "", sort: str = "name",
         namespace = resolve.namespace_of(summary.name)
         if namespace not in allowed:
             try:
-                access.require(caller, (*ANY_USE, AuthAction.ADMIN), summary.name.tenant, summary.name.namespace)
+                access.require(caller, ANY_ROLE, summary.name.tenant, summary.name.namespace)
                 allowed[namespace] = True
             except RestException:
                 allowed[namespace] = False
@@ -127,132 +69,77 @@ def show_topics(parts: Parts, request: Request, q: str = "", sort: str = "name",
         wanted = {"q": q, "sort": sort, "page": found.number, **changes}
         return "/?" + urlencode({name: value for name, value in wanted.items() if value not in ("", None)})
 
-    return _rendered(request, "topics.html", page=found, q=q, sort=sort, link=link)
+    return rendered(request, "topics.html", page=found, q=q, sort=sort, link=link)
 
 
-@router.get(_TOPIC, waits_for=WaitsFor.STORE, include_in_schema=False)
-@_page
+@router.get(TOPIC_PAGE, waits_for=WaitsFor.STORE, include_in_schema=False)
+@page
 def show_topic(parts: Parts, request: Request, topic: Topic, key: str | None = None) -> Response:
-    """One topic, and the newest message of a key if one is asked for."""
-    _require(request, *ANY_USE, AuthAction.ADMIN, topic=topic)
+    """One topic, and the newest message of a key if one is asked for; or the partitions of a partitioned one."""
+    require(request, *ANY_ROLE, topic=topic)
+    may_change = may(request, AuthAction.ADMIN, topic=topic)
+    may_compact = may_change or may(request, AuthAction.COMPACT, topic=topic)
+    partitions = partitioned_view(parts, topic)
+    if partitions is not None:
+        return rendered(request, "partitioned.html", view=partitions, may_compact=may_compact, may_change=may_change)
     found = None
     if key is not None:
-        _require(request, AuthAction.CONSUME, topic=topic)
+        require(request, AuthAction.CONSUME, topic=topic)
         found = look_up(parts, topic, key)
     view = topic_view(parts, topic, in_full=parts.access.is_superuser(caller_of(request)))
-    return _rendered(request, "topic.html", view=view, lookup=found)
+    return rendered(
+        request, "topic.html", view=view, lookup=found, may_compact=may_compact, may_change=may_change,
+        may_consume=may(request, AuthAction.CONSUME, topic=topic),
+    )  # fmt: skip
+
+
+@router.get(f"{TOPIC_PAGE}/messages", waits_for=WaitsFor.STORE, include_in_schema=False)
+@page
+def show_messages(parts: Parts, request: Request, topic: Topic, offset: int = 0) -> Response:
+    """Its messages from an offset on, raw and compacted side by side."""
+    require(request, AuthAction.CONSUME, topic=topic)
+    return rendered(request, "messages.html", view=messages_view(parts, topic, max(0, offset)))
+
+
+@router.get(f"{TOPIC_PAGE}/policies", include_in_schema=False)
+@page
+def show_policies(parts: Parts, request: Request, topic: Topic, changed: str = "") -> Response:
+    """Its policies, each with a form."""
+    require(request, *ANY_ROLE, topic=topic)
+    return rendered(
+        request, "policies.html", name=topic, rows=policies_of(parts, topic), changed=changed, problem="",
+        may_change=may(request, AuthAction.ADMIN, topic=topic),
+    )  # fmt: skip
+
+
+@router.get("/dashboard/runs/{run}/events", include_in_schema=False)
+async def watch_run(parts: Parts, request: Request, run: run_routes.RunId) -> Response:
+    """A run as it goes on: the server-sent events of REST, for a browser with the dashboard's cookie."""
+    name = TopicName.parse((await parts.runs.report(run))["topic"])
+    await pools_of(request)[WaitsFor.DATABASE].run(partial(require, request, *ANY_ROLE, topic=name))
+    return await run_routes.watch_compaction(parts, run)
 
 
 @router.get("/dashboard/service", include_in_schema=False)
-@_page
+@page
 def show_service(parts: Parts, request: Request) -> Response:
     """The services and their work."""
-    _require(request, AuthAction.SUPERUSER)
-    return _rendered(request, "service.html", scheduler=run_routes.get_scheduler(parts))
+    require(request, AuthAction.SUPERUSER)
+    return rendered(request, "service.html", scheduler=run_routes.get_scheduler(parts))
 
 
-@router.get("/dashboard/dashboard.css", include_in_schema=False)
-def show_style(parts: Parts) -> Response:
-    """How it looks."""
-    return Response(_STYLE, 200, {**_HEADERS, "Cache-Control": "max-age=3600"}, media_type="text/css")
+@router.get("/dashboard/settings", include_in_schema=False)
+@page
+def show_settings(parts: Parts, request: Request) -> Response:
+    """The settings of this service, and where each comes from; no secret is shown."""
+    require(request, AuthAction.SUPERUSER)
+    return rendered(request, "settings.html", settings=described(parts.settings))
 
 
-# What changes something
-
-
-def _compact(parts: Service, caller: str, topic: TopicName) -> None:
-    trigger.compact(parts, caller, topic)
-
-
-def _cancel(parts: Service, _: str, topic: TopicName) -> None:
-    run_routes.abort_compaction(parts, topic, False)
-
-
-def _pause(parts: Service, _: str, topic: TopicName) -> None:
-    run_routes.pause_compaction(parts, topic, False)
-
-
-def _resume(parts: Service, _: str, topic: TopicName) -> None:
-    run_routes.resume_compaction(parts, topic, False)
-
-
-@dataclass(frozen=True)
-class Button:
-    """A button of a topic's page: the last part of its path, its name in the audit log, the actions of which the caller
-    may do any, and what it does for a caller's name."""
-
-    path: str
-    operation: str
-    needs: tuple[AuthAction, ...]
-    press: Callable[[Service, str, TopicName], None]
-
-
-BUTTONS = (
-    Button("compact", "compactNow", (AuthAction.COMPACT,), _compact),
-    Button("abort", "cancelNow", (AuthAction.COMPACT, AuthAction.ADMIN), _cancel),
-    Button("pause", "pauseNow", (AuthAction.COMPACT, AuthAction.ADMIN), _pause),
-    Button("resume", "resumeNow", (AuthAction.COMPACT, AuthAction.ADMIN), _resume),
-)
-
-
-def _offer(button: Button) -> None:
-    """The route of a button."""
-
-    @_page
-    def press(parts: Parts, request: Request, topic: Topic) -> Response:
-        _from_our_page(request)
-        _require(request, *button.needs, topic=topic)
-        button.press(parts, caller_of(request).name, topic)
-        return _back(topic)
-
-    router.post(f"{_TOPIC}/{button.path}", operation_id=button.operation, include_in_schema=False)(press)
-
-
-for _button in BUTTONS:
-    _offer(_button)
-
-
-@router.get(LOGIN, include_in_schema=False)
-def show_login(parts: Parts, request: Request, next: str = "/") -> Response:
-    """Asks for a token."""
-    return _rendered(request, "login.html", next=next, reason="")
-
-
-@router.post(LOGIN, include_in_schema=False)
-async def log_in(parts: Parts, request: Request) -> Response:
-    """Keeps a token that holds."""
-    form = parse_qs((await request.body()).decode(errors="replace"))
-    token, place = form.get("token", [""])[0].strip(), form.get("next", ["/"])[0]
-    reason = parts.access.refusal_of(token)
-    if reason:
-        return _rendered(request, "login.html", 401, next=place, reason=reason)
-    answer = RedirectResponse(_ours(place), 303, _HEADERS)
-    answer.set_cookie(
-        DASHBOARD_COOKIE, token, httponly=True, samesite="strict", secure=request.url.scheme == "https", path="/"
-    )
-    return answer
-
-
-@router.post("/dashboard/logout", include_in_schema=False)
-async def log_out(parts: Parts, request: Request) -> Response:
-    """Forgets the token."""
-    answer = RedirectResponse(LOGIN, 303, _HEADERS)
-    answer.delete_cookie(DASHBOARD_COOKIE, path="/")
-    return answer
-
-
-def _from_our_page(request: Request) -> None:
-    """Raises RestException (403) for a form of another site's page."""
-    origin = request.headers.get("origin", "")
-    if urlsplit(origin).netloc != request.headers.get("host", "") or not origin:
-        raise RestException(403, "the request does not come from a page of this service: open the page, and try there")
-
-
-def _back(topic: TopicName) -> Response:
-    return RedirectResponse(topic_path(topic), 303, _HEADERS)
-
-
-def _ours(place: str) -> str:
-    """A path of this service, whatever a link says."""
-    path = urlsplit(place).path
-    return quote(path) if path.startswith("/") and not path.startswith("//") else "/"
+@router.get("/dashboard/{name}.{kind}", include_in_schema=False)
+def show_static(parts: Parts, name: str, kind: str) -> Response:
+    """How the pages look, and the script."""
+    content, media_type = _STATIC.get(f"{name}.{kind}", (b"", ""))
+    if not content:
+        raise RestException(404, f"the dashboard has no file {name}.{kind}")
+    return Response(content, 200, {**HEADERS, "Cache-Control": "max-age=3600"}, media_type=media_type)

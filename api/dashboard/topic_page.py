@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,28 +12,21 @@ from api.admin import resolve
 from api.admin.compaction.runs import get_compaction_control
 from api.admin.topics.stats_snapshot import StatsSnapshot, stats_snapshot
 from api.dashboard.formats import count, share, size
+from api.dashboard.message_browser import text_of
+from api.dashboard.policy_table import PolicyRow, policy_rows
+from api.dashboard.run_timeline import bar, longest_ms
 from api.dashboard.topic_picture import Extent, Mark, draw
 from api.http.owner_proxy import NotTheOwner
-from api.reports import policies_document, run_document
+from api.reports import run_document
 from api.service import Service
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from storage.ledger.manifest import Manifest, read_manifest
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
 from storage.model import LedgerRecord, Message, TopicName
-from storage.options.resolution import PolicyOrigin
 from storage.topic import Topic as OpenTopic
 
 RUNS_SHOWN = 20
 _VALUE_CHARACTERS = 4_000
-
-
-@dataclass(frozen=True)
-class PolicyRow:
-    """A policy that holds for the topic, and where it is set."""
-
-    name: str
-    value: str
-    origin: str
 
 
 @dataclass(frozen=True)
@@ -63,6 +54,12 @@ class TopicView:
         """The run that is under way."""
         return next((run for run in self.runs if run["state"] == "RUNNING"), None)
 
+    @property
+    def timelines(self) -> Mapping[int, Markup]:
+        """By run, what took how long."""
+        longest = longest_ms(self.runs)
+        return {run["run"]: bar(run, longest) for run in self.runs}
+
 
 @dataclass(frozen=True)
 class KeyLookup:
@@ -76,12 +73,7 @@ class KeyLookup:
     @property
     def value(self) -> str:
         """As text, or as base64 if it is none; cut if it is long."""
-        payload = (self.message.payload if self.message else None) or b""
-        try:
-            text = payload.decode()
-        except UnicodeDecodeError:
-            text = base64.b64encode(payload).decode()
-        return text if len(text) <= _VALUE_CHARACTERS else text[:_VALUE_CHARACTERS] + "…"
+        return text_of((self.message.payload if self.message else None) or b"", _VALUE_CHARACTERS)
 
 
 def look_up(parts: Service, name: TopicName, key: str) -> KeyLookup:
@@ -108,7 +100,6 @@ def topic_view(parts: Service, name: TopicName, *, in_full: bool) -> TopicView:
     manifest = None if compacted is None else read_manifest(environment.store, compacted.manifest)
     (backlog,) = BacklogReader(environment.metadata, environment.log).of([record.id])
     threshold = backlog.triggers.threshold_bytes
-    effective = policies_document(environment.metadata.policies.resolved(record))
     return TopicView(
         name,
         stats,
@@ -121,12 +112,7 @@ def topic_view(parts: Service, name: TopicName, *, in_full: bool) -> TopicView:
             run_document(name, run, environment.clock.now_ms(), in_full=in_full)
             for _, run in environment.metadata.runs.newest(RUNS_SHOWN, topic_ids=[record.id])
         ],
-        [
-            PolicyRow(policy, json.dumps(found["value"]).strip('"'), str(found["origin"]))
-            for policy, found in sorted(
-                effective.items(), key=lambda item: (item[1]["origin"] == PolicyOrigin.DEFAULT, item[0])
-            )
-        ],
+        policy_rows(environment.metadata.policies.resolved(record)),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from storage.metadata.records import CompactionControl, RunState, TopicSummary
 from storage.metadata.store import MetadataStore
+from storage.model import TopicName
 
 PAGE_ROWS = 50
 MOST_RUNS = 1_000
@@ -31,6 +32,11 @@ class TopicRow:
         if found.compacted_bytes is None or not found.logical_bytes:
             return None
         return max(0.0, 1 - found.compacted_bytes / found.logical_bytes)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a compaction of it is requested or under way."""
+        return self.state in (RUNNING, REQUESTED)
 
 
 @dataclass(frozen=True)
@@ -55,13 +61,24 @@ _SORTS: dict[str, Callable[[TopicRow], Any]] = {
 }
 
 
+def rows_of(metadata: MetadataStore, is_wanted: Callable[[TopicName], bool]) -> list[TopicRow]:
+    """The wanted topics, with their states."""
+    summaries = [item for item in metadata.topics.summaries() if is_wanted(item.name)]
+    states = _states(metadata)
+    return [TopicRow(item, states.get(item.topic_id, "")) for item in summaries]
+
+
+def _states(metadata: MetadataStore) -> dict[int, str]:
+    states = {topic_id: _state(control) for topic_id, control in metadata.compaction_control.all().items()}
+    return states | {run.topic_id: RUNNING for _, run in metadata.runs.newest(MOST_RUNS, state=RunState.RUNNING)}
+
+
 def topics_page(
     metadata: MetadataStore, may_see: Callable[[TopicSummary], bool], text: str, sort: str, page: int
 ) -> TopicsPage:
     """The topics whose name has `text` in it. `sort`: a key of _SORTS, with a minus for the largest first."""
     summaries = [item for item in metadata.topics.summaries() if may_see(item)]
-    states = {topic_id: _state(control) for topic_id, control in metadata.compaction_control.all().items()}
-    states |= {run.topic_id: RUNNING for _, run in metadata.runs.newest(MOST_RUNS, state=RunState.RUNNING)}
+    states = _states(metadata)
     rows = [TopicRow(item, states.get(item.topic_id, "")) for item in summaries if text in str(item.name)]
     key = sort.removeprefix("-")
     rows.sort(key=_SORTS.get(key, _SORTS["name"]), reverse=sort.startswith("-"))

@@ -32,7 +32,6 @@ class LookupData(PulsarAnswer):
     broker_url: str
     http_url: str
     native_url: str
-    broker_url_tls: str = ""
     broker_url_ssl: str = ""
 
 
@@ -43,9 +42,7 @@ def lookup_topic(parts: Parts, request: Request, topic: Topic) -> LookupData:
     http, binary = service_urls(parts, request, topic)
     holder = _holder(parts, topic)
     tls = parts.settings.broker_service_url_tls if holder is None else holder.broker_service_url_tls
-    return LookupData(
-        broker_url=binary, http_url=http, native_url=binary, broker_url_tls=tls or "", broker_url_ssl=tls or ""
-    )
+    return LookupData(broker_url=binary, http_url=http, native_url=binary, broker_url_ssl=tls or "")
 
 
 @router.get(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from api.cli.kit.output import show, show_table
 from api.cli.kit.shared_arguments import Output, OutputFormat
 from api.cli.kit.stderr import say
-from api.settings.settings import SETTINGS, Settings
+from api.settings.shown import described
 
 
 def show_settings(
@@ -32,22 +32,6 @@ def show_settings(
         for name, setting in found.items()
     ]
     show_table(rows, ("setting", "value", "from") if origin else ("setting", "value"))
-
-
-def described(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Value and origin by name, as they may be shown: settings, then policies."""
-    from storage.options import policies
-
-    found = {
-        setting.name: {
-            "value": setting.shown(getattr(settings, setting.attribute)),
-            "origin": settings.origin(setting.name) or "default",
-        }
-        for setting in SETTINGS.values()
-    }
-    for name, value in settings.policies.items():
-        found[name] = {"value": policies.shown(name, value), "origin": settings.origin(name)}
-    return found
 
 
 def _cell(value: object) -> str:

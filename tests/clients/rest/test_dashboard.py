@@ -25,11 +25,13 @@ def page_of(topic: RestTopic) -> str:
 
 
 def page(client: Any, path: str, status: int = 200) -> str:
-    """A page: well formed, and with headers that forbid scripts and other hosts."""
+    """A page: with our script alone, and with headers that forbid inline ones and other hosts."""
     answer = client.get(path)
     assert answer.status_code == status, answer.text
     assert answer.headers["content-security-policy"].startswith("default-src 'none'; style-src 'self'")
-    assert "<script" not in answer.text
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert re.findall("<script.*", answer.text) == ['<script src="/dashboard/dashboard.js" defer></script>']
+    assert not re.search(r"<[^>]* (on\w+|style)=", answer.text)
     assert not re.search(r"(src|href|action)=\"(https?:)?//", answer.text)
     return str(answer.text)
 
@@ -125,6 +127,98 @@ def test_buttons_compact_pause_resume_and_cancel(served: Served, rest_topic: Res
     press("compact")
     served.compact_requested()
     assert '<span class="state success">success</span>' in page(served.client, page_of(rest_topic))
+
+
+def test_messages_raw_and_compacted_side_by_side(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="1")
+    rest_topic.put(a="<2>")
+    rest_topic.compact()
+    rest_topic.put(b=None)
+
+    def sides(offset: int) -> list[list[str]]:
+        text = page(served.client, f"{page_of(rest_topic)}/messages?offset={offset}")
+        halves = text.split('<section class="side"')[1:]
+        return [re.findall(r"<td>([ab])</td><td class=\"value\">([^\n]*?)</td>", half) for half in halves]
+
+    deleted = ("b", "<i>deleted</i>")
+    assert sides(0) == [
+        [("a", "1"), ("b", "1"), ("a", "&lt;2&gt;"), deleted],
+        [("b", "1"), ("a", "&lt;2&gt;"), deleted],
+    ]
+    assert sides(3) == [[deleted], [deleted]]
+
+
+def test_a_page_of_messages_leads_to_the_next(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(**{f"k{number}": "v" for number in range(30)})
+    text = page(served.client, f"{page_of(rest_topic)}/messages")
+    assert f'{page_of(rest_topic)}/messages?offset=25"' in text
+    assert "offset=" not in page(served.client, f"{page_of(rest_topic)}/messages?offset=25").replace(
+        'name="offset"', ""
+    )
+
+
+def test_policies_are_set_refused_and_removed(served: Served, rest_topic: RestTopic) -> None:
+    def post(**form: str) -> tuple[int, str]:
+        body = "&".join(f"{name}={value}" for name, value in form.items())
+        answer = served.client.post(f"{page_of(rest_topic)}/policies", content=body, headers=ORIGIN)
+        return answer.status_code, str(answer.text)
+
+    def applied() -> Any:
+        return rest_topic.ask("GET", "/policies/min.compaction.lag.ms").json()
+
+    rest_topic.put(a="1")
+    status, text = post(name="min.compaction.lag.ms", value="60000", do="set")
+    assert status == 200
+    assert "min.compaction.lag.ms is changed." in text
+    assert applied() == {"value": 60_000, "origin": "topic"}
+    assert 'value="remove"' in text
+    status, text = post(name="min.compaction.lag.ms", value="soon", do="set")
+    assert status == 400
+    assert "min.compaction.lag.ms is not changed: " in text
+    assert post(name="min.compaction.lag.ms", do="remove")[0] == 200
+    assert applied()["origin"] != "topic"
+
+
+def test_trim_shows_what_would_go_before_it_does(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    rest_topic.put(a="2")
+    rest_topic.compact()
+    rest_topic.put(a="3")
+    path = f"{page_of(rest_topic)}/trim"
+    assert "Show what would go" in page(served.client, path)
+    would = served.client.post(path, content="before=1&do=try", headers=ORIGIN).text
+    assert "Would go" in would
+    assert "Yes, trim these" in would
+    assert "Trimmed" in served.client.post(path, content="before=1&do=trim", headers=ORIGIN).text
+    assert "None." in served.client.post(path, content="before=1&do=try", headers=ORIGIN).text
+
+
+def test_partitions_stand_together(served: Served) -> None:
+    assert served.ask("PUT", "/admin/v2/persistent/public/default/parted/partitions", b"3").status_code == 204
+    text = page(served.client, "/dashboard/topics/public/default/parted")
+    assert text.count("/dashboard/topics/public/default/parted-partition-") == 3
+    assert "/dashboard/topics/public/default/parted" in page(
+        served.client, "/dashboard/topics/public/default/parted-partition-1"
+    )
+    assert "Policy" in page(served.client, "/dashboard/topics/public/default/parted/policies")
+
+
+def test_settings_are_shown_with_their_origin(served: Served) -> None:
+    text = page(served.client, "/dashboard/settings")
+    assert re.search(r'<th scope="row">dashboard</th><td>True</td><td>default</td>', text)
+
+
+def test_a_run_is_drawn_by_its_phases(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    text = page(served.client, page_of(rest_topic))
+    assert re.search(r'<svg class="timeline"[^>]*aria-label="[^"]*read [0-9.]+ [KM]?i?B, wrote', text)
+
+
+def test_what_the_dashboard_is_made_of(served: Served) -> None:
+    assert served.client.get("/dashboard/dashboard.js").headers["content-type"].startswith("text/javascript")
+    assert served.client.get("/dashboard/none.js").status_code == 404
 
 
 @pytest.mark.parametrize("headers", [{}, {"Origin": "http://elsewhere.example"}, {"Origin": "null"}])

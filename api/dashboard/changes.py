@@ -1,0 +1,138 @@
+"""What a form of a topic's page changes: its compaction, its policies, its old raw ledgers.
+
+Each does what the call of REST does, for who may do that over REST, and comes from one of our pages (`form_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import Request
+from starlette.responses import RedirectResponse, Response
+
+from api.admin import resolve
+from api.admin.compaction import runs as run_routes, trigger
+from api.admin.compaction.trim import TrimRequest, trim_topic
+from api.admin.policies.scopes import PolicyScope
+from api.dashboard.policy_table import policies_of
+from api.dashboard.rendering import HEADERS, TOPIC_PAGE, form_of, page, problem, rendered, require, topic_path
+from api.http.access import AuthAction, caller_of
+from api.http.paths import Topic
+from api.http.problems import RestException, public_reason
+from api.http.router import Routes
+from api.http.thread_pools import WaitsFor, pools_of
+from api.service import Parts, Service
+from storage.errors import InvalidInput
+from storage.model import TopicName
+from storage.options.resolution import PolicyOrigin
+
+router = Routes(prefix="")
+Form = dict[str, str]
+Change = Callable[[Service, Request, TopicName, Form], Response]
+
+
+@dataclass(frozen=True)
+class Button:
+    """The last part of its path, its name in the audit log, the actions of which the caller may do any, and what it
+    does."""
+
+    path: str
+    operation: str
+    needs: tuple[AuthAction, ...]
+    press: Change
+    waits_for: WaitsFor = WaitsFor.DATABASE
+
+
+def _back(topic: TopicName, place: str = "") -> Response:
+    return RedirectResponse(topic_path(topic) + place, 303, HEADERS)
+
+
+def _compact(parts: Service, request: Request, topic: TopicName, _: Form) -> Response:
+    trigger.compact(parts, caller_of(request).name, topic)
+    return _back(topic)
+
+
+def _abort(parts: Service, _request: Request, topic: TopicName, _: Form) -> Response:
+    run_routes.abort_compaction(parts, topic, False)
+    return _back(topic)
+
+
+def _pause(parts: Service, _request: Request, topic: TopicName, _: Form) -> Response:
+    run_routes.pause_compaction(parts, topic, False)
+    return _back(topic)
+
+
+def _resume(parts: Service, _request: Request, topic: TopicName, _: Form) -> Response:
+    run_routes.resume_compaction(parts, topic, False)
+    return _back(topic)
+
+
+def _set_policy(parts: Service, request: Request, topic: TopicName, form: Form) -> Response:
+    name, value = form.get("name", ""), form.get("value", "")
+    scope = PolicyScope(PolicyOrigin.TOPIC, topic=topic)
+    try:
+        if form.get("do") == "remove":
+            scope.change(parts, {}, [name])
+        else:
+            scope.change(parts, {name: value})
+    except InvalidInput as error:
+        return rendered(
+            request, "policies.html", 400, name=topic, rows=policies_of(parts, topic), changed=name,
+            problem=public_reason(error), may_change=True,
+        )  # fmt: skip
+    return _back(topic, f"/policies?{urlencode({'changed': name})}")
+
+
+def _trim(parts: Service, request: Request, topic: TopicName, form: Form) -> Response:
+    before = form.get("before", "").strip()
+    wanted = TrimRequest(before=before or None)
+    is_dry = form.get("do") != "trim"
+    reports: list[dict[str, Any]] = trim_topic(parts, topic, False, wanted, is_dry)
+    return rendered(request, "trim.html", name=topic, before=before, reports=reports, is_dry=is_dry)
+
+
+_EITHER = (AuthAction.COMPACT, AuthAction.ADMIN)
+BUTTONS = (
+    Button("compact", "compactNow", (AuthAction.COMPACT,), _compact),
+    Button("abort", "cancelNow", _EITHER, _abort),
+    Button("pause", "pauseNow", _EITHER, _pause),
+    Button("resume", "resumeNow", _EITHER, _resume),
+    Button("policies", "setPolicyNow", (AuthAction.ADMIN,), _set_policy),
+    Button("trim", "trimNow", (AuthAction.ADMIN,), _trim, WaitsFor.WORK),
+)
+
+
+def _offer(button: Button) -> None:
+    """The route of a button."""
+
+    @page
+    def pressed(request: Request, parts: Service, topic: TopicName, form: Form) -> Response:
+        require(request, *button.needs, topic=topic)
+        return button.press(parts, request, topic, form)
+
+    async def press(parts: Parts, request: Request, topic: Topic) -> Response:
+        try:
+            form = await form_of(request)
+        except RestException as error:
+            return problem(request, error.status_code, str(error.detail))
+        work = partial(pressed, request=request, parts=parts, topic=topic, form=form)
+        return await pools_of(request)[button.waits_for].run(work)
+
+    router.post(f"{TOPIC_PAGE}/{button.path}", operation_id=button.operation, include_in_schema=False)(press)
+
+
+for _button in BUTTONS:
+    _offer(_button)
+
+
+@router.get(f"{TOPIC_PAGE}/trim", include_in_schema=False)
+@page
+def show_trim(parts: Parts, request: Request, topic: Topic) -> Response:
+    """Asks what is to go."""
+    require(request, AuthAction.ADMIN, topic=topic)
+    resolve.topics(parts, topic)
+    return rendered(request, "trim.html", name=topic, before="", reports=None, is_dry=True)

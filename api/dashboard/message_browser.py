@@ -1,0 +1,84 @@
+"""Messages of a topic from an offset on, raw and compacted side by side: as readers get them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from api.admin import resolve
+from api.http.problems import public_reason
+from api.service import Service
+from storage.errors import CompactorError
+from storage.ledger.seek import StartOffset
+from storage.model import EARLIEST, Message, TopicName
+from storage.reading.limits import ReadLimits
+from storage.topic import Topic
+
+PAGE_MESSAGES = 25
+_LIMITS = ReadLimits(PAGE_MESSAGES, 1 << 20)
+_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class BrowsedMessage:
+    """A message as a row shows it. `value` None: it deletes its key, or is a null."""
+
+    offset: int
+    message_id: str
+    key: str | None
+    value: str | None
+    publish_time: int
+
+
+@dataclass(frozen=True)
+class ReadSide:
+    """What one read gave. `following`: the offset of the next page; None: this is the last one. `problem`: why it ended
+    before its page was full."""
+
+    messages: Sequence[BrowsedMessage]
+    following: int | None
+    problem: str
+
+
+@dataclass(frozen=True)
+class MessagesView:
+    """Both reads from one offset."""
+
+    name: TopicName
+    start: int
+    raw: ReadSide
+    compacted: ReadSide
+
+
+def messages_view(parts: Service, name: TopicName, start: int) -> MessagesView:
+    """For a thread that may wait for the store. Raises RestException (404, 405)."""
+    resolve.refuse_partitioned(parts, name, f"{name} is a partitioned topic: look at its partitions")
+    topic = Topic(parts.environment, resolve.topic(parts, name))
+    return MessagesView(name, start, _side(topic, start, False), _side(topic, start, True))
+
+
+def _side(topic: Topic, start: int, read_compacted: bool) -> ReadSide:
+    with closing(topic.reader(StartOffset(start) if start else EARLIEST, read_compacted)) as reader:
+        try:
+            found = reader.messages(_LIMITS).messages
+        except CompactorError as error:
+            return ReadSide((), None, public_reason(error))
+    following = found[-1].offset + 1 if len(found) == PAGE_MESSAGES else None
+    return ReadSide([_row(message) for message in found], following, "")
+
+
+def _row(message: Message) -> BrowsedMessage:
+    key = None if message.key is None else text_of(message.key)
+    value = None if message.payload is None else text_of(message.payload)
+    return BrowsedMessage(message.offset, str(message.message_id), key, value, message.publish_time)
+
+
+def text_of(data: bytes, most: int = _CHARACTERS) -> str:
+    """As text, or as base64 if it is none; cut if it is long."""
+    try:
+        text = data[: 4 * most].decode(errors="strict" if len(data) <= 4 * most else "ignore")
+    except UnicodeDecodeError:
+        text = base64.b64encode(data[: 4 * most]).decode()
+    return text if len(text) <= most else text[:most] + "…"

@@ -1,0 +1,45 @@
+"""A partitioned topic as its page shows it: its partitions together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from api.admin import resolve
+from api.dashboard.topics_table import TopicRow, rows_of
+from api.service import Service
+from storage.model import TopicName
+
+
+@dataclass(frozen=True)
+class PartitionedView:
+    """Its partitions, in their order."""
+
+    name: TopicName
+    rows: Sequence[TopicRow]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a compaction of any is requested or under way."""
+        return any(row.is_busy for row in self.rows)
+
+    @property
+    def messages(self) -> int:
+        """Of all that are sealed."""
+        return sum(row.summary.messages for row in self.rows)
+
+    @property
+    def logical_bytes(self) -> int:
+        """What producers sent, of all that is sealed."""
+        return sum(row.summary.logical_bytes for row in self.rows)
+
+
+def partitioned_view(parts: Service, name: TopicName) -> PartitionedView | None:
+    """None: it is not partitioned."""
+    metadata = parts.environment.metadata
+    whole = metadata.partitions.find(name)
+    if whole is None:
+        return None
+    names = resolve.partition_names(whole)
+    by_name = {row.summary.name: row for row in rows_of(metadata, set(names).__contains__)}
+    return PartitionedView(name, [by_name[item] for item in names if item in by_name])

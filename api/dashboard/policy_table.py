@@ -1,0 +1,51 @@
+"""The policies of a topic as its page shows them: what holds, where it is set, what it means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from api.admin.policies.scopes import PolicyScope
+from api.reports import policies_document
+from api.service import Service
+from storage.model import TopicName
+from storage.options.policies import POLICIES
+from storage.options.resolution import PolicyOrigin, PolicyResolution
+
+
+@dataclass(frozen=True)
+class PolicyRow:
+    """A policy that holds for the topic, and where it is set. `takes`: its values in words."""
+
+    name: str
+    value: str
+    origin: str
+    doc: str
+    takes: str
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the topic itself sets it."""
+        return self.origin == PolicyOrigin.TOPIC
+
+
+def policies_of(parts: Service, name: TopicName) -> Sequence[PolicyRow]:
+    """Of a topic, also a partitioned one as a whole. Raises RestException: 404, 412 for a partition."""
+    return policy_rows(PolicyScope(PolicyOrigin.TOPIC, topic=name).resolved(parts))
+
+
+def policy_rows(resolved: PolicyResolution) -> Sequence[PolicyRow]:
+    """What is set first, then the defaults, each by name."""
+    found = policies_document(resolved)
+    rows = [
+        PolicyRow(
+            policy,
+            json.dumps(item["value"]).strip('"'),
+            str(item["origin"]),
+            POLICIES[policy].doc,
+            POLICIES[policy].kind.allowed,
+        )
+        for policy, item in found.items()
+    ]
+    return sorted(rows, key=lambda row: (row.origin == PolicyOrigin.DEFAULT, row.name))

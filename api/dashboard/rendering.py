@@ -1,0 +1,110 @@
+"""How a page is made: its template, its headers, its errors, and who may see it.
+
+A browser sends a cookie by itself, so it counts for the dashboard's paths alone (`api/http/access.py`), and what
+changes something must come from one of these pages. Every answer forbids frames, inline scripts and other hosts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+from fastapi import Request
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from starlette.responses import RedirectResponse, Response
+
+from api.dashboard import formats
+from api.http.access import LOGIN, AuthAction, caller_of
+from api.http.paths import segment
+from api.http.problems import RestException, public_reason, status_of
+from api.service import Service
+from storage.errors import CompactorError
+from storage.model import TopicName
+
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+TOPIC_PAGE = "/dashboard/topics/{tenant}/{namespace}/{topic}"
+_TEMPLATES = Environment(
+    loader=PackageLoader("api.dashboard"),
+    autoescape=select_autoescape(),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters.update(formats.FILTERS)
+_FORM_BYTES = 64 << 10
+Page = Callable[..., Response]
+
+
+def page(endpoint: Page) -> Page:
+    """An error of a page is a page; who is not known is asked for a token."""
+
+    @functools.wraps(endpoint)
+    def answer(request: Request, **values: Any) -> Response:
+        try:
+            return endpoint(request=request, **values)
+        except RestException as error:
+            if error.status_code == 401:
+                return RedirectResponse(f"{LOGIN}?{urlencode({'next': request.url.path})}", 303, HEADERS)
+            return problem(request, error.status_code, str(error.detail))
+        except CompactorError as error:
+            return problem(request, status_of(error), public_reason(error))
+
+    return answer
+
+
+def require(request: Request, *actions: AuthAction, topic: TopicName | None = None) -> None:
+    """Raises RestException (401, 403) unless the caller may do any of `actions`."""
+    where = (None, None, None) if topic is None else (topic.tenant, topic.namespace, topic.topic)
+    request.app.state.access.require(caller_of(request), actions, *where)
+
+
+def may(request: Request, *actions: AuthAction, topic: TopicName | None = None) -> bool:
+    """Whether the caller may do any of `actions`."""
+    try:
+        require(request, *actions, topic=topic)
+    except RestException:
+        return False
+    return True
+
+
+def rendered(request: Request, template: str, status: int = 200, **values: Any) -> Response:
+    """A page of that template."""
+    service: Service = request.app.state.service
+    content = _TEMPLATES.get_template(template).render(
+        now=service.environment.clock.now_ms(),
+        cluster=service.settings.cluster_name,
+        role=caller_of(request).role,
+        access_control=service.access.verifier is not None,
+        path_of=topic_path,
+        **values,
+    )
+    return Response(content, status, HEADERS, media_type="text/html")
+
+
+def problem(request: Request, status: int, reason: str) -> Response:
+    """The page of an error."""
+    return rendered(request, "problem.html", status, reason=reason)
+
+
+def topic_path(topic: TopicName) -> str:
+    """The path of a topic's page."""
+    return "/dashboard/topics/" + "/".join(map(segment, (topic.tenant, topic.namespace, topic.topic)))
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a form. Raises RestException: 403 for a form of another site's page, 413."""
+    origin = request.headers.get("origin", "")
+    if urlsplit(origin).netloc != request.headers.get("host", "") or not origin:
+        raise RestException(403, "the request does not come from a page of this service: open the page, and try there")
+    body = await request.body()
+    if len(body) > _FORM_BYTES:
+        raise RestException(413, f"a form has at most {_FORM_BYTES} bytes")
+    return {name: values[0] for name, values in parse_qs(body.decode(errors="replace")).items()}

@@ -1,0 +1,53 @@
+// While a compaction is requested or under way the page's main part is asked for again, and what the server tells of
+// the run (server-sent events) moves the bar. Without this script a page loads itself again.
+"use strict";
+
+(() => {
+  const POLL_MS = 1000;
+
+  async function swap() {
+    const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+    if (!answer.ok) return;
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const open = [...document.querySelectorAll("details[open][id]")].map((item) => item.id);
+    const focused = document.activeElement?.id;
+    for (const id of ["live", "picture", "runs"]) {
+      const now = document.getElementById(id);
+      const next = page.getElementById(id);
+      if (now && next) now.replaceWith(document.adoptNode(next));
+    }
+    for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+    if (focused) document.getElementById(focused)?.focus();
+    follow();
+  }
+
+  function show(run) {
+    const bar = document.getElementById("progress");
+    const label = document.getElementById("progress-label");
+    if (!bar || !label) return;
+    if (run.tasks_total) {
+      bar.max = run.tasks_total;
+      bar.value = run.tasks_done ?? 0;
+    }
+    label.textContent = `Compaction ${run.run}, ${run.phase}`;
+  }
+
+  function follow() {
+    const live = document.getElementById("live");
+    if (!live || live.dataset.busy !== "true") return;
+    if (!live.dataset.run) {
+      setTimeout(swap, POLL_MS);
+      return;
+    }
+    const events = new EventSource(`/dashboard/runs/${live.dataset.run}/events`);
+    events.addEventListener("progress", (event) => show(JSON.parse(event.data)));
+    const ended = () => {
+      events.close();
+      setTimeout(swap, POLL_MS);
+    };
+    events.addEventListener("end", ended);
+    events.addEventListener("error", ended);
+  }
+
+  follow();
+})();
