@@ -40,7 +40,11 @@ from storage.model import TopicName
 router = Routes(prefix="")
 _STATIC = {
     name: ((files("api.dashboard") / "static" / name).read_bytes(), kind)
-    for name, kind in (("dashboard.css", "text/css"), ("dashboard.js", "text/javascript"))
+    for name, kind in (
+        ("dashboard.css", "text/css"),
+        ("dashboard.js", "text/javascript"),
+        ("icon.svg", "image/svg+xml"),
+    )
 }
 ANY_ROLE = (*ANY_USE, AuthAction.ADMIN)
 
@@ -138,7 +142,7 @@ def show_settings(parts: Parts, request: Request) -> Response:
 
 @router.get("/dashboard/{name}.{kind}", include_in_schema=False)
 def show_static(parts: Parts, name: str, kind: str) -> Response:
-    """How the pages look, and the script."""
+    """How the pages look, their icon, and the script."""
     content, media_type = _STATIC.get(f"{name}.{kind}", (b"", ""))
     if not content:
         raise RestException(404, f"the dashboard has no file {name}.{kind}")

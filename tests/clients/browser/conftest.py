@@ -1,0 +1,102 @@
+"""A service with a few topics, and a browser that notes what a page must not do."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from api.http.tokens import create
+from tests.servers.chromium import chromium
+from tests.servers.compactor_service import RunningService, compactor_service
+
+SECRET = bytes(range(32))
+TOPIC = "/dashboard/topics/public/default/users"
+WAIT_MS = 20_000
+
+
+@dataclass
+class Watched:
+    """A page, and what went wrong in it."""
+
+    page: Page
+    url: str
+    problems: list[str] = field(default_factory=list)
+
+    def open(self, path: str) -> Page:
+        """Go to a page of the service."""
+        self.page.goto(self.url + path)
+        return self.page
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@contextmanager
+def watched(browser: Browser, service: RunningService, width: int = 1280, dark: bool = False) -> Iterator[Watched]:
+    """A page of its own, without cookies; at its end there was no error, and no request to another host."""
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light")
+    context.set_default_timeout(WAIT_MS)
+    found = Watched(context.new_page(), service.url.rstrip("/"))
+    found.page.on("console", lambda said: said.type == "error" and found.problems.append(said.text))
+    found.page.on("pageerror", lambda error: found.problems.append(str(error)))
+    found.page.on("request", lambda asked: asked.url.startswith(found.url) or found.problems.append(asked.url))
+    try:
+        yield found
+        assert found.problems == []
+    finally:
+        context.close()
+
+
+def filled(url: str, headers: dict[str, str] | None = None) -> None:
+    """A few topics: one compacted, one partitioned, and others."""
+    with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+        for name in ("orders", "users", *(f"other-{number:02}" for number in range(60))):
+            assert client.put(f"/admin/v2/persistent/public/default/{name}").status_code == 204
+        lines = "".join(f'{{"key": "user-{n % 50}", "value": "<b>{n}</b>"}}\n' for n in range(500))
+        produced = client.post(
+            "/topics/persistent/public/default/users",
+            content=lines,
+            headers={"content-type": "application/x-ndjson"},
+        )
+        assert produced.status_code == 200, produced.text
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    with compactor_service(tmp_path_factory.mktemp("service")) as running:
+        filled(running.url)
+        yield running
+
+
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    """One with access control: `root` may everything, `reader` consume in public/default."""
+    folder: Path = tmp_path_factory.mktemp("guarded")
+    settings = {
+        "COMPACTOR_AUTH_TOKEN_SECRET_KEY": "data:;base64," + base64.b64encode(SECRET).decode(),
+        "COMPACTOR_AUTH_SUPERUSER_ROLES": "root",
+    }
+    with compactor_service(folder, **settings) as running:
+        headers = {"Authorization": f"Bearer {token_of('root')}"}
+        filled(running.url, headers)
+        granted = httpx.post(
+            f"{running.url}/admin/v2/namespaces/public/default/permissions/reader", json=["consume"], headers=headers
+        )
+        assert granted.status_code == 204
+        yield running
+
+
+def token_of(role: str) -> str:
+    return create(SECRET, role, {})

@@ -1,0 +1,115 @@
+"""The dashboard in a real browser: what people do with it, by mouse and keyboard, and what axe-core says of it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, expect
+
+from tests.clients.browser.conftest import TOPIC, token_of, watched
+from tests.servers.compactor_service import RunningService
+
+pytestmark = pytest.mark.slow
+
+PAGES = {
+    "topics": "/",
+    "topic": TOPIC,
+    "messages": f"{TOPIC}/messages",
+    "policies": f"{TOPIC}/policies",
+    "trim": f"{TOPIC}/trim",
+    "service": "/dashboard/service",
+    "settings": "/dashboard/settings",
+    "nothing": "/dashboard/topics/public/default/none",
+}
+
+
+def test_topics_are_filtered_sorted_and_paged(browser: Browser, service: RunningService) -> None:
+    with watched(browser, service) as found:
+        page = found.open("/")
+        page.get_by_label("Name contains").fill("other-")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("60 of 62 topics.")).to_be_visible()
+        expect(page.locator("tbody tr").first).to_contain_text("other-00")
+        page.get_by_role("link", name="Topic", exact=True).click()
+        expect(page.locator("tbody tr").first).to_contain_text("other-59")
+        page.get_by_role("link", name="Next").click()
+        expect(page.locator("tbody tr")).to_have_count(10)
+
+
+def test_a_compaction_is_started_watched_and_looked_into(browser: Browser, service: RunningService) -> None:
+    with watched(browser, service) as found:
+        page = found.open(TOPIC)
+        loads: list[str] = []
+        page.on("load", lambda _: loads.append(page.url))
+        page.get_by_text("Compact now", exact=True).click()
+        page.get_by_role("button", name="Yes, compact now").click()
+        expect(page.locator(".state.success")).to_be_visible()
+        assert len(loads) <= 1  # the form's own: the rest came by the script
+        expect(page.locator("rect.part")).to_have_count(1)
+
+        page.get_by_label("Key", exact=True).fill("user-7")
+        page.keyboard.press("Enter")
+        expect(page.locator("pre")).to_have_text("<b>457</b>")
+
+        page.get_by_role("link", name="Messages").click()
+        expect(page.get_by_role("region", name="Raw messages").locator("tbody tr")).to_have_count(25)
+        expect(page.get_by_role("region", name="Compacted messages").locator("tbody tr").first).to_contain_text("450")
+
+
+def test_boxes_of_the_picture_are_reached_by_keyboard(browser: Browser, service: RunningService) -> None:
+    with watched(browser, service) as found:
+        page = found.open(TOPIC)
+        page.locator(".picture g").first.focus()
+        expect(page.locator(".picture g").first).to_have_attribute("aria-label", re.compile("segment|ledger"))
+        page.keyboard.press("Shift+Tab")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.getAttribute('role')") == "img"
+
+
+def test_a_policy_is_set_and_removed(browser: Browser, service: RunningService) -> None:
+    with watched(browser, service) as found:
+        page = found.open(f"{TOPIC}/policies")
+        row = page.locator("tr", has_text="min.compaction.lag.ms")
+        row.get_by_role("textbox").fill("60000")
+        row.get_by_role("button", name="Set").click()
+        expect(page.get_by_role("status")).to_have_text("min.compaction.lag.ms is changed.")
+        row.get_by_role("button", name="Remove").click()
+        expect(row.get_by_role("button", name="Remove")).to_have_count(0)
+
+
+def test_logging_in_and_being_refused(browser: Browser, guarded: RunningService) -> None:
+    with watched(browser, guarded) as found:
+        page = found.open("/")
+        page.get_by_label("Token").fill(token_of("reader"))
+        page.keyboard.press("Enter")
+        page.get_by_label("Name contains").fill("users")
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="persistent://public/default/users").click()
+        expect(page.get_by_text("Compact now")).to_have_count(0)
+        expect(page.get_by_role("link", name="Trim")).to_have_count(0)
+        page.goto(f"{found.url}{TOPIC}/trim")
+        expect(page.locator(".note.error")).to_contain_text("no permission")
+        found.problems.clear()  # the browser notes the 403 of the page that was asked for
+        page.get_by_role("button", name="Log out").click()
+        expect(page.get_by_label("Token")).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("dark", [False, True])
+def test_no_page_has_a_serious_accessibility_finding(
+    dark: bool, width: int, browser: Browser, service: RunningService
+) -> None:
+    with watched(browser, service, width, dark) as found:
+        for name, path in PAGES.items():
+            page = found.open(path)
+            serious = [
+                f"{name}: {item['id']}: {[node['html'] for node in item['nodes']][:3]}"
+                for item in Axe().run(page).response["violations"]
+                if item["impact"] in ("serious", "critical")
+            ]
+            assert not serious
+            wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert wide <= 0, f"{name} scrolls sideways by {wide} pixels"
+        found.problems.clear()  # the 404 of the last page
