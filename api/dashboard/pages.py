@@ -34,6 +34,7 @@ from api.http.router import Routes
 from api.http.thread_pools import WaitsFor, pools_of
 from api.service import Parts
 from api.settings.shown import described
+from compactor.scheduling.backlog import BacklogReader
 from storage.metadata.records import TopicSummary
 from storage.model import TopicName
 
@@ -67,7 +68,15 @@ def show_topics(parts: Parts, request: Request, q: str = "", sort: str = "name",
                 allowed[namespace] = False
         return allowed[namespace]
 
-    found = topics_page(parts.environment.metadata, may_see, q.strip(), sort, page)
+    found = topics_page(
+        parts.environment.metadata,
+        BacklogReader(parts.environment.metadata, parts.environment.log),
+        parts.environment.clock.now_ms(),
+        may_see,
+        q.strip(),
+        sort,
+        page,
+    )
 
     def link(**changes: object) -> str:
         wanted = {"q": q, "sort": sort, "page": found.number, **changes}

@@ -1,14 +1,17 @@
 """The table of topics on the first page: filtered, sorted and cut into pages here, so that a browser gets one page.
 
-Everything comes from three statements, whatever the number of topics; nothing of a log or a store is asked.
+Names, sizes and states come from three statements, whatever the number of topics; what is behind the horizon is asked
+for the topics of the page alone. Nothing of a store is asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from compactor.scheduling.backlog import Backlog, BacklogReader
+from compactor.scheduling.due import cause_of
 from storage.metadata.records import CompactionControl, RunState, TopicSummary
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
@@ -24,6 +27,10 @@ class TopicRow:
 
     summary: TopicSummary
     state: str
+    backlog: Backlog | None = None
+    """What is behind its horizon, of the rows of a page; None: nothing can be due."""
+    due: str | None = None
+    """Why a compaction is due; None: it is not."""
 
     @property
     def saved(self) -> float | None:
@@ -32,6 +39,12 @@ class TopicRow:
         if found.compacted_bytes is None or not found.logical_bytes:
             return None
         return max(0.0, 1 - found.compacted_bytes / found.logical_bytes)
+
+    @property
+    def threshold_share(self) -> float | None:
+        """How much of the threshold in bytes its backlog is, 0 to 1 and more; None: there is no threshold."""
+        threshold = 0 if self.backlog is None else self.backlog.triggers.threshold_bytes
+        return self.backlog.bytes / threshold if self.backlog is not None and threshold else None
 
     @property
     def is_busy(self) -> bool:
@@ -74,7 +87,13 @@ def _states(metadata: MetadataStore) -> dict[int, str]:
 
 
 def topics_page(
-    metadata: MetadataStore, may_see: Callable[[TopicSummary], bool], text: str, sort: str, page: int
+    metadata: MetadataStore,
+    backlogs: BacklogReader,
+    now: int,
+    may_see: Callable[[TopicSummary], bool],
+    text: str,
+    sort: str,
+    page: int,
 ) -> TopicsPage:
     """The topics whose name has `text` in it. `sort`: a key of _SORTS, with a minus for the largest first."""
     summaries = [item for item in metadata.topics.summaries() if may_see(item)]
@@ -85,7 +104,11 @@ def topics_page(
     pages = max(1, -(-len(rows) // PAGE_ROWS))
     number = min(max(page, 1), pages)
     start = (number - 1) * PAGE_ROWS
-    return TopicsPage(rows[start : start + PAGE_ROWS], number, pages, len(rows), len(summaries))
+    shown = rows[start : start + PAGE_ROWS]
+    behind = {item.topic.id: item for item in backlogs.of([row.summary.topic_id for row in shown])}
+    due = {topic_id: cause_of(backlog, now) for topic_id, backlog in behind.items()}
+    shown = [replace(row, backlog=behind.get(row.summary.topic_id), due=due.get(row.summary.topic_id)) for row in shown]
+    return TopicsPage(shown, number, pages, len(rows), len(summaries))
 
 
 def _state(control: CompactionControl) -> str:
