@@ -7,7 +7,7 @@ BIN = .venv/bin
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	--no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo test check format bench soak lock upgrade clean runtime-environment dev-environment
+.PHONY: help demo test check docs format bench soak lock upgrade clean runtime-environment dev-environment
 
 help: ## list these targets
 	@while IFS= read -r line; do case $$line in [a-z]*:*'## '*) \
@@ -30,6 +30,10 @@ check: dev-environment ## lint, format, types and the rules between packages
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+docs: dev-environment ## make the documentation's site, in .cache/site, without a network
+	@$(BIN)/mkdocs build --strict --quiet --site-dir .cache/site
+	@echo "open .cache/site/index.html; its search needs a server: $(BIN)/python -m http.server --directory .cache/site"
 
 format: dev-environment ## put the code into the one format, and fix what ruff can fix
 	@$(BIN)/ruff check --fix
