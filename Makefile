@@ -32,7 +32,7 @@ check: dev-environment ## lint, format, types and the rules between packages
 	@$(BIN)/lint-imports
 
 docs: dev-environment ## make the documentation's site, in .cache/site, without a network
-	@$(BIN)/mkdocs build --strict --quiet --site-dir .cache/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir .cache/site
 	@echo "open .cache/site/index.html; its search needs a server: $(BIN)/python -m http.server --directory .cache/site"
 
 format: dev-environment ## put the code into the one format, and fix what ruff can fix

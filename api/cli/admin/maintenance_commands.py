@@ -1,6 +1,6 @@
 """`compactor-admin topics verify`, `trim` and `release-lease`, and `gc`: what is there, and what is not needed.
 
-What deletes is a dry run unless `--execute` is given.
+What deletes is a dry run unless `--yes` is given.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.admin.requests import Command, Execute, RequestCommand
+from api.cli.admin.requests import Command, RequestCommand, Yes
 from api.cli.admin.session import session, topic_path
 from api.cli.kit.exit_codes import DATA_LOSS
 from api.cli.kit.quantity_parsers import duration
@@ -51,12 +51,12 @@ def trim(
             "readers get the deleted key back.",
         ),
     ] = False,
-    execute: Execute = False,
+    yes: Yes = False,
 ) -> None:
     """Let old raw ledgers of a topic go."""
     admin = session(context)
     body = {"before": before, "force": force}
-    reports = admin.service.request("POST", topic_path(topic, "trim"), {"dryRun": not execute}, body)
+    reports = admin.service.request("POST", topic_path(topic, "trim"), {"dryRun": not yes}, body)
     if admin.as_json:
         admin.show(reports)
         return
@@ -65,23 +65,23 @@ def trim(
         admin.show(ledgers, ("topic", *TRIM_COLUMNS))
     for line in (line for report in reports for line in trim_lines(report)):
         admin.done(line)
-    if not execute:
-        admin.done("nothing was trimmed: give --execute")
+    if not yes:
+        admin.done("nothing was trimmed: give --yes")
 
 
 def release_lease(
     context: typer.Context,
     topic: TypedTopic,
     force: Annotated[bool, typer.Option("--force", help="Also if its owner is alive.")] = False,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it. Without it, only show who owns it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it. Without it, only show who owns it.")] = False,
 ) -> None:
     """Release the writer's lease of a topic whose owner died on another machine."""
     admin = session(context)
-    body = {"force": force, "dryRun": not execute}
+    body = {"force": force, "dryRun": not yes}
     reports = admin.service.request("POST", topic_path(topic, "release-lease"), body=body)
     admin.show(reports)
     held = sum(report["owner"] is not None for report in reports)
-    admin.done(f"{counted(held, 'lease')} of {topic} {'released' if execute else 'would be released, with --execute'}")
+    admin.done(f"{counted(held, 'lease')} of {topic} {'released' if yes else 'would be released, with --yes'}")
 
 
 def collect_garbage(
@@ -93,14 +93,14 @@ def collect_garbage(
         bool, typer.Option("--unknown-topics", help="Also of topics that the database does not know.")
     ] = False,
     grace: Annotated[int | None, duration("--grace", "How long garbage stays: 10m, 1h, 7d.")] = None,
-    execute: Execute = False,
+    yes: Yes = False,
 ) -> None:
     """Delete the objects that nothing refers to.
 
     Ends with exit code 7 if a topic could not be checked; the others are collected all the same.
     """
     admin = session(context)
-    body: dict[str, Any] = {"dryRun": not execute, "unknownTopics": unknown_topics}
+    body: dict[str, Any] = {"dryRun": not yes, "unknownTopics": unknown_topics}
     if topic:
         body["topics"] = topic
     if grace is not None:
@@ -110,7 +110,7 @@ def collect_garbage(
         admin.show(report)
     else:
         admin.show([_garbage_row(found) for found in report["topics"] if not found["error"]])
-        verb = "deleted" if execute else "would be deleted, with --execute"
+        verb = "deleted" if yes else "would be deleted, with --yes"
         admin.done(f"{counted(report['objects'], 'object')}, {size(report['bytes'])}, {verb}")
     failed = [found for found in report["topics"] if found["error"]]
     for found in failed:

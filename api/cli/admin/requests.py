@@ -29,7 +29,7 @@ Run = Annotated[int, typer.Argument(metavar="RUN", min=1, max=2**63 - 1, help="I
 Subscription = Annotated[str, typer.Option("-s", "--subscription", metavar="NAME", help="The subscription.")]
 Role = Annotated[str, typer.Option("--role", metavar="ROLE", help="The role.")]
 Count = Annotated[int, typer.Option("-n", "--count", metavar="N", min=1, help="How many messages.")]
-Execute = Annotated[bool, typer.Option("--execute", help="Do it. Without it, only report what would be done.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without it, only report what would be done.")]
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,14 @@ def collect_garbage(
         str, typer.Option(metavar="DURATION", help="How long garbage stays: 10m, 1h, 2d; at least a minute.")
     ] = "1h",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Report what would be deleted, and change nothing.")
+        bool, typer.Option("--dry-run", help="Report what would be deleted; so does leaving out --yes.")
     ] = False,
     unknown_topics: Annotated[
         bool,
         typer.Option("--unknown-topics", help="Also delete the objects of topics that this database does not know."),
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="With --unknown-topics: delete; without this, only report what would be.")
+        bool, typer.Option("--yes", help="Delete it; without this, only report what would be deleted.")
     ] = False,
 ) -> None:
     """Delete objects that nothing refers to any more.
@@ -51,8 +51,7 @@ def collect_garbage(
     if wanted and unknown_topics:
         raise InvalidInput("--topic and --unknown-topics do not go together", "leave one of them out")
     check_confirmation(yes, dry_run)
-    unconfirmed = unknown_topics and not yes and not dry_run
-    dry_run = dry_run or unconfirmed
+    unconfirmed, dry_run = not yes and not dry_run, not yes
     with (open_environment if dry_run else open_for_writing)(context.obj) as environment:
         from compactor.maintenance.garbage import GarbageCollector
 
@@ -66,7 +65,7 @@ def collect_garbage(
             _sweep(environment)
         _report(reports, dry_run)
     if unconfirmed:
-        say("Nothing was deleted: give --yes if no other database has these topics")
+        say("Nothing was deleted: give --yes" + (" if no other database has these topics" if unknown_topics else ""))
 
 
 def _sweep(environment: Environment) -> None:

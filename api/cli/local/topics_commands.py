@@ -186,7 +186,10 @@ def trim_topic(
             "seen, new compacted readers get the deleted key back.",
         ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would go, and change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Let it go; without this, only report what would.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Report what would go; so does leaving out --yes.")
+    ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Let old raw ledgers go.
@@ -195,6 +198,8 @@ def trim_topic(
     objects go with a later `compactor gc`, after file.delete.delay.ms.
     """
     position = None if before is None else parse_trim_place(before)
+    check_confirmation(yes, dry_run)
+    unconfirmed, dry_run = not yes and not dry_run, not yes
     with (open_environment if dry_run else open_for_writing)(context.obj) as environment:
         from compactor.maintenance.retention import Retention
 
@@ -218,6 +223,8 @@ def trim_topic(
         show(report["ledgers"], output, TRIM_COLUMNS)
     for line in trim_lines(report):
         say(line)
+    if unconfirmed and report["ledgers"]:
+        say("Nothing was trimmed: give --yes")
     if position is not None and report["held"] is not None:
         raise typer.Exit(exit_codes.CONFLICT)
 

@@ -214,15 +214,15 @@ def test_verify_trim_and_garbage_say_first_and_do_when_told(admin: Program, comp
     message = admin("topics", "trim", compacted, "--before", "1", "--force").done().stderr
     assert "Would trim 0 ledgers" in message
     assert f"{compacted}; its messages begin at offset 1" in message
-    assert "nothing was trimmed: give --execute" in message
-    result = admin.json("topics", "trim", compacted, "--execute")
+    assert "nothing was trimmed: give --yes" in message
+    result = admin.json("topics", "trim", compacted, "--yes")
     assert result[0]["topic"].endswith(compacted)
     assert admin.json("gc", "--topic", compacted, "--grace", "10m")["dry_run"] is True
     assert "would be deleted" in admin("gc").done().stderr
-    assert "deleted" in admin("gc", "--execute").done().stderr
+    assert "deleted" in admin("gc", "--yes").done().stderr
     admin("gc", "--topic", "nosuch").refused(3)
     assert "would be released" in admin("topics", "release-lease", compacted, "--force").done().stderr
-    [released] = admin.json("topics", "release-lease", compacted, "--force", "--execute")
+    [released] = admin.json("topics", "release-lease", compacted, "--force", "--yes")
     assert released["topic"].endswith(compacted)
     assert not released["dry_run"]
 

@@ -42,7 +42,7 @@ def test_offsets_ids_and_times(program: Program, topic: str) -> None:
 
 def test_a_start_that_was_trimmed(program: Program, topic: str) -> None:
     """L3: out of range, and `--reset` says what then."""
-    program("topics", "trim", "t", "--before", "4").done()
+    program("topics", "trim", "t", "--before", "4", "--yes").done()
     for start in ("2", "1:1"):
         assert values(program, "--from", start) == [4, 5]
         assert values(program, "--from", start, "--reset", "earliest") == [4, 5]

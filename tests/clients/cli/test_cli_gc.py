@@ -34,11 +34,11 @@ def test_a_dry_run_prints_what_a_run_then_deletes(
     assert "1 manifest (" in dry.stderr
     assert "1 replaced compacted ledger" in dry.stderr
     assert "Would delete 3 objects, " in dry.stderr
-    wet = program("gc").done()
+    wet = program("gc", "--yes").done()
     assert wet.stdout == dry.stdout
     assert wet.stderr == dry.stderr.replace("Would delete", "Deleted")
     assert before - objects(folder) == set(wet.stdout.splitlines())
-    again = program("gc").done()
+    again = program("gc", "--yes").done()
     assert (again.stdout, again.stderr) == ("", "Deleted 0 objects, 0 B\n")
     read = program("read", replaced, "--read-compacted").done().messages
     assert {line["value"] for line in read} == {"1"}
@@ -67,7 +67,7 @@ def test_a_manifest_that_is_lost_keeps_its_topic_and_no_other(
     lost = sorted(name for name in objects(folder) if "/compacted/" in name)[-1]
     (root / lost).unlink()
     before = objects(folder)
-    result = program("gc")
+    result = program("gc", "--yes")
     assert result.exit_code == 7
     assert result.stdout == ""
     assert lost in result.stderr.splitlines()[-1]
@@ -89,7 +89,7 @@ def test_topics_of_another_database_are_only_counted(
     assert counted.stdout == ""
     assert "unknown topic" in counted.stderr
     assert "--unknown-topics" in counted.stderr
-    assert counted.stderr.endswith("Deleted 0 objects, 0 B\n")
+    assert counted.stderr.endswith("Would delete 0 objects, 0 B\nNothing was deleted: give --yes\n")
     assert objects(folder) == before
     program("gc", *other, "--unknown-topics", "--topic", replaced).refused(2, "--unknown-topics")
     program("gc", *other, "--yes", "--dry-run").refused(2, "do not go together")

@@ -319,7 +319,7 @@ def test_what_is_left_of_a_damaged_rolled_segment_is_sealed_by_hand(program: Pro
 def test_stats_of_a_topic_that_was_trimmed(program: Program, segment: Path) -> None:
     program("topics", "roll", "t", "--seal").done()
     program("produce", "t", stdin=b'{"key":"d","value":"5"}\n{"key":"d","value":"6"}\n').done()
-    program("topics", "trim", "t", "--before", "4").done()
+    program("topics", "trim", "t", "--before", "4", "--yes").done()
     shown = stats(program)
     assert shown["raw"]["start_offset"] == 4
     assert shown["raw"]["ledgers"] == 0

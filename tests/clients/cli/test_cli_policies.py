@@ -81,11 +81,11 @@ def test_a_topic_that_shall_be_compacted_has_its_cursor_from_then_on(
     program("topics", "policies", topic, "--set", "cleanup.policy=compact,delete").done()
     assert cursors() == ["__compaction"]
     program("verify", topic).done()
-    held = program("topics", "trim", topic, "--before", "1")
+    held = program("topics", "trim", topic, "--before", "1", "--yes")
     assert held.exit_code == 4
     assert "The cursor __compaction, which has acknowledged nothing, holds" in held.stderr
     program("compact-topic", "--topic", topic).done()
-    program("topics", "trim", topic, "--before", "1").done()
+    program("topics", "trim", topic, "--before", "1", "--yes").done()
 
 
 def test_lags_are_changed_together_in_whatever_order(program: Program, topic: str) -> None:

@@ -46,7 +46,7 @@ def test_before_an_offset(program: Program, topic: str) -> None:
     table = program(*trim, "--dry-run").done().stdout
     assert [line.split("│")[-2].strip() for line in table.splitlines()[3:5]] == ["start offset"] * 2
     assert offsets(program, topic) == list(range(40))
-    wet = program(*trim, "--output", "json").done()
+    wet = program(*trim, "--yes", "--output", "json").done()
     assert json.loads(wet.stdout) == document | {"dry_run": False}
     assert wet.stderr == dry.stderr.replace("Would trim", "Trimmed")
     assert wet.stderr.endswith("of persistent://public/default/users; its messages begin at offset 25\n")
@@ -58,16 +58,16 @@ def test_before_an_offset(program: Program, topic: str) -> None:
 def test_what_is_trimmed_goes_with_gc_after_its_delay(program: Program, topic: str, clock: ManualClock) -> None:
     clock.advance(2 * HOUR)
     program("topics", "policies", topic, "--set", "file.delete.delay.ms=10m").done()
-    program("topics", "trim", topic, "--before", "23").done()
+    program("topics", "trim", topic, "--before", "23", "--yes").done()
     clock.advance(600_000 - 1)
-    assert program("gc").done().stdout == ""
+    assert program("gc", "--yes").done().stdout == ""
     clock.advance(1)
     dry = program("gc", "--dry-run").done()
     assert "2 trimmed ledgers" in dry.stderr
     assert len(dry.stdout.splitlines()) == 4
-    wet = program("gc").done()
+    wet = program("gc", "--yes").done()
     assert wet.stdout == dry.stdout
-    assert program("gc").done().stdout == ""
+    assert program("gc", "--yes").done().stdout == ""
     assert offsets(program, topic) == list(range(23, 40))
 
 
@@ -75,21 +75,21 @@ def test_gc_removes_files_of_sealed_segments(program: Program, topic: str, clock
     program("produce", topic, "-", stdin=b'{"key": "k", "value": "v"}\n').done()
     program("topics", "policies", topic, "--set", "cleanup.policy=delete", "--set", "retention.ms=1h").done()
     clock.advance(HOUR + 1)
-    trimmed = program.json("topics", "trim", topic)
+    trimmed = program.json("topics", "trim", topic, "--yes")
     assert gone(trimmed)[-1] == (40, 40, "time"), "the open segment was rolled, sealed and trimmed"
     files = lambda: list((folder.parent / "data" / "log").rglob("*.log"))  # noqa: E731
     assert len(files()) == 1
     assert "sealed segment" not in program("gc", "--dry-run").done().stderr
     clock.advance(60_000)
     assert program("gc", "--dry-run").done().stderr.count("sealed") == 0
-    assert "Removed the files of 1 sealed segment\n" in program("gc").done().stderr
+    assert "Removed the files of 1 sealed segment\n" in program("gc", "--yes").done().stderr
     assert files() == []
     assert offsets(program, topic) == []
 
 
 def test_a_cursor_holds_the_rest_and_is_named(program: Program, topic: str) -> None:
     program("cursor", "create", topic, "slow", "--at", "12").done()
-    held = program("topics", "trim", topic, "--before", "30", "--output", "json")
+    held = program("topics", "trim", topic, "--before", "30", "--yes", "--output", "json")
     assert held.exit_code == 4
     document = json.loads(held.stdout)
     assert gone(document) == [(0, 10, "start offset")]
@@ -101,7 +101,7 @@ def test_a_cursor_holds_the_rest_and_is_named(program: Program, topic: str) -> N
     assert "(offset 11), holds 1 more ledger back" in held.stderr
     assert "--force" in held.stderr
     assert offsets(program, topic)[0] == 12
-    forced = program("topics", "trim", topic, "--before", "30", "--force").done()
+    forced = program("topics", "trim", topic, "--before", "30", "--force", "--yes").done()
     assert "holds" not in forced.stderr
     assert offsets(program, topic)[0] == 30
 
@@ -109,7 +109,7 @@ def test_a_cursor_holds_the_rest_and_is_named(program: Program, topic: str) -> N
 def test_policies_that_are_held_back_are_no_failure(program: Program, topic: str) -> None:
     program("cursor", "create", topic, "slow", "--at", "earliest").done()
     program("topics", "policies", topic, "--set", "cleanup.policy=delete", "--set", "retention.bytes=0").done()
-    held = program("topics", "trim", topic).done()
+    held = program("topics", "trim", topic, "--yes").done()
     assert (
         "The cursor slow, which has acknowledged nothing, holds 3 more ledgers back: let its reader acknowledge"
         in held.stderr
