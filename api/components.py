@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -95,10 +95,17 @@ def open_topic(environment: Environment, name: TopicName) -> Topic:
     return Topic(environment, environment.metadata.topics.get(name))
 
 
-def ensure_topic(environment: Environment, name: TopicName) -> Topic:
-    """The topic of that name, created if it does not exist."""
+def ensure_topic(
+    environment: Environment, name: TopicName, on_missing: Callable[[TopicName], object] = lambda _: None
+) -> Topic:
+    """The topic of that name, created if it does not exist; `on_missing` is called before that."""
+    from storage.errors import TopicNotFound
     from storage.topic import Topic
 
+    try:
+        environment.metadata.topics.get(name)
+    except TopicNotFound:
+        on_missing(name)
     return Topic(environment, environment.metadata.tenancy.ensure_topic(name))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 
 from api.cli.kit.terminal import for_person
@@ -13,6 +14,12 @@ def say(text: str) -> None:
     """One line for the user, on stderr, without secrets. A closed stderr does not stop the work."""
     with suppress(OSError):
         print(for_person(text), file=sys.stderr, flush=True)  # noqa: T201
+
+
+def say_created(topics: Iterable[object]) -> None:
+    """Topics that were made on first use, last, so that a mistyped name is seen."""
+    for topic in topics:
+        say(f"The topic {topic} did not exist: it was created")
 
 
 def abandon_output() -> None:

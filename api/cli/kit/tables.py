@@ -1,6 +1,7 @@
 """Tables for people, on stdout: nothing is cut off, nothing in a cell is understood as more than text.
 
-On a terminal columns wrap to its width; in a pipe or file every row is one line.
+In a pipe or file every row is one line. On a terminal that is too narrow for the table each row is a block of lines, a
+field a line: a wrapped table breaks names in the middle of a word.
 """
 
 from __future__ import annotations
@@ -25,10 +26,24 @@ class _Pipe(Console):
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print `rows` below `columns`."""
+    cells = [[plain(cell) for cell in row] for row in rows]
     table = Table()
     for column in columns:
         table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*map(plain, row))
+    for row in cells:
+        table.add_row(*row)
     width = None if is_terminal(sys.stdout) else _PIPE_COLUMNS
-    _Pipe(markup=False, emoji=False, highlight=False, width=width).print(table)
+    console = _Pipe(markup=False, emoji=False, highlight=False, width=width)
+    if cells and console.measure(table, options=console.options.update(width=_PIPE_COLUMNS)).maximum > console.width:
+        _print_blocks(console, columns, cells)
+    else:
+        console.print(table)
+
+
+def _print_blocks(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    widest = max(map(len, columns))
+    for number, row in enumerate(rows):
+        if number:
+            console.print()
+        for name, cell in zip(columns, row, strict=True):
+            console.print(f"{name:{widest}}  {cell}", soft_wrap=True)

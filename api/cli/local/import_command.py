@@ -9,7 +9,7 @@ import typer
 
 from api.cli.kit.quantity_parsers import parse_bytes
 from api.cli.kit.shared_arguments import Topic
-from api.cli.kit.stderr import counted, say, size
+from api.cli.kit.stderr import counted, say, say_created, size
 from api.components import ensure_topic, open_for_writing
 from api.formats.inputs import InputFormat, read_messages
 from api.formats.text_encoding import TextEncoding
@@ -67,7 +67,8 @@ def import_files(
     ledger_bytes = parse_bytes("--ledger-size", ledger_size, least=1)
     with open_for_writing(context.obj) as environment:
         sources = [(file, read_messages(file, input_format, key_encoding, value_encoding)) for file in files]
-        opened = ensure_topic(environment, topic)
+        created: list[object] = []
+        opened = ensure_topic(environment, topic, created.append)
         check_quota(environment, opened.record)
         writer = opened.bulk_append(
             ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=report_wait(WAIT_SECONDS)
@@ -84,3 +85,4 @@ def import_files(
                 f"{size(appended.logical_bytes)} in {counted(len(appended.ledgers), 'ledger')} "
                 f"({size(appended.stored_bytes)} stored) in {seconds:.2f} s"
             )
+        say_created(created)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from api.cli.kit.shared_arguments import Topic
-from api.cli.kit.stderr import abandon_output, counted, say
+from api.cli.kit.stderr import abandon_output, counted, say, say_created
 from api.cli.local.import_command import check_quota, name_file, report_wait
 from api.components import ensure_topic, open_for_writing
 from api.formats.text_encoding import TextEncoding, to_bytes
@@ -64,7 +64,8 @@ def produce_messages(
         check_file(file)
     started = time.perf_counter()
     with open_for_writing(context.obj) as environment, BackgroundSealer(context.obj, topic) as sealer:
-        opened = ensure_topic(environment, topic)
+        created: list[object] = []
+        opened = ensure_topic(environment, topic, created.append)
         check_quota(environment, opened.record)
         rows = read_rows(file, key_encoding, value_encoding, _REMEDY, given_key)
         limit = environment.metadata.policies.effective(opened.record).max_message_bytes
@@ -80,6 +81,7 @@ def produce_messages(
         finally:
             say(f"{counted(produced.messages, 'message')} acknowledged in {time.perf_counter() - started:.2f} s")
         produced.check()
+        say_created(created)
 
 
 class AppendReceipts:

@@ -99,7 +99,9 @@ def test_several_files_in_one_call_keep_their_order(program: Program, folder: Pa
         "one.jsonl",
         "two.parquet",
         "standard input",
+        "The topic persistent",
     ]
+    assert result.stderr.endswith("persistent://public/default/t did not exist: it was created\n")
     read = program("read", "t").messages
     assert [item["value"] for item in read] == ["1", "2", "3", "9"]
     assert [item["offset"] for item in read] == [0, 1, 2, 3]
