@@ -173,13 +173,13 @@ class Connection(asyncio.Protocol):
 
     def close_producer(self, producer: Producer) -> None:
         """Tell a producer to come again."""
-        if self.forget_producer(producer):
+        if self.remove_producer(producer):
             producer.topic.remove_producer(producer)
             command = BaseCommand(type=BaseCommand.CLOSE_PRODUCER)
             command.close_producer.producer_id, command.close_producer.request_id = producer.producer_id, 0
             self.send(command)
 
-    def forget_producer(self, producer: Producer) -> bool:
+    def remove_producer(self, producer: Producer) -> bool:
         """Take nothing more of it; whether it was this connection's."""
         is_ours = self.producers.get(producer.producer_id) is producer
         if is_ours:

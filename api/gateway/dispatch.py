@@ -398,7 +398,7 @@ class KeySharedDispatcher(SharedDispatcher):
 
     def __init__(self, subscription: Subscription) -> None:
         super().__init__(subscription)
-        self._holders: dict[int, Consumer] = {}
+        self._assigned: dict[int, Consumer] = {}
         """By key hash, the consumer that has messages of it."""
         self._held: Counter[int] = Counter()
         """By key hash, entries that are not acknowledged."""
@@ -431,7 +431,7 @@ class KeySharedDispatcher(SharedDispatcher):
         super().redeliver(consumer, pending)
 
     def rewind(self) -> None:
-        self._holders.clear()
+        self._assigned.clear()
         self._held.clear()
         self._back.clear()
         super().rewind()
@@ -440,12 +440,12 @@ class KeySharedDispatcher(SharedDispatcher):
         self._held[key_hash] -= 1
         if self._held[key_hash] <= 0:
             del self._held[key_hash]
-            self._holders.pop(key_hash, None)
+            self._assigned.pop(key_hash, None)
 
     def _deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, first: int) -> PendingEntry:
         pending = super()._deliver(consumer, entry, live, first)
         pending.key_hash = hash_of(entry)
-        self._holders[pending.key_hash] = consumer
+        self._assigned[pending.key_hash] = consumer
         self._held[pending.key_hash] += 1
         return pending
 
@@ -510,8 +510,8 @@ class KeySharedDispatcher(SharedDispatcher):
     def _taker_of(self, key_hash: int) -> Consumer | None:
         """The consumer that takes a message with that key hash now; None: there is none."""
         wanted = self._owner_of(key_hash)
-        holder = self._holders.get(key_hash)
-        if wanted is None or (holder is not None and holder is not wanted):
+        assigned = self._assigned.get(key_hash)
+        if wanted is None or (assigned is not None and assigned is not wanted):
             return None
         return wanted if self._takes(wanted) else None
 

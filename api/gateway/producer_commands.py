@@ -57,7 +57,7 @@ async def _created(connection: Connection, wish: CommandProducer, is_wanted: Cal
         try:
             await turn
         except Refused:  # another producer took the topic
-            connection.forget_producer(producer)
+            connection.remove_producer(producer)
             raise
     return _producer_success(wish.request_id, producer, version)
 

@@ -197,10 +197,10 @@ class Subscription:
         self.delivered_end = max(self.delivered_end, entry.end)
         self.dispatched.add(live.bit_count(), len(entry.data))
         if len(self.pending) > MOST_PENDING:
-            self._forget(next(iter(self.pending)))
+            self._settle(next(iter(self.pending)))
         return pending
 
-    def _forget(self, key: EntryKey) -> PendingEntry:
+    def _settle(self, key: EntryKey) -> PendingEntry:
         pending = self.pending.pop(key)
         if pending.consumer is not None:
             pending.consumer.unacked -= pending.live.bit_count()
@@ -226,7 +226,7 @@ class Subscription:
         consumer.acknowledged.add(newly.bit_count())
         consumer.last_acked_at = self.topic.clock.now_ms()
         if not rest:
-            self._forget(pending.entry_key)
+            self._settle(pending.entry_key)
             if self.cursor is not None:
                 self.cursor.acknowledge(pending.position(pending.messages - 1), pending.first)
             return True
@@ -301,7 +301,7 @@ class Subscription:
     def _acknowledge_all(self, position: LogPosition, consumer: Consumer) -> None:
         gone = [key for key, pending in self.pending.items() if pending.end <= position.offset + 1]
         for key in gone:
-            consumer.acknowledged.add(self._forget(key).live.bit_count())
+            consumer.acknowledged.add(self._settle(key).live.bit_count())
         consumer.last_acked_at = self.topic.clock.now_ms()
         self._acked_to = max(self._acked_to, position.offset)
         if self.cursor is not None:

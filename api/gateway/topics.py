@@ -195,7 +195,7 @@ class PersistentTopic:
         self._note_idle()
 
     async def remove_subscription(self, subscription: Subscription) -> None:
-        """Forget a subscription; its cursor stays as it is."""
+        """Close a subscription; its cursor stays as it is."""
         if self.subscriptions.get(subscription.name) is subscription:
             del self.subscriptions[subscription.name]
         subscription.disconnect()
