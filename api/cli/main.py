@@ -90,7 +90,6 @@ app = program(
     "compactor",
     "Two-phase compaction of keyed logs: import, compact, read raw or compacted.",
     exit_codes.HELP,
-    completion=False,
 )
 _groups = {"": app} | {name: group(app, name, about) for name, about in _GROUPS.items()}
 for _words, _command in _COMMANDS.items():

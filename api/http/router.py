@@ -10,7 +10,8 @@ So nothing that a caller can make large runs on the event loop, and a caller wit
 
 Every module of `api/admin` makes its router with `Routes("tag")`. A route states only what the table does not give:
 
-    operation id   the name of the function, in camel case; its words are the summary, and the `action` of the audit log
+    operation id   the name of the function, in camel case; its words are the `action` of the audit log
+    summary        the first sentence of its docstring
     permission     the actions behind the path, of which any is enough
     refusals       412 for a path with a tenant, 404 with a namespace, 507 for a route that waits for the store
     status         204 for a function that returns None
@@ -106,6 +107,12 @@ class Route(APIRoute):
         return Response(content, self.status_code or 200, headers, media_type="application/json")
 
 
+def _summary(endpoint: Endpoint) -> str:
+    """The first sentence of what the function says of itself."""
+    text = " ".join((inspect.getdoc(endpoint) or "").split())
+    return text.partition(". ")[0].removesuffix(".")
+
+
 class Routes:
     """A router whose routes are `Route`, with the defaults of the module's docstring."""
 
@@ -150,7 +157,7 @@ class Routes:
                     dependencies=[*dependencies, *self._needs],
                     operation_id=operation,
                     name="_".join(words).lower(),
-                    summary=" ".join(words).title(),
+                    summary=" ".join(words).title() if operation_id else _summary(endpoint),
                     responses={**refusals(*statuses), **(responses or {})},
                     **options,
                 )

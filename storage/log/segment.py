@@ -80,7 +80,8 @@ class WriterOptions:
         if len(entry) > limit:
             raise InvalidRecord(
                 f"an entry of {len(entry)} bytes is larger than the limit of {limit}",
-                "send smaller batches, or messages in chunks, or raise the limit; nothing of it was kept",
+                "send smaller batches, or messages in chunks, or raise the policy max.message.bytes (10 KiB of "
+                "metadata come on top); nothing of it was kept",
             )
         header = inspect(entry)
         if self.max_ahead_ms is not None and header.publish_time > now_ms + self.max_ahead_ms:

@@ -83,7 +83,8 @@ def test_every_choice_is_documented(path: tuple[str, ...]) -> None:
 
 def test_global_options_are_one_list() -> None:
     """What may stand after the command is what is an option of the program."""
-    assert set(GLOBAL_OPTIONS) | set(GLOBAL_FLAGS) == options(PROGRAM)
+    completion = {"--install-completion", "--show-completion"}
+    assert set(GLOBAL_OPTIONS) | set(GLOBAL_FLAGS) | completion == options(PROGRAM)
 
 
 def test_every_global_option_is_a_setting_documented_with_its_variable_and_default() -> None:
@@ -93,7 +94,7 @@ def test_every_global_option_is_a_setting_documented_with_its_variable_and_defau
         line.split("|")[1].split("`")[1].split()[0]: line.split("|") for line in text.splitlines() if "| `--" in line
     }
     helps = {parameter.opts[0]: parameter.help for parameter in PROGRAM.params}
-    assert set(rows) - {"--help"} == {*GLOBAL_FLAGS, *GLOBAL_OPTIONS}
+    assert set(rows) - {"--help", "--install-completion"} == {*GLOBAL_FLAGS, *GLOBAL_OPTIONS}
     for option in GLOBAL_OPTIONS:
         setting = SETTINGS.get(option.removeprefix("--"))
         variable = setting.variable if setting else CONFIG_VARIABLE

@@ -22,8 +22,8 @@ from api.cli.kit.stderr import abandon_output, say
 from storage.errors import InvalidInput
 
 
-def program(name: str, about: str, exit_codes_help: str, *, completion: bool = True) -> typer.Typer:
-    """The program `name`, without commands. `completion`: it can complete a command line in a shell."""
+def program(name: str, about: str, exit_codes_help: str) -> typer.Typer:
+    """The program `name`, without commands."""
     return typer.Typer(
         name=name,
         help=about,
@@ -31,7 +31,6 @@ def program(name: str, about: str, exit_codes_help: str, *, completion: bool = T
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        add_completion=completion,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 

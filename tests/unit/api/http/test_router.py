@@ -122,4 +122,4 @@ def test_a_route_is_named_by_its_operation() -> None:
     assert len({route.operation_id for route in shown}) == len(shown)
     names = {route.operation_id: (route.name, route.summary) for route in shown}
     assert names["setNamespaceMessageTTL"] == ("set_namespace_message_ttl", "Set Namespace Message Ttl")
-    assert names["createTopic"] == ("create_topic", "Create Topic")
+    assert names["createTopic"] == ("create_topic", "Create a topic without partitions")
