@@ -5,11 +5,13 @@ died. It ends with its writer, also with one that is killed: it holds one end of
 one. It can be killed at any moment itself: a segment is sealed or it is not (storage/log/log_manager.py). What it
 leaves, the next writer's, a compaction or `compactor log seal` seals. A topic that is deleted meanwhile is left alone.
 
-An error is printed on standard error, once, and the work is tried again `RETRY_SECONDS` later; the writer continues.
+An error is printed on standard error, or a line of the service's log, once; the work is tried again `RETRY_SECONDS`
+later, and the writer continues.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import signal
 import threading
@@ -20,6 +22,7 @@ from types import TracebackType
 from api.cli.kit.failures import describe
 from api.cli.kit.stderr import say
 from api.components import open_for_writing
+from api.observability import logs
 from api.settings.settings import Settings
 from storage.environment import Environment
 from storage.errors import TopicNotFound
@@ -27,6 +30,7 @@ from storage.log.log_manager import LogManager
 from storage.metadata.records import SegmentState, TopicRecord
 from storage.model import TopicName
 
+LOG = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 """How often it checks whether something was rolled, or a file's time is over."""
 RETRY_SECONDS = 30.0
@@ -85,11 +89,14 @@ class BackgroundSealer:
 def seal_until(settings: Settings, name: str | None, stop: Connection) -> None:
     """Seal and sweep until the other end of `stop` is closed, and once more then, if the writer lives.
 
-    An error is printed once, and the work is tried again. `name` None: of all topics in the log directory.
+    An error is printed or logged once, and the work is tried again. `name` None: of all topics in the log directory,
+    for a service, whose log it writes.
     """
+    if name is None:
+        logs.configure(settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the writer hears of Ctrl-C, and ends us
     writer = multiprocessing.parent_process()
-    report = _LogOnce("sealing" if name is None else f"sealing {name}")
+    report = _Once("sealing", LOG.warning) if name is None else _Once(f"compactor: sealing {name}", say)
     try:
         with open_for_writing(settings) as environment:
             sealing = _Sealing(environment, lambda: writer is None or writer.is_alive())
@@ -109,9 +116,9 @@ class _Sealing:
         self._environment = environment
         self._writer_lives = writer_lives
         self._again_at: dict[int, int] = {}
-        self._reports: dict[int, _LogOnce] = {}
+        self._reports: dict[int, _Once] = {}
 
-    def until(self, stop: Connection, seal: Callable[[bool], None], report: _LogOnce) -> None:
+    def until(self, stop: Connection, seal: Callable[[bool], None], report: _Once) -> None:
         """`seal` is told whether it is the last time."""
         wait, last = POLL_SECONDS, False
         while not last:
@@ -145,7 +152,7 @@ class _Sealing:
         except TopicNotFound:
             return  # deleted; what is left of it is swept
         except Exception as error:  # whatever it is: others can be sealed, and this one later
-            self._reports.setdefault(topic.id, _LogOnce(f"sealing {topic.name}"))(error)
+            self._reports.setdefault(topic.id, _Once(f"sealing {topic.name}", LOG.warning))(error)
             self._again_at[topic.id] = self._environment.clock.now_ms() + int(RETRY_SECONDS * 1000)
 
     def _seal(self, topic: TopicRecord) -> None:
@@ -154,15 +161,16 @@ class _Sealing:
             pass
 
 
-class _LogOnce:
-    """Prints each error once."""
+class _Once:
+    """Writes each error once."""
 
-    def __init__(self, about: str) -> None:
+    def __init__(self, about: str, write: Callable[[str], object]) -> None:
         self._about = about
+        self._write = write
         self._printed = ""
 
     def __call__(self, error: Exception) -> None:
-        line = describe(error).replace("compactor: ", f"compactor: {self._about}: ", 1)
+        line = describe(error).replace("compactor: ", f"{self._about}: ", 1)
         if line != self._printed:
             self._printed = line
-            say(line)
+            self._write(line)

@@ -14,11 +14,13 @@ What can go wrong is in driver_errors.py. Must not know: tables. Nothing here co
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -175,6 +177,10 @@ def _open(url: URL) -> Engine:
         "hide_parameters": True,
     }
     if url.drivername == SQLITE:
+        if _is_read_only(Path(str(url.database))):
+            engine = create_engine(_immutable(url), **options)
+            event.listen(engine, "begin", _begin_sqlite)
+            return engine
         engine = create_engine(url, connect_args={"timeout": LOCK_WAIT_SECONDS}, **options)
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
@@ -188,6 +194,25 @@ def _open(url: URL) -> Engine:
             f"the database {shown(url)} needs psycopg, which cannot be loaded ({error})",
             "pip install 'compactor[postgres]'",
         ) from error
+
+
+def _is_read_only(file: Path) -> bool:
+    """Whether this process may read a database, and not write beside it, as SQLite does for any other reader."""
+    return file.exists() and not os.access(file.parent, os.W_OK)
+
+
+def _immutable(url: URL) -> URL:
+    """For reading a copy that no process changes. Raises Misconfigured if it was made while one did."""
+    file = Path(str(url.database)).absolute()
+    log = file.with_name(f"{file.name}-wal")
+    if log.exists() and log.stat().st_size:
+        raise Misconfigured(
+            f"{file} is in a folder that cannot be written, and was copied while a process used it ({log.name} is not "
+            "empty)",
+            "copy the folder to where it can be written",
+        )
+    query = {"mode": "ro", "immutable": "1", "uri": "true"}
+    return URL.create(SQLITE, database=f"file:{quote(str(file))}", query=query)
 
 
 def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
