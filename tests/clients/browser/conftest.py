@@ -45,9 +45,13 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def watched(browser: Browser, service: RunningService, width: int = 1280, dark: bool = False) -> Iterator[Watched]:
+def watched(
+    browser: Browser, service: RunningService, width: int = 1280, dark: bool = False, scripts: bool = True
+) -> Iterator[Watched]:
     """A page of its own, without cookies; at its end there was no error, and no request to another host."""
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light")
+    context = browser.new_context(
+        viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light", java_script_enabled=scripts
+    )
     context.set_default_timeout(WAIT_MS)
     found = Watched(context.new_page(), service.url.rstrip("/"))
     found.page.on("console", lambda said: said.type == "error" and found.problems.append(said.text))

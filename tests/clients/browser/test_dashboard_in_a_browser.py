@@ -8,7 +8,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
-from tests.clients.browser.conftest import TOPIC, token_of, watched
+from tests.clients.browser.conftest import TOPIC, WAIT_MS, token_of, watched
 from tests.servers.compactor_service import RunningService
 
 pytestmark = pytest.mark.slow
@@ -56,6 +56,14 @@ def test_a_compaction_is_started_watched_and_looked_into(browser: Browser, servi
         page.get_by_role("link", name="Messages").click()
         expect(page.get_by_role("region", name="Raw messages").locator("tbody tr")).to_have_count(25)
         expect(page.get_by_role("region", name="Compacted messages").locator("tbody tr").first).to_contain_text("450")
+
+
+def test_without_scripts_a_page_loads_itself_again(browser: Browser, service: RunningService) -> None:
+    with watched(browser, service, scripts=False) as found:
+        page = found.open(TOPIC.replace("users", "orders"))
+        page.get_by_text("Compact now", exact=True).click()
+        page.get_by_role("button", name="Yes, compact now").click()
+        expect(page.locator(".state.success")).to_be_visible(timeout=WAIT_MS)
 
 
 def test_boxes_of_the_picture_are_reached_by_keyboard(browser: Browser, service: RunningService) -> None:
