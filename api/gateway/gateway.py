@@ -38,7 +38,7 @@ from api.messaging.connected_clients import ClientCounts, TopicClients
 from api.messaging.schemas import SchemaRegistry
 from api.observability.logs import LogThrottle
 from api.service import Service
-from storage.errors import CompactorError, LeaseHeld
+from storage.errors import CompactorError, LeaseHeld, NotFound
 from storage.log.segment import AppendResult
 from storage.metadata.records import TopicRecord
 from storage.model import TopicName
@@ -354,7 +354,10 @@ class Gateway:
 
         async def topics_of(namespace: str) -> list[str]:
             if namespace not in listed:
-                listed[namespace] = await self.topics_of(namespace)
+                try:
+                    listed[namespace] = await self.topics_of(namespace)
+                except NotFound:  # it was deleted, and its topics with it
+                    listed[namespace] = []
             return listed[namespace]
 
         for connection in list(self._connections):

@@ -180,3 +180,24 @@ def test_a_client_that_speaks_tls_at_the_plain_port_is_named_the_other(service: 
     with socket.create_connection((str(url.hostname), int(url.port or 0)), 20) as opened, pytest.raises(ssl.SSLError):
         ssl.create_default_context().wrap_socket(opened, server_hostname="localhost")
     wait_for(lambda: "broker-service-port-tls, with pulsar+ssl" in service.log.read_text())
+
+
+def test_a_namespace_that_is_deleted_holds_up_no_other_watcher(service: RunningService, admin: Admin) -> None:
+    admin.ask("PUT", "/admin/v2/namespaces/public/short", {})
+    admin.ask("PUT", "/admin/v2/persistent/public/short/t", None)
+
+    def watch(frames: FrameClient, watcher_id: int, namespace: str) -> BaseCommand:
+        wish = {
+            "request_id": watcher_id, "watcher_id": watcher_id, "namespace": namespace,
+            "topics_pattern": ".*/(t|later)",
+        }  # fmt: skip
+        return frames.ask(type=BaseCommand.WATCH_TOPIC_LIST, watch_topic_list=wish)
+
+    with frame_client(service) as frames:
+        assert watch(frames, 1, "public/short").watch_topic_list_success.topic == ["persistent://public/short/t"]
+        assert watch(frames, 2, "public/default").type == BaseCommand.WATCH_TOPIC_LIST_SUCCESS
+        admin.ask("DELETE", "/admin/v2/persistent/public/short/t", None)
+        admin.ask("DELETE", "/admin/v2/namespaces/public/short", None)
+        assert frames.next().watch_topic_update.deleted_topics == ["persistent://public/short/t"]
+        admin.ask("PUT", "/admin/v2/persistent/public/default/later", None)
+        assert frames.next().watch_topic_update.new_topics == ["persistent://public/default/later"]
