@@ -17,6 +17,7 @@ from api.dashboard.policy_table import PolicyRow, policy_rows
 from api.dashboard.run_timeline import bar, longest_ms
 from api.dashboard.topic_picture import Extent, Mark, draw
 from api.http.owner_proxy import NotTheOwner
+from api.messaging.connected_clients import TopicClients
 from api.reports import run_document
 from api.service import Service
 from compactor.scheduling.backlog import Backlog, BacklogReader
@@ -104,7 +105,7 @@ def topic_view(parts: Service, name: TopicName, *, in_full: bool) -> TopicView:
         name,
         stats,
         compacted,
-        _picture(snapshot, stats, manifest),
+        _picture(snapshot, stats, manifest, parts.clients.of_topic(name)),
         backlog,
         backlog.bytes / threshold if threshold else None,
         get_compaction_control(parts, name, in_full)[0],
@@ -116,7 +117,7 @@ def topic_view(parts: Service, name: TopicName, *, in_full: bool) -> TopicView:
     )
 
 
-def _picture(snapshot: TopicSnapshot, stats: StatsSnapshot, manifest: Manifest | None) -> Markup:
+def _picture(snapshot: TopicSnapshot, stats: StatsSnapshot, manifest: Manifest | None, clients: TopicClients) -> Markup:
     raw = [_raw(extent, stats.end) for extent in snapshot.extents]
     parts = [] if manifest is None else [_part(number, part) for number, part in enumerate(manifest.parts)]
     marks = [
@@ -127,6 +128,11 @@ def _picture(snapshot: TopicSnapshot, stats: StatsSnapshot, manifest: Manifest |
         )
         for cursor in stats.stats.cursors
         if cursor.record.name != "__compaction"
+    ]
+    marks += [
+        Mark("reader", reader.delivered_end, f"reader {reader_name}: has got what is before {reader.delivered_end:,}")
+        for reader_name, reader in clients.subscriptions.items()
+        if not reader.durable and reader.consumers
     ]
     if snapshot.compacted is not None:
         horizon = snapshot.compacted.horizon

@@ -2,7 +2,7 @@
 
     raw         a box for each sealed ledger and segment, as wide as its offsets; the open one has a dashed edge
     compacted   a box for each part of the compacted ledger; the darker share of it is garbage: superseded rows
-    marks       the horizon, the first offset that can be read, the mark-delete of each cursor
+    marks       the horizon, the first offset that can be read, the mark-delete of each cursor, readers
 
 Every box and mark can be focused, and has its numbers as a title, which browsers and screen readers give. Pure: rows of
 SQL and a manifest come in, text goes out.

@@ -63,7 +63,9 @@ def subscription_clients(subscription: Subscription) -> SubscriptionClients:
     }
     if sub_type is not None:
         fields["type"] = _SUB_TYPES[sub_type]
-    return SubscriptionClients(fields, tuple(_consumer(item) for item in consumers))
+    return SubscriptionClients(
+        fields, tuple(_consumer(item) for item in consumers), subscription.delivered_end, subscription.durable
+    )
 
 
 def counts(topics: Iterator[PersistentTopic]) -> Iterator[tuple[TopicName, ClientCounts]]:

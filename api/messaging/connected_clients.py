@@ -14,10 +14,15 @@ from storage.model import TopicName
 
 @dataclass(frozen=True)
 class SubscriptionClients:
-    """The consumers of a subscription: by fields of Pulsar's stats, the subscription's own and each consumer's."""
+    """The consumers of a subscription: by fields of Pulsar's stats, the subscription's own and each consumer's.
+
+    `delivered_end`: the offset behind the last message that was delivered; `durable`: it has a cursor, else it is a
+    reader's."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     consumers: tuple[Mapping[str, Any], ...] = ()
+    delivered_end: int = 0
+    durable: bool = True
 
 
 @dataclass(frozen=True)

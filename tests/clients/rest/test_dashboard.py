@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from api.http.tokens import create
+from api.messaging.connected_clients import SubscriptionClients, TopicClients
 from tests.asgi import TestClient
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served, serving
@@ -82,6 +83,19 @@ def test_a_topic_is_drawn_with_its_compactions_cursors_and_policies(served: Serv
     assert "so it is due" in text
     assert '<span class="state success">success</span>' in text
     assert "compaction.threshold.bytes" in text
+
+
+def test_readers_that_are_connected_are_in_the_picture(
+    served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest_topic.put(a="1", b="1", c="1")
+    reader = SubscriptionClients({}, ({},), delivered_end=2, durable=False)
+    clients = TopicClients(subscriptions={"reader-1": reader, "gone": SubscriptionClients(durable=False)})
+    monkeypatch.setattr(served.service.clients, "of_topic", lambda _: clients)
+    lines = list(picture(page(served.client, page_of(rest_topic))).iter("g"))
+    assert [item.get("aria-label") for item in lines if item.find("line[@class='reader']") is not None] == [
+        "reader reader-1: has got what is before 2"
+    ]
 
 
 def test_a_key_is_looked_up(served: Served, rest_topic: RestTopic) -> None:
