@@ -87,9 +87,13 @@ class Costs:
         self._folders: defaultdict[str, _Cost] = defaultdict(_Cost)
         self._tiers: defaultdict[str, _Cost] = defaultdict(_Cost)
         self._workers: Counter[str] = Counter()
+        self._validators: list[str] = []
+        """What validators of the deployment's files said (tests/docs/test_deployment.py)."""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, value in report.user_properties if report.when == "teardown" else ():
+            if name == "validator":
+                self._validators.append(str(value))
             if name == "cost":
                 cpu, wall = map(float, str(value).split())
                 self._folders[str(PurePosixPath(report.nodeid.partition("::")[0]).parent)].add(cpu, wall)
@@ -100,6 +104,10 @@ class Costs:
         if not self._folders:
             return
         write = terminalreporter.write_line
+        if self._validators:
+            terminalreporter.section("validators")
+        for line in sorted(self._validators):
+            write(line)
         terminalreporter.section("cost of the tests")
         write("  CPU s   wall s  tests")
         for folder, cost in sorted(self._folders.items(), key=lambda each: -each[1].wall):

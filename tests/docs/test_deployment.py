@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -74,38 +75,47 @@ def test_the_trial_fits_together() -> None:
     assert services["compactor"]["build"]["context"] == ".."
 
 
-def validated(program: str, *arguments: str) -> str:
-    """What a validator says; it must find nothing wrong. It stands beside this Python, or on the path."""
+Note = Callable[[str, object], None]
+
+
+def validated(note: Note, program: str, *arguments: str) -> str:
+    """What a validator says, which tests/costs.py prints; it must find nothing wrong. It stands beside this Python, or
+    on the path."""
     command = shutil.which(program, path=str(Path(sys.executable).parent)) or shutil.which(program)
     if command is None:
         pytest.skip(f"there is no {program} for this machine")
     done = subprocess.run([command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
+    passed = said.count(" passed for resource ")
+    last = said.strip().splitlines()[-1:] or ["nothing to say"]
+    note("validator", f"{program} {arguments[0]}: {f'{passed} resources passed' if passed else last[0].strip()}")
     return said
 
 
-def test_the_image_as_hadolint_sees_it() -> None:
+def test_the_image_as_hadolint_sees_it(record_property: Note) -> None:
     # DL3008: a Debian package with a pinned version is gone from the mirrors with the next security update.
-    assert not validated("hadolint", "--ignore", "DL3008", "Dockerfile")
+    assert not validated(record_property, "hadolint", "--ignore", "DL3008", "Dockerfile")
 
 
-def test_the_chart_as_helm_sees_it() -> None:
-    assert "0 chart(s) failed" in validated("helm", "lint", "--strict", str(CHART))
+def test_the_chart_as_helm_sees_it(record_property: Note) -> None:
+    assert "0 chart(s) failed" in validated(record_property, "helm", "lint", "--strict", str(CHART))
 
 
 @pytest.mark.parametrize("chosen", [(), ("--set", "serviceMonitor.enabled=true", "--set", "replicas=3")])
-def test_what_the_chart_makes_is_kubernetes_own(chosen: tuple[str, ...], tmp_path: Path) -> None:
+def test_what_the_chart_makes_is_kubernetes_own(chosen: tuple[str, ...], tmp_path: Path, record_property: Note) -> None:
     made = tmp_path / "made.yaml"
-    made.write_text(validated("helm", "template", str(CHART), "--set", "store.url=s3://bucket/prefix", *chosen))
-    said = validated("kubernetes-validate", "--strict", "-k", "1.33", str(made))
+    made.write_text(
+        validated(lambda *_: None, "helm", "template", str(CHART), "--set", "store.url=s3://bucket/prefix", *chosen)
+    )
+    said = validated(record_property, "kubernetes-validate", "--strict", "-k", "1.33", str(made))
     kinds = {document["kind"] for document in yaml.safe_load_all(made.read_text()) if document}
     assert {"StatefulSet", "Service", "NetworkPolicy", "PodDisruptionBudget", "ServiceAccount"} <= kinds
     assert said.count(" passed for resource ") >= len(kinds - {"ServiceMonitor"})
 
 
-def test_the_unit_as_systemd_sees_it(tmp_path: Path) -> None:
+def test_the_unit_as_systemd_sees_it(tmp_path: Path, record_property: Note) -> None:
     unit = (ROOT / "deploy" / "compactor.service").read_text()
     here = tmp_path / "compactor.service"
     here.write_text(re.sub(r"^ExecStart=\S+", f"ExecStart={sys.executable}", unit, flags=re.MULTILINE))
-    assert not validated("systemd-analyze", "verify", str(here))
+    assert not validated(record_property, "systemd-analyze", "verify", str(here))
