@@ -18,6 +18,9 @@ from storage.model import TopicName
 if TYPE_CHECKING:
     from api.gateway.connection import Connection
 
+REPLICATOR_PREFIX = "pulsar.repl"
+"""The names of a broker's replicators begin so (Pulsar's replicatorPrefix)."""
+
 
 def producer(connection: Connection, command: BaseCommand, _: bytes) -> None:
     connection.begin(command.producer.request_id, _add_producer(connection, command.producer))
@@ -33,6 +36,13 @@ async def _created(connection: Connection, wish: CommandProducer, is_wanted: Cal
     await connection.allow(name, AuthAction.PRODUCE)
     if wish.txn_enabled:
         raise Refused(ServerError.NotAllowedError, "transactions are not offered")
+    if wish.producer_name.startswith(REPLICATOR_PREFIX):
+        raise Refused(
+            ServerError.NotAllowedError,
+            f"{wish.producer_name!r} is the name of a geo-replicator, and replication is not offered: remove this "
+            f"cluster from the replication clusters of {name.tenant}/{name.namespace} or of the topic at its source; "
+            f"any other producer takes a name that does not begin with {REPLICATOR_PREFIX!r}",
+        )
     there = connection.producers.get(wish.producer_id)
     if there is not None and there.epoch >= wish.epoch:
         return _producer_success(wish.request_id, there, None)
@@ -47,6 +57,7 @@ async def _created(connection: Connection, wish: CommandProducer, is_wanted: Cal
     if other is not None and other.connection is not connection:
         # Its client may have lost the connection without our knowing; else it answers, and this one is refused.
         await other.connection.is_alive(connection.settings.liveness_seconds)
+    await _settle_predecessor(producer)
     if not is_wanted():
         return None
     turn = topic.producers.add(producer, wish)
@@ -59,7 +70,25 @@ async def _created(connection: Connection, wish: CommandProducer, is_wanted: Cal
         except Refused:  # another producer took the topic
             connection.remove_producer(producer)
             raise
+        await _settle_predecessor(producer)
+        if producer.is_closed:  # its client was told so
+            return None
     return _producer_success(wish.request_id, producer, version)
+
+
+async def _settle_predecessor(producer: Producer) -> None:
+    """Wait until no entry of an earlier producer of the same name is in the queue of a topic that deduplicates.
+
+    PRODUCER_SUCCESS names the last sequence id that is stored. An entry in the queue may be stored later, and the new
+    producer would give its id to another message, which then counts as a duplicate and is lost. An earlier producer
+    that is connected elsewhere still sends: this one is refused.
+    """
+    topic = producer.topic
+    while topic.is_deduplicating and topic.publishing.holds(producer.name):
+        other = topic.producers.named(producer.name)
+        if other is not None and other.connection is not producer.connection:
+            return
+        await topic.publishing.settled()
 
 
 def _producer_success(request_id: int, producer: Producer, version: bytes | None, is_ready: bool = True) -> BaseCommand:

@@ -97,12 +97,15 @@ class PublishQueue:
         self._task: asyncio.Task[None] | None = None
         self._put = self._answered = 0
         self._settling: list[tuple[int, asyncio.Future[None]]] = []
+        self._unsettled: dict[str, int] = {}
+        """Entries that are not answered yet, by the name of their producer."""
 
     def put(self, publish: Publish) -> None:
         """Append an entry behind all that wait, and answer its producer. Of a producer that is closed meanwhile nothing
         more is appended."""
         self._waiting.append(publish)
         self._put += 1
+        self._unsettled[publish.producer.name] = self._unsettled.get(publish.producer.name, 0) + 1
         publish.producer.connection.publishing(1, len(publish.entry))
         if self._task is None:
             self._task = asyncio.create_task(self._append_all(), name=f"publish {self._topic.name}")
@@ -113,6 +116,10 @@ class PublishQueue:
             settled = asyncio.get_running_loop().create_future()
             self._settling.append((self._put, settled))
             await settled
+
+    def holds(self, producer_name: str) -> bool:
+        """Return whether an entry of a producer of that name is not answered yet."""
+        return producer_name in self._unsettled
 
     async def _append_all(self) -> None:
         try:
@@ -173,6 +180,10 @@ class PublishQueue:
         """Entries do not wait any more."""
         for publish in group:
             publish.producer.connection.publishing(-1, -len(publish.entry))
+            name = publish.producer.name
+            self._unsettled[name] -= 1
+            if not self._unsettled[name]:
+                del self._unsettled[name]
         self._answered += len(group)
         while self._settling and self._settling[0][0] <= self._answered:
             _, settled = self._settling.pop(0)

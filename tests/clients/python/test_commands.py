@@ -5,53 +5,18 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import httpx
 import pulsar
 import pytest
 
-from api.gateway.frames import FrameParser, encoded
 from api.gateway.pulsar_api_pb2 import BaseCommand, ServerError
 from tests.clients.python.conftest import WAIT_MS, Admin, all_of, wait_for
+from tests.clients.python.frame_client import FrameClient, frame_client
 from tests.servers.compactor_service import RunningService
 
 pytestmark = pytest.mark.slow
-
-
-class FrameClient:
-    """A connection that sends commands and waits for the next that comes."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
-        self._parser = FrameParser(5 << 20)
-        self._received: list[BaseCommand] = []
-
-    def send(self, **command: object) -> None:
-        self._socket.sendall(b"".join(encoded(BaseCommand(**command))))
-
-    def next(self) -> BaseCommand:
-        while not self._received:
-            data = self._socket.recv(1 << 16)
-            assert data, "the service has closed the connection"
-            self._received += [frame.command for frame in self._parser.feed(data)]
-        return self._received.pop(0)
-
-    def ask(self, **command: object) -> BaseCommand:
-        self.send(**command)
-        return self.next()
-
-
-@contextmanager
-def frame_client(service: RunningService) -> Iterator[FrameClient]:
-    url = urlsplit(service.broker_service_url)
-    with socket.create_connection((str(url.hostname), int(url.port or 0)), 20) as opened:
-        client = FrameClient(opened)
-        connect = {"client_version": "test", "protocol_version": 20}
-        assert client.ask(type=BaseCommand.CONNECT, connect=connect).type == BaseCommand.CONNECTED
-        yield client
 
 
 def test_consumer_stats(service: RunningService, client: pulsar.Client, topic: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+from api.gateway.deduplication import Deduplication
 from api.gateway.tail import Tail, TailBudget
 from api.gateway.topics import PersistentTopic, TopicSettings
 from api.http.thread_pools import Pools, WaitsFor
@@ -28,7 +29,11 @@ class AtOnce:
 
 @asynccontextmanager
 async def opened(
-    bench: Workbench, storage: Topic, keys: Sequence[str] = (), max_unacked_messages: int = 0
+    bench: Workbench,
+    storage: Topic,
+    keys: Sequence[str] = (),
+    max_unacked_messages: int = 0,
+    deduplication: Deduplication | None = None,
 ) -> AsyncIterator[PersistentTopic]:
     """The topic with a message for each of `keys`, whose entry id is its number; no client is connected."""
     logs = TopicLogs(bench.clock, most=2, idle_ms=5_000)
@@ -40,7 +45,7 @@ async def opened(
         cast(Pools, dict.fromkeys(WaitsFor, AtOnce())),
         TopicSettings(max_unacked_messages),
         Tail(TailBudget(0)),
-        None,
+        deduplication,
         lambda: None,
         lambda _: None,
     )
