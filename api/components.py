@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from storage.metadata.store import MetadataStore
     from storage.model import TopicName
     from storage.objects.interface import ObjectStore
+    from storage.store_trial import StoreTrial
     from storage.topic import Topic
 
 
@@ -66,6 +67,13 @@ def open_for_writing(settings: Settings) -> Iterator[Environment]:
         with suppress(Unavailable):
             StoreIdentity(environment.metadata, environment.store).require()
         yield environment
+
+
+def store_trial(settings: Settings, environment: Environment) -> StoreTrial:
+    """The trial that the store must have passed before a service uses it."""
+    from storage.store_trial import StoreTrial
+
+    return StoreTrial(environment.metadata, environment.store, settings.limits_request_timeout_ms / 1000)
 
 
 def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) -> LogDirectory:

@@ -16,7 +16,7 @@ from fastapi import Depends, Request
 
 from api.background.control_loop_setup import control_loop
 from api.background.maintenance_loop import MaintenanceLoop
-from api.components import open_for_writing
+from api.components import open_for_writing, store_trial
 from api.http.access import AuthorizationService
 from api.http.long_polls import LongPolls
 from api.http.owner_proxy import OwnerProxy
@@ -74,6 +74,8 @@ def running(settings: Settings) -> Iterator[Service]:
     with ExitStack() as parts:
         environment = parts.enter_context(open_for_writing(settings))
         environment = replace(environment, log=replace(environment.log, wake_sealer=lambda: maintenance.wake()))
+        with suppress(Unavailable):  # then the maintenance tries it
+            store_trial(settings, environment).require()
         _ = environment.log.uid  # made now: other services find by it who has a topic's newest messages
         with suppress(Unavailable):  # then it is done before this process gives out an id
             keep_lost_ids(environment.metadata, environment.log)

@@ -18,12 +18,14 @@ from collections.abc import Callable
 from typing import Self
 
 from api.background.sealer_process import BackgroundSealer
+from api.components import store_trial
 from api.settings.settings import Settings
 from compactor.maintenance.tasks import Maintenance, MaintenanceTask, MaintenanceTaskStatus
 from storage.environment import Environment
-from storage.errors import CompactorError, LeaseHeld
+from storage.errors import CompactorError, LeaseHeld, Unavailable
 from storage.log.log_manager import LogManager
 from storage.metadata.records import SegmentState
+from storage.store_trial import StoreTrial
 
 POLL_SECONDS = 1.0
 QUOTA_CHECK_MS = 60_000
@@ -37,6 +39,9 @@ class MaintenanceLoop:
     def __init__(self, settings: Settings, environment: Environment, leads: Callable[[], bool]) -> None:
         """`leads`: whether this process does the leader's part of the maintenance."""
         self._environment = environment
+        self._store_trial: StoreTrial | None = store_trial(settings, environment)
+        self._store_tried_at: int | None = None
+        self._interval_ms = settings.maintenance_interval_ms
         self._sealer = BackgroundSealer(settings, None)
         self._seal_ms = settings.maintenance_seal_interval_ms
         self._stop = threading.Event()
@@ -88,11 +93,28 @@ class MaintenanceLoop:
 
     def _run(self) -> None:
         while True:
+            self._try_store()
             self._check_log_directory()
             if self.maintenance.run_due():
                 self._environment.metadata.keep_reserve()
             if self._stop.wait(POLL_SECONDS):
                 return
+
+    def _try_store(self) -> None:
+        """Try the store, at most once an interval, until it has passed: it may have been away at the start."""
+        now = self._environment.clock.now_ms()
+        if self._store_trial is None or not _is_due(self._store_tried_at, now, self._interval_ms):
+            return
+        self._store_tried_at = now
+        try:
+            self._store_trial.require()
+            self._store_trial = None
+        except Unavailable as error:
+            _log.info("the object store cannot be tried now: %s", error)
+        except CompactorError as error:
+            _log.error("do not go on with this object store: %s", error)
+        except Exception:
+            _log.exception("trying the object store failed in an unexpected way")
 
     def _check_log_directory(self) -> None:
         """Roll what is requested and not open here, and start the sealing process for what others left rolled."""
@@ -124,8 +146,13 @@ class MaintenanceLoop:
     def _seal(self, here: str) -> None:
         """What was left by others, or by a sealing process that has died."""
         now = self._environment.clock.now_ms()
-        if self._checked_at is not None and self._checked_at <= now < self._checked_at + self._seal_ms:
+        if not _is_due(self._checked_at, now, self._seal_ms):
             return
         self._checked_at = now
         if self._environment.metadata.segments.topics_with([SegmentState.ROLLED], here):
             self.wake()
+
+
+def _is_due(last_ms: int | None, now_ms: int, interval_ms: int) -> bool:
+    """Return whether an interval has passed since `last_ms`, or the clock was set back."""
+    return last_ms is None or not last_ms <= now_ms < last_ms + interval_ms

@@ -40,6 +40,7 @@ from storage.metadata.segments import SegmentStore
 from storage.metadata.services import ServiceStore
 from storage.metadata.stats import StatsStore
 from storage.metadata.store_binding import StoreBinding
+from storage.metadata.store_trials import StoreTrials
 from storage.metadata.tenancy import TenancyStore
 from storage.metadata.topics import TopicStore
 from storage.metadata.trimming import TrimmingStore
@@ -82,6 +83,7 @@ class MetadataStore:
         self.stats = StatsStore(database, clock)
         self.metrics = MetricsQueries(database, run_dead_ms)
         self.store_binding = StoreBinding(database, clock)
+        self.store_trials = StoreTrials(database, clock)
 
     @property
     def url(self) -> str:

@@ -325,6 +325,14 @@ store_bindings = Table(
 """The object store that this database uses: one row, of the role `objects`. `uid`: what the store's own object
 `store.uid` holds; `url`: where the store was when it was bound; `bound_at` null: it does not hold the uid yet."""
 
+store_trials = Table(
+    "store_trials",
+    METADATA,
+    Column("location", String, primary_key=True),
+    Column("passed_at", BigInteger, nullable=False),
+)
+"""Locations (URL and endpoint) of object stores that kept every promise when they were tried."""
+
 services = Table(
     "services",
     METADATA,

@@ -180,6 +180,7 @@ class S3Store(ObjectStore):
             multipart_threshold=0,
             part_bytes=LARGE_BODY_BYTES,
             attempts=self._attempts,
+            silence_seconds=self._silence_seconds,
             clock=self._clock,
         )
         try:

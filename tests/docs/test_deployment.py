@@ -17,6 +17,7 @@ import yaml
 from api.admin.topics.lookup import BINARY_PORT
 from api.http.access import PROBES
 from api.settings.settings import SETTINGS, Settings
+from tests.servers import versitygw
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -73,6 +74,7 @@ def test_the_trial_fits_together() -> None:
         assert named <= trial["volumes"].keys(), name
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
     assert services["compactor"]["build"]["context"] == ".."
+    assert services["s3"]["image"] == f"versity/versitygw:{versitygw.VERSION}", "the release that the tests try"
 
 
 Note = Callable[[str, object], None]

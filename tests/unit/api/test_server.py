@@ -112,6 +112,28 @@ def test_a_service_does_not_start_with_another_store(tmp_path: Path) -> None:
     assert not mistyped.exists()
 
 
+def test_a_service_does_not_start_with_a_store_that_lets_two_writers_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Costs the parts of a service, not started."""
+
+    def overwrite(store: LocalStore, name: str, data: bytes) -> None:
+        store.delete(name)
+        put(store, name, data)
+
+    put = LocalStore.put
+    settings = Settings(data=str(tmp_path / "data"), spark_master="in-process")
+    with monkeypatch.context() as broken:
+        broken.setattr(LocalStore, "put", overwrite)
+        with pytest.raises(Misconfigured, match="fails its check: conditional put"), running(settings):
+            pytest.fail("it has started")
+    with running(settings):
+        pass
+    monkeypatch.setattr(LocalStore, "check", lambda _: pytest.fail("the second start does not check it again"))
+    with running(settings):
+        pass
+
+
 def test_a_service_starts_while_the_store_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Appends need no store; the sealer asks again then."""
     settings = Settings(data=str(tmp_path / "data"))

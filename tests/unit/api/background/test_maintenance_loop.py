@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,12 @@ from api.background.maintenance_loop import MaintenanceLoop
 from api.components import ensure_topic, open_environment, open_topic
 from api.settings.settings import Settings
 from compactor.maintenance.tasks import Maintenance
-from storage.errors import Misconfigured
+from storage.errors import CompactorError, Misconfigured, Unavailable
 from storage.metadata.records import ServiceRecord
 from storage.model import TopicName
+from storage.objects.local import LocalStore
+from storage.store_trial import StoreTrial
+from tests.clocks import ManualClock
 from tests.entries import one
 
 pytestmark = pytest.mark.slow
@@ -116,3 +120,27 @@ def test_its_thread_outlives_whatever_goes_wrong(
             monkeypatch.setattr(loop._sealer, "wake", fail)
             loop.wake()
     assert "cannot be started now" in caplog.text
+
+
+def test_a_store_that_was_away_at_the_start_is_tried_until_it_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(data=str(tmp_path / "data"), maintenance_interval_ms=60_000)
+    answers: list[CompactorError | None] = [Unavailable("away", "wait"), Misconfigured("it overwrites", "replace it")]
+    checks: list[None] = []
+
+    def check(_: LocalStore) -> None:
+        checks.append(None)
+        if answers and (error := answers.pop(0)) is not None:
+            raise error
+
+    monkeypatch.setattr(LocalStore, "check", check)
+    with open_environment(settings) as environment:
+        clock = ManualClock()
+        loop = MaintenanceLoop(settings, replace(environment, clock=clock), lambda: False)
+        for expected in (1, 1, 2, 3, 3):
+            loop._try_store()
+            clock.advance(30_000 if len(checks) == 1 else 60_000)
+            assert len(checks) == expected
+        assert "do not go on with this object store: it overwrites: replace it" in caplog.text
+        assert StoreTrial(environment.metadata, environment.store, 1).require() is False

@@ -1,0 +1,44 @@
+"""Trial of an object store before a service trusts it with messages: once for each database and location.
+
+The trial is `ObjectStore.check`, some 200 requests and a second or two. The database keeps the locations that passed
+(the table `store_trials`), so later starts and other services make no request. A store that is copied to another server
+has another location, and is tried there. A newer release of a server at the same location is not tried again:
+`ObjectStore.check` may be called at any time.
+
+May go wrong: Misconfigured, if the store breaks a promise; Unavailable; any error of the database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from storage.metadata.store import MetadataStore
+from storage.objects.interface import ObjectStore, StoreLocation
+
+
+@dataclass(frozen=True)
+class StoreTrial:
+    """The trial of one store for one database. `silence_seconds`: when a request without an answer ends the trial."""
+
+    metadata: MetadataStore
+    store: ObjectStore
+    silence_seconds: float
+
+    def require(self) -> bool:
+        """Try the store unless it has passed before; return True if it was tried now. Raises Misconfigured."""
+        trials, place = self.metadata.store_trials, described(self.store.location)
+        if trials.has_passed(place):
+            return False
+        bounded = self.store.within(self.silence_seconds)
+        try:
+            bounded.check()
+        finally:
+            if bounded is not self.store:
+                bounded.close()
+        trials.record_pass(place)
+        return True
+
+
+def described(location: StoreLocation) -> str:
+    """Return the location in one line: what distinguishes one server's bucket and prefix from another's."""
+    return location.url if location.s3_endpoint is None else f"{location.url} at {location.s3_endpoint}"
