@@ -137,10 +137,11 @@ class LogManager:
         What the database has lost of the log is taken up again, and rolled (orphan_segments.py); Misconfigured if it
         cannot be.
         """
-        deadline = self.environment.clock.now_ms() + wait_ms
-        asked: int | None = None
-        while (segment := self.environment.metadata.segments.find_open(topic.id)) is not None:
-            if asked is not None and segment.ledger_id != asked:
+        clock, segments = self.environment.clock, self.environment.metadata.segments
+        requested: int | None = None
+        deadline = 0
+        while (segment := segments.find_open(topic.id)) is not None:
+            if requested is not None and segment.ledger_id != requested:
                 return  # it was rolled, and the writer has gone on
             try:
                 if self._is_kept_elsewhere(segment):
@@ -152,16 +153,21 @@ class LogManager:
                 self._roll_here(topic, accept_loss)
                 return
             except LeaseHeld as error:
-                if asked is not None and self.environment.clock.now_ms() >= deadline:
+                if requested is not None and clock.now_ms() >= deadline:
+                    last = segments.find_open(topic.id)
+                    if last is None or last.ledger_id != requested:
+                        break  # it was rolled while a busy database delayed this check
                     raise LeaseHeld(
                         f"{error.message}; it was asked to roll the segment {segment.ledger_id} and has not done so "
                         f"for {wait_ms} ms",
                         "try again when it has ended or answers",
                     ) from error
-            if asked is None:
-                self.environment.metadata.segments.request_roll(topic.id)
-                asked = segment.ledger_id
-            self.environment.clock.wait(_POLL_SECONDS)
+            if requested is None:
+                segments.request_roll(topic.id)
+                requested = segment.ledger_id
+                # The writer's time begins with the request, however long the database took until here.
+                deadline = clock.now_ms() + wait_ms
+            clock.wait(_POLL_SECONDS)
         if self._is_behind_its_log(topic):
             self._roll_here(topic, accept_loss)
 

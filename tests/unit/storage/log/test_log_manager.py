@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,10 @@ from storage.errors import Fenced, LeaseHeld, Misconfigured, ObjectDamaged, Segm
 from storage.failpoints import Failpoint, observed
 from storage.ledger.rows import CompressionType, RowType
 from storage.log.directory import LogDirectory
-from storage.log.log_manager import SEALER_DEAD_MS, LogManager
+from storage.log.log_manager import ROLL_WAIT_MS, SEALER_DEAD_MS, LogManager
+from storage.metadata.leases import LeaseStore
 from storage.metadata.policy_store import BROKER, topic_scope
-from storage.metadata.records import MAX_SEALING_TRIES
+from storage.metadata.records import MAX_SEALING_TRIES, Lease
 from storage.owner import owner_name
 from storage.topic import Topic
 from tests.entries import batch, one, produce
@@ -103,6 +105,37 @@ def test_a_writer_that_does_not_answer_is_named(
         assert topic.snapshot().horizon is None
     bench.compact(topic)
     assert topic.snapshot().horizon is not None
+
+
+@pytest.mark.parametrize("slow_call", [1, 2])
+def test_a_slow_database_takes_nothing_of_the_time_to_roll(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch, slow_call: int
+) -> None:
+    """Attempts to take the lease block for longer than a writer may take: before the request, or while it rolls."""
+    monkeypatch.setattr("storage.log.topic_log.POLL_SECONDS", 3600.0)
+    acquire, calls, waits = LeaseStore.acquire, 0, 0
+
+    def slow(*arguments: Any) -> Lease:
+        nonlocal calls
+        calls += 1
+        if calls == slow_call:
+            bench.clock.advance(ROLL_WAIT_MS)
+            if slow_call == 2:
+                log.poll()
+        return acquire(*arguments)
+
+    def wait(_: float) -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 2:
+            log.poll()
+
+    with topic.append_log() as log:
+        log.append(one(b"a", b"1"))
+        monkeypatch.setattr(LeaseStore, "acquire", slow)
+        monkeypatch.setattr(bench.clock, "wait", wait)
+        topic.log_manager().roll(topic.record)
+        assert bench.segment_states(topic) == ["ROLLED"]
 
 
 def test_what_lies_in_ledgers_is_compacted_though_the_tail_cannot_be_rolled(
