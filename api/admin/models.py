@@ -1,17 +1,22 @@
-"""What bodies and answers of the admin API are made from: base models with Pulsar's names, and bodies of one number.
+"""Base models of the admin API's bodies and answers, with Pulsar's names, and bodies of one number.
 
-A body that is one number is read as strictly as a broker's JSON parser reads it, and refused in its words: a text, a
-fraction, a boolean and a number that 64 bits do not hold are not numbers. It is read whatever its content type.
+Bodies of Pulsar's calls are read as a broker's JSON parser (Jackson) reads them: a text of digits is a number, a text
+`true` or `false` is a boolean, unknown fields are ignored, and null in an optional field means that it is absent. What
+Jackson refuses is a 400: another text, a boolean as a number, a number that the type does not hold. A fraction is
+refused, too, where Jackson cuts it. Bodies of calls that only this service has are strict: a misspelled `dryRun` must
+not delete. A body of one number is read whatever its content type, and refused in a broker's words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from fastapi import Request
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
@@ -40,10 +45,44 @@ class PulsarAnswer(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
 
-class PulsarBody(BaseModel):
-    """A body that is an object, with Pulsar's names: nothing is converted, and an unknown field is an error."""
+class StrictBody(BaseModel):
+    """An object as the body of a call that Pulsar does not have: nothing is converted, unknown fields are errors."""
 
     model_config = ConfigDict(alias_generator=to_camel, strict=True, extra="forbid")
+
+
+class PulsarBody(BaseModel):
+    """An object as the body of one of Pulsar's calls, or within one, with Pulsar's names; read as Jackson does."""
+
+    model_config = ConfigDict(alias_generator=to_camel, strict=True, extra="ignore")
+    _scalars: ClassVar[Mapping[str, Callable[[str], object]]] = {}
+    """By the name of a number or boolean in JSON, the conversion of a text."""
+    _optional: ClassVar[frozenset[str]] = frozenset()
+    """Names in JSON of the fields that may be absent."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        fields = {field.alias or name: field for name, field in cls.model_fields.items()}
+        kinds = {name: set(_types(field.annotation)) for name, field in fields.items()}
+        cls._scalars = {
+            name: _CONVERSIONS[kind]
+            for name, types in kinds.items()
+            for kind in types & _CONVERSIONS.keys()
+            if str not in types
+        }
+        cls._optional = frozenset(name for name, field in fields.items() if not field.is_required())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_jackson(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {
+            name: cls._scalars[name](value) if isinstance(value, str) and name in cls._scalars else value
+            for name, value in body.items()
+            if value is not None or name not in cls._optional
+        }
 
 
 class MissingBody(UnreadableBody):
@@ -96,6 +135,8 @@ def whole_number(body: bytes, java: str, most: int) -> int:
     value = parsed(body)
     if value is None or value == "":
         raise MissingBody
+    if isinstance(value, str):
+        value = _number_of(value)
     if isinstance(value, str):
         raise unreadable(
             f'Cannot deserialize value of type `{java}` from String "{value[:_SHOWN]}": not a valid `{java}` value'
@@ -157,6 +198,31 @@ def done() -> Response:
 def unset() -> Response:
     """What a broker answers for a policy that is not set: 200, an empty body, no content type."""
     return Response(status_code=200)
+
+
+_DIGITS = re.compile(r"[+-]?[0-9]{1,19}")
+_BOOLEANS: Mapping[str, bool] = {
+    text: value for value in (True, False) for text in (str(value), str(value).lower(), str(value).upper())
+}
+
+
+def _number_of(text: str) -> int | str:
+    """The number that Java parses from a text; the text itself, for an error that names it, if there is none."""
+    digits = text.strip(" \t\r\n")
+    return int(digits) if _DIGITS.fullmatch(digits) else text
+
+
+def _boolean_of(text: str) -> bool | str:
+    return _BOOLEANS.get(text.strip(" \t\r\n"), text)
+
+
+_CONVERSIONS: Mapping[type, Callable[[str], object]] = {int: _number_of, bool: _boolean_of}
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    """The types of a field: the members of a union, or the type itself; not those of the elements of a list."""
+    members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    yield from members
 
 
 def _kind(value: object) -> str:

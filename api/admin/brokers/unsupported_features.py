@@ -90,6 +90,7 @@ def _value(path: str, what: str, value: FixedAnswer, *refused: str) -> Unsupport
 _OFFLOAD = "offloading: sealed ledgers are in the object store from the first"
 _SNAPSHOTS = "an interval of one's own: sequence ids are written down every 1,000 entries"
 _SCHEMAS = "demanding a schema, or refusing new ones: schema.compatibility-strategy decides which may follow"
+ONE_CLUSTER = "making, changing or deleting a cluster: there is one"
 _REPLICATION = "replication between clusters: there is one cluster"
 _RATES = "limits of rates of single topics: limits.requests-per-second is for each caller"
 _CONSUMERS = "limits of consumers and their acknowledgements"
@@ -199,7 +200,7 @@ ROWS: tuple[UnsupportedRoute, ...] = (
     _refused(_NAMESPACE + "{bundle}/split", "splitting bundles: each namespace has the same four", "PUT"),
     _refused(_NAMESPACE + "{bundle}/topicHashPositions", _BALANCE, "GET"),
     # Of a cluster
-    _refused(_CLUSTER, "making, changing or deleting a cluster: there is one", "PUT", "POST", "DELETE"),
+    _refused(_CLUSTER, ONE_CLUSTER, "POST", "DELETE"),
     _value(_CLUSTER + "/failureDomains", _BALANCE, FixedAnswer({})),
     _refused(_CLUSTER + "/failureDomains/{domain}", _BALANCE, "GET", "POST", "DELETE"),
     _value(_CLUSTER + "/migrate", _REPLICATION, FixedAnswer({"migrated": False}), "POST"),

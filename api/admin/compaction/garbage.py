@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Body
 from pydantic import BaseModel, Field
 
-from api.admin.models import PulsarBody
+from api.admin.models import StrictBody
 from api.http.access import AuthAction
 from api.http.problems import RestException
 from api.http.router import Routes
@@ -21,7 +21,7 @@ from storage.model import TopicName
 router = Routes("garbage", known_query=True)
 
 
-class GarbageRequest(PulsarBody):
+class GarbageRequest(StrictBody):
     """What to collect. `topics`: only these; `unknownTopics`: also objects of topics that this database does
     not know; `graceMs`: how long garbage stays, by default the setting gc.grace."""
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from fastapi import Body, Query
 
 from api.admin import resolve
-from api.admin.models import PulsarBody, done
+from api.admin.models import StrictBody, done
 from api.documents import TrimReport
 from api.http.access import AuthAction, InFull
 from api.http.paths import TOPIC_PATH, Topic
@@ -28,7 +28,7 @@ from storage.reading.position_text import parse_trim_place
 router = Routes("trim", known_query=True)
 
 
-class TrimRequest(PulsarBody):
+class TrimRequest(StrictBody):
     """What is to go. `before` (a message id or an offset): all messages before this one; without it, what the cleanup
     policies let go. `force`: also what cursors and compaction still need; with a deletion that no run has seen, new
     compacted readers get the deleted key back."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from api.admin.models import LONG, PulsarAnswer, PulsarBody
 from api.formats.jsonl import parse_rows
@@ -32,6 +32,8 @@ _SHOWN = 100
 class ProducerMessage(PulsarBody):
     """One message. `payload` null: its key's tombstone. `partition`: of a partitioned topic, instead of the key's."""
 
+    model_config = ConfigDict(extra="forbid")  # a misspelled key would store a message without one
+
     payload: str | None
     key: str | None = None
     properties: dict[str, str] | None = None
@@ -47,6 +49,8 @@ class ProducerMessage(PulsarBody):
 
 class ProducerMessages(PulsarBody):
     """What is sent. Schemas are the JSON texts of Pulsar's SchemaInfo."""
+
+    model_config = ConfigDict(extra="forbid")
 
     messages: list[ProducerMessage] = Field(min_length=1, fail_fast=True)
     producer_name: str | None = None

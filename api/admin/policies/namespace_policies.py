@@ -5,7 +5,7 @@ Source: what a broker 4.2 answers for a new namespace; a field without a value i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from api.admin.tenancy.bundles import BUNDLES
@@ -64,8 +64,16 @@ _TEMPLATE: Mapping[str, Any] = {
     "entryFilters": None,
     "clusterThatCanDeleteNamespace": None,
 }
-FIELDS = frozenset(_TEMPLATE)
-"""What such a document may hold."""
+_NEUTRAL: Mapping[str, Sequence[object]] = {
+    "deduplicationSnapshotIntervalSeconds": (0,),
+    "offload_deletion_lag_ms": (-1,),
+    "schema_auto_update_compatibility_strategy": ("Full",),
+    "subscription_expiration_time_minutes": (0,),
+    **{name: (0,) for name in _TEMPLATE if name.startswith("max_")},
+}
+"""What clients send besides a broker's defaults that has no effect either, by field: no limit, or an older default."""
+_IGNORED = ("bundles",)
+"""Accepted with any value: the bundles are the same for every namespace."""
 
 
 def policies_document(
@@ -92,3 +100,26 @@ def for_pulsar(permissions: Mapping[str, Sequence[str]]) -> dict[str, list[str]]
     """Permissions by role, without actions that Pulsar's clients do not know."""
     known = {role: [action for action in actions if action in PULSAR_ACTIONS] for role, actions in permissions.items()}
     return {role: actions for role, actions in known.items() if actions}
+
+
+def unsupported(document: Mapping[str, Any], supported: Collection[str]) -> list[str]:
+    """The fields of a policies document that would have an effect in a broker and have none here, by name.
+
+    A field at its default has none; of a field that Pulsar 4.2 does not know, null, false and what is empty.
+    """
+    return sorted(
+        name
+        for name, value in document.items()
+        if name not in supported
+        and name not in _IGNORED
+        and (_TEMPLATE.get(name) is True or not _is_empty(value))
+        and value != _TEMPLATE.get(name)
+        and value not in _NEUTRAL.get(name, ())
+    )
+
+
+def _is_empty(value: object) -> bool:
+    """Return whether a value sets nothing: null, false, or a text, list or object that holds nothing else."""
+    if isinstance(value, Mapping):
+        return all(_is_empty(item) for item in value.values())
+    return value is None or value is False or value == "" or value == []

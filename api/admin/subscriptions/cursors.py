@@ -40,7 +40,7 @@ from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.errors import Conflict
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
-from storage.model import LATEST, MessageId
+from storage.model import EARLIEST, LATEST, MessageId
 from storage.reading.position_text import is_behind_end, mark_delete_before
 
 router = Routes("subscriptions")
@@ -118,16 +118,20 @@ def peek_nth_message(
         int, Path(ge=1, le=LONG, description=f"1: the next entry that it delivers; at most {MOST_ENTRIES}.")
     ],
 ) -> Response:
-    """An entry that is still to be delivered."""
+    """An entry that is still to be delivered. As in a broker, a subscription that does not exist is made, at the
+    earliest message."""
     refuse_far(position)
     resolve.refuse_partitioned(parts, topic, "Peek messages on a partitioned topic is not allowed")
     name = decoded(subscription)
     record = resolve.local_topic(parts, topic)
-    with subscription_of(record, name):
-        mark = parts.environment.metadata.cursors.get(record.id, name).mark_delete
+    cursors = parts.environment.metadata.cursors
     if name == COMPACTION_CURSOR:
+        with subscription_of(record, name):
+            mark = cursors.get(record.id, name).mark_delete
         rows = entries(opened(parts, record), next_of(mark))
     else:
+        if all(item.name != name for item in cursors.of_topic(record.id)):
+            _created(parts, record, name, EARLIEST)
         with OwnedCursor(parts, record, name) as owned:
             cursor = owned.cursor
             found = entries(owned.topic, next_of(cursor.mark_delete))

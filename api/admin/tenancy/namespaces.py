@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from api.admin import resolve
 from api.admin.models import LONG, PulsarBody
 from api.admin.policies.backlog_quotas import BacklogQuota, QuotaType, quota_values, quotas_of
-from api.admin.policies.namespace_policies import FIELDS, policies_document
+from api.admin.policies.namespace_policies import policies_document, unsupported
 from api.admin.policies.pulsar_policies import (
     DEDUPLICATION,
     THRESHOLD,
@@ -37,6 +37,8 @@ from storage.options.policies import SchemaCompatibilityStrategy
 router = Routes("namespaces")
 
 NO_NAMESPACE = "Namespace does not exist"
+_NO_POLICY = "{} cannot be set here; leave it out, and grant permissions by POST …/permissions/{{role}} when it is made"
+_SHOWN = 300
 QuotaKind = Annotated[QuotaType, Field(strict=False)]
 
 
@@ -92,12 +94,12 @@ def create_namespace(
     policies: Annotated[dict[str, Any] | None, Body(description="Pulsar's policies document; may be left out.")] = None,
 ) -> None:
     """Make a namespace. Of its policies, retention, threshold, time to live, quotas, deduplication and schema strategy
-    are set."""
-    given = {name: value for name, value in (policies or {}).items() if value is not None}
-    unknown = sorted(given.keys() - FIELDS)
-    if unknown:
-        raise RestException(400, f"{unknown[0]!r} is no policy of a namespace: leave it out")
-    initial = _initial_policies(given)
+    are set; another one that is not at its default is refused."""
+    document = policies or {}
+    unset = unsupported(document, _InitialPolicies.model_fields)
+    if unset:
+        raise RestException(412, f"the namespace is not made: {_NO_POLICY.format(', '.join(map(repr, unset))[:_SHOWN])}")
+    initial = _initial_policies(document)
     cluster = parts.settings.cluster_name
     if set(initial.replication_clusters) - {cluster}:
         raise RestException(412, f"Invalid cluster id: there is one cluster, {cluster}")
@@ -156,11 +158,11 @@ def _unload(parts: Service, namespace: str, bundle: str | None = None) -> None:
             parts.producers.close_topic(record.id)
 
 
-def _initial_policies(given: Mapping[str, Any]) -> _InitialPolicies:
+def _initial_policies(document: Mapping[str, Any]) -> _InitialPolicies:
     """Raises RestException 400."""
     try:
         return _InitialPolicies.model_validate(
-            {name: given[name] for name in _InitialPolicies.model_fields if name in given}
+            {name: document[name] for name in _InitialPolicies.model_fields if name in document}
         )
     except ValidationError as error:
         raise RestException(400, f"the policies cannot be taken: {shown_errors(error)}") from error

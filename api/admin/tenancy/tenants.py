@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import Body, Depends, Request
 from pydantic import Field
 
+from api.admin.brokers.unsupported_features import ONE_CLUSTER, REFUSAL
 from api.admin.models import PulsarAnswer, PulsarBody
 from api.admin.topics.lookup import service_urls
 from api.http.access import AuthAction
@@ -66,6 +67,14 @@ def get_cluster(parts: Parts, request: Request, cluster: str) -> ClusterInfo:
         raise RestException(404, "Cluster does not exist")
     http, binary = service_urls(parts, request)
     return ClusterInfo(service_url=http, broker_service_url=binary)
+
+
+@router.put("/clusters/{cluster}", AuthAction.SUPERUSER, refuses=(405, 409))
+def create_cluster(parts: Parts, cluster: str) -> None:
+    """Refuse to make a cluster: the one cluster exists, and another one is not offered."""
+    if cluster == parts.settings.cluster_name:
+        raise RestException(409, "Cluster already exists")
+    raise RestException(405, REFUSAL.format(ONE_CLUSTER))
 
 
 @router.get("/tenants", AuthAction.SUPERUSER)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from api.admin import resolve
 from api.admin.brokers.unsupported_features import check_no_shadow
-from api.admin.models import PulsarBody, TextByName
+from api.admin.models import StrictBody, TextByName
 from api.admin.tenancy.bundles import bundle_of, check_bundle
 from api.http.access import ANY_USE, AuthAction
 from api.http.paths import TOPIC_PATH, Namespace, Topic
@@ -36,7 +36,7 @@ NO_NAMESPACE = "Namespace not found"
 Properties = Annotated[TextByName | None, Body(description="Properties of the topic; may be left out.")]
 
 
-class ReleaseLeaseRequest(PulsarBody):
+class ReleaseLeaseRequest(StrictBody):
     """`force`: also the lease of an owner that is known to be alive."""
 
     force: bool = False

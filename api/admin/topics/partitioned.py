@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 from pydantic import BaseModel, ValidationError
 
 from api.admin import resolve
@@ -41,7 +41,7 @@ class _PartitionsBody(PulsarBody):
 
 
 _NUMBER = {"type": "integer", "minimum": 1, "maximum": MAX_PARTITIONS, "example": 3}
-_TEXT = {"type": "string", "pattern": "^[0-9]{1,5}$", "description": "Taken as a broker takes it."}
+_TEXT = {"type": "string", "pattern": "^[0-9]{1,5}$", "description": "Read as a number."}
 _BODY: dict[str, Any] = {
     "requestBody": {
         "description": "How many partitions; with properties in Pulsar's own content type.",
@@ -66,7 +66,7 @@ _BODY: dict[str, Any] = {
 
 
 def _wanted(body: bytes) -> _PartitionsBody:
-    """From either form. A text of digits is a number here, and only here: a broker was seen to take it."""
+    """The body from either form. Raises UnreadableBody."""
     value = parsed(body)
     if isinstance(value, dict):
         try:
@@ -76,8 +76,6 @@ def _wanted(body: bytes) -> _PartitionsBody:
                 "Cannot deserialize value of type `org.apache.pulsar.common.partition.PartitionedTopicMetadata` "
                 f"({error.error_count()} errors)"
             ) from error
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 6:
-        body = value.encode()
     if value is None:
         raise MissingBody
     return _PartitionsBody(partitions=int_number(body))
@@ -137,12 +135,25 @@ def create_missed_partitions(parts: Parts, topic: Topic) -> None:
 
 
 @router.get(TOPIC_PATH + "/partitions", *ANY_USE, response_model_exclude_none=True)
-def get_partitioned_metadata(parts: Parts, topic: Topic) -> PartitionedTopicMetadata:
-    """How many partitions the topic has; 0 for one without. A request for a topic does not create it."""
+def get_partitioned_metadata(
+    parts: Parts,
+    topic: Topic,
+    check_auto_creation: Annotated[
+        bool,
+        Query(
+            alias="checkAllowAutoCreation",
+            description="0 also for a topic that does not exist yet, if producers and consumers may create it.",
+        ),
+    ] = False,
+) -> PartitionedTopicMetadata:
+    """Return how many partitions the topic has; 0 for one without. A request for a topic does not create it."""
     whole = parts.environment.metadata.partitions.find(topic)
     if whole is not None:
         return PartitionedTopicMetadata(partitions=whole.partitions, properties=dict(whole.properties) or None)
-    resolve.topic(parts, topic)
+    if check_auto_creation and parts.settings.broker_auto_topic_creation and topic.partition < 0:
+        resolve.namespace(parts, resolve.namespace_of(topic), NO_NAMESPACE)
+    else:
+        resolve.topic(parts, topic)
     return PartitionedTopicMetadata(partitions=0)
 
 

@@ -103,7 +103,8 @@ def test_quotas_of_a_namespace_and_a_topic(served: Served, namespace: str) -> No
         ({"policy": "producer_exception"}, 412),
         ({"limitSize": 5}, 400),
         ({"limitSize": 5, "policy": "throw"}, 400),
-        ({"limitSize": "5", "policy": "producer_exception"}, 400),
+        ({"limitSize": "five", "policy": "producer_exception"}, 400),
+        ({"limitSize": 5, "policy": None}, 400),
         ({"limitSize": -2, "policy": "producer_exception"}, 400),
     ):
         assert topic.ask("POST", "/backlogQuota", bad).status_code == status, bad

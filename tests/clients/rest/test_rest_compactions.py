@@ -264,7 +264,9 @@ def test_message_threshold(rest_topic: RestTopic) -> None:
     assert rest_topic.ask("GET", f"{below}?applied=true").json() == 0
     assert rest_topic.ask("POST", below, 10).status_code == 204
     assert rest_topic.ask("GET", below).json() == 10
-    for bad, status in ((-1, 412), ("10", 400), (1.5, 400), (True, 400)):
+    assert rest_topic.ask("POST", below, " 11 ").status_code == 204
+    assert rest_topic.ask("GET", below).json() == 11
+    for bad, status in ((-1, 412), ("ten", 400), (1.5, 400), (True, 400)):
         assert rest_topic.ask("POST", below, bad).status_code == status, bad
     assert rest_topic.ask("DELETE", below).status_code == 204
     assert rest_topic.ask("GET", below).content == b""

@@ -198,7 +198,6 @@ def test_deleting_it_is_refused_where_keys_would_be_lost(rest_topic: RestTopic) 
         ("POST", "/skip/1"),
         ("POST", "/skip_all"),
         ("POST", "/resetcursor/0"),
-        ("GET", "/position/1"),
         ("GET", "/properties"),
         ("POST", "/expireMessages/1"),
     ],
@@ -207,6 +206,17 @@ def test_one_that_does_not_exist(rest_topic: RestTopic, verb: str, below: str) -
     answer = rest_topic.ask(verb, f"/subscription/none{below}")
     assert answer.status_code == 404
     assert answer.json()["reason"] == f"Subscription none not found for topic {rest_topic.name}"
+
+
+def test_peeking_makes_a_subscription_at_the_earliest_message(rest_topic: RestTopic) -> None:
+    rest_topic.produce({"payload": "1"}, {"payload": "2"})
+    assert peeked(rest_topic, "fresh", 2) == "2"
+    assert peeked(rest_topic, "fresh") == "1"
+    assert rest_topic.ask("GET", "/subscriptions").json() == ["fresh"]
+    assert_refused(rest_topic.ask("GET", "/subscription/__compaction/position/1"), 404, "__compaction not found")
+    assert rest_topic.ask("GET", "/subscription/fresh/position/0").status_code == 400
+    assert rest_topic.ask("GET", "/subscription/%00/position/1").status_code == 400
+    assert rest_topic.ask("GET", "/subscriptions").json() == ["fresh"]
 
 
 def test_of_a_partitioned_topic(served: Served) -> None:

@@ -131,11 +131,13 @@ def test_partitions_with_properties_in_pulsars_content_type(served: Served) -> N
         ("2.0", 400),
         ("true", 400),
         ('"x"', 400),
-        ('"-1"', 400),
+        ('"-1"', 406),
+        ('"1 000"', 400),
         ("[]", 400),
         ("", 400),
-        ('{"partitions": "2"}', 400),
-        ('{"partitions": 2, "more": 1}', 400),
+        ('{"partitions": "two"}', 400),
+        ('{"partitions": true}', 400),
+        ('{"partitions": "0", "more": 1}', 406),
         ("-1", 406),
         ("99999999999", 400),
         ('{"partitions": 0}', 406),
@@ -145,6 +147,28 @@ def test_numbers_of_partitions_that_are_refused(served: Served, body: str, statu
     path = f"{BASE}/refused/partitions"
     assert served.ask("PUT", path, body).status_code == status
     assert served.ask("GET", path).status_code == 404
+
+
+def test_a_topic_that_producers_may_create_has_no_partitions(
+    served: Served, rest_topic: RestTopic, whole: RestTopic
+) -> None:
+    """S2: a client with an http service URL asks so before it creates the topic."""
+    path = f"{BASE}/never-created/partitions"
+    asked = f"{path}?checkAllowAutoCreation=true"
+    assert served.ask("GET", asked).json() == {"partitions": 0, "deleted": False}
+    assert served.ask("GET", path).status_code == 404, "the question creates nothing"
+    assert rest_topic.ask("GET", "/partitions?checkAllowAutoCreation=true").json()["partitions"] == 0
+    assert whole.ask("GET", "/partitions?checkAllowAutoCreation=true").json()["partitions"] == 3
+    missing = "/admin/v2/persistent/public/no-such-namespace/t/partitions?checkAllowAutoCreation=true"
+    assert_refused(served.ask("GET", missing), 404, "Namespace not found")
+    for name in ("never-created-partition-0", f"{whole.local}-partition-7"):
+        assert served.ask("GET", f"{BASE}/{name}/partitions?checkAllowAutoCreation=true").status_code == 404
+    service = served.service
+    service.settings = replace(service.settings, broker_auto_topic_creation=False)
+    try:
+        assert served.ask("GET", asked).status_code == 404
+    finally:
+        service.settings = replace(service.settings, broker_auto_topic_creation=True)
 
 
 def test_a_topic_that_an_import_writes_is_deleted_only_by_force(rest_topic: RestTopic) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from api.admin.models import EMPTY, int_number, long_number
+from pydantic import Field, ValidationError
+
+from api.admin.models import EMPTY, PulsarBody, StrictBody, int_number, long_number
 from api.http.problems import UnreadableBody
 
 
@@ -16,6 +18,9 @@ from api.http.problems import UnreadableBody
         (b"-1", -1),
         (b"9223372036854775807", 2**63 - 1),
         (b"-9223372036854775808", -(2**63)),
+        (b'"5"', 5),
+        (b'" +10240 "', 10240),
+        (b'"-1"', -1),
     ],
 )
 def test_numbers(body: bytes, number: int) -> None:
@@ -25,7 +30,12 @@ def test_numbers(body: bytes, number: int) -> None:
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        (b'"5"', 'from String "5": not a valid `long` value'),
+        (b'"5s"', 'from String "5s": not a valid `long` value'),
+        (b'"1_0"', 'from String "1_0"'),
+        (b'"1.0"', 'from String "1.0"'),
+        ('"\u0663"'.encode(), 'from String "\u0663"'),
+        (b'"9223372036854775808"', "out of range of `long`"),
+        (b'"' + b"9" * 5000 + b'"', 'from String "999'),
         (b'"abc"', 'from String "abc"'),
         (b"1.0", "Floating-point"),
         (b"1e3", "Floating-point"),
@@ -63,3 +73,58 @@ def test_an_int_has_32_bits() -> None:
     assert int_number(b"2147483647") == 2**31 - 1
     with pytest.raises(UnreadableBody, match="out of range of `int`"):
         int_number(b"2147483648")
+
+
+class _Body(PulsarBody):
+    size_limit: int | None = Field(None, le=100)
+    is_forced: bool = False
+    text: str | int = ""
+    names: list[str] = Field(default_factory=lambda: ["all"])
+    required: int
+
+
+@pytest.mark.parametrize(
+    ("body", "read"),
+    [
+        ({"required": 1}, {}),
+        ({"required": "1", "sizeLimit": " 99 ", "isForced": "TRUE"}, {"size_limit": 99, "is_forced": True}),
+        ({"required": 1, "sizeLimit": None, "isForced": None, "names": None}, {}),
+        ({"required": 1, "another": {"a": 1}, "size_limit": 7}, {}),
+        ({"required": 1, "text": "5"}, {"text": "5"}),
+    ],
+)
+def test_bodies_of_pulsars_calls_are_read_as_jackson_reads_them(body: object, read: dict[str, object]) -> None:
+    absent = {"size_limit": None, "is_forced": False, "text": "", "names": ["all"], "required": 1}
+    assert _Body.model_validate(body).model_dump() == absent | read
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        [],
+        "1",
+        {"required": None},
+        {"required": ""},
+        {"required": "1.5"},
+        {"required": True},
+        {"required": "true"},
+        {"required": 1, "isForced": "yes"},
+        {"required": 1, "isForced": 1},
+        {"required": 1, "sizeLimit": "101"},
+        {"required": 1, "names": "all"},
+        {"required": 1, "names": [1]},
+    ],
+)
+def test_what_jackson_refuses_is_refused(body: object) -> None:
+    with pytest.raises(ValidationError):
+        _Body.model_validate(body)
+
+
+def test_bodies_of_own_calls_are_strict() -> None:
+    class Own(StrictBody):
+        dry_run: bool = True
+
+    for body in ({"dryRun": "false"}, {"dryrun": False}, {"dryRun": None}):
+        with pytest.raises(ValidationError):
+            Own.model_validate(body)
