@@ -98,7 +98,9 @@ def create_namespace(
     document = policies or {}
     unset = unsupported(document, _InitialPolicies.model_fields)
     if unset:
-        raise RestException(412, f"the namespace is not made: {_NO_POLICY.format(', '.join(map(repr, unset))[:_SHOWN])}")
+        raise RestException(
+            412, f"the namespace is not made: {_NO_POLICY.format(', '.join(map(repr, unset))[:_SHOWN])}"
+        )
     initial = _initial_policies(document)
     cluster = parts.settings.cluster_name
     if set(initial.replication_clusters) - {cluster}:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from pydantic import Field, ValidationError
 
 from api.admin.models import EMPTY, PulsarBody, StrictBody, int_number, long_number
