@@ -84,6 +84,8 @@ class ControlLoop:
         self._checked_at = 0
         self.last_check: TopicsCheckResult | None = None
         """What the last check of all topics found, for metrics."""
+        self._lost_services: frozenset[str] = frozenset()
+        """Names of those that were logged."""
         self._logged_policies: list[tuple[str, str, UnreadableStoredValue]] = []
         self._warm = False
         self._wake = threading.Event()
@@ -183,10 +185,11 @@ class ControlLoop:
     # One step of each thread
 
     def heartbeat(self) -> None:
-        """Send the service's heartbeat, and take or renew the leadership."""
+        """Send the service's heartbeat, and take or renew the leadership; log services whose heartbeat has ended."""
         led = self._leadership.token
         token = self._leadership.attempt()
         self._send_heartbeat()
+        self._guarded(self._log_lost_services)
         if token is not None and token != led:
             self._warm_up()
             self.wake()
@@ -271,6 +274,30 @@ class ControlLoop:
         self._environment.metadata.services.heartbeat(
             ServiceRecord(self.name, self._url, uid, self._started_at, now, *self._broker_service_urls)
         )
+
+    def _log_lost_services(self) -> None:
+        """Log each service that ended without leaving, once, and what that means for the messages in its log."""
+        services = self._environment.metadata.services
+        lost = services.lost(self._settings.service_dead_ms)
+        new = [record for record in lost if record.name not in self._lost_services]
+        self._lost_services = frozenset(record.name for record in lost)
+        if not new:
+            return
+        open_logs = {record.log_uid for record in services.live(self._settings.service_dead_ms)}
+        now = self._environment.clock.now_ms()
+        for record in new:
+            consequence = (
+                "another service has its log directory and takes its topics over"
+                if record.log_uid in open_logs
+                else "start it again: its topics are unavailable, and only its log directory has their messages"
+            )
+            _log.warning(
+                "the service %s (%s) has ended without leaving; its last heartbeat was %d s ago; %s",
+                record.name,
+                record.url or "no URL",
+                max(0, now - record.heartbeat_at) // 1000,
+                consequence,
+            )
 
     def _warm_up(self) -> None:
         """Start the engines' machinery, beside everything else, so that the first run need not wait for it."""

@@ -53,6 +53,14 @@ class ServiceStore(Store):
         with self._database.read() as connection:
             return live(connection, dead_ms, self._clock.now_ms())
 
+    def lost(self, dead_ms: int = SERVICE_DEAD_MS) -> list[ServiceRecord]:
+        """Return the services that ended without leaving and whose rows are not purged yet, by name."""
+        with self._database.read() as connection:
+            now = self._clock.now_ms()
+            living = {record.name for record in live(connection, dead_ms, now)}
+            rows = connection.execute(select(services).order_by(services.c.name)).mappings()
+            return [ServiceRecord(**row) for row in rows if row["name"] not in living]
+
     def of_owner(self, owner: str) -> ServiceRecord | None:
         """The service that lives and whose process an owner is (storage/owner.py); None: it is of no service."""
         return next((service for service in self.live() if same_process(service.name, owner)), None)

@@ -39,6 +39,23 @@ def test_services_beat_and_leave(store: MetadataStore, clock: ManualClock) -> No
     assert store.services.live(10**9) == []
 
 
+def test_a_service_that_ends_without_leaving_is_lost_until_it_is_purged(
+    store: MetadataStore, clock: ManualClock
+) -> None:
+    began = clock.now_ms()
+    killed, stopped, living = (ServiceRecord(f"host:{n}:x", "", None, began, began) for n in range(3))
+    for record in (killed, stopped, living):
+        store.services.heartbeat(record)
+    assert store.services.lost() == []
+    store.services.leave(stopped.name)
+    clock.advance(SERVICE_DEAD_MS)
+    store.services.heartbeat(living)
+    assert store.services.lost() == [killed]
+    clock.advance(20 * SERVICE_DEAD_MS)
+    store.services.purge_dead()
+    assert store.services.lost() == []
+
+
 def test_of_many_candidates_one_leads(open_stores: OpenStores, clock: ManualClock) -> None:
     stores = open_stores(4)
     names = [f"host:{number}:x" for number in range(4)]

@@ -11,7 +11,7 @@ import pytest
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import CompactionRunning, Unavailable
 from storage.metadata.policy_store import BROKER, topic_scope
-from storage.metadata.records import COMPACTION_CURSOR, RUN_DEAD_MS, RunState, TopicRecord
+from storage.metadata.records import COMPACTION_CURSOR, RUN_DEAD_MS, SERVICE_DEAD_MS, RunState, TopicRecord
 from tests.entries import one, produce
 from tests.unit.compactor.scheduling.stage import HOLD_SECONDS, SETTINGS, TERM, Engines, Stage, until
 from tests.workbench import compacted_only, store_policy, view
@@ -116,6 +116,23 @@ def test_the_leader_forgets_services_that_were_killed_long_ago(stage: Stage) -> 
     loop.heartbeat()
     loop.poll()
     assert known() == [loop.name]
+
+
+def test_the_end_of_another_services_heartbeat_is_logged_once(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    services = stage.metadata.services
+    killed, left, loop = stage.service(), stage.service(), stage.lead()
+    killed.serve_at("http://killed:8080")
+    services.heartbeat(replace(services.live()[0], name="host:1:elsewhere", url="http://far:8080", log_uid="ab" * 16))
+    left.heartbeat()
+    services.leave(left.name)
+    for _ in range(4):
+        stage.clock.advance(SERVICE_DEAD_MS // 2)
+        loop.heartbeat()
+    lost = [record.getMessage() for record in caplog.records if "without leaving" in record.getMessage()]
+    assert len(lost) == 2
+    assert "(http://killed:8080)" in "".join(lost)
+    assert "(http://far:8080) has ended without leaving; its last heartbeat was 15 s ago" in "".join(lost)
+    assert "start it again: its topics are unavailable" in "".join(lost)
 
 
 def test_what_waits_for_a_lane_is_not_measured(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
