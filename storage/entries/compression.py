@@ -16,6 +16,10 @@ import pyarrow as pa
 from storage.ledger.rows import CompressionType
 
 _ARROW_NAMES = {CompressionType.LZ4: "lz4_raw", CompressionType.ZSTD: "zstd", CompressionType.SNAPPY: "snappy"}
+_LEVELS = {CompressionType.ZLIB: (1, 6, 9), CompressionType.ZSTD: (1, 3, 9)}
+"""Levels of `compress_again`, the fastest first. The default level of clients is the second."""
+_LARGE_BYTES = 4 << 20
+"""More bytes than this are compressed again at a higher level: a client's largest message is 5 MiB by default."""
 
 
 class Undecodable(Exception):
@@ -29,6 +33,24 @@ def compress(codec: CompressionType, data: bytes) -> bytes:
     if codec == CompressionType.ZLIB:
         return zlib.compress(data)
     compressed: bytes = pa.Codec(_ARROW_NAMES[codec]).compress(data, asbytes=True)
+    return compressed
+
+
+def compress_again(codec: CompressionType, data: bytes) -> bytes:
+    """Compress what a client had compressed, fast; what stays large, no worse than the client did.
+
+    Raises nothing: any bytes can be compressed.
+    """
+    compressed = data
+    for level in _LEVELS.get(codec, (None,)):
+        if level is None:
+            compressed = compress(codec, data)
+        elif codec == CompressionType.ZLIB:
+            compressed = zlib.compress(data, level)
+        else:
+            compressed = pa.Codec(_ARROW_NAMES[codec], compression_level=level).compress(data, asbytes=True)
+        if len(compressed) <= _LARGE_BYTES:
+            break
     return compressed
 
 

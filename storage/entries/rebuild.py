@@ -2,8 +2,10 @@
 
 An entry has the id, and in a batch the number of slots, that it had when it was produced, so every message has its id.
 A slot that is not among the rows, because compaction dropped it, is a stub of six bytes that says so (W2), and is not
-`live`: whoever hands the entry on tells the client to pass over it. Payloads are not compressed again, except where
-they never were decompressed: chunks, encrypted messages, entries that are kept whole.
+`live`: whoever hands the entry on tells the client to pass over it. Payloads are compressed again with the codec that
+the entry had when it was produced (column `codec`), because a client refuses an entry larger than its largest message,
+and a producer may send a compressed entry of any uncompressed size. Payloads that never were decompressed stay as they
+are: chunks, encrypted messages, entries that are kept whole.
 
 The rows of one entry may stand in two tables that follow each other; `EntryBuilder` keeps the last entry of a table
 back until it is complete.
@@ -24,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.checksums import crc32c, extend_crc32c
+from storage.entries.compression import compress_again
 from storage.entries.entry import MAGIC, U32
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.ledger.rows import CompressionType, RowType
@@ -35,7 +38,7 @@ _MOST_RESTS = 64
 """Different values of the column `metadata` that a table may have to be taken column by column."""
 _SHARED_COLUMNS = (
     "offset", "ledger_id", "entry_id", "batch_index", "batch_size", "key", "key_base64", "publish_time",
-    "producer", "sequence_id", "metadata",
+    "producer", "sequence_id", "metadata", "codec",
 )  # fmt: skip
 _TABLE_COLUMNS = (
     "offset", "ledger_id", "entry_id", "batch_index", "batch_size", "key", "key_base64", "payload", "publish_time",
@@ -142,10 +145,10 @@ def _plain_batches(
         dropped = size - live[end - 1] - 1
         payload = data[at[start] : at[end]] + _STUB * dropped
         metadata = _batch_metadata(row)
-        metadata.uncompressed_size = len(payload)
         slots = (1 << size) - 1 if end - start == size else sum(1 << slot for slot in live[start:end])
         offset = row["offset"] - live[start]
-        yield DeliverableEntry(row["ledger_id"], row["entry_id"], offset, size, _entry(metadata, payload), slots, True)
+        encoded = _compressed(metadata, payload, row["codec"])
+        yield DeliverableEntry(row["ledger_id"], row["entry_id"], offset, size, encoded, slots, True)
 
 
 def _messages(table: pa.Table, gaps: npt.NDArray[np.int64]) -> pa.LargeBinaryArray:
@@ -305,9 +308,8 @@ def _single(row: Mapping[str, Any]) -> bytes:
     if metadata.encryption_keys or row["slot"] == RowType.CHUNK:  # stored as it came
         if row["codec"] != CompressionType.NONE:
             metadata.compression = row["codec"]
-    else:
-        metadata.uncompressed_size = len(payload)
-    return _entry(metadata, payload)
+        return _entry(metadata, payload)
+    return _compressed(metadata, payload, row["codec"])
 
 
 def _batch_metadata(row: Mapping[str, Any]) -> MessageMetadata:
@@ -341,9 +343,7 @@ def _batch(rows: list[dict[str, Any]]) -> bytes:
         if payload:
             pieces.append(payload)
     pieces.append(_STUB * (first["batch_size"] - slot))
-    payload = b"".join(pieces)
-    metadata.uncompressed_size = len(payload)
-    return _entry(metadata, payload)
+    return _compressed(metadata, b"".join(pieces), first["codec"])
 
 
 def _own_fields(rest: bytes | None) -> bytes:
@@ -379,6 +379,15 @@ def _described(row: Mapping[str, Any], payload: bytes | None) -> bytes:
     if payload is None:
         found += b"\x48\x01"
     return found
+
+
+def _compressed(metadata: MessageMetadata, payload: bytes, codec: int) -> bytes:
+    """An entry of an uncompressed payload. An empty payload stays empty with every codec."""
+    metadata.uncompressed_size = len(payload)
+    if codec != CompressionType.NONE and payload:
+        metadata.compression = codec
+        payload = compress_again(CompressionType(codec), payload)
+    return _entry(metadata, payload)
 
 
 def _entry(metadata: MessageMetadata, payload: bytes) -> bytes:

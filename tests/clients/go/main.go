@@ -1,6 +1,6 @@
 // Pulsar's Go client, for test_go_client.py: `produce URL TOPIC COUNT KEYS` sends numbers in batches, COUNT of them by
 // KEYS keys; `read URL TOPIC` and `read-compacted URL TOPIC` print what a reader has, a line `key value ledger entry index`
-// each; `consume URL TOPIC COUNT` receives and acknowledges that many.
+// each, with the size of a value of more than 1,024 bytes instead of the value; `consume URL TOPIC COUNT` receives and acknowledges that many.
 package main
 
 import (
@@ -24,7 +24,11 @@ func check(err error) {
 
 func show(message pulsar.Message) {
 	id := message.ID()
-	fmt.Println(message.Key(), string(message.Payload()), id.LedgerID(), id.EntryID(), id.BatchIdx())
+	value := string(message.Payload())
+	if len(value) > 1024 {
+		value = strconv.Itoa(len(value))
+	}
+	fmt.Println(message.Key(), value, id.LedgerID(), id.EntryID(), id.BatchIdx())
 }
 
 func main() {

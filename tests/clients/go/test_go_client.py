@@ -8,9 +8,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pulsar
 import pytest
 
-from tests.clients.python.conftest import Admin
+from tests.clients.python.conftest import Admin, connected
+from tests.clients.python.test_python_large_messages import COMPACTED_SIZES, RAW_SIZES, produce_large
 from tests.servers.compactor_service import RunningService, compactor_service
 from tests.servers.versitygw import CACHE, ToolMissing, find_go
 
@@ -46,23 +48,42 @@ def program() -> Path:
     return PROGRAM
 
 
-def test_produce_consume_and_read_compacted(program: Path, service: RunningService) -> None:
-    def run(command: str, *arguments: str) -> list[list[str]]:
-        done = subprocess.run(
-            [program, command, service.broker_service_url, TOPIC, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
-        return [line.split() for line in done.stdout.splitlines()]
+def run(program: Path, service: RunningService, command: str, topic: str, *arguments: str) -> list[list[str]]:
+    """The fields of the lines that a command of main.go prints."""
+    done = subprocess.run(
+        [program, command, service.broker_service_url, topic, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return [line.split() for line in done.stdout.splitlines()]
 
-    run("produce", "1000", "10")
-    raw = run("read")
+
+def test_produce_consume_and_read_compacted(program: Path, service: RunningService) -> None:
+    def go(command: str, *arguments: str) -> list[list[str]]:
+        return run(program, service, command, TOPIC, *arguments)
+
+    go("produce", "1000", "10")
+    raw = go("read")
     assert [value for _, value, *_ in raw] == [str(number) for number in range(1000)]
-    assert [value for _, value, *_ in run("consume", "400")] == [str(number) for number in range(400)]
-    assert run("consume", "1")[0][1] in [str(number) for number in range(401)]
+    assert [value for _, value, *_ in go("consume", "400")] == [str(number) for number in range(400)]
+    assert go("consume", "1")[0][1] in [str(number) for number in range(401)]
     Admin(service.url).compact(TOPIC)
 
-    assert run("read-compacted") == raw[-10:]
-    assert run("read") == raw
+    assert go("read-compacted") == raw[-10:]
+    assert go("read") == raw
+
+
+def test_what_is_small_once_compressed_is_read(program: Path, service: RunningService) -> None:
+    """Messages and batches that are larger than a client's largest message before they are compressed."""
+    topic = f"{TOPIC}-large"
+    client = connected(service.broker_service_url)
+    produce_large(client, topic, pulsar.CompressionType.ZSTD)
+    client.close()
+
+    def sizes(command: str) -> list[int]:
+        values = [value for _, value, *_ in run(program, service, command, topic)]
+        return [int(value) if value.isdigit() else len(value) for value in values]
+
+    assert sizes("read") == sizes("read-compacted") == RAW_SIZES  # in the log
+    Admin(service.url).compact(topic)
+    assert sizes("read") == RAW_SIZES  # sealed
+    assert sizes("read-compacted") == COMPACTED_SIZES

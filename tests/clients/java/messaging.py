@@ -106,7 +106,7 @@ class JavaClient:
     def __init__(self, gateway: JavaGateway, url: str) -> None:
         self._gateway = gateway
         self._jvm = gateway.jvm
-        self._seconds = self._jvm.java.util.concurrent.TimeUnit.SECONDS
+        self.seconds = self._jvm.java.util.concurrent.TimeUnit.SECONDS
         self.java = self._of("PulsarClient").builder().serviceUrl(url).build()
 
     def _of(self, name: str) -> Any:
@@ -141,7 +141,7 @@ class JavaClient:
             builder.startMessageIdInclusive()
         for name, option in options.items():
             getattr(builder, name)(option)
-        return JavaReader(builder.create(), self._seconds)
+        return JavaReader(builder.create(), self.seconds)
 
     def consumer(
         self, topic: str, subscription: str, kind: str = "Exclusive", *, compacted: bool = False, **options: Any
@@ -152,7 +152,7 @@ class JavaClient:
         builder.subscriptionInitialPosition(self._of("SubscriptionInitialPosition").Earliest)
         for name, option in options.items():
             getattr(builder, name)(option)
-        return JavaConsumer(builder.subscribe(), self._seconds)
+        return JavaConsumer(builder.subscribe(), self.seconds)
 
     def strings(self, *values: str) -> Any:
         """A Java array."""

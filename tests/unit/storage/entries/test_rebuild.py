@@ -115,3 +115,41 @@ def test_a_batch_has_the_keys_of_its_first_message(quick: bool, monkeypatch: pyt
     metadata, _ = parse(entry.data)
     assert metadata.partition_key == b"k"
     assert not metadata.partition_key_b64_encoded
+
+
+LARGE = 200 << 10
+"""Bytes of a message of which a hundred are more than a client's largest message, uncompressed."""
+
+
+@pytest.mark.parametrize("codec", [codec for codec in CompressionType if codec != CompressionType.NONE])
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_rebuilt_batch_has_the_codec_of_its_producer(codec: CompressionType, plain: bool) -> None:
+    properties = None if plain else [("a", "b")]
+    sent = batch([(b"k%d" % number, bytes(LARGE), None, properties) for number in range(100)], 0, codec)
+    table = unpack(stored([sent]), 1)
+
+    whole, without_first = (rebuilt(rows, [])[0].data for rows in (table, table.slice(1)))
+
+    assert parse(whole)[0].compression == parse(without_first)[0].compression == codec
+    assert parse(whole)[0].uncompressed_size > 100 * LARGE
+    assert len(whole) <= len(sent) * 6  # the fast level of ZLIB keeps more of zeros
+    assert unpack(stored([whole]), 1).column("payload").to_pylist() == [bytes(LARGE)] * 100
+
+
+@pytest.mark.parametrize("codec", list(CompressionType))
+def test_a_rebuilt_message_has_the_codec_of_its_producer(codec: CompressionType) -> None:
+    sent = encode_message(b"k", bytes(20 << 20), producer="q", sequence_id=3, publish_time=7, codec=codec)
+    (entry,) = rebuilt(unpack(stored([sent]), 1), [])
+
+    assert parse(entry.data)[0].compression == codec
+    assert len(entry.data) <= len(sent) * 6
+    assert unpack(stored([entry.data]), 1).column("payload").to_pylist() == [bytes(20 << 20)]
+
+
+@pytest.mark.parametrize("codec", list(CompressionType))
+def test_a_rebuilt_tombstone_is_empty_with_every_codec(codec: CompressionType) -> None:
+    sent = encode_message(b"k", None, producer="q", sequence_id=3, publish_time=7, codec=codec)
+    (entry,) = rebuilt(unpack(stored([sent]), 1), [])
+    metadata, payload_at = parse(entry.data)
+
+    assert (metadata.null_value, metadata.uncompressed_size, len(entry.data) - payload_at) == (True, 0, 0)
