@@ -249,7 +249,7 @@ class Gateway:
         try:
             deduplication = await pools[WaitsFor.STORE].run_to_end(self._deduplication, storage)
         except BaseException:
-            await pools[WaitsFor.LOG].run(held.release)
+            await pools[WaitsFor.LOG].finish(held.release)
             raise
         return PersistentTopic(
             storage,
@@ -319,13 +319,14 @@ class Gateway:
             LOG.warning("%s is closed, but not all is written down: %s", topic.name, error)
 
     async def ensure_subscription(self, topic: PersistentTopic, name: str) -> None:
-        """Make a durable subscription at the topic's end, unless there is one."""
+        """Make a durable subscription at the topic's beginning, as Pulsar does, unless it exists."""
         wish = CommandSubscribe(
             topic=str(topic.name),
             subscription=name,
             sub_type=CommandSubscribe.Exclusive,
             consumer_id=0,
             request_id=0,
+            initial_position=CommandSubscribe.Earliest,
         )
         if name not in topic.subscriptions:
             await Subscription(topic, name, durable=True, read_compacted=False).open(wish)

@@ -157,11 +157,13 @@ class PublishQueue:
         failing: dict[Producer, BaseException] = {}
         for publish, answer in zip(group, answers, strict=True):
             producer = publish.producer
+            if producer in failing:  # its client sends this again, in order
+                continue
             if isinstance(answer, BaseException):
                 if isinstance(answer, InvalidRecord):
                     producer.failed(publish, answer)
                 if may_come_again(answer):
-                    failing.setdefault(producer, answer)
+                    failing[producer] = answer
             elif isinstance(answer, MessageId):
                 producer.duplicates += 1
                 producer.receipt(publish, answer)

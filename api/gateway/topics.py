@@ -251,17 +251,19 @@ class PersistentTopic:
         if self._is_closed:
             return
         self._is_closed = True
-        for producer in self.producers.all:
-            producer.connection.close_producer(producer)
-        await self.publishing.settled()
-        for subscription in list(self.subscriptions.values()):
-            subscription.disconnect()
-            try:
-                await subscription.close()
-            except CompactorError as error:
-                LOG.warning("the subscription %s of %s: %s", subscription.name, self.name, error)
-        self.tail.clear()
-        await self.pools[WaitsFor.LOG].run(self._release)
+        try:
+            for producer in self.producers.all:
+                producer.connection.close_producer(producer)
+            await self.publishing.settled()
+            for subscription in list(self.subscriptions.values()):
+                subscription.disconnect()
+                try:
+                    await subscription.close()
+                except (CompactorError, RestException) as error:
+                    LOG.warning("the subscription %s of %s: %s", subscription.name, self.name, error)
+        finally:  # while this process holds the lease of a topic that it does not serve, no process serves it
+            self.tail.clear()
+            await self.pools[WaitsFor.LOG].finish(self._release)
 
     def _release(self) -> None:
         try:

@@ -60,8 +60,7 @@ class WaitsFor(StrEnum):
 
 @dataclass(eq=False)
 class _Job:
-    """A call that a thread makes. `dropped`: the request has its answer already. `ends_other`: it is made all the same,
-    and no request waits for it."""
+    """A call that a thread makes. `dropped`: no request waits for it. `ends_other`: it is made all the same."""
 
     work: Callable[[], Any]
     context: contextvars.Context
@@ -155,20 +154,40 @@ class Pool:
             while (found := await self.run(steps.take, end)) is not end:
                 yield cast(Answer, found)
         finally:  # the client may have gone away: nothing is waited for
-            self._finish(steps.leave)
+            self._finish(steps.leave, dropped=True)
 
     def close(self) -> None:
         """Begin nothing more. Threads that hang are left to end with the process."""
         for _ in range(self._started):
             self._jobs.put(None)
 
-    def _finish(self, work: Callable[[], Any]) -> None:
-        """Queue what ends other work: it is never refused or dropped, and no caller waits for it."""
+    async def finish(self, work: Callable[[], Answer]) -> Answer:
+        """Return what `work` returns or raises, which ends other work: a lease is released, for example.
+
+        It is never refused for want of a thread. After the deadline the caller gets RestException (503), and a thread
+        calls `work` all the same.
+        """
+        job = self._finish(work)
+        deadline = self._deadline_ms
+        try:
+            await asyncio.wait({job.future}, timeout=None if deadline is None else deadline / 1000)
+        finally:
+            job.dropped = True
+        if not job.future.done():
+            raise self._refused("deadline", f"has not answered within {deadline} ms")
+        answer: Answer = job.future.result()
+        return answer
+
+    def _finish(self, work: Callable[[], Any], dropped: bool = False) -> _Job:
+        """Queue what ends other work; `dropped`: no caller waits for it."""
         job = _job(work)
-        job.ends_other = True
+        job.ends_other, job.dropped = True, dropped
         with self._lock:
+            if self._running + self._waiting >= self._started < self._threads:
+                self._start()
             self._waiting += 1
         self._jobs.put(job)
+        return job
 
     def _begin(self, work: Callable[[], Any]) -> _Job:
         """Queue a call, and start a thread if none is free. Raises RestException (503)."""
@@ -238,7 +257,7 @@ class Pool:
             else:
                 job.future.set_exception(error)
                 job.future.exception()  # it counts as seen, also if no caller waits any more
-            if error is not None and (job.dropped or job.ends_other):
+            if error is not None and job.dropped:
                 self._log_late(error)
 
         with suppress(RuntimeError):  # the loop has ended

@@ -24,7 +24,7 @@ class AtOnce:
         await asyncio.sleep(0)
         return work(*arguments)
 
-    run_to_end = run
+    run_to_end = finish = run
 
 
 @asynccontextmanager

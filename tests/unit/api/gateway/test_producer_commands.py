@@ -34,7 +34,7 @@ class GatedPool:
         await self.gate.wait()
         return work(*arguments)
 
-    run_to_end = run
+    run_to_end = finish = run
 
 
 class Client(asyncio.Transport):
@@ -62,6 +62,7 @@ class Client(asyncio.Transport):
             drop=lambda _: None,
             publishing=lambda _, size: False,
             topic=self._topic_of(topic),
+            ensure_subscription=lambda topic, name: Gateway.ensure_subscription(cast(Gateway, None), topic, name),
         )
         self.connection = Connection(cast(Gateway, gateway))
         self.connection.connection_made(self)
@@ -182,5 +183,16 @@ def test_a_geo_replicator_is_refused(bench: Workbench, topic: Topic, name: str) 
             assert name in error.message
             assert "replication" in error.message
             assert not len(served.producers)
+
+    asyncio.run(main())
+
+
+def test_the_initial_subscription_of_a_producer_begins_at_the_first_message(bench: Workbench, topic: Topic) -> None:
+    async def main() -> None:
+        async with opened(bench, topic, ["a", "b"]) as served:
+            client = Client(served)
+            client.request_producer("A", initial_subscription_name="s")
+            await client.answer(BaseCommand.PRODUCER_SUCCESS)
+            assert bench.metadata.cursors.get(topic.record.id, "s").mark_delete is None
 
     asyncio.run(main())

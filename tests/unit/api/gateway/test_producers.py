@@ -174,6 +174,30 @@ def test_what_waits_behind_a_failed_entry_is_not_appended_before_it_comes_again(
     run(test)
 
 
+def test_no_receipt_follows_a_failed_entry_of_the_same_group(run: Any) -> None:
+    async def test(topic: PersistentTopic) -> None:
+        def append(group: Sequence[Publish]) -> list[Any]:
+            return [
+                Unavailable("the disk is full", "make room") if publish.entry == b"a1" else EARLIEST
+                for publish in group
+            ]
+
+        topic.append = append  # type: ignore[method-assign]
+        sender, _ = add(topic, "a", SHARED)
+        other, _ = add(topic, "b", SHARED)
+        for number, (producer, entry) in enumerate([(sender, b"a0"), (sender, b"a1"), (sender, b"a2"), (other, b"b3")]):
+            topic.publishing.put(Publish(producer, number, 0, 1, entry))
+        await topic.publishing.settled()
+        receipts = {
+            name: [item.send_receipt.sequence_id for item in cast(Any, producer.connection).sent]
+            for name, producer in (("a", sender), ("b", other))
+        }
+        assert receipts == {"a": [0], "b": [3]}
+        assert cast(Any, sender.connection).closed == [sender]
+
+    run(test)
+
+
 def test_what_can_never_be_taken_is_refused_and_the_rest_goes_on(run: Any) -> None:
     async def test(topic: PersistentTopic) -> None:
         sender, _ = add(topic, "a", SHARED)

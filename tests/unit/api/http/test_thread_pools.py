@@ -172,6 +172,39 @@ async def test_a_stream_is_closed_by_a_thread_also_while_the_pool_takes_no_more(
     assert closed_by == ["store-pool"]
 
 
+@in_event_loop
+async def test_what_ends_other_work_is_called_also_by_a_pool_that_refuses(leave: threading.Event) -> None:
+    clock = ManualClock()
+    pool = Pool(WaitsFor.LOG, 1, FAR_MS, clock)
+    tasks = await hung(pool, leave, 1)
+    clock.advance(STUCK_MS)
+    with pytest.raises(RestException):
+        await pool.run(int, "1")
+    finished = asyncio.create_task(pool.finish(lambda: "released"))
+    await asyncio.sleep(0)
+    leave.set()
+    assert await finished == "released"
+    await asyncio.gather(*tasks)
+
+
+@in_event_loop
+async def test_what_ends_other_work_is_called_also_after_its_deadline(leave: threading.Event) -> None:
+    pool = Pool(WaitsFor.LOG, 1, 1, ManualClock())
+    begun, released = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        leave.wait(30)
+
+    with pytest.raises(RestException, match="within 1 ms"):
+        await pool.run(hang)
+    await asyncio.to_thread(begun.wait, 30)
+    with pytest.raises(RestException, match="within 1 ms"):
+        await pool.finish(released.set)
+    leave.set()
+    assert await asyncio.to_thread(released.wait, 30)
+
+
 def not_the_owner() -> NotTheOwner:
     topic = SimpleNamespace(name="persistent://public/default/t")
     return NotTheOwner(ServiceRecord("there:1:a", "http://there", None, 0, 0), cast(Any, topic))
