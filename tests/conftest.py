@@ -21,6 +21,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.util import LRUCache
 
 from compactor.engines.engine import Engine
+from storage.clock import Clock
 from storage.metadata import engine as engine_module, schema
 from storage.metadata.engine import SQLITE, Database
 from storage.objects.interface import ObjectStore
@@ -76,16 +77,16 @@ def _migrated_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     template = tmp_path_factory.mktemp("migrated") / "metadata.db"
     migrate = schema.upgrade
 
-    def upgrade(database: Database) -> None:
+    def upgrade(database: Database, clock: Clock) -> None:
         file = Path(database.url.database or "")
         if database.dialect == SQLITE and file.parent.is_dir() and not file.exists():
             if not template.exists():
                 created = Database(f"sqlite:///{template}")
-                migrate(created)
+                migrate(created, clock)
                 created.close()
             file.touch(0o600)  # as the migrations make it
             shutil.copyfile(template, file)
-        migrate(database)
+        migrate(database, clock)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schema, "upgrade", upgrade)

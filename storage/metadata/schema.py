@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, inspect, text
 
 import migrations
-from storage.errors import Misconfigured
+from storage.clock import Clock
+from storage.errors import Misconfigured, Unavailable
 from storage.file_modes import make_private
 from storage.metadata.driver_errors import UPGRADE_REMEDY
 from storage.metadata.engine import POSTGRESQL, SQLITE, Database
+from storage.metadata.liveness import is_alive
+from storage.metadata.records import SERVICE_DEAD_MS
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -30,10 +33,11 @@ _NOTED = "alembic_version"
 _DIGITS = 4
 
 
-def upgrade(database: Database) -> None:
+def upgrade(database: Database, clock: Clock) -> None:
     """Bring the database to the newest schema; makes the file of a SQLite database, and its folder.
 
-    Raises Misconfigured if a newer compactor has been here, Unavailable.
+    Services of the older schema that still run would go on writing, so their heartbeats stop an upgrade. Raises
+    Misconfigured if a newer compactor has been here, Unavailable.
     """
     file = _sqlite_file(database)
     if file is not None:
@@ -51,6 +55,8 @@ def upgrade(database: Database) -> None:
         config = _config()
         if not _known(found, config):
             raise _newer(database, found)
+        if found != {newest()}:
+            _refuse_running_services(connection, database, clock)
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
 
@@ -77,6 +83,21 @@ def check(database: Database) -> None:
 def newest() -> str:
     """The revision of this version: migrations are numbered, and each follows the one before."""
     return max(file.name[:_DIGITS] for file in (Path(migrations.__file__).parent / "versions").glob("[0-9]*_*.py"))
+
+
+def _refuse_running_services(connection: Connection, database: Database, clock: Clock) -> None:
+    """Raise Unavailable if a service sends heartbeats; the table is read with the columns that every schema has."""
+    if not inspect(connection).has_table("services"):
+        return
+    now = clock.now_ms()
+    rows = connection.execute(text("SELECT name, heartbeat_at FROM services ORDER BY name"))
+    running = [str(name) for name, beat in rows if is_alive(str(name), int(beat), SERVICE_DEAD_MS, now)]
+    if running:
+        raise Unavailable(
+            f"the database {database.shown_url} has the schema of an older compactor, and services of it still run: "
+            f"{', '.join(running)}",
+            f"stop all services, then upgrade; one that was killed counts as running for {SERVICE_DEAD_MS // 1000} s",
+        )
 
 
 def _config() -> Config:

@@ -61,6 +61,7 @@ class MetadataStore:
         Does not connect. Raises Misconfigured for a bad URL.
         """
         self.database = database = Database(url)
+        self._clock = clock
         self.topics = TopicStore(database, clock)
         self.leases = LeaseStore(database, clock)
         self.attempts = AttemptStore(database, clock)
@@ -91,8 +92,11 @@ class MetadataStore:
         return self.database.shown_url
 
     def upgrade(self) -> None:
-        """Bring the database to the schema of this version, from nothing or from an older one."""
-        schema.upgrade(self.database)
+        """Bring the database to the schema of this version, from nothing or from an older one.
+
+        Raises Unavailable if services of the older schema still run.
+        """
+        schema.upgrade(self.database, self._clock)
 
     def check_schema(self) -> None:
         """Raises Misconfigured unless the schema is exactly this version's. Changes nothing."""

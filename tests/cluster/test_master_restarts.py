@@ -3,6 +3,7 @@ driver would wait for it forever. The run fails, and the next one gets another s
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,11 @@ engines.close()
 def test_a_master_that_is_started_again_is_worked_with_again(tmp_path: Path) -> None:
     with SparkCluster(tmp_path, {}) as cluster:
         command = [sys.executable, "-c", SERVICE, str(tmp_path), cluster.url]
-        with (tmp_path / "out").open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as service:
+        environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path)}
+        with (
+            (tmp_path / "out").open("w") as out,
+            subprocess.Popen(command, stdout=out, stderr=out, env=environment) as service,
+        ):
             try:
                 until(lambda: (tmp_path / "running").exists() or None, "the task")
                 cluster.kill_all()

@@ -179,7 +179,7 @@ def deployment(
         **credentials(versitygw.access_key, versitygw.secret_key),
     }
     deployment = Deployment(bench, tmp_path, environment)
-    deployment.conf({"spark.executor.memory": "512m", "spark.executor.instances": "2"})
+    deployment.conf({**spark_cluster.configuration, "spark.executor.memory": "512m", "spark.executor.instances": "2"})
     yield deployment
     metadata.close()
     bench.store.close()

@@ -14,10 +14,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, Engine, inspect, text
 
-from storage.errors import Misconfigured
+from storage.errors import Misconfigured, Unavailable
 from storage.metadata import schema
 from storage.metadata.engine import Database
-from storage.metadata.records import SegmentRecord, SegmentState
+from storage.metadata.records import SERVICE_DEAD_MS, SegmentRecord, SegmentState
 from storage.metadata.schema import check, upgrade
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import METADATA
@@ -44,7 +44,7 @@ def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Datab
 
 def test_the_history_makes_the_tables(empty: list[Database]) -> None:
     migrated, created = empty
-    upgrade(migrated)
+    upgrade(migrated, ManualClock())
     with created.write() as connection:
         METADATA.create_all(connection)
     with migrated.read() as connection:
@@ -88,7 +88,7 @@ def described(connection: Connection) -> dict[str, Any]:
 
 
 def test_the_description_sees_the_partial_indices(empty: list[Database]) -> None:
-    upgrade(empty[0])
+    upgrade(empty[0], ManualClock())
     with empty[0].read() as connection:
         found = described(connection)
     assert set(METADATA.tables) < set(found)
@@ -107,7 +107,7 @@ def test_an_older_schema_is_brought_up_to_date_with_what_is_in_it(empty: list[Da
     with pytest.raises(Misconfigured, match=r"older compactor \(0001, not \d{4}\)") as answer:
         check(database)
     assert answer.value.remedy == "run `compactor db upgrade`"
-    upgrade(database)
+    upgrade(database, ManualClock())
     check(database)
     store = MetadataStore(database.url, ManualClock())
     (topic,) = store.topics.all()
@@ -128,6 +128,30 @@ OLD_COMPACTED = (
 )
 
 
+def test_services_that_still_run_stop_an_upgrade(empty: list[Database]) -> None:
+    """The older ones would go on writing by the older schema, as during a rolling update of Kubernetes."""
+    database, clock = empty[0], ManualClock()
+    beat = clock.now_ms()
+    with database.write() as connection:
+        config = schema._config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0007")
+        connection.execute(
+            text(
+                f"INSERT INTO services (name, url, started_at, heartbeat_at) "
+                f"VALUES ('pod-0:1:x', 'http://pod-0', {beat}, {beat})"
+            )
+        )
+    with pytest.raises(Unavailable, match="services of it still run: pod-0:1:x") as refused:
+        upgrade(database, clock)
+    assert "stop all services" in refused.value.remedy
+    with pytest.raises(Misconfigured):
+        check(database)
+    clock.advance(SERVICE_DEAD_MS)
+    upgrade(database, clock)
+    check(database)
+
+
 def test_the_log_comes_to_a_database_with_topics(empty: list[Database]) -> None:
     """From 0002 on: every row stays, nothing is trimmed, nothing waits to be rolled, and the topic can be written."""
     database = empty[0]
@@ -138,7 +162,7 @@ def test_the_log_comes_to_a_database_with_topics(empty: list[Database]) -> None:
         for statement in (OLD_TOPIC, OLD_COMPACTED, *ROWS_OF_0002):
             connection.execute(text(statement), {"directory": b"\x00\xff"})
         before = everything(connection)
-    upgrade(database)
+    upgrade(database, ManualClock())
     with database.read() as connection:
         after = everything(connection)
     assert after["policies"] == after["segments"] == after["cursor_ranges"] == []
@@ -186,8 +210,8 @@ def everything(connection: Connection) -> dict[str, list[dict[str, Any]]]:
 def test_upgrading_twice_and_at_once(empty: list[Database]) -> None:
     database = empty[0]
     others = [Database(database.url) for _ in range(4)]
-    assert at_once(*(partial(upgrade, other) for other in others)) == [None] * 4
-    upgrade(database)
+    assert at_once(*(partial(upgrade, other, ManualClock()) for other in others)) == [None] * 4
+    upgrade(database, ManualClock())
     check(database)
     for other in others:
         other.close()
@@ -201,7 +225,7 @@ def test_an_upgrade_that_fails_leaves_nothing(empty: list[Database]) -> None:
         # The last table of the history is in the way.
         connection.execute(text("CREATE TABLE cursor_ranges (mine INTEGER)"))
     with pytest.raises(Exception, match="already exists"):
-        upgrade(database)
+        upgrade(database, ManualClock())
     assert table_names(database.engine) == ["cursor_ranges"]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -92,7 +93,10 @@ class Daemon:
 
 
 class SparkCluster:
-    """A running master and its workers, one core each. Workers have `environment`, which their executors inherit."""
+    """A running master and its workers, one core each. Workers have `environment`, which their executors inherit.
+
+    Master, workers and drivers share a secret, as docs/operations.md shows: `configuration` is the drivers' part.
+    """
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._folder = folder
@@ -106,6 +110,8 @@ class SparkCluster:
             **LIGHT_JAVA,
             **environment,
         }
+        self.configuration = {"spark.authenticate": "true", "spark.authenticate.secret": secrets.token_hex(16)}
+        (folder / "spark-defaults.conf").write_text("".join(f"{k} {v}\n" for k, v in self.configuration.items()))
         self._workers: dict[str, Daemon] = {}
         self._started = 0
 
