@@ -248,6 +248,7 @@ class Gateway:
         held = await pools[WaitsFor.LOG].run(self._hold, storage)
         try:
             deduplication = await pools[WaitsFor.STORE].run_to_end(self._deduplication, storage)
+            epoch = await pools[WaitsFor.DATABASE].run(self.parts.environment.metadata.topics.producer_epoch, record.id)
         except BaseException:
             await pools[WaitsFor.LOG].finish(held.release)
             raise
@@ -260,6 +261,7 @@ class Gateway:
             self.settings.topic,
             Tail(self._tails),
             deduplication,
+            epoch,
             partial(self._over_quota, record),
             self._lost,
         )

@@ -13,6 +13,7 @@ from api.gateway.pulsar_api_pb2 import BaseCommand, CommandProducer, Schema, Ser
 from api.gateway.schema_data import has_schema, schema_record, version_bytes
 from api.http.access import AuthAction
 from api.http.thread_pools import WaitsFor
+from storage.errors import Fenced
 from storage.model import TopicName
 
 if TYPE_CHECKING:
@@ -60,19 +61,23 @@ async def _created(connection: Connection, wish: CommandProducer, is_wanted: Cal
     await _settle_predecessor(producer)
     if not is_wanted():
         return None
-    turn = topic.producers.add(producer, wish)
+    turn = topic.producers.add(producer)
     connection.producers[wish.producer_id] = producer
     topic.idle_since = None
-    if turn is not None:
-        connection.send(_producer_success(wish.request_id, producer, version, is_ready=False))
-        try:
-            await turn
-        except Refused:  # another producer took the topic
-            connection.remove_producer(producer)
-            raise
-        await _settle_predecessor(producer)
-        if producer.is_closed:  # its client was told so
-            return None
+    try:
+        if turn is not None:
+            connection.send(_producer_success(wish.request_id, producer, version, is_ready=False))
+            await turn  # Refused: another producer took the topic
+            await _settle_predecessor(producer)
+        await topic.producers.confirm(producer)
+    except BaseException as error:
+        connection.remove_producer(producer)
+        topic.remove_producer(producer)
+        if isinstance(error, Fenced):
+            topic.lost(error)
+        raise
+    if producer.is_closed:
+        raise Refused(ServerError.ServiceNotReady, f"the producer {producer.name!r} was closed while it was created")
     return _producer_success(wish.request_id, producer, version)
 
 
@@ -97,8 +102,8 @@ def _producer_success(request_id: int, producer: Producer, version: bytes | None
     response.request_id, response.producer_name = request_id, producer.name
     response.last_sequence_id = producer.topic.last_sequence_id(producer.name)
     response.schema_version = version or b""
-    if producer.topic.producers.epoch is not None and producer.access_mode:
-        response.topic_epoch = producer.topic.producers.epoch
+    if producer.topic_epoch is not None and producer.access_mode and is_ready:
+        response.topic_epoch = producer.topic_epoch
     response.producer_ready = is_ready
     return answer
 

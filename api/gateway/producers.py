@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 GROUP_BYTES = 16 << 20
 """Entries that are appended together."""
+_MOST_EPOCH = (1 << 62) - 1
+"""The highest topic epoch that a client may name: epochs above it still fit into the database."""
 
 
 class Producer:
@@ -48,6 +50,8 @@ class Producer:
         self.name = name
         self.epoch = wish.epoch
         self.access_mode = wish.producer_access_mode
+        self.topic_epoch = wish.topic_epoch if wish.HasField("topic_epoch") else None
+        """Of an exclusive producer: grows with each; the client names it when it reconnects."""
         self.is_encrypted = wish.encrypted
         self.metadata = {item.key: item.value for item in wish.metadata}
         self.connected_at = topic.clock.now_ms()
@@ -198,19 +202,26 @@ class _Waiting:
     """A producer that waits for its turn to be the only one."""
 
     producer: Producer
-    turn: asyncio.Future[int]
+    turn: asyncio.Future[None]
 
 
 class ProducerRegistry:
-    """The producers of a topic, by their access modes."""
+    """The producers of a topic, by their access modes.
 
-    def __init__(self, topic: PersistentTopic) -> None:
+    Each exclusive producer has an epoch, above those before it, and one that reconnects keeps its own: if a later
+    producer came meanwhile, it is fenced. An exclusive producer is `add`ed, and is one once its epoch is stored
+    (`confirm`): the epoch outlives the process that serves the topic.
+    """
+
+    def __init__(self, topic: PersistentTopic, epoch: int | None) -> None:
+        """`epoch`: of the exclusive producer that came last, as it is stored; None: there was none."""
         self._topic = topic
         self._by_name: dict[str, Producer] = {}
         self._waiting: list[_Waiting] = []
         self._exclusive: Producer | None = None
-        self.epoch: int | None = None
-        """Of the exclusive producer that came last; None: there was none."""
+        self._epoch = epoch
+        self._highest_epoch = epoch or 0
+        """Of those that were added, also if it is not stored yet."""
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -222,20 +233,20 @@ class ProducerRegistry:
     def named(self, name: str) -> Producer | None:
         return self._by_name.get(name)
 
-    def add(self, producer: Producer, wish: CommandProducer) -> asyncio.Future[int] | None:
-        """Take a producer in; a future if it has to wait for its turn. Raises Refused."""
+    def add(self, producer: Producer) -> asyncio.Future[None] | None:
+        """Add a producer; return a future if it has to wait for its turn. Raises Refused."""
         self._topic.check_open()
-        there = self._by_name.get(producer.name)
-        if there is not None:
-            if there.connection is not producer.connection or there.epoch >= producer.epoch:
+        other = self._by_name.get(producer.name)
+        if other is not None:
+            if other.connection is not producer.connection or other.epoch >= producer.epoch:
                 raise Refused(
                     ServerError.ProducerBusy,
                     f"Producer with name '{producer.name}' is already connected to topic {self._topic.name}",
                 )
-            self.remove(there)
+            self.remove(other)
+        if producer.topic_epoch is not None:
+            self._check_epoch(producer.topic_epoch)
         mode = producer.access_mode
-        if wish.HasField("topic_epoch") and self.epoch is not None and wish.topic_epoch < self.epoch:
-            raise Refused(ServerError.ProducerFenced, f"another producer of {self._topic.name} has taken its place")
         if mode == ProducerAccessMode.SharedAccess:
             if self._exclusive is not None or self._waiting:
                 raise Refused(ServerError.ProducerBusy, f"{self._topic.name} has an exclusive producer")
@@ -260,8 +271,21 @@ class ProducerRegistry:
         self._by_name[producer.name] = producer
         return None
 
+    async def confirm(self, producer: Producer) -> None:
+        """Store the epoch of an exclusive producer. Raises Refused, CompactorError, RestException; then it is to be
+        removed."""
+        epoch = producer.topic_epoch
+        if not producer.access_mode or epoch is None:
+            return
+        if self._epoch is None or epoch > self._epoch:
+            topics = self._topic.metadata.topics
+            await self._topic.pools[WaitsFor.DATABASE].run(topics.raise_producer_epoch, self._topic.record.id, epoch)
+            self._epoch = max(self._epoch or 0, epoch)
+        if epoch < self._epoch:
+            raise Refused(ServerError.ProducerFenced, f"another producer of {self._topic.name} has taken its place")
+
     def remove(self, producer: Producer) -> None:
-        """A producer is gone; the next that waits has its turn."""
+        """Remove a producer; the next that waits has its turn."""
         producer.is_closed = True
         if self._by_name.get(producer.name) is producer:
             del self._by_name[producer.name]
@@ -273,13 +297,22 @@ class ProducerRegistry:
         if not self._by_name and self._waiting:
             waiting = self._waiting.pop(0)
             self._by_name[waiting.producer.name] = waiting.producer
-            waiting.turn.set_result(self._become_exclusive(waiting.producer))
+            self._become_exclusive(waiting.producer)
+            waiting.turn.set_result(None)
 
-    def _become_exclusive(self, producer: Producer) -> int:
+    def _check_epoch(self, epoch: int) -> None:
+        """Raise Refused for the epoch of a producer that reconnects if a later producer has had the topic."""
+        if epoch < (self._epoch or 0):
+            raise Refused(ServerError.ProducerFenced, f"another producer of {self._topic.name} has taken its place")
+        if epoch > _MOST_EPOCH:
+            raise Refused(ServerError.NotAllowedError, f"the topic epoch {epoch} is none of {self._topic.name}")
+
+    def _become_exclusive(self, producer: Producer) -> None:
         self._exclusive = producer
-        # Behind any that was given before, also by a process that had the topic before this one.
-        self.epoch = max((self.epoch or 0) + 1, self._topic.clock.now_ms())
-        return self.epoch
+        if producer.topic_epoch is None:
+            # Above those that a service of an older schema gave by its clock and did not store.
+            producer.topic_epoch = max(self._highest_epoch + 1, self._topic.clock.now_ms())
+        self._highest_epoch = max(self._highest_epoch, producer.topic_epoch)
 
 
 def check_quota(topic: PersistentTopic) -> None:

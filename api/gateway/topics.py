@@ -63,10 +63,12 @@ class PersistentTopic:
         settings: TopicSettings,
         tail: Tail,
         deduplication: Deduplication | None,
+        producer_epoch: int | None,
         over_quota: Callable[[], OverQuota | None],
         on_lost: Callable[[PersistentTopic], object],
     ) -> None:
-        """`over_quota`: the quota that keeps producers from it now; `on_lost`: it is not served here any more."""
+        """`producer_epoch`: as it is stored; `over_quota`: the quota that keeps producers from it now; `on_lost`: it is
+        not served here any more."""
         self.storage = storage
         self.metadata = metadata
         self.clock = clock
@@ -74,7 +76,7 @@ class PersistentTopic:
         self.settings = settings
         self.tail = tail
         self.over_quota = over_quota
-        self.producers = ProducerRegistry(self)
+        self.producers = ProducerRegistry(self, producer_epoch)
         self.subscriptions: dict[str, Subscription] = {}
         self.publishing = PublishQueue(self)
         self.published = Rate()

@@ -70,10 +70,12 @@ topics = Table(
     Column("start_offset", BigInteger, nullable=False, server_default="0"),
     Column("roll_requested_at", BigInteger),
     Column("properties", JSON, nullable=False, server_default="{}"),
+    Column("producer_epoch", BigInteger),
     sqlite_autoincrement=True,
 )
 """`start_offset`: where reads begin; it only grows. `roll_requested_at`: when a roll of the active segment was
-requested. `properties`: of users; text by text."""
+requested. `properties`: of users; text by text. `producer_epoch`: of the exclusive producer that came last (Pulsar's
+topic epoch); it only grows."""
 
 deleted_topics = Table(
     "deleted_topics",

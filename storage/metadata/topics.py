@@ -20,7 +20,7 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, Select, bindparam, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from storage.errors import InvalidInput, TopicNotFound
+from storage.errors import Fenced, InvalidInput, TopicNotFound
 from storage.metadata import queries, row_mapping
 from storage.metadata.queries import Store
 from storage.metadata.records import TopicRecord, TopicSummary
@@ -109,6 +109,24 @@ class TopicStore(Store):
                 for topic_id, name, count, messages, size, *compacted in connection.execute(statement)
             ]
         return sorted(found, key=lambda summary: str(summary.name))
+
+    def producer_epoch(self, topic_id: int) -> int | None:
+        """Return the epoch of the exclusive producer that came last; None: there was none. Raises TopicNotFound."""
+        with self._database.read() as connection:
+            return producer_epoch(connection, topic_id)
+
+    def raise_producer_epoch(self, topic_id: int, epoch: int) -> None:
+        """Store the epoch of an exclusive producer. Raises TopicNotFound, Fenced if a later one is stored."""
+        with self._database.write() as connection:
+            topic = locked(connection, topic_id)
+            stored = producer_epoch(connection, topic_id)
+            if stored is not None and stored > epoch:
+                raise Fenced(
+                    f"a later exclusive producer of {topic.name} has epoch {stored}, after {epoch}",
+                    "look the topic up again",
+                    is_public=True,
+                )
+            queries.change(connection, topics, topic_id, producer_epoch=epoch)
 
     def properties(self, topic_id: int) -> dict[str, str]:
         """Raises TopicNotFound."""
@@ -263,6 +281,15 @@ def properties(connection: Connection, topic_id: int) -> dict[str, str]:
         by_id(connection, topic_id)  # which raises TopicNotFound in the topic's words
         return {}
     return dict(found[0])
+
+
+def producer_epoch(connection: Connection, topic_id: int) -> int | None:
+    """Return what `TopicStore.producer_epoch` does. Raises TopicNotFound."""
+    row = connection.execute(select(topics.c.producer_epoch).where(topics.c.id == topic_id)).first()
+    if row is None:
+        raise _gone(connection, topic_id)
+    epoch: int | None = row[0]
+    return epoch
 
 
 def store_properties(connection: Connection, topic_id: int, given: Mapping[str, str]) -> None:

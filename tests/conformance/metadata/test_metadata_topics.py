@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 from sqlalchemy import URL, event
 
-from storage.errors import InvalidInput, TopicNotFound
+from storage.errors import Fenced, InvalidInput, TopicNotFound
 from storage.metadata.records import TopicRecord, TopicSummary
 from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord, TopicName
@@ -34,6 +34,22 @@ def test_a_topic_is_made_once(store: MetadataStore, clock: ManualClock) -> None:
     assert other.uid != created.uid
     assert other.hash_seed == 7, "it is drawn again"
     drawn.assert_called_once_with(63)
+
+
+def test_the_epoch_of_producers_only_grows(store: MetadataStore, open_stores: OpenStores) -> None:
+    topic = store.tenancy.ensure_topic(TopicName.parse("exclusive"))
+    assert store.topics.producer_epoch(topic.id) is None
+    at_once(*(partial(other.topics.raise_producer_epoch, topic.id, 1 << 60) for other in open_stores(3)))
+    assert store.topics.producer_epoch(topic.id) == 1 << 60
+    with pytest.raises(Fenced, match=rf"exclusive has epoch {1 << 60}, after 7"):
+        store.topics.raise_producer_epoch(topic.id, 7)
+    assert store.topics.producer_epoch(topic.id) == 1 << 60
+    for call in (
+        lambda: store.topics.producer_epoch(topic.id + 1),
+        lambda: store.topics.raise_producer_epoch(topic.id + 1, 1),
+    ):
+        with pytest.raises(TopicNotFound):
+            call()
 
 
 def test_topics_made_at_once_are_one(open_stores: OpenStores) -> None:

@@ -46,6 +46,7 @@ async def opened(
         TopicSettings(max_unacked_messages),
         Tail(TailBudget(0)),
         deduplication,
+        bench.metadata.topics.producer_epoch(storage.record.id),
         lambda: None,
         lambda _: None,
     )

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 
@@ -14,10 +15,12 @@ from api.gateway.connection import Connection
 from api.gateway.deduplication import Deduplication
 from api.gateway.frames import FrameParser, encoded
 from api.gateway.gateway import Gateway
-from api.gateway.pulsar_api_pb2 import BaseCommand, ServerError
+from api.gateway.pulsar_api_pb2 import BaseCommand, ProducerAccessMode, ServerError
 from api.gateway.topics import PersistentTopic
 from api.http.thread_pools import WaitsFor
 from storage.entries.encode import encode_message
+from storage.errors import Unavailable
+from storage.metadata.topics import TopicStore
 from storage.topic import Topic
 from tests.unit.api.gateway.served_topic import opened
 from tests.workbench import Workbench
@@ -168,6 +171,24 @@ def test_a_producer_of_another_name_does_not_wait_for_the_queue(bench: Workbench
             second.request_producer("B")
             assert await second.last_sequence_id() == -1
             pool.gate.set()
+
+    asyncio.run(main())
+
+
+def test_a_producer_whose_epoch_cannot_be_stored_is_refused_and_holds_up_no_other(
+    bench: Workbench, topic: Topic
+) -> None:
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            first, second = Client(served), Client(served)
+            with patch.object(
+                TopicStore, "raise_producer_epoch", side_effect=Unavailable("the database hangs", "wait")
+            ):
+                first.request_producer("A", producer_access_mode=ProducerAccessMode.ExclusiveAccess)
+                assert (await first.answer(BaseCommand.ERROR)).error.error == ServerError.ServiceNotReady
+            second.request_producer("B", producer_access_mode=ProducerAccessMode.ExclusiveAccess)
+            success = (await second.answer(BaseCommand.PRODUCER_SUCCESS)).producer_success
+            assert success.topic_epoch == bench.metadata.topics.producer_epoch(topic.record.id)
 
     asyncio.run(main())
 

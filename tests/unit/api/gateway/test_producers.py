@@ -15,7 +15,7 @@ from api.gateway.producers import Producer, Publish
 from api.gateway.pulsar_api_pb2 import BaseCommand, CommandProducer, CommandSubscribe, ProducerAccessMode, ServerError
 from api.gateway.topics import PersistentTopic
 from storage.entries.encode import encode_message
-from storage.errors import Unavailable
+from storage.errors import Fenced, Unavailable
 from storage.model import EARLIEST
 from storage.topic import Topic
 from tests.unit.api.gateway.served_topic import opened
@@ -44,19 +44,28 @@ class ClosingConnection:
         producer.topic.remove_producer(producer)
 
 
-def producer(topic: PersistentTopic, name: str, mode: ProducerAccessMode) -> tuple[Producer, CommandProducer]:
-    wish = CommandProducer(topic=str(topic.name), producer_id=1, request_id=1, producer_access_mode=mode)
-    return Producer(cast(Connection, ClosingConnection()), topic, wish, name), wish
+def add(
+    topic: PersistentTopic, name: str, mode: ProducerAccessMode, topic_epoch: int | None = None
+) -> tuple[Producer, asyncio.Future[None] | None]:
+    command = CommandProducer(
+        topic=str(topic.name), producer_id=1, request_id=1, producer_access_mode=mode, topic_epoch=topic_epoch
+    )
+    producer = Producer(cast(Connection, ClosingConnection()), topic, command, name)
+    return producer, topic.producers.add(producer)
 
 
-def add(topic: PersistentTopic, name: str, mode: ProducerAccessMode) -> tuple[Producer, asyncio.Future[int] | None]:
-    found, wish = producer(topic, name, mode)
-    return found, topic.producers.add(found, wish)
+async def epoch_of(topic: PersistentTopic, name: str, mode: ProducerAccessMode, topic_epoch: int | None = None) -> int:
+    """Add an exclusive producer, confirm it and remove it; return its epoch."""
+    producer, _ = add(topic, name, mode, topic_epoch)
+    await topic.producers.confirm(producer)
+    topic.producers.remove(producer)
+    assert producer.topic_epoch is not None
+    return producer.topic_epoch
 
 
-def refusal_of(topic: PersistentTopic, name: str, mode: ProducerAccessMode) -> int:
+def refusal_of(topic: PersistentTopic, name: str, mode: ProducerAccessMode, topic_epoch: int | None = None) -> int:
     with pytest.raises(Refused) as refused:
-        add(topic, name, mode)
+        add(topic, name, mode, topic_epoch)
     return refused.value.error
 
 
@@ -99,10 +108,11 @@ def test_one_that_waits_gets_its_turn_and_one_that_has_gone_does_not(run: Any) -
         assert turn is not None
         topic.producers.remove(gone)
         assert its_turn.cancelled()
-        before = topic.producers.epoch
         topic.producers.remove(first)
-        assert before is not None
-        assert await turn > before
+        await turn
+        assert first.topic_epoch is not None
+        assert last.topic_epoch is not None
+        assert last.topic_epoch > first.topic_epoch
         assert topic.producers.all == [last]
 
     run(test)
@@ -118,6 +128,45 @@ def test_fencing_sends_all_others_away(run: Any) -> None:
         with pytest.raises(Refused):
             await turn
         assert topic.producers.all == [last]
+
+    run(test)
+
+
+def test_a_fenced_producer_stays_fenced_where_the_topic_is_opened_next(bench: Workbench, topic: Topic) -> None:
+    async def first_service() -> tuple[int, int]:
+        async with opened(bench, topic) as served:
+            fenced = await epoch_of(served, "a", EXCLUSIVE)
+            rightful = await epoch_of(served, "b", FENCING)
+            assert refusal_of(served, "a", EXCLUSIVE, fenced) == ServerError.ProducerFenced
+            return fenced, rightful
+
+    async def second_service(fenced: int, rightful: int) -> None:
+        async with opened(bench, topic) as served:
+            for mode in (EXCLUSIVE, WAITING, FENCING):
+                assert refusal_of(served, "a", mode, fenced) == ServerError.ProducerFenced
+            assert await epoch_of(served, "b", EXCLUSIVE, rightful) == rightful
+            assert await epoch_of(served, "c", EXCLUSIVE) > rightful
+
+    fenced, rightful = asyncio.run(first_service())
+    bench.clock.advance(-60_000)  # the clock of the next service may be late
+    asyncio.run(second_service(fenced, rightful))
+
+
+def test_an_exclusive_producer_is_none_whose_epoch_another_service_has_passed(bench: Workbench, topic: Topic) -> None:
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            producer, _ = add(served, "a", EXCLUSIVE)
+            assert producer.topic_epoch is not None
+            bench.metadata.topics.raise_producer_epoch(topic.record.id, producer.topic_epoch + 1)
+            with pytest.raises(Fenced):
+                await served.producers.confirm(producer)
+
+    asyncio.run(main())
+
+
+def test_a_topic_epoch_that_no_service_gave_is_refused(run: Any) -> None:
+    async def test(topic: PersistentTopic) -> None:
+        assert refusal_of(topic, "a", EXCLUSIVE, (1 << 64) - 1) == ServerError.NotAllowedError
 
     run(test)
 
