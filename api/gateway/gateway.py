@@ -14,7 +14,7 @@ import logging
 import ssl
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,10 @@ from api.observability.logs import LogThrottle
 from api.service import Service
 from storage.errors import CompactorError, LeaseHeld, NotFound
 from storage.log.segment import AppendResult
+from storage.metadata.policy_store import BROKER
 from storage.metadata.records import TopicRecord
 from storage.model import TopicName
+from storage.options.policies import TopicPolicies
 from storage.topic import Topic
 
 if TYPE_CHECKING:
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 TICK_SECONDS = 1.0
 _BACKLOG = 2048
-_MESSAGE_BYTES = 5 << 20
 _KEPT_ALIVE_AT_ONCE = 64
 _CLOSED_AT_ONCE = 8
 _CONNECTION_BYTES = 32 << 20
@@ -64,6 +65,7 @@ class GatewaySettings:
     """What the settings say of the protocol. Times are milliseconds, sizes bytes."""
 
     max_message_size: int
+    """Until `Gateway.start` has read the broker's policies."""
     keep_alive_ms: int
     liveness_seconds: float
     max_pending_publishes: int
@@ -78,7 +80,7 @@ class GatewaySettings:
     def of(cls, settings: Settings) -> GatewaySettings:
         """As they are set."""
         return cls(
-            max_message_size=int(str(settings.policies.get("max.message.bytes", _MESSAGE_BYTES))),
+            max_message_size=TopicPolicies.max_message_bytes,
             keep_alive_ms=settings.broker_keep_alive_interval_ms,
             liveness_seconds=5.0,
             max_pending_publishes=settings.broker_max_pending_publishes,
@@ -127,6 +129,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Answer on the sockets."""
+        await self._read_limits()
         loop = asyncio.get_running_loop()
         self.parts.producers.on_appended = partial(self._appended, loop)
         clients = self.parts.clients
@@ -147,6 +150,7 @@ class Gateway:
             (TICK_SECONDS, self._flush_topics),
             (TICK_SECONDS, self._notify_watchers),
             (self.settings.keep_alive_ms / 1000, self._keep_alive),
+            (self.settings.keep_alive_ms / 1000, self._read_limits),
         ):
             self._loops.append(asyncio.create_task(self._repeat(seconds, work), name=work.__name__))
 
@@ -381,6 +385,12 @@ class Gateway:
                     await topic.tick(TICK_SECONDS)
                 except (CompactorError, RestException) as error:  # the other topics' cursors are written all the same
                     self.log_throttle.warn(f"{topic.name} waits: {error}", f"tick {topic.name}")
+
+    async def _read_limits(self) -> None:
+        """Take the broker's limit of messages from its policies, for the connections to come."""
+        policies = self.parts.environment.metadata.policies
+        broker = await self.parts.pools[WaitsFor.DATABASE].run(policies.resolved_around, BROKER)
+        self.settings = replace(self.settings, max_message_size=broker.policies.max_message_bytes)
 
     async def _keep_alive(self) -> None:
         if self.parts.access.keys is not None:

@@ -92,8 +92,9 @@ class PolicyStore:
     ) -> None:
         """Set policies in each of these scopes, and let go of others, all or nothing; texts or JSON values, by name.
 
-        `removed` None: all that the scope has. Raises InvalidInput for a name or value that is not allowed, or values
-        that contradict each other or what a scope keeps; TopicNotFound if the topic of a scope is gone.
+        `removed` None: all that the scope has. Raises InvalidInput for a name or value that is not allowed, values that
+        contradict each other or what a scope keeps, or a limit above the broker's; TopicNotFound if the topic of a
+        scope is gone.
         """
         wanted = parsed(values)
         gone = None if removed is None else {policies.policy(name).name for name in removed}
@@ -107,7 +108,7 @@ class PolicyStore:
                         f"the topic with uid {uid} does not exist (any more)", "see `compactor topics list`"
                     )
                 _remove(connection, scope, gone)
-                put(connection, scope, wanted)
+                put(connection, scope, wanted, self.broker_defaults)
                 self._ensure_cursor(connection, topic)
 
     def of_scope(self, scope: str) -> dict[str, object]:
@@ -190,11 +191,13 @@ def parsed(values: Mapping[str, object]) -> dict[str, object]:
     return dict(policies.parse(name, value) for name, value in values.items())
 
 
-def put(connection: Connection, scope: str, values: Mapping[str, object]) -> None:
+def put(connection: Connection, scope: str, values: Mapping[str, object], defaults: Mapping[str, object]) -> None:
     """Set policies in a scope; `values` as `parsed` gives them. Raises InvalidInput if they contradict each other or
-    what the scope keeps."""
+    what the scope keeps, or exceed a limit of the broker. `defaults`: the broker's, by name."""
     if values:
         policies.check({**of_scopes(connection, [scope])[scope], **values})
+    if values and scope != BROKER:
+        policies.check_below_broker(values, resolved_around(connection, BROKER, defaults).policies)
     for name, value in values.items():
         _put(connection, scope, name, policies.shown(name, value))
 

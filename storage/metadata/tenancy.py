@@ -132,7 +132,7 @@ class TenancyStore(Store):
             _lock_tenant(connection, tenant)
             if not queries.insert_new(connection, namespaces_table, name=name, tenant=tenant, created_at=now):
                 raise Conflict(f"the namespace {name} exists already", "nothing was changed; choose another name")
-            policy_store.put(connection, namespace_scope(name), wanted)
+            policy_store.put(connection, namespace_scope(name), wanted, self._defaults)
 
     def ensure_namespace(self, topic: TopicName) -> None:
         """The topic's tenant and namespace, created if they do not exist."""

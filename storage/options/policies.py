@@ -46,6 +46,7 @@ _INT = (1 << 31) - 1
 _MIB = 1 << 20
 MAX_COMPACTION_LAG = "max.compaction.lag.ms"
 MIN_COMPACTION_LAG = "min.compaction.lag.ms"
+MAX_MESSAGE_BYTES = "max.message.bytes"
 
 
 class FallbackValue(Enum):
@@ -171,9 +172,10 @@ class TopicPolicies:
     )
     max_message_bytes: int = _policy(
         5 * _MIB,
-        "max.message.bytes",
+        MAX_MESSAGE_BYTES,
         Size(least=1, most=1 << 30),
-        "The largest entry (a message, or a batch as it was sent) that is appended, and 10 KiB more for its metadata.",
+        "The largest entry (a message, or a batch as it was sent) that is appended, and 10 KiB more for its metadata. "
+        "Clients get the broker's value when they connect; a namespace or topic can only lower it.",
         "message.max.bytes",
         "maxMessageSize",
     )
@@ -395,6 +397,17 @@ def read(name: str, stored: object) -> object:
 def shown(name: str, value: object) -> object:
     """A value as JSON has it: `parse` of it is equal to the value."""
     return policy(name).kind.shown(value)
+
+
+def check_below_broker(settings: Mapping[str, object], broker: TopicPolicies) -> None:
+    """Check that clients can receive what a namespace or topic allows. Raises InvalidInput."""
+    size = settings.get(MAX_MESSAGE_BYTES)
+    if isinstance(size, int) and size > broker.max_message_bytes:
+        raise InvalidInput(
+            f"{MAX_MESSAGE_BYTES} ({size}) is above the broker's ({broker.max_message_bytes}), and a client refuses "
+            "messages that are larger than the broker's value",
+            f"give at most {broker.max_message_bytes}, or raise {MAX_MESSAGE_BYTES} of the broker first",
+        )
 
 
 def check(settings: Mapping[str, object]) -> None:

@@ -8,6 +8,8 @@ settings file says (`configured`), then the default. Two groups are resolved tog
 - A minimum compaction lag above the maximum is refused where both are set. If the two come from different scopes the
   nearest wins and the other gives way, so that no change at the broker makes a topic's policies invalid.
 
+`max.message.bytes` of a namespace or topic only lowers the broker's, by which clients refuse larger messages.
+
 A stored value that cannot be read stops nothing: what counts instead is in policies.py, and the value is named here.
 Pure. Must not know: SQL, what is done with policies.
 """
@@ -22,6 +24,7 @@ from typing import Any
 
 from storage.options.policies import (
     MAX_COMPACTION_LAG,
+    MAX_MESSAGE_BYTES,
     MIN_COMPACTION_LAG,
     POLICIES,
     RETENTION_TIMES,
@@ -126,6 +129,7 @@ def resolve(
         (PolicyOrigin.NAMESPACE, namespace),
         (PolicyOrigin.TOPIC, topic),
     )
+    largest: tuple[Any, PolicyOrigin] = values[MAX_MESSAGE_BYTES], PolicyOrigin.DEFAULT
     for origin, settings in scopes:
         if any(settings.get(name) is not None for name in RETENTION_TIMES):
             for name in RETENTION_TIMES:
@@ -138,6 +142,10 @@ def resolve(
                 value = POLICIES[name].unreadable
             if not isinstance(value, FallbackValue):
                 values[name], found[name] = value, origin
+        if origin not in _NEAR:
+            largest = values[MAX_MESSAGE_BYTES], found[MAX_MESSAGE_BYTES]
+    if values[MAX_MESSAGE_BYTES] > largest[0]:
+        values[MAX_MESSAGE_BYTES], found[MAX_MESSAGE_BYTES] = largest
     least, most = values[MIN_COMPACTION_LAG], values[MAX_COMPACTION_LAG]
     if most is not None and least > most:
         # The nearest wins; of one scope, where `check` was raced, the one that compacts less.

@@ -99,6 +99,18 @@ def test_the_nearest_scope_counts(store: MetadataStore, topic: TopicRecord) -> N
     assert found() == (2 << 20, PolicyOrigin.NAMESPACE)
 
 
+def test_only_the_broker_raises_the_size_of_messages(store: MetadataStore, topic: TopicRecord) -> None:
+    """Clients know the broker's size alone, and refuse larger messages."""
+    for scope in (topic_scope(topic), NAMESPACE):
+        with pytest.raises(InvalidInput, match="above the broker's"):
+            store.policies.set(scope, "max.message.bytes", "6M")
+    store.policies.set(BROKER, "max.message.bytes", "8M")
+    store.policies.set(topic_scope(topic), "max.message.bytes", "6M")
+    assert store.policies.effective(topic).max_message_bytes == 6 << 20
+    store.policies.remove(BROKER, "max.message.bytes")
+    assert store.policies.effective(topic).max_message_bytes == 5 << 20
+
+
 def test_none_and_nothing_are_settings_too(store: MetadataStore, topic: TopicRecord) -> None:
     store.policies.set(BROKER, "cleanup.policy", "compact")
     store.policies.set(BROKER, "compaction.key-ttl.ms", "1d")

@@ -63,6 +63,27 @@ def test_of_lags_from_two_scopes_the_nearest_wins(broker: Settings, topic: Setti
     assert (found.min_compaction_lag_ms, found.max_compaction_lag_ms) == lags
 
 
+SIZE = "max.message.bytes"
+
+
+@pytest.mark.parametrize(
+    ("scopes", "size", "origin"),
+    [
+        (({}, {}, {SIZE: 100}), 100, PolicyOrigin.TOPIC),
+        (({}, {}, {SIZE: 6 << 20}), 5 << 20, PolicyOrigin.DEFAULT),
+        (({SIZE: 7 << 20}, {}, {SIZE: 6 << 20}), 6 << 20, PolicyOrigin.TOPIC),
+        (({SIZE: 50}, {SIZE: 100}, {}), 50, PolicyOrigin.BROKER),
+        (({}, {SIZE: 100}, {}, {SIZE: 50}), 50, PolicyOrigin.FILE),
+        (({}, {SIZE: 50}, {SIZE: 100}), 100, PolicyOrigin.TOPIC),
+    ],
+)
+def test_no_topic_takes_larger_messages_than_clients_receive(
+    scopes: tuple[Settings, ...], size: int, origin: PolicyOrigin
+) -> None:
+    resolution = resolve(*scopes)
+    assert (resolution.policies.max_message_bytes, resolution.origins[SIZE]) == (size, origin)
+
+
 # --- values that cannot be read ------------------------------------------------------------------------------------
 
 BAD = UnreadableStoredValue("from a newer version", "cannot be read")

@@ -1,0 +1,38 @@
+"""A gateway without sockets: what it takes from the broker's policies."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from api.gateway.gateway import Gateway, GatewaySettings
+from api.gateway.lookup import LookupResult
+from api.http.thread_pools import WaitsFor
+from api.settings.settings import Settings
+from storage.metadata.policy_store import BROKER
+from tests.unit.api.gateway.served_topic import AtOnce
+from tests.workbench import Workbench
+
+
+@pytest.mark.parametrize("size", [None, 8 << 20])
+def test_clients_are_announced_the_brokers_limit_of_messages(bench: Workbench, size: int | None) -> None:
+    """Also one that is in the database, not in the settings file."""
+    if size is not None:
+        bench.metadata.policies.set(BROKER, "max.message.bytes", size)
+    parts: Any = SimpleNamespace(
+        environment=SimpleNamespace(clock=bench.clock, metadata=bench.metadata),
+        pools=dict.fromkeys(WaitsFor, AtOnce()),
+        producers=SimpleNamespace(),
+        clients=SimpleNamespace(),
+    )
+    gateway = Gateway(cast(Any, parts), GatewaySettings.of(Settings()), LookupResult("", ""), [])
+
+    async def started() -> int:
+        await gateway.start()
+        await gateway.close()
+        return gateway.settings.max_message_size
+
+    assert asyncio.run(started()) == (size or 5 << 20)
