@@ -34,7 +34,6 @@ from api.http.router import Routes
 from api.http.thread_pools import WaitsFor, pools_of
 from api.service import Parts
 from api.settings.shown import described
-from compactor.scheduling.backlog import BacklogReader
 from storage.metadata.records import TopicSummary
 from storage.model import TopicName
 
@@ -70,7 +69,7 @@ def show_topics(parts: Parts, request: Request, q: str = "", sort: str = "name",
 
     found = topics_page(
         parts.environment.metadata,
-        BacklogReader(parts.environment.metadata, parts.environment.log),
+        parts.environment.log,
         parts.environment.clock.now_ms(),
         may_see,
         q.strip(),

@@ -25,13 +25,13 @@ class PartitionedView:
 
     @property
     def messages(self) -> int:
-        """Of all that are sealed."""
-        return sum(row.summary.messages for row in self.rows)
+        """The messages of all partitions, sealed or not."""
+        return sum(row.summary.all_messages for row in self.rows)
 
     @property
     def logical_bytes(self) -> int:
-        """What producers sent, of all that is sealed."""
-        return sum(row.summary.logical_bytes for row in self.rows)
+        """The bytes that producers sent, sealed or not."""
+        return sum(row.summary.all_bytes for row in self.rows)
 
 
 def partitioned_view(parts: Service, name: TopicName) -> PartitionedView | None:
@@ -41,5 +41,5 @@ def partitioned_view(parts: Service, name: TopicName) -> PartitionedView | None:
     if whole is None:
         return None
     names = resolve.partition_names(whole)
-    by_name = {row.summary.name: row for row in rows_of(metadata, set(names).__contains__)}
+    by_name = {row.summary.name: row for row in rows_of(metadata, parts.environment.log, set(names).__contains__)}
     return PartitionedView(name, [by_name[item] for item in names if item in by_name])

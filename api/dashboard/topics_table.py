@@ -1,7 +1,8 @@
 """The table of topics on the first page: filtered, sorted and cut into pages here, so that a browser gets one page.
 
 Names, sizes and states come from three statements, whatever the number of topics; what is behind the horizon is asked
-for the topics of the page alone. Nothing of a store is asked.
+for the topics of the page alone, and so is what their open segments hold, unless the table is sorted by it. Nothing of
+a store is asked.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from typing import Any
 
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from compactor.scheduling.due import cause_of
+from storage.log.directory import LogDirectory
 from storage.metadata.records import CompactionControl, RunState, TopicSummary
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
+from storage.reading.topic_counts import with_open_segments
 
 PAGE_ROWS = 50
 MOST_RUNS = 1_000
@@ -65,8 +68,8 @@ class TopicsPage:
 
 _SORTS: dict[str, Callable[[TopicRow], Any]] = {
     "name": lambda row: str(row.summary.name),
-    "raw": lambda row: row.summary.logical_bytes,
-    "messages": lambda row: row.summary.messages,
+    "raw": lambda row: row.summary.all_bytes,
+    "messages": lambda row: row.summary.all_messages,
     "compacted": lambda row: -1 if row.summary.compacted_bytes is None else row.summary.compacted_bytes,
     "saved": lambda row: -1.0 if row.saved is None else row.saved,
     "at": lambda row: row.summary.compacted_at or 0,
@@ -74,9 +77,14 @@ _SORTS: dict[str, Callable[[TopicRow], Any]] = {
 }
 
 
-def rows_of(metadata: MetadataStore, is_wanted: Callable[[TopicName], bool]) -> list[TopicRow]:
+_BY_COUNT = ("raw", "messages")
+"""The sorts that need the open segments of all topics."""
+
+
+def rows_of(metadata: MetadataStore, log: LogDirectory, is_wanted: Callable[[TopicName], bool]) -> list[TopicRow]:
     """The wanted topics, with their states."""
     summaries = [item for item in metadata.topics.summaries() if is_wanted(item.name)]
+    summaries = with_open_segments(metadata, log, summaries)
     states = _states(metadata)
     return [TopicRow(item, states.get(item.topic_id, "")) for item in summaries]
 
@@ -88,7 +96,7 @@ def _states(metadata: MetadataStore) -> dict[int, str]:
 
 def topics_page(
     metadata: MetadataStore,
-    backlogs: BacklogReader,
+    log: LogDirectory,
     now: int,
     may_see: Callable[[TopicSummary], bool],
     text: str,
@@ -98,13 +106,20 @@ def topics_page(
     """The topics whose name has `text` in it. `sort`: a key of _SORTS, with a minus for the largest first."""
     summaries = [item for item in metadata.topics.summaries() if may_see(item)]
     states = _states(metadata)
-    rows = [TopicRow(item, states.get(item.topic_id, "")) for item in summaries if text in str(item.name)]
     key = sort.removeprefix("-")
+    named = [item for item in summaries if text in str(item.name)]
+    if key in _BY_COUNT:
+        named = with_open_segments(metadata, log, named)
+    rows = [TopicRow(item, states.get(item.topic_id, "")) for item in named]
     rows.sort(key=_SORTS.get(key, _SORTS["name"]), reverse=sort.startswith("-"))
     pages = max(1, -(-len(rows) // PAGE_ROWS))
     number = min(max(page, 1), pages)
     start = (number - 1) * PAGE_ROWS
     shown = rows[start : start + PAGE_ROWS]
+    if key not in _BY_COUNT:
+        counted = with_open_segments(metadata, log, [row.summary for row in shown])
+        shown = [replace(row, summary=summary) for row, summary in zip(shown, counted, strict=True)]
+    backlogs = BacklogReader(metadata, log)
     behind = {item.topic.id: item for item in backlogs.of([row.summary.topic_id for row in shown])}
     due = {topic_id: cause_of(backlog, now) for topic_id, backlog in behind.items()}
     shown = [replace(row, backlog=behind.get(row.summary.topic_id), due=due.get(row.summary.topic_id)) for row in shown]

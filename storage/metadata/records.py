@@ -43,7 +43,10 @@ class TopicRecord:
 
 @dataclass(frozen=True)
 class TopicSummary:
-    """A topic in a list: its raw ledgers counted, and the compacted ledger that serves, if any."""
+    """A topic in a list: its raw ledgers counted, and the compacted ledger that serves, if any.
+
+    `messages`, `logical_bytes`: of sealed ledgers; `unsealed_…`: of rolled segments, and of the open one once
+    storage/reading/topic_counts.py has added it."""
 
     topic_id: int
     name: TopicName
@@ -53,6 +56,17 @@ class TopicSummary:
     compacted_ledger_id: int | None
     compacted_bytes: int | None = None
     compacted_at: int | None = None
+    unsealed_messages: int = 0
+    unsealed_bytes: int = 0
+
+    @property
+    def all_messages(self) -> int:
+        """The number of messages that are not trimmed, sealed or not."""
+        return self.messages + self.unsealed_messages
+
+    @property
+    def all_bytes(self) -> int:
+        return self.logical_bytes + self.unsealed_bytes
 
 
 class SegmentState(StrEnum):

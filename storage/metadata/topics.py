@@ -23,8 +23,8 @@ from sqlalchemy.exc import IntegrityError
 from storage.errors import Fenced, InvalidInput, TopicNotFound
 from storage.metadata import queries, row_mapping
 from storage.metadata.queries import Store
-from storage.metadata.records import TopicRecord, TopicSummary
-from storage.metadata.tables import compacted_ledgers, deleted_topics, leases, ledgers, topics
+from storage.metadata.records import SegmentState, TopicRecord, TopicSummary
+from storage.metadata.tables import compacted_ledgers, deleted_topics, leases, ledgers, segments, topics
 from storage.model import DOMAIN, TopicName
 
 _LIST = "see `compactor topics list`"
@@ -74,7 +74,10 @@ class TopicStore(Store):
             return in_namespace(connection, namespace)
 
     def summaries(self) -> list[TopicSummary]:
-        """All topics, by name, with sums over their ledgers that are not trimmed; one statement for all topics."""
+        """All topics, by name, with sums over their ledgers that are not trimmed, and over rolled segments.
+
+        One statement for all topics. What open segments hold is in their files.
+        """
         sums = (
             select(
                 ledgers.c.topic_id,
@@ -84,6 +87,16 @@ class TopicStore(Store):
             )
             .where(ledgers.c.deleted_at.is_(None))
             .group_by(ledgers.c.topic_id)
+            .subquery()
+        )
+        rolled = (
+            select(
+                segments.c.topic_id,
+                func.sum(segments.c.messages).label("messages"),
+                func.sum(segments.c.logical_bytes).label("logical_bytes"),
+            )
+            .where(segments.c.state == SegmentState.ROLLED.value)
+            .group_by(segments.c.topic_id)
             .subquery()
         )
         serving = (compacted_ledgers.c.topic_id == topics.c.id) & compacted_ledgers.c.retired_at.is_(None)
@@ -97,18 +110,17 @@ class TopicStore(Store):
                 compacted_ledgers.c.ledger_id,
                 compacted_ledgers.c.logical_bytes,
                 compacted_ledgers.c.created_at,
+                func.coalesce(rolled.c.messages, 0),
+                func.coalesce(rolled.c.logical_bytes, 0),
             )
             .select_from(topics)
             .outerjoin(sums, sums.c.topic_id == topics.c.id)
+            .outerjoin(rolled, rolled.c.topic_id == topics.c.id)
             .outerjoin(compacted_ledgers, serving)
         )
         with self._database.read() as connection:
-            found = [
-                # int(): PostgreSQL's sum of BIGINT is a decimal.
-                TopicSummary(topic_id, TopicName.parse(name), int(count), int(messages), int(size), *compacted)
-                for topic_id, name, count, messages, size, *compacted in connection.execute(statement)
-            ]
-        return sorted(found, key=lambda summary: str(summary.name))
+            summaries = [_summary(tuple(row)) for row in connection.execute(statement)]
+        return sorted(summaries, key=lambda summary: str(summary.name))
 
     def producer_epoch(self, topic_id: int) -> int | None:
         """Return the epoch of the exclusive producer that came last; None: there was none. Raises TopicNotFound."""
@@ -188,6 +200,24 @@ def ids_of(connection: Connection, names: Collection[TopicName]) -> list[int]:
     """Ids of those of the topics that there are."""
     statement = select(topics.c.id).where(topics.c.name.in_([str(name) for name in names]))
     return list(connection.execute(statement).scalars())
+
+
+def _summary(row: tuple[Any, ...]) -> TopicSummary:
+    """Return a row of `summaries` as a record; int(): PostgreSQL's sum of BIGINT is a decimal."""
+    topic_id, name, ledger_count, messages, size = row[:5]
+    compacted_id, compacted_bytes, compacted_at, unsealed_messages, unsealed_bytes = row[5:]
+    return TopicSummary(
+        topic_id,
+        TopicName.parse(name),
+        int(ledger_count),
+        int(messages),
+        int(size),
+        compacted_id,
+        compacted_bytes,
+        compacted_at,
+        int(unsealed_messages),
+        int(unsealed_bytes),
+    )
 
 
 def by_name(connection: Connection, name: TopicName) -> TopicRecord:

@@ -1,7 +1,8 @@
 """Tables for people, on stdout: nothing is cut off, nothing in a cell is understood as more than text.
 
-In a pipe or file every row is one line. On a terminal that is too narrow for the table each row is a block of lines, a
-field a line: a wrapped table breaks names in the middle of a word.
+In a pipe or file every row is one line. On a terminal that is too narrow for the table it has no lines between columns;
+if that does not fit either, each row is its first field, and below it, indented, as many of the others a line as fit: a
+wrapped table breaks names in the middle of a word.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from api.cli.kit.terminal import is_terminal, plain
 
 _PIPE_COLUMNS = 100_000
 """Wider than any table: what is not read on a screen must not be wrapped."""
+_INDENT, _GAP = "  ", "  "
 
 
 class _Pipe(Console):
@@ -27,23 +29,32 @@ class _Pipe(Console):
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print `rows` below `columns`."""
     cells = [[plain(cell) for cell in row] for row in rows]
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in cells:
-        table.add_row(*row)
     width = None if is_terminal(sys.stdout) else _PIPE_COLUMNS
     console = _Pipe(markup=False, emoji=False, highlight=False, width=width)
-    if cells and console.measure(table, options=console.options.update(width=_PIPE_COLUMNS)).maximum > console.width:
-        _print_blocks(console, columns, cells)
-    else:
-        console.print(table)
+    for table in (Table(), Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))):
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in cells:
+            table.add_row(*row)
+        if not cells or _width(console, table) <= console.width:
+            console.print(table)
+            return
+    _print_blocks(console, columns, cells)
+
+
+def _width(console: Console, table: Table) -> int:
+    return console.measure(table, options=console.options.update(width=_PIPE_COLUMNS)).maximum
 
 
 def _print_blocks(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    widest = max(map(len, columns))
-    for number, row in enumerate(rows):
-        if number:
-            console.print()
-        for name, cell in zip(columns, row, strict=True):
-            console.print(f"{name:{widest}}  {cell}", soft_wrap=True)
+    for row in rows:
+        console.print(row[0], soft_wrap=True)
+        line = ""
+        for name, cell in zip(columns[1:], row[1:], strict=True):
+            field = f"{name} {cell}"
+            if line and len(_INDENT) + len(line) + len(_GAP) + len(field) > console.width:
+                console.print(f"{_INDENT}{line}", soft_wrap=True)
+                line = ""
+            line += f"{_GAP if line else ''}{field}"
+        if line:
+            console.print(f"{_INDENT}{line}", soft_wrap=True)

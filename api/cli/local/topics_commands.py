@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.output import show
+from api.cli.kit.output import show, show_table
 from api.cli.kit.program import check_confirmation
 from api.cli.kit.quantity_parsers import parse_pair
 from api.cli.kit.reports import TRIM_COLUMNS, trim_lines
 from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
-from api.cli.kit.stderr import counted, say, size
+from api.cli.kit.stderr import counted, number, say, size
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing, open_topic
 from api.observability.redaction import redacted
@@ -27,37 +27,46 @@ if TYPE_CHECKING:
     from storage.metadata.store import MetadataStore
 
 T = TypeVar("T")
-_COLUMNS = ("topic", "ledgers", "messages", "logical_bytes", "tail_messages", "compacted_ledger")
+_COLUMNS = ("topic", "messages", "unsealed", "size", "compacted")
 
 
 def list_topics(context: typer.Context, output: Output = OutputFormat.TABLE) -> None:
     """List topics.
 
-    Of each: raw ledgers, their messages and logical bytes, messages in the log's segments, and the compacted ledger.
+    Of each: its messages, how many of them are not sealed yet, their logical bytes, and the compacted ledger.
     """
     with open_environment(context.obj) as environment:
-        from compactor.scheduling.backlog import unsealed
-        from storage.metadata.records import SegmentState
+        from storage.reading.topic_counts import with_open_segments
 
-        summaries = environment.metadata.topics.summaries()
-        written = environment.metadata.segments.topics_with([SegmentState.OPEN, SegmentState.ROLLED])
-        tails = {
-            topic.name: unsealed(environment.log, environment.metadata.snapshot(topic.id)).messages for topic in written
-        }
+        metadata = environment.metadata
+        summaries = with_open_segments(metadata, environment.log, metadata.topics.summaries())
     documents = [
         {
             "topic": str(summary.name),
             "ledgers": summary.ledgers,
-            "messages": summary.messages,
-            "logical_bytes": summary.logical_bytes,
-            "tail_messages": tails.get(summary.name, 0),
+            "messages": summary.all_messages,
+            "logical_bytes": summary.all_bytes,
+            "unsealed_messages": summary.unsealed_messages,
             "compacted_ledger": summary.compacted_ledger_id,
         }
         for summary in summaries
     ]
     if not documents:
         say(f"There are no topics in {redacted(context.obj.database_url)}: --data or --database names another place")
-    show(documents, output, _COLUMNS)
+    if output is OutputFormat.JSON:
+        show(documents, output)
+    else:
+        rows = (
+            {
+                **document,
+                "unsealed": number(summary.unsealed_messages),
+                "messages": number(summary.all_messages),
+                "size": size(summary.all_bytes),
+                "compacted": summary.compacted_ledger_id,
+            }
+            for document, summary in zip(documents, summaries, strict=True)
+        )
+        show_table(rows, _COLUMNS)
 
 
 def show_stats(context: typer.Context, topic: Topic, output: Output = OutputFormat.TABLE) -> None:

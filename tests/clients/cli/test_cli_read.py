@@ -183,7 +183,7 @@ def test_topics_list(program: Program, history: str, folder: Path) -> None:
                     "ledgers": 1,
                     "messages": 6,
                     "logical_bytes": 38,
-                    "tail_messages": 0,
+                    "unsealed_messages": 0,
                     "compacted_ledger": None,
                 },
                 {
@@ -191,7 +191,7 @@ def test_topics_list(program: Program, history: str, folder: Path) -> None:
                     "ledgers": 4,
                     "messages": 6,
                     "logical_bytes": 38,
-                    "tail_messages": 0,
+                    "unsealed_messages": 0,
                     "compacted_ledger": None,
                 },
             ],
@@ -199,6 +199,14 @@ def test_topics_list(program: Program, history: str, folder: Path) -> None:
         )
         + "\n"
     )
+
+
+def test_topics_list_counts_what_is_not_sealed_yet(program: Program, history: str) -> None:
+    program("produce", history, "history.jsonl").done()
+    [topic] = program.json("topics", "list")
+    assert (topic["messages"], topic["unsealed_messages"], topic["ledgers"]) == (12, 6, 1)
+    assert topic["logical_bytes"] > 38
+    assert "12" in program("topics", "list").done().lines[3].split()
 
 
 def test_topics_stats(program: Program, history: str, in_process_engine: None) -> None:

@@ -51,6 +51,22 @@ def test_the_first_page_lists_topics(served: Served, rest_topic: RestTopic) -> N
     assert 'aria-sort="descending"' in page(served.client, "/?sort=-raw")
 
 
+def test_messages_that_are_not_sealed_yet_are_counted_in_lists(served: Served, rest_topic: RestTopic) -> None:
+    """N7: a topic with new messages only showed 0."""
+    rest_topic.put(a="1", b="2")
+    whole = RestTopic(served, f"{rest_topic.local}-whole")
+    assert whole.ask("PUT", "/partitions", 1).status_code == 204
+    RestTopic(served, f"{whole.local}-partition-0").put(a="1", b="2")
+    served.topic(rest_topic.name).log_manager().roll(served.topic(rest_topic.name).record)  # no file counts it
+    rest_topic.put(c="3")
+    for path, messages in (
+        (f"/?q={rest_topic.local}&sort=name", 3),
+        (f"/?q={rest_topic.local}&sort=-messages", 3),
+        (page_of(whole), 2),
+    ):
+        assert f'<td class="number">{messages}</td>' in page(served.client, path), path
+
+
 def test_pages_of_the_table(served: Served) -> None:
     for number in range(60):
         served.ask("PUT", f"/admin/v2/persistent/public/default/many-{number:03}")

@@ -15,6 +15,7 @@ from storage.model import LedgerRecord, TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import append, at_once, claim, publish_all
 from tests.conformance.metadata.conftest import OpenStore, OpenStores
+from tests.conformance.metadata.log_builders import rolled
 
 
 def test_a_topic_is_made_once(store: MetadataStore, clock: ManualClock) -> None:
@@ -108,6 +109,8 @@ def test_summaries_add_up_in_one_statement(store: MetadataStore, topic: TopicRec
     publish_all(store, topic)
     run = publish_all(store, topic)
     empty = store.tenancy.ensure_topic(TopicName.parse("zzz"))
+    segments = rolled(store, empty, 5)
+    unsealed = sum(segment.content.logical_bytes for segment in segments if segment.content)
     statements = []
     event.listen(store.database.engine, "before_cursor_execute", lambda *seen: statements.append(seen[2]))
     compacted = store.snapshot(topic.id).compacted
@@ -117,7 +120,7 @@ def test_summaries_add_up_in_one_statement(store: MetadataStore, topic: TopicRec
         TopicSummary(
             topic.id, topic.name, 3, 12, 1200, run.compacted_ledger_id, compacted.logical_bytes, compacted.created_at
         ),
-        TopicSummary(empty.id, empty.name, 0, 0, 0, None),
+        TopicSummary(empty.id, empty.name, 0, 0, 0, None, unsealed_messages=5, unsealed_bytes=unsealed),
     ]
     assert len([text for text in statements if text.lstrip().startswith("SELECT")]) == 1
 

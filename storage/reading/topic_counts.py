@@ -1,0 +1,43 @@
+"""Counts of topics in lists: what SQL knows of sealed ledgers and rolled segments, and what open segments hold.
+
+An open segment costs one small file, however large it is. One in another machine's log directory is not counted, nor is
+one whose file cannot be read: its reader reports why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from storage.errors import CompactorError
+from storage.log.directory import LogDirectory
+from storage.log.unsealed_counts import unsealed_end
+from storage.metadata.records import TopicActiveSegment, TopicSummary
+from storage.metadata.store import MetadataStore
+
+
+def with_open_segments(
+    metadata: MetadataStore, log: LogDirectory, summaries: Sequence[TopicSummary]
+) -> list[TopicSummary]:
+    """Return the summaries with the messages and bytes of open segments added to what is not sealed."""
+    active = {item.topic.id: item for item in metadata.segments.active_segments([item.topic_id for item in summaries])}
+    return [
+        _counted(log, summary, active[summary.topic_id]) if summary.topic_id in active else summary
+        for summary in summaries
+    ]
+
+
+def _counted(log: LogDirectory, summary: TopicSummary, active: TopicActiveSegment) -> TopicSummary:
+    if active.open is None:
+        return summary
+    try:
+        end = unsealed_end(log, active.topic, active.open)
+    except (CompactorError, OSError):
+        return summary
+    if end is None:
+        return summary
+    return replace(
+        summary,
+        unsealed_messages=summary.unsealed_messages + end.next_offset - active.open.first_offset,
+        unsealed_bytes=summary.unsealed_bytes + end.size,
+    )
