@@ -34,6 +34,6 @@ WORKDIR /var/lib/compactor
 VOLUME /var/lib/compactor
 EXPOSE 8080 6650
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
-    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/livez', timeout=4)"]
+    CMD ["python", "-m", "api.cli.healthcheck"]
 ENTRYPOINT ["compactor"]
 CMD ["serve"]

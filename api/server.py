@@ -56,7 +56,7 @@ def serve(settings: Settings) -> None:
     check_tls(settings)
     check_parts(settings)
     logs.configure(settings)
-    for note in (*variable_notes(os.environ), *exposed_folders(settings)):
+    for note in (*variable_notes(os.environ), *exposed_folders(settings), *plaintext_ports(settings)):
         LOG.warning(note)
     with ExitStack() as sockets:
         listener = sockets.enter_context(bound(settings.host, settings.port, "port"))
@@ -258,6 +258,17 @@ def exposed_folders(settings: Settings) -> list[str]:
         f"any user of this machine may read {folder}, where messages are: chmod 700 {folder}, or 770 for a group"
         for folder in sorted(folders)
         if is_open_to_others(folder)
+    ]
+
+
+def plaintext_ports(settings: Settings) -> list[str]:
+    """Return warnings for ports that take tokens and messages in clear although the service has a certificate."""
+    if not settings.tls_certificate or settings.broker_service_tls_only:
+        return []
+    return [
+        f"the port of Pulsar's protocol ({settings.broker_service_port or BROKER_PORT}) takes connections without TLS "
+        "although tls.certificate is set: tokens and messages can be read on the way; set broker-service-port-tls and "
+        "broker-service-tls-only"
     ]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from api.components import open_for_writing
-from api.server import bound, check_exposure, check_parts, check_tls
+from api.server import bound, check_exposure, check_parts, check_tls, plaintext_ports
 from api.service import running
 from api.settings.settings import Settings
 from storage.errors import Misconfigured, Unavailable, WrongStore
@@ -82,6 +83,17 @@ def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
     for authority, says in ((str(empty), "no certificate"), ("/nowhere.pem", "/nowhere.pem does not exist")):
         with pytest.raises(Misconfigured, match=says):
             check_tls(Settings(tls_ca=authority))
+
+
+def test_a_port_without_tls_beside_a_certificate_is_a_warning() -> None:
+    assert plaintext_ports(Settings()) == []
+    encrypted = Settings(tls_certificate="/c", tls_key="/k")
+    for settings, port in ((encrypted, 6650), (replace(encrypted, broker_service_port=16650), 16650)):
+        (warning,) = plaintext_ports(settings)
+        assert f"({port}) takes connections without TLS" in warning
+        assert "broker-service-tls-only" in warning
+    (_,) = plaintext_ports(replace(encrypted, broker_service_port_tls=6651))
+    assert plaintext_ports(replace(encrypted, broker_service_port_tls=6651, broker_service_tls_only=True)) == []
 
 
 def test_port_0_is_any_that_is_free_and_one_that_is_taken_is_told() -> None:
