@@ -16,6 +16,8 @@ from fastapi import Depends, Request
 
 from api.background.control_loop_setup import control_loop
 from api.background.maintenance_loop import MaintenanceLoop
+from api.broker.schema_processes import SchemaProcesses
+from api.broker.schemas import SchemaRegistry
 from api.components import open_for_writing, store_trial
 from api.http.access import AuthorizationService
 from api.http.long_polls import LongPolls
@@ -60,6 +62,7 @@ class Service:
     readiness: SingleFlight[Mapping[str, HealthCheckResult]]
     scrapes: SingleFlight[bytes]
     """What is answered without a token is computed once for all who ask at once."""
+    schemas: SchemaRegistry
     verifying: threading.Lock = field(default_factory=threading.Lock)
     """Held while a topic is verified: it reads all of it, so one at a time."""
     clients: ConnectedClients = field(default_factory=ConnectedClients)
@@ -127,6 +130,8 @@ def running(settings: Settings) -> Iterator[Service]:
             sources,
             settings.cluster_name,
         )
+        processes = SchemaProcesses()
+        parts.callback(processes.close)
         control.start()
         parts.callback(control.drain, settings.shutdown_grace_ms / 1000)
         yield Service(
@@ -144,6 +149,7 @@ def running(settings: Settings) -> Iterator[Service]:
             polls,
             readiness=SingleFlight(pools[WaitsFor.STORE]),
             scrapes=SingleFlight(pools[WaitsFor.DATABASE]),
+            schemas=SchemaRegistry(environment.metadata, processes),
             clients=clients,
         )
 

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from api.broker.schemas import IncompatibleSchema, InvalidSchema
 from api.gateway.pulsar_api_pb2 import BaseCommand, MessageIdData, ServerError
 from api.http.problems import RestException, public_reason
-from api.messaging.schemas import IncompatibleSchema, InvalidSchema
 from api.observability.redaction import shown
 from storage import errors
 from storage.model import MessageId

@@ -17,7 +17,8 @@ from api.gateway.pulsar_api_pb2 import (
     MessageIdData,
     ServerError,
 )
-from api.gateway.schema_data import has_schema, schema_record
+from api.gateway.schema_commands import ensure_readable
+from api.gateway.schema_data import has_schema
 from api.gateway.subscriptions import entry_of
 from api.http.access import AuthAction
 from api.http.problems import RestException
@@ -47,9 +48,7 @@ async def _create(connection: Connection, wish: CommandSubscribe, is_wanted: Cal
     name = parse_name(wish.topic)
     await connection.allow(name, AuthAction.CONSUME)
     if wish.HasField("schema") and has_schema(wish.schema):
-        await connection.pools[WaitsFor.DATABASE].run(
-            connection.gateway.schemas.ensure_read, name, schema_record(wish.schema)
-        )
+        await ensure_readable(connection, name, wish.schema)
     topic = await connection.gateway.topic(
         name, wish.force_topic_creation and connection.settings.auto_create, connection.audit
     )

@@ -35,7 +35,6 @@ from api.http.owner_proxy import NotTheOwner
 from api.http.problems import RestException
 from api.http.thread_pools import WaitsFor
 from api.messaging.connected_clients import ClientCounts, TopicClients
-from api.messaging.schemas import SchemaRegistry
 from api.observability.logs import LogThrottle
 from api.service import Service
 from storage.errors import CompactorError, LeaseHeld, NotFound
@@ -110,7 +109,7 @@ class Gateway:
         self.address = address
         self.clock = parts.environment.clock
         self.server_version = f"Compactor {version('compactor')}"
-        self.schemas = SchemaRegistry(parts.environment.metadata)
+        self.schemas = parts.schemas
         self.log_throttle = LogThrottle(self.clock, LOG)
         self._connections: set[Connection] = set()
         self._topics: dict[TopicName, PersistentTopic] = {}

@@ -10,9 +10,9 @@ from api.gateway.frames import MalformedFrame
 from api.gateway.lookup import parse_name
 from api.gateway.producers import Producer, Publish, check_quota
 from api.gateway.pulsar_api_pb2 import BaseCommand, CommandProducer, Schema, ServerError
-from api.gateway.schema_data import has_schema, schema_record, version_bytes
+from api.gateway.schema_commands import ensure_stored
+from api.gateway.schema_data import has_schema, version_bytes
 from api.http.access import AuthAction
-from api.http.thread_pools import WaitsFor
 from storage.errors import Fenced
 from storage.model import TopicName
 
@@ -113,10 +113,7 @@ async def _schema_version(connection: Connection, name: TopicName, schema: Schem
     fit."""
     if schema is None or not has_schema(schema):
         return None
-    found = await connection.pools[WaitsFor.DATABASE].run(
-        connection.gateway.schemas.ensure, name, schema_record(schema)
-    )
-    return version_bytes(found)
+    return version_bytes(await ensure_stored(connection, name, schema))
 
 
 def send(connection: Connection, command: BaseCommand, entry: bytes) -> None:

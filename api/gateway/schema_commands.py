@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from api.gateway.commands import Refused, refusal
 from api.gateway.lookup import parse_name
-from api.gateway.pulsar_api_pb2 import BaseCommand, ServerError
+from api.gateway.pulsar_api_pb2 import BaseCommand, Schema, ServerError
 from api.gateway.schema_data import schema_data, schema_record, version_bytes, version_of
 from api.http.access import AuthAction
 from api.http.thread_pools import WaitsFor
+from storage.metadata.schemas import SchemaRecord
+from storage.model import TopicName
 
 if TYPE_CHECKING:
     from api.gateway.connection import Connection
@@ -49,12 +51,28 @@ def ensure_schema(connection: Connection, command: BaseCommand, _: bytes) -> Non
         try:
             name = parse_name(wish.topic)
             await connection.allow(name, AuthAction.PRODUCE)
-            wanted = schema_record(wish.schema)
-            found = await connection.pools[WaitsFor.DATABASE].run(connection.gateway.schemas.ensure, name, wanted)
-            response.schema_version = version_bytes(found)
+            response.schema_version = version_bytes(await ensure_stored(connection, name, wish.schema))
         except Exception as error:
             refused = refusal(error)
             response.error_code, response.error_message = refused.error, refused.message
         return answer
 
     connection.begin(wish.request_id, ensured())
+
+
+async def ensure_stored(connection: Connection, name: TopicName, schema: Schema) -> SchemaRecord:
+    """Return the version that holds a client's schema, stored if it is new. Only a new one waits for a comparison.
+    Raises CompactorError, RestException."""
+    schemas, record = connection.gateway.schemas, schema_record(schema)
+    stored = await connection.pools[WaitsFor.DATABASE].run(schemas.same, name, record)
+    if stored is not None:
+        return stored
+    return await connection.pools[WaitsFor.SCHEMAS].run(schemas.ensure, name, record)
+
+
+async def ensure_readable(connection: Connection, name: TopicName, schema: Schema) -> None:
+    """Check that a consumer's schema reads the topic's newest. Only another one waits for a comparison. Raises
+    CompactorError, RestException."""
+    schemas, record = connection.gateway.schemas, schema_record(schema)
+    if not await connection.pools[WaitsFor.DATABASE].run(schemas.is_newest, name, record):
+        await connection.pools[WaitsFor.SCHEMAS].run(schemas.ensure_readable, name, record)

@@ -1,4 +1,4 @@
-"""Schemas as the protocol has them; what they mean is in api/messaging/schemas.py."""
+"""Schemas as the protocol has them; what they mean is in api/broker/schemas.py."""
 
 from __future__ import annotations
 

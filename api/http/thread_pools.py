@@ -42,6 +42,8 @@ STUCK_MS = 5_000
 """How long all threads may be held without one of them ending before the pool takes no more requests."""
 PARSERS = 2
 """Threads that parse bodies: they wait for nothing, and each may hold a body many times over."""
+SCHEMA_CHECKS = 8
+"""Threads that wait for the processes which compare schemas (`api/broker/schema_processes.py`)."""
 _PARSED_HERE_BYTES = 4 << 10
 """A body up to this size takes less time to parse than to hand to a thread."""
 _PER_THREAD = 16
@@ -56,6 +58,7 @@ class WaitsFor(StrEnum):
     STORE = "object store"
     WORK = "long work over the object store"
     PARSING = "parsing of bodies"
+    SCHEMAS = "comparison of schemas"
 
 
 @dataclass(eq=False)
@@ -287,6 +290,7 @@ def make_pools(settings: Settings, clock: Clock) -> Pools:
         WaitsFor.STORE: (settings.threads_store, deadline),
         WaitsFor.WORK: (settings.threads_work, None),
         WaitsFor.PARSING: (PARSERS, deadline),
+        WaitsFor.SCHEMAS: (SCHEMA_CHECKS, deadline),
     }
     return {what: Pool(what, threads, most, clock) for what, (threads, most) in sizes.items()}
 

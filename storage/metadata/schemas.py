@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, RowMapping, delete, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, select
 
 from storage.metadata import queries
 from storage.metadata.queries import Store
@@ -25,14 +25,37 @@ class SchemaRecord:
     created_at: int = 0
 
 
+@dataclass(frozen=True)
+class SchemaOutline:
+    """One version without its definition. `size`: bytes of the definition."""
+
+    version: int
+    type: int
+    size: int
+
+
 class SchemaStore(Store):
     """Schemas, by topic; the partitions of a partitioned topic share those of the whole."""
 
-    def of_topic(self, topic: TopicName) -> list[SchemaRecord]:
-        """All versions, oldest first."""
-        wanted = select(schemas).where(schemas.c.topic == _scope(topic)).order_by(schemas.c.version)
+    def outlines(self, topic: TopicName) -> list[SchemaOutline]:
+        """Return all versions without their definitions, oldest first."""
+        size = func.length(schemas.c.data)
+        query = select(schemas.c.version, schemas.c.type, size).where(_of(topic)).order_by(schemas.c.version)
         with self._database.read() as connection:
-            return [_record(row) for row in connection.execute(wanted).mappings()]
+            return [SchemaOutline(*row) for row in connection.execute(query)]
+
+    def versions(self, topic: TopicName, versions: Collection[int]) -> list[SchemaRecord]:
+        """Return some versions, oldest first; those that do not exist are left out."""
+        query = select(schemas).where(_of(topic), schemas.c.version.in_(versions)).order_by(schemas.c.version)
+        with self._database.read() as connection:
+            return [_record(row) for row in connection.execute(query).mappings()]
+
+    def with_data(self, topic: TopicName, kind: int, data: bytes) -> SchemaRecord | None:
+        """Return the oldest version of that type and of exactly these bytes."""
+        query = select(schemas).where(_of(topic), schemas.c.type == kind, schemas.c.data == data)
+        with self._database.read() as connection:
+            row = connection.execute(query.order_by(schemas.c.version).limit(1)).mappings().first()
+            return None if row is None else _record(row)
 
     def add(self, topic: TopicName, schema: SchemaRecord, version: int) -> bool:
         """Store a schema as that version; False if there is one of it already."""
@@ -62,6 +85,10 @@ class SchemaStore(Store):
 def remove(connection: Connection, topic: TopicName) -> None:
     """Delete all versions of a topic's schema."""
     connection.execute(delete(schemas).where(schemas.c.topic == _scope(topic)))
+
+
+def _of(topic: TopicName) -> ColumnElement[bool]:
+    return schemas.c.topic == _scope(topic)
 
 
 def _scope(topic: TopicName) -> str:

@@ -1,10 +1,11 @@
 """The schema of a topic, as `pulsar-admin schemas` asks for it: its versions, a new one, whether one may follow.
 
-Clients bring their schemas themselves (api/gateway); the rules are the same (api/messaging/schemas.py).
+Clients send their schemas themselves (api/gateway); the rules are the same (api/broker/schemas.py).
 """
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 from fastapi import Body, Path
@@ -12,11 +13,13 @@ from pydantic import Field
 
 from api.admin import resolve
 from api.admin.models import PulsarAnswer, PulsarBody
+from api.broker.schema_compatibility import SchemaType, join_parts, split_parts
+from api.broker.schemas import IncompatibleSchema, type_name
 from api.http.access import ANY_USE, AuthAction
 from api.http.paths import Topic
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.messaging.schemas import IncompatibleSchema, SchemaRegistry, SchemaType
+from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.metadata.schemas import SchemaRecord
 from storage.model import TopicName
@@ -82,7 +85,7 @@ class PostSchemaPayload(PulsarBody):
 
     type: str
     definition: str = Field("", alias="schema")
-    properties: dict[str, str] = Field(default_factory=dict)
+    properties: dict[str, str] | None = None
 
     @property
     def record(self) -> SchemaRecord:
@@ -92,7 +95,10 @@ class PostSchemaPayload(PulsarBody):
         except KeyError:
             names = ", ".join(item.name for item in SchemaType)
             raise RestException(400, f"there is no schema type {self.type[:40]!r}: it is one of {names}") from None
-        return SchemaRecord(-1, kind, "", self.definition.encode(), self.properties)
+        data = self.definition.encode()
+        if kind is SchemaType.KEY_VALUE:
+            data = _pair_data(data)
+        return SchemaRecord(-1, kind, "", data, self.properties or {})
 
 
 Payload = Annotated[PostSchemaPayload, Body()]
@@ -113,22 +119,32 @@ def get_schema_version(parts: Parts, topic: Topic, version: Version) -> GetSchem
 @router.get(PATH + "/schemas", *ANY_USE)
 def get_schemas(parts: Parts, topic: Topic) -> GetAllVersionsSchemaResponse:
     """All versions of a topic's schema."""
-    versions = _versions(parts, topic)
+    versions = parts.schemas.versions(topic)
+    if not versions:
+        raise _missing(topic)
     return GetAllVersionsSchemaResponse(get_schema_responses=[_shown(item) for item in versions])
 
 
 @router.get(PATH + "/metadata", *ANY_USE)
 def get_schema_metadata(parts: Parts, topic: Topic) -> SchemaMetadata:
     """The versions of a topic's schema, without their definitions."""
-    entries = [SchemaMetadataEntry(version=item.version) for item in _versions(parts, topic)]
+    entries = [SchemaMetadataEntry(version=item.version) for item in parts.schemas.outlines(topic)]
+    if not entries:
+        raise _missing(topic)
     return SchemaMetadata(info=entries[-1], index=entries)
 
 
-@router.post(PATH + "/schema", AuthAction.PRODUCE, refuses=(409,), response_model=PostSchemaResponse)
+@router.post(
+    PATH + "/schema",
+    AuthAction.PRODUCE,
+    refuses=(409,),
+    waits_for=WaitsFor.SCHEMAS,
+    response_model=PostSchemaResponse,
+)
 def post_schema(parts: Parts, topic: Topic, schema: Payload) -> Any:
     """Store a schema as the topic's next version, unless a version is the same; the topic need not exist."""
     resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
-    stored = _registry(parts).ensure(topic, schema.record)
+    stored = parts.schemas.ensure(topic, schema.record)
     return PostSchemaResponse(version=LongSchemaVersion(version=stored.version))
 
 
@@ -141,10 +157,10 @@ def delete_schema(parts: Parts, topic: Topic, force: bool = False) -> Any:
     return LongSchemaVersion(version=newest)
 
 
-@router.post(PATH + "/compatibility", *ANY_USE, response_model=IsCompatibilityResponse)
+@router.post(PATH + "/compatibility", *ANY_USE, waits_for=WaitsFor.SCHEMAS, response_model=IsCompatibilityResponse)
 def check_schema(parts: Parts, topic: Topic, schema: Payload) -> Any:
     """Whether a schema may be the topic's next version. Nothing is stored."""
-    registry, fits = _registry(parts), True
+    registry, fits = parts.schemas, True
     try:
         registry.check(topic, schema.record)
     except IncompatibleSchema:
@@ -155,28 +171,16 @@ def check_schema(parts: Parts, topic: Topic, schema: Payload) -> Any:
 @router.post(PATH + "/version", *ANY_USE, refuses=(404,), response_model=LongSchemaVersion)
 def get_version_of_schema(parts: Parts, topic: Topic, schema: Payload) -> Any:
     """The version of a topic's schema that is the same."""
-    found = _registry(parts).same(topic, schema.record)
+    found = parts.schemas.same(topic, schema.record)
     if found is None:
         raise _missing(topic)
     return LongSchemaVersion(version=found.version)
 
 
-def _registry(parts: Service) -> SchemaRegistry:
-    return SchemaRegistry(parts.environment.metadata)
-
-
 def _found(parts: Service, topic: TopicName, version: int | None = None) -> SchemaRecord:
     """Raises RestException (404)."""
-    found = _registry(parts).find(topic, version)
+    found = parts.schemas.find(topic, version)
     if found is None:
-        raise _missing(topic)
-    return found
-
-
-def _versions(parts: Service, topic: TopicName) -> list[SchemaRecord]:
-    """Raises RestException (404) if there is none."""
-    found = _registry(parts).versions(topic)
-    if not found:
         raise _missing(topic)
     return found
 
@@ -188,8 +192,29 @@ def _missing(topic: TopicName) -> RestException:
 def _shown(schema: SchemaRecord) -> GetSchemaResponse:
     return GetSchemaResponse(
         version=schema.version,
-        type=SchemaType(schema.type).name,
+        type=type_name(schema.type),
         timestamp=schema.created_at,
-        data=schema.data.decode(errors="replace"),
+        data=_pair_text(schema.data) if schema.type == SchemaType.KEY_VALUE else schema.data.decode(errors="replace"),
         properties=dict(schema.properties),
     )
+
+
+def _pair_data(text: bytes) -> bytes:
+    """Return the definitions of key and value as they are stored, of `{"key": …, "value": …}`. Raises RestException
+    (400)."""
+    try:
+        pair = json.loads(text)
+        parts = [b"" if pair[name] == "" else json.dumps(pair[name]).encode() for name in ("key", "value")]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        message = 'the definition of a KEY_VALUE schema is {"key": …, "value": …}, each a definition or ""'
+        raise RestException(400, message) from None
+    return join_parts(*parts)
+
+
+def _pair_text(data: bytes) -> str:
+    """Return the inverse of `_pair_data`; what is not stored so is shown as it is."""
+    try:
+        key, value = (json.loads(part) if part else "" for part in split_parts(data))
+    except (ValueError, RecursionError):
+        return data.decode(errors="replace")
+    return json.dumps({"key": key, "value": value})

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from storage.metadata.schemas import SchemaRecord
+from storage.model import TopicName
 from tests.serving import Served
 
 NAMESPACE = "public/default"
@@ -57,7 +59,10 @@ def test_what_may_not_follow_is_refused_by_the_strategy_that_holds(served: Serve
     ask(served, "POST", "s2", "schema", FIRST)
     status, reason = refused(served, "POST", "s2-partition-1", "schema", REQUIRED)
     assert status == 409
-    assert reason.startswith("the schema of persistent://public/default/s2 cannot change so: it cannot read")
+    assert reason.startswith(
+        "the schema of persistent://public/default/s2 cannot change so: compared with version 0: the new one cannot "
+        "read what it describes: town: the field is not written, and has no default value (FULL)"
+    )
     fits = {"compatibility": False, "schemaCompatibilityStrategy": "FULL"}
     assert ask(served, "POST", "s2", "compatibility", REQUIRED) == fits
 
@@ -73,13 +78,41 @@ def test_what_may_not_follow_is_refused_by_the_strategy_that_holds(served: Serve
     ("body", "reason"),
     [
         ({**FIRST, "type": "NOSUCH"}, "there is no schema type 'NOSUCH': it is one of NONE, STRING"),
-        ({**FIRST, "schema": "{"}, "the schema '' is no Avro definition"),
+        ({**FIRST, "schema": "{"}, "the definition of the schema cannot be read as AVRO"),
     ],
 )
 def test_what_is_no_schema_is_refused(served: Served, body: dict[str, Any], reason: str) -> None:
     status, given = refused(served, "POST", "s3", "schema", body)
     assert status == 400
     assert given.startswith(reason)
+
+
+def test_properties_may_be_null(served: Served) -> None:
+    assert ask(served, "POST", "s4", "schema", {**FIRST, "properties": None}) == {"version": {"version": 0}}
+    assert ask(served, "GET", "s4", "schema")["properties"] == {}
+
+
+def test_a_schema_of_key_and_value_changes_by_the_rules_of_both(served: Served) -> None:
+    kinds = {"key.schema.type": "STRING", "value.schema.type": "AVRO"}
+
+    def pair(value: dict[str, Any]) -> dict[str, Any]:
+        text = json.dumps({"key": "", "value": json.loads(value["schema"])})
+        return {"type": "KEY_VALUE", "schema": text, "properties": kinds}
+
+    assert ask(served, "POST", "s5", "schema", pair(FIRST)) == {"version": {"version": 0}}
+    assert ask(served, "POST", "s5", "schema", pair(OPTIONAL)) == {"version": {"version": 1}}
+    assert ask(served, "GET", "s5", "schema/0")["data"] == pair(FIRST)["schema"]
+    assert refused(served, "POST", "s5", "schema", pair(REQUIRED))[0] == 409
+    assert refused(served, "POST", "s5", "schema", {**pair(FIRST), "schema": "[]"})[0] == 400
+
+
+def test_a_stored_type_without_meaning_breaks_no_call(served: Served) -> None:
+    topic = TopicName.parse(f"persistent://{NAMESPACE}/s6")
+    served.service.environment.metadata.schemas.add(topic, SchemaRecord(-1, 21, "", b""), 0)
+    assert refused(served, "GET", "s6", "schema")[0] == 404
+    assert refused(served, "GET", "s6", "schemas")[0] == 404
+    assert refused(served, "GET", "s6", "metadata")[0] == 404
+    assert ask(served, "POST", "s6", "schema", {**FIRST, "type": "STRING", "schema": ""}) == {"version": {"version": 1}}
 
 
 def test_policies_of_clients_come_from_the_namespace(served: Served) -> None:

@@ -1,0 +1,178 @@
+"""Comparisons of schemas, in processes that can be ended.
+
+Definitions come from clients, and a comparison holds Python's lock for as long as it computes. Small ones are compared
+here, which takes some milliseconds; all others by a child process, which is started when it is first needed, serves one
+check at a time, and is killed when the check exceeds its seconds. The next check starts another.
+
+A check is one caller's question about one schema: it may compare it with many versions, and its seconds count for all
+of them. At most `PROCESSES` run at once. One tenant has at most `CHECKS_OF_TENANT` that run or wait, so that a tenant
+cannot keep the others from comparing theirs.
+
+Blocks. The child imports this module and Avro, and nothing else of the service.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+
+from api.broker.avro_resolution import MalformedDefinition, TooComplex
+from api.broker.schema_compatibility import Comparison, explain
+from storage.errors import Unavailable
+
+PROCESSES = 2
+CHECKS_OF_TENANT = 4
+CHECK_SECONDS = 10.0
+"""Seconds of comparing that one check may take. One comparison within the bounds of `avro_resolution.py` takes about
+three on a free machine."""
+START_SECONDS = 60.0
+"""Seconds after which a child that has not reported that it runs is given up."""
+SMALL_BYTES = 16 << 10
+"""Bytes of both definitions up to which they are compared in the caller's thread."""
+SMALL_STEPS = 5_000
+_RECURSION = 20_000
+
+
+class _Child:
+    """A process that compares. Its pipe closes when either end is dead."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, child_end = context.Pipe()
+        self._process = context.Process(target=serve, args=(child_end,), name="schemas", daemon=True)
+        try:
+            self._process.start()
+        except OSError as error:
+            self._connection.close()
+            raise Unavailable(f"no process for comparing schemas can be started: {error}", "try again") from error
+        finally:
+            child_end.close()
+        self.is_running = False
+
+    def ask(self, comparison: Comparison, seconds: float) -> tuple[str, str]:
+        """Return kind and text of the answer. Raises TimeoutError, EOFError, OSError: the child is of no more use."""
+        if not self.is_running:
+            if not self._connection.poll(START_SECONDS):
+                raise TimeoutError
+            self._connection.recv()
+            self.is_running = True
+        self._connection.send(comparison)
+        if not self._connection.poll(max(0.0, seconds)):
+            raise TimeoutError
+        kind, text = self._connection.recv()
+        return str(kind), str(text)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._connection.close()
+        self._process.join()
+
+
+class SchemaCheck:
+    """The comparisons of one check."""
+
+    def __init__(self, processes: SchemaProcesses, seconds: float) -> None:
+        self._processes = processes
+        self._seconds = seconds
+        self._left = seconds
+
+    def explain(self, comparison: Comparison) -> str:
+        """Return why a schema may not follow; empty: it may. Raises MalformedDefinition, TooComplex, Unavailable."""
+        if comparison.size <= SMALL_BYTES:
+            with suppress(TooComplex, RecursionError):
+                return explain(comparison, SMALL_STEPS)
+        start = time.monotonic()
+        try:
+            kind, text = self._processes.ask(comparison, self._left)
+        except TimeoutError:
+            raise TooComplex(f"comparing it takes longer than {self._seconds:g} s") from None
+        except (EOFError, OSError) as error:
+            raise Unavailable("the process that compared the schema has ended", "try again", is_public=True) from error
+        finally:
+            self._left -= time.monotonic() - start
+        if kind == "malformed":
+            raise MalformedDefinition(text)
+        if kind == "complex":
+            raise TooComplex(text)
+        return text
+
+
+class SchemaProcesses:
+    """The processes of a service."""
+
+    def __init__(self, seconds: float = CHECK_SECONDS) -> None:
+        self._seconds = seconds
+        self._slots = threading.Semaphore(PROCESSES)
+        self._lock = threading.Lock()
+        self._idle: list[_Child] = []
+        self._checks: Counter[str] = Counter()
+
+    @contextmanager
+    def check(self, tenant: str) -> Iterator[SchemaCheck]:
+        """A check for a tenant. Raises Unavailable if it has too many already."""
+        with self._lock:
+            if self._checks[tenant] >= CHECKS_OF_TENANT:
+                raise Unavailable(
+                    f"{CHECKS_OF_TENANT} schemas of tenant {tenant} are being compared", "try again", is_public=True
+                )
+            self._checks[tenant] += 1
+        try:
+            yield SchemaCheck(self, self._seconds)
+        finally:
+            with self._lock:
+                self._checks[tenant] -= 1
+                if not self._checks[tenant]:
+                    del self._checks[tenant]
+
+    def ask(self, comparison: Comparison, seconds: float) -> tuple[str, str]:
+        """Return what a child answers. Raises TimeoutError, EOFError, OSError, Unavailable."""
+        with self._slots:
+            with self._lock:
+                child = self._idle.pop() if self._idle else None
+            child = child or _Child()
+            try:
+                answer = child.ask(comparison, seconds)
+            except BaseException:
+                child.end()
+                raise
+            with self._lock:
+                self._idle.append(child)
+            return answer
+
+    def close(self) -> None:
+        """End the processes that are idle. Those at work end with their check, or with the service."""
+        with self._lock:
+            children, self._idle = self._idle, []
+        for child in children:
+            child.end()
+
+
+def serve(connection: Connection) -> None:
+    """Answer comparisons until the other end of the pipe is closed. The child's main function."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's: it ends the child
+    with suppress(OSError):
+        os.nice(5)
+    sys.setrecursionlimit(_RECURSION)
+    with suppress(EOFError, OSError):
+        connection.send("ready")
+        while True:
+            connection.send(_answer(connection.recv()))
+
+
+def _answer(comparison: Comparison) -> tuple[str, str]:
+    try:
+        return "result", explain(comparison)
+    except MalformedDefinition as error:
+        return "malformed", str(error)
+    except TooComplex as error:
+        return "complex", str(error)
+    except (RecursionError, MemoryError):
+        return "complex", "it is nested too deep"

@@ -1,0 +1,228 @@
+"""Schemas of topics: each version is stored, and a new one must be compatible with those before it.
+
+Messages are not checked against a schema: clients encode and decode. A new version follows the topic's
+`schema.compatibility-strategy`; `schema_compatibility.py` holds the rules of the types.
+
+A request reads no more definitions than it needs: equal bytes are compared by the database, definitions that differ in
+layout alone are recognised among the newest `LAYOUT_BYTES`, and a comparison reads one version at a time. Versions of a
+type that has no meaning (earlier releases stored any number) count as absent; new ones are refused.
+
+Blocks: `ensure`, `ensure_readable` and `check` compare, and belong into the threads for schemas; all else reads SQL.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from api.broker.avro_resolution import DEFINITION_BYTES, MalformedDefinition, TooComplex
+from api.broker.schema_compatibility import AVRO_DEFINED, DEFINED, Comparison, Definition, SchemaType
+from api.broker.schema_processes import SchemaCheck, SchemaProcesses
+from storage.errors import Conflict, InvalidInput, Unavailable
+from storage.metadata.policy_store import namespace_scope
+from storage.metadata.schemas import SchemaOutline, SchemaRecord
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+
+LAYOUT_BYTES = 1 << 20
+"""Bytes of the newest definitions among which one is recognised that differs in layout alone."""
+TOPIC_BYTES = 16 << 20
+"""Bytes of all definitions of a topic: REST returns them in one answer."""
+_TRIES = 5
+
+
+class IncompatibleSchema(Conflict):
+    """A schema that may not follow those of a topic."""
+
+
+class InvalidSchema(InvalidInput):
+    """A schema whose definition cannot be read, or is beyond a bound."""
+
+
+class SchemaRegistry:
+    """The schemas of all topics."""
+
+    def __init__(self, metadata: MetadataStore, processes: SchemaProcesses) -> None:
+        self._metadata = metadata
+        self._processes = processes
+
+    def outlines(self, topic: TopicName) -> list[SchemaOutline]:
+        """Return all versions of a topic's schema without their definitions, oldest first."""
+        return [item for item in self._metadata.schemas.outlines(topic) if is_known(item.type)]
+
+    def versions(self, topic: TopicName) -> list[SchemaRecord]:
+        """Return all versions of a topic's schema, oldest first."""
+        return self._metadata.schemas.versions(topic, [item.version for item in self.outlines(topic)])
+
+    def find(self, topic: TopicName, version: int | None = None) -> SchemaRecord | None:
+        """Return a version of a topic's schema, by default the newest; None: it does not exist."""
+        if version is None:
+            outlines = self.outlines(topic)
+            return self._load(topic, outlines[-1]) if outlines else None
+        records = self._metadata.schemas.versions(topic, [version])
+        return records[0] if records and is_known(records[0].type) else None
+
+    def same(self, topic: TopicName, schema: SchemaRecord) -> SchemaRecord | None:
+        """Return the version that is the same schema; None: it does not exist. Raises InvalidSchema."""
+        kind = _known_type(schema)
+        if stored := self._metadata.schemas.with_data(topic, schema.type, schema.data):
+            return stored
+        _check_size(schema)
+        if kind not in AVRO_DEFINED:
+            return None
+        content, left = _content(schema.data), LAYOUT_BYTES
+        for outline in reversed(self.outlines(topic)):
+            left -= outline.size
+            if left < 0:
+                break
+            if outline.type == kind and (record := self._load(topic, outline)) and _content(record.data) == content:
+                return record
+        return None
+
+    def strategy(self, topic: TopicName) -> str:
+        """Return the strategy that holds for a topic, or would if it existed."""
+        names = (topic, topic.of_partition(0))
+        records = self._metadata.topics.named(names)
+        for name in names:
+            if name in records:
+                return self._metadata.policies.effective(records[name]).schema_compatibility_strategy
+        scope = namespace_scope(f"{topic.tenant}/{topic.namespace}")
+        return self._metadata.policies.resolved_around(scope).policies.schema_compatibility_strategy
+
+    def ensure(self, topic: TopicName, schema: SchemaRecord) -> SchemaRecord:
+        """Return the version that holds a schema, and store it if it is new. Raises IncompatibleSchema, InvalidSchema,
+        Unavailable."""
+        for _ in range(_TRIES):
+            if stored := self.same(topic, schema):
+                return stored
+            every = self._metadata.schemas.outlines(topic)
+            self.check(topic, schema)
+            if sum(item.size for item in every) + len(schema.data) > TOPIC_BYTES:
+                raise IncompatibleSchema(
+                    f"the schemas of {topic.whole or topic} have more than {TOPIC_BYTES >> 20} MiB together with it",
+                    "delete the topic's schemas, and store the newest again",
+                    is_public=True,
+                )
+            version = every[-1].version + 1 if every else 0
+            if self._metadata.schemas.add(topic, schema, version):
+                return SchemaRecord(version, schema.type, schema.name, schema.data, schema.properties)
+        raise Unavailable(f"the schema of {topic} is changed by many callers at once", "try again", is_public=True)
+
+    def is_newest(self, topic: TopicName, schema: SchemaRecord) -> bool:
+        """Return whether a schema is the same as the newest version. Raises InvalidSchema."""
+        stored = self.same(topic, schema)
+        return stored is not None and stored.version == self.outlines(topic)[-1].version
+
+    def ensure_readable(self, topic: TopicName, schema: SchemaRecord) -> None:
+        """Store a consumer's schema if the topic has none, as in Pulsar; else check that it reads the newest. Raises
+        IncompatibleSchema, InvalidSchema, Unavailable."""
+        outlines = self.outlines(topic)
+        if not outlines:
+            self.ensure(topic, schema)
+            return
+        strategy = self.strategy(topic)
+        newest = self._load(topic, outlines[-1])
+        if newest is None or strategy == "ALWAYS_COMPATIBLE" or self.is_newest(topic, schema):
+            return
+        if strategy == "FORWARD":
+            if newest.type != schema.type:
+                raise _incompatible(topic, f"it is of type {type_name(newest.type)}, not {type_name(schema.type)}")
+            return
+        with self._processes.check(topic.tenant) as check:
+            if problem := _explain(check, Comparison(_definition(schema), _definition(newest))):
+                raise _incompatible(topic, f"a consumer with it cannot read version {newest.version}: {problem}")
+
+    def check(self, topic: TopicName, schema: SchemaRecord) -> None:
+        """Check that a schema may be the next version. Raises IncompatibleSchema, InvalidSchema, Unavailable."""
+        kind = _known_type(schema)
+        _check_size(schema)
+        strategy, new = self.strategy(topic), _definition(schema)
+        outlines = self.outlines(topic)
+        with self._processes.check(topic.tenant) as check:
+            if kind in DEFINED:
+                _explain(check, Comparison(new))
+            if not outlines or strategy == "ALWAYS_COMPATIBLE":
+                return
+            if strategy == "ALWAYS_INCOMPATIBLE":
+                raise _incompatible(topic, "the topic's strategy allows no other than the first")
+            direction = strategy.removesuffix("_TRANSITIVE")
+            reads_old, is_read = direction != "FORWARD", direction != "BACKWARD"  # FULL and UNDEFINED: both
+            for old in self._compared(topic, outlines, strategy):
+                if problem := _explain(check, Comparison(new, _definition(old), reads_old, is_read)):
+                    raise _incompatible(topic, f"compared with version {old.version}: {problem} ({strategy})")
+
+    def _compared(self, topic: TopicName, outlines: list[SchemaOutline], strategy: str) -> Iterator[SchemaRecord]:
+        """Load the versions that a strategy compares with, one at a time, newest first."""
+        for outline in reversed(outlines if strategy.endswith("_TRANSITIVE") else outlines[-1:]):
+            if record := self._load(topic, outline):
+                yield record
+
+    def _load(self, topic: TopicName, outline: SchemaOutline) -> SchemaRecord | None:
+        """Load a version; None: it has been deleted meanwhile."""
+        records = self._metadata.schemas.versions(topic, [outline.version])
+        return records[0] if records else None
+
+
+def is_known(number: int) -> bool:
+    """Return whether a number is that of a type of schema."""
+    return number in SchemaType._value2member_map_
+
+
+def type_name(number: int) -> str:
+    """Return the name of a type, also of a number that has none."""
+    return SchemaType(number).name if is_known(number) else f"number {number}"
+
+
+def _known_type(schema: SchemaRecord) -> SchemaType:
+    """Raises InvalidSchema."""
+    if not is_known(schema.type):
+        raise InvalidSchema(
+            f"a schema of type {schema.type} cannot be stored",
+            f"use a type from 0 to {max(SchemaType)}; AUTO_CONSUME describes no messages",
+            is_public=True,
+        )
+    return SchemaType(schema.type)
+
+
+def _check_size(schema: SchemaRecord) -> None:
+    """Raises InvalidSchema."""
+    if len(schema.data) > DEFINITION_BYTES:
+        raise _invalid(schema, f"it has {len(schema.data)} bytes, and {DEFINITION_BYTES} are allowed")
+
+
+def _explain(check: SchemaCheck, comparison: Comparison) -> str:
+    """Return why a schema may not follow; empty: it may. Raises InvalidSchema, Unavailable."""
+    try:
+        return check.explain(comparison)
+    except MalformedDefinition as error:
+        raise InvalidSchema(
+            f"the definition of the schema cannot be read as {comparison.new.type}: {error}",
+            "correct it",
+            is_public=True,
+        ) from error
+    except TooComplex as error:
+        raise InvalidSchema(f"the schema is too complex: {error}", "make it simpler", is_public=True) from error
+
+
+def _definition(schema: SchemaRecord) -> Definition:
+    return Definition(type_name(schema.type), schema.data, dict(schema.properties))
+
+
+def _content(data: bytes) -> object:
+    """Return what an Avro definition says, without its layout."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return data
+
+
+def _invalid(schema: SchemaRecord, reason: str) -> InvalidSchema:
+    return InvalidSchema(f"the schema {schema.name[:100]!r} is too large: {reason}", "make it smaller", is_public=True)
+
+
+def _incompatible(topic: TopicName, reason: str) -> IncompatibleSchema:
+    return IncompatibleSchema(
+        f"the schema of {topic.whole or topic} cannot change so: {reason}",
+        "change it so that it fits, or set another schema.compatibility-strategy",
+        is_public=True,
+    )

@@ -1,0 +1,83 @@
+"""Processes that compare schemas: bounds of time, of a tenant, and what follows a death. One child process each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from api.broker import schema_processes
+from api.broker.avro_resolution import DEPTH, MalformedDefinition, TooComplex
+from api.broker.schema_compatibility import Comparison, Definition
+from api.broker.schema_processes import CHECKS_OF_TENANT, SMALL_BYTES, SchemaProcesses
+from storage.errors import Unavailable
+
+
+def large(kind: str = "string") -> Definition:
+    content = {"type": "record", "name": "R", "doc": "x" * SMALL_BYTES, "fields": [{"name": "f", "type": kind}]}
+    return Definition("AVRO", json.dumps(content).encode())
+
+
+@pytest.fixture
+def processes() -> Iterator[SchemaProcesses]:
+    pool = SchemaProcesses(seconds=600)
+    yield pool
+    pool.close()
+
+
+def test_a_child_compares_what_is_large(processes: SchemaProcesses) -> None:
+    with processes.check("t") as check:
+        assert check.explain(Comparison(large(), large())) == ""
+        reason = check.explain(Comparison(large(), large("int")))
+        assert reason == "the new one cannot read what it describes: f: int cannot be read as string"
+        with pytest.raises(MalformedDefinition):
+            check.explain(Comparison(Definition("AVRO", b"{" + b" " * SMALL_BYTES)))
+        nested = b'{"type":"array","items":' * 2_000 + b'"int"' + b"}" * 2_000
+        with pytest.raises(TooComplex, match=f"deeper than {DEPTH}"):
+            check.explain(Comparison(Definition("AVRO", nested)))
+        records = [{"type": "record", "name": "r0", "fields": []}]
+        for number in range(1, 5_000):
+            field = {"name": "f", "type": f"r{number - 1}"}
+            records.append({"type": "record", "name": f"r{number}", "fields": [field]})
+        chain = Definition("AVRO", json.dumps(records).encode())
+        assert check.explain(Comparison(chain, Definition("AVRO", chain.data + b" "))) == ""
+
+
+def test_a_check_that_takes_too_long_ends_its_process() -> None:
+    pool = SchemaProcesses(seconds=0)
+    for _ in range(2):
+        with pool.check("t") as check, pytest.raises(TooComplex, match="takes longer than 0 s"):
+            check.explain(Comparison(large(), large()))
+        assert not pool._idle
+
+
+def test_the_death_of_a_process_is_a_refusal(processes: SchemaProcesses) -> None:
+    with processes.check("t") as check:
+        check.explain(Comparison(large()))
+        (child,) = processes._idle
+        child._process.kill()
+        child._process.join()
+        with pytest.raises(Unavailable, match="has ended"):
+            check.explain(Comparison(large()))
+        assert check.explain(Comparison(large())) == ""
+
+
+def test_small_definitions_need_no_process(processes: SchemaProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_processes, "_Child", None)
+    with processes.check("t") as check:
+        assert check.explain(Comparison(Definition("AVRO", b'"int"'), Definition("AVRO", b'"int"'))) == ""
+
+
+def test_a_tenant_has_a_bound_of_checks(processes: SchemaProcesses) -> None:
+    held = [processes.check("t") for _ in range(CHECKS_OF_TENANT)]
+    for check in held:
+        check.__enter__()
+    with pytest.raises(Unavailable, match="of tenant t are being compared"), processes.check("t"):
+        pass
+    with processes.check("other"):
+        pass
+    for check in held:
+        check.__exit__(None, None, None)
+    with processes.check("t"):
+        pass
