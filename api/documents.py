@@ -18,7 +18,7 @@ class RunReport:
     run: int
     topic: str
     state: RunState
-    cause: str | None
+    cause: str
     phase: str
     tasks_done: int | None
     tasks_total: int | None

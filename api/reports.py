@@ -38,6 +38,7 @@ def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = 
     from api.documents import RunReport
     from compactor.two_phase import HEARTBEAT_MS
     from storage.metadata.liveness import is_alive
+    from storage.metadata.records import MANUAL
 
     statistics = dict(run.statistics)
     if "tail_left" in statistics:
@@ -50,7 +51,7 @@ def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = 
         run=run.run_id,
         topic=str(topic),
         state=run.state.value,
-        cause=run.cause or None,
+        cause=run.cause or MANUAL,
         **progress,
         heartbeat_expired=not is_alive(run.owner, run.heartbeat_at, HEARTBEAT_MS, now) if running else None,
         error=shown_error(run.error, in_full=in_full),

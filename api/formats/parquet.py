@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +29,8 @@ from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import MessageId
 from storage.reading.snapshot_reader import row_messages
 
+STDOUT = "-"
+"""The name of standard output."""
 _BATCH_ROWS = 65_536
 _BATCH_BYTES = 32 << 20
 _SOURCES = {"key": "key", "payload": "value", "event_time": "event_time", "publish_time": "publish_time"}
@@ -135,7 +138,8 @@ def write_parquet(
     value_encoding: TextEncoding,
     limit: int | None = None,
 ) -> int:
-    """Write messages (`rows.SCHEMA`) to a file, at most `limit`, a chunked one as one (P10); their number.
+    """Write messages (`rows.SCHEMA`) to a file (`-`: standard output), at most `limit`, a chunked one as one (P10);
+    return their number.
 
     UTF-8 gives string columns, base64 binary ones.
     """
@@ -159,6 +163,8 @@ def write_parquet(
                 count += len(taken)
                 if count == limit:
                     break
+    except BrokenPipeError:
+        raise  # the reader of standard output has gone, which is no error
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else _line(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -195,11 +201,14 @@ def _whole_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterat
 
 
 @contextmanager
-def _whole_or_not(file: str) -> Iterator[str]:
+def _whole_or_not(file: str) -> Iterator[str | IO[bytes]]:
     """The name to write to: once it is whole, it takes the place of `file`, which stays as it was until then.
 
-    A pipe or device is written as it is.
+    A pipe or device is written as it is, and so is standard output, `-`: without its end it is no Parquet file.
     """
+    if file == STDOUT:
+        yield sys.stdout.buffer
+        return
     target = os.path.realpath(file)
     if os.path.exists(target) and not os.path.isfile(target):
         yield file

@@ -26,7 +26,7 @@ from compactor.scheduling.leadership import RENEWALS, Leadership
 from compactor.scheduling.worker import Worker, WorkerSettings
 from storage.environment import Environment
 from storage.errors import CompactionPaused, CompactionRunning, CompactorError
-from storage.metadata.records import SERVICE_DEAD_MS, CompactionControl, ServiceRecord, TopicRecord
+from storage.metadata.records import MANUAL, SERVICE_DEAD_MS, CompactionControl, ServiceRecord, TopicRecord
 from storage.options.policies import UnreadableStoredValue
 from storage.owner import owner_name
 
@@ -94,7 +94,7 @@ class ControlLoop:
 
     # For REST
 
-    def trigger(self, topic: TopicRecord, cause: str = "manual", by: str = "") -> CompactionControl:
+    def trigger(self, topic: TopicRecord, cause: str = MANUAL, by: str = "") -> CompactionControl:
         """Ask for a compaction; whichever service leads executes it. Raises CompactionRunning, CompactionPaused."""
         state = self._environment.metadata.compaction_control.request(topic.id, cause, by or self.name)
         self.wake()

@@ -97,6 +97,8 @@ class SegmentContent:
     size: int
 
 
+MANUAL = "manual"
+"""The cause of a compaction that a person or a client asked for, by whatever way."""
 MAX_SEALING_TRIES = 5
 """A segment that as many sealers died over is sealed no more but by hand."""
 
@@ -176,7 +178,8 @@ class RunState(StrEnum):
 class RunRecord:
     """One compaction run. `policies` are frozen at the claim, with the clock (`started_at`).
 
-    `error` is why it ended as ERROR or CANCELLED. `cause`: what it was requested for; empty: it was begun by hand.
+    `error` is why it ended as ERROR or CANCELLED. `cause`: what it was requested for; empty: a process began it without
+    a request, which reports show as MANUAL.
     """
 
     run_id: int

@@ -66,6 +66,8 @@ class PageReader:
         self._rest: pa.Table | None = None
         """The rows of the last table that did not fit into the page."""
         self._chunks = ChunkAssembler()
+        self.next = state
+        """Where a read continues behind what `stream` or `stream_rows` has yielded."""
         self._seen: list[tuple[int, ContinuationToken]] = []
         """The tables that chunks of incomplete messages are in: first offset, and the state behind it."""
 
@@ -106,30 +108,53 @@ class PageReader:
 
     def messages(self, limits: ReadLimits) -> MessagesPage:
         """One page as messages; a reader gives one such page that is not empty. Raises as `rows`."""
-        found: list[Message] = []
+        page: list[Message] = []
+        try:
+            page.extend(self.stream(limits))  # what came before an error stays in the page
+        except CompactorError:
+            if not page:
+                raise
+        return MessagesPage(page, self.next)
+
+    def stream(self, limits: ReadLimits = ReadLimits()) -> Generator[Message, None, None]:  # noqa: B008
+        """Yield the messages up to the topic's end of now; `next` continues behind what was yielded. Once.
+
+        Raises as `rows`.
+        """
+        yielded = 0
         bytes_left = limits.bytes
         behind = None
-        try:
-            with closing(self._source.tables()) as tables:
-                for table in tables:
-                    self._note(table)
-                    for row in row_messages(iter(table.to_batches()), self._partition):
-                        before = self._chunks.oldest
-                        whole = self._chunks.add(row) if row.is_chunk else row
-                        if whole is not None and whole.offset > self._state.delivered:
-                            size = _size_of(whole)
-                            if found and bytes_left is not None and size > bytes_left:
-                                return MessagesPage(found, self._restart(before, row))
-                            found.append(whole)
-                            bytes_left = None if bytes_left is None else bytes_left - size
-                        behind = self._behind(row)
-                        if len(found) == limits.messages:
-                            return MessagesPage(found, behind)
-        except CompactorError:
-            if not found or behind is None:
-                raise
-            return MessagesPage(found, behind)
-        return MessagesPage(found, self._here() if behind is None or self._chunks.oldest is None else behind)
+        with closing(self._source.tables()) as tables:
+            for table in tables:
+                self._note(table)
+                for row in row_messages(iter(table.to_batches()), self._partition):
+                    before = self._chunks.oldest
+                    whole = self._chunks.add(row) if row.is_chunk else row
+                    if whole is not None and whole.offset > self._state.delivered:
+                        size = _size_of(whole)
+                        if yielded and bytes_left is not None and size > bytes_left:
+                            self.next = self._restart(before, row)
+                            return
+                        yielded += 1
+                        bytes_left = None if bytes_left is None else bytes_left - size
+                        self.next = behind = self._behind(row)
+                        yield whole
+                        if yielded == limits.messages:
+                            return
+                    else:
+                        self.next = behind = self._behind(row)
+        self.next = self._here() if behind is None or self._chunks.oldest is None else behind
+
+    def stream_rows(self, limits: ReadLimits = ReadLimits()) -> Generator[pa.RecordBatch, None, None]:  # noqa: B008
+        """As `stream`, but rows, chunks by themselves."""
+        budget = PageBudget(limits)
+        with closing(self._source.tables()) as tables:
+            while not budget.is_full and (table := next(tables, None)) is not None:
+                taken = table.slice(0, budget.take(table))
+                self.next = self._behind_offset(last_offset(taken))
+                yield from taken.combine_chunks().to_batches()
+        if not budget.is_full:
+            self.next = self._here()
 
     def close(self) -> None:
         """Release the pin, if there is one."""

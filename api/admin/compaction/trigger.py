@@ -17,13 +17,12 @@ from api.service import Parts
 from compactor.scheduling import status
 from compactor.scheduling.status import CompactionStatus, StatusAndError
 from storage.errors import CompactionRunning, TopicNotFound
+from storage.metadata.records import MANUAL
 from storage.model import TopicName
 
 router = Routes("compaction")
 
 RUNNING = "Compaction already in progress"
-MANUAL = "manual"
-"""The cause of a run that was triggered by hand."""
 
 
 class LongRunningProcessStatus(PulsarAnswer):

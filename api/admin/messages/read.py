@@ -3,7 +3,9 @@
 A page holds at most the messages and bytes that were asked for (R10), and at least one message if there is one; the
 header `X-Compactor-Next` is the `start` of the next page, which any service can give.
 Going on so keeps R7: no id twice, and no deletion missed without an error. With `stream=true` everything up to the
-present end comes in one answer; an error in the middle breaks the connection, so that it is not mistaken for the end.
+present end comes in one answer, from any start, also one of a page; an error in the middle breaks the connection, so
+that it is not mistaken for the end. With `token=true` a stream ends with the `start` of the next read, which only then
+is known.
 
 JSON Lines are the same objects as `compactor read` prints, each chunked message as one. Arrow is rows as they are
 stored (`storage.ledger.rows.SCHEMA`), chunks by themselves.
@@ -12,7 +14,8 @@ stored (`storage.ledger.rows.SCHEMA`), chunks by themselves.
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
+import json
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from contextlib import aclosing, closing
 from typing import Annotated, Any
 
@@ -32,13 +35,12 @@ from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.errors import InvalidInput, OffsetOutOfRange, SegmentNotLocal
 from storage.ledger import rows
-from storage.ledger.seek import OffsetReset, StartPosition
+from storage.ledger.seek import OffsetReset
 from storage.model import Message, TopicName
 from storage.reading.continuation_token import ContinuationToken
 from storage.reading.limits import ReadLimits
 from storage.reading.page_reader import MessagesPage, PageReader, RowsPage
 from storage.reading.position_text import check_begins, parse_start
-from storage.reading.snapshot_reader import messages
 from storage.topic import Topic as OpenTopic
 
 router = Routes("read", known_query=True)
@@ -57,7 +59,10 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
         "description": "The messages.",
         "content": {JSON_LINES: {"schema": {"type": "string"}}, ARROW: {"schema": {"type": "string"}}},
         "headers": {
-            NEXT: {"description": "The `start` of the next page; not with stream=true.", "schema": {"type": "string"}}
+            NEXT: {
+                "description": "The `start` of the next page; of a stream, see `token`.",
+                "schema": {"type": "string"},
+            }
         },
     },
     **refusals(400, 404, 405, 406, 409, 412, 416, 507),
@@ -88,6 +93,10 @@ async def read_messages(
         OffsetReset, Query(description="Where a raw read begins if its start was trimmed.")
     ] = OffsetReset.EARLIEST,
     stream: Annotated[bool, Query(description="All up to the end of now, in one answer.")] = False,
+    token: Annotated[
+        bool,
+        Query(description='End a stream with the `start` of the next read: a line `{"next": …}`, or Arrow metadata.'),
+    ] = False,
     key_encoding: KeyEncoding = TextEncoding.UTF8,
     value_encoding: ValueEncoding = TextEncoding.UTF8,
     accept: Annotated[str, Header(include_in_schema=False)] = "*/*",
@@ -96,17 +105,16 @@ async def read_messages(
     state = ContinuationToken.from_token(start, parse_start)
     if state.compacted is not None and not read_compacted:
         raise RestException(400, f"the start {start} is one of a read with readCompacted=true: ask with it")
-    if stream and (state.compacted is not None or state.delivered >= 0):
-        raise RestException(400, f"the start {start} is one of a page: ask for pages, or stream from an offset")
+    if token and not stream:
+        raise RestException(400, "token=true needs stream=true: each page has X-Compactor-Next")
     kind = _kind_of(accept)
     waiting = parts.pools[WaitsFor.STORE]
     source = await parts.pools[WaitsFor.DATABASE].run(_opened, parts, topic, state)
     encodings = key_encoding, value_encoding
     if stream:
         await waiting.run(check_begins, source, state.start)
-        body = waiting.each(
-            _all(source, state.start, read_compacted, reset, ReadLimits(limit, max_bytes), kind, *encodings)
-        )
+        reader = source.reader(state, read_compacted, reset)
+        body = waiting.each(_all(reader, ReadLimits(limit, max_bytes), kind, token, *encodings))
         first = await anext(body, b"")  # what is wrong from the beginning has a status of its own
         return StreamingResponse(_behind(first, body), media_type=kind)
     settings = parts.settings
@@ -183,18 +191,15 @@ def _encoded(page: RowsPage | MessagesPage, key: TextEncoding, value: TextEncodi
 
 
 def _all(
-    source: OpenTopic,
-    start: StartPosition,
-    read_compacted: bool,
-    reset: OffsetReset,
-    limits: ReadLimits,
-    kind: str,
-    key: TextEncoding,
-    value: TextEncoding,
+    reader: PageReader, limits: ReadLimits, kind: str, with_token: bool, key: TextEncoding, value: TextEncoding
 ) -> Generator[bytes, None, None]:
-    """The pieces of a stream."""
-    batches = source.read(start, read_compacted, limits.messages, limits.bytes, reset)
-    yield from _arrow(batches) if kind == ARROW else _lines(messages(batches, source.name.partition), key, value)
+    """Yield the pieces of a stream; its token comes last."""
+    if kind == ARROW:
+        yield from _arrow(reader.stream_rows(limits), (lambda: reader.next) if with_token else None)
+        return
+    yield from _lines(reader.stream(limits), key, value)
+    if with_token:
+        yield json.dumps({"next": reader.next.to_token()}).encode() + b"\n"
 
 
 def _lines(found: Iterable[Message], key: TextEncoding, value: TextEncoding) -> Iterator[bytes]:
@@ -211,13 +216,16 @@ def _lines(found: Iterable[Message], key: TextEncoding, value: TextEncoding) -> 
         yield _taken(buffer)
 
 
-def _arrow(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """The end of an Arrow stream is marked: one without has been cut off."""
+def _arrow(batches: Iterable[pa.RecordBatch], token: Callable[[], ContinuationToken] | None = None) -> Iterator[bytes]:
+    """Yield an Arrow stream. Its end is marked: one without has been cut off. `token`: in a last, empty batch."""
     buffer = io.BytesIO()
     writer = pa.ipc.new_stream(buffer, rows.SCHEMA)
     for batch in batches:
         writer.write_batch(batch)
         yield _taken(buffer)
+    if token is not None:
+        empty = pa.RecordBatch.from_pylist([], rows.SCHEMA)
+        writer.write_batch(empty, custom_metadata={NEXT: token().to_token()})
     writer.close()
     yield _taken(buffer)
 

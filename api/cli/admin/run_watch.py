@@ -19,7 +19,7 @@ import typer
 
 from api.cli.admin.exit_codes import RUN_FAILED
 from api.cli.admin.session import Session, topic_path
-from api.cli.kit.reports import show_run, show_runs
+from api.cli.kit.reports import put_lines, run_summary, show_run, show_runs
 from api.cli.kit.stderr import number, say, size
 from api.cli.kit.terminal import LiveLine
 from storage.errors import CompactionPaused, NotFound, Unavailable
@@ -77,8 +77,10 @@ def watch_topic(admin: Session, topic: str) -> None:
 
 
 def show_ended(admin: Session, runs: list[dict[str, Any]], *, alone: bool, failed: bool = False) -> None:
-    """Show runs that have ended. Raises Exit (9) if one did not succeed, or if `failed`."""
-    if alone:
+    """Show runs that have ended, a line each. Raises Exit (9) if one did not succeed, or if `failed`."""
+    if not admin.as_json:
+        put_lines([run_summary(run) for run in runs])
+    elif alone:
         show_run(runs[0] if runs else None, admin.output)
     else:
         show_runs(runs, admin.output)
@@ -94,7 +96,7 @@ def show_ended(admin: Session, runs: list[dict[str, Any]], *, alone: bool, faile
 def follow(admin: Session, run: int) -> dict[str, Any]:
     """The run when it has ended."""
     line = LiveLine(sys.stderr)
-    failed = 0
+    failed, phase = 0, None
     while True:
         try:
             for kind, document in _events(admin, run):
@@ -107,7 +109,8 @@ def follow(admin: Session, run: int) -> dict[str, Any]:
                     return dict(admin.service.get(f"/admin/v2/compactions/{run}"))
                 if line.is_live:
                     line.show(progress(document))
-                else:
+                elif document["phase"] != phase:  # a line a phase is enough for a log
+                    phase = document["phase"]
                     say(progress(document))
             raise Unavailable(f"the service ended the events of run {run} before the run had ended", "watch it again")
         except Unavailable:

@@ -29,6 +29,20 @@ def show_run(run: Mapping[str, Any] | None, output: OutputFormat) -> None:
     show(run, output, cell=_run_cell)
 
 
+def run_summary(run: Mapping[str, Any]) -> str:
+    """Return the line of a run that has ended: `run 7 of persistent://… : SUCCESS in 3 s, kept 2 of 3 messages, …`."""
+    text = f"run {run['run']} of {run['topic']}: {run['state']}"
+    if run["finished_at"] is not None:
+        text += f" in {max(0, run['finished_at'] - run['started_at']) / 1000:.1f} s"
+    counts = run["statistics"]
+    if run["compacted_ledger"] is not None:
+        before = counts.get("messages_before", 0) + counts.get("messages_in", 0)
+        text += f", kept {number(counts.get('messages_out', 0))} of {counted(before, 'message')}"
+        text += f", read {size(counts.get('bytes_read', 0))}, wrote {size(counts.get('bytes_written', 0))}"
+        text += f"; compacted ledger {run['compacted_ledger']}, up to offset {run['horizon_offset']}"
+    return text
+
+
 def _run_row(run: Mapping[str, Any]) -> dict[str, Any]:
     tasks = run["statistics"].get("tasks")
     if run["tasks_total"] is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,7 +13,7 @@ from api.cli.kit import exit_codes
 from api.cli.kit.output import show_table
 from api.cli.kit.shared_arguments import ResetName, Topic
 from api.cli.kit.stderr import counted, say
-from api.cli.kit.terminal import data_stream
+from api.cli.kit.terminal import data_stream, is_terminal
 from api.components import open_environment, open_topic
 from api.formats.text_encoding import TextEncoding, to_bytes
 from storage.errors import InvalidInput
@@ -33,7 +34,9 @@ _POLL_MS = 10_000
 def read_topic(
     context: typer.Context,
     topic: Topic,
-    file: Annotated[str | None, typer.Argument(metavar="FILE", help="Where --output parquet goes.")] = None,
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="Where --output parquet goes; - is standard output.")
+    ] = None,
     read_compacted: Annotated[
         bool, typer.Option("--read-compacted", help="The compacted ledger first, then raw after its horizon.")
     ] = False,
@@ -61,6 +64,8 @@ def read_topic(
             "--output parquet and a FILE belong together", "compactor read TOPIC --output parquet out.parquet"
         )
 
+    if file == "-" and is_terminal(sys.stdout):
+        raise InvalidInput("Parquet is not for a terminal", "name a FILE, or send standard output to a file or program")
     if follow and output != "jsonl":
         raise InvalidInput(f"--follow cannot be shown as {output}", "leave --output out: one JSON line a message")
     encodings = key_encoding, value_encoding
@@ -77,7 +82,7 @@ def read_topic(
 
             with closing(source.read(first, read_compacted, reset=OffsetReset(reset))) as batches:
                 count = write_parquet(file, batches, topic.partition, *encodings, limit)
-            say(f"{file}: {counted(count, 'message')}")
+            say(f"{'standard output' if file == '-' else file}: {counted(count, 'message')}")
             return
         found = source.messages(first, read_compacted, limit, OffsetReset(reset))
         if output == "table":

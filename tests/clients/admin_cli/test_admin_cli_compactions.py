@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from api.cli.admin.run_watch import parse_events, progress
@@ -107,6 +109,15 @@ def test_a_compaction_that_is_waited_for_ends_as_its_run_does(
     admin("topics", "produce", compacted, stdin=LINES).done()
     run = admin.json("topics", "compact", compacted, "--wait")
     assert (run["state"], run["cause"]) == ("SUCCESS", "manual")
+    admin("topics", "produce", compacted, stdin=LINES).done()
+    brief = admin("topics", "compact", compacted, "--wait").done()
+    (result,) = brief.lines  # N18: the run's fifty fields were printed
+    assert re.fullmatch(
+        rf"run \d+ of persistent://public/default/{compacted}: SUCCESS in \S+ s, kept 2 of \d+ messages, read .*, "
+        r"wrote .*; compacted ledger \d+, up to offset 8",
+        result,
+    ), result
+    assert len(brief.stderr.splitlines()) <= 4, brief.stderr
     admin("topics", "produce", compacted, stdin=LINES).done()
 
     def broken(*_: object) -> None:

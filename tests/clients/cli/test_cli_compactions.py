@@ -85,7 +85,7 @@ def test_show_a_run_that_is_done(program: Program, history: str, in_process_engi
         "run": 1,
         "topic": "persistent://public/default/t",
         "state": "SUCCESS",
-        "cause": None,
+        "cause": "manual",
         "phase": "phase two",
         "tasks_done": None,
         "tasks_total": None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -96,6 +97,14 @@ def test_parquet_out_and_in_again(program: Program, history: str, folder: Path) 
     program("import", "again", "out.parquet").done()
     first, second = (program("read", topic).messages for topic in (history, "again"))
     assert [item | {"message_id": ""} for item in first] == [item | {"message_id": ""} for item in second]
+
+
+def test_parquet_to_standard_output(program: Program, history: str, folder: Path) -> None:
+    """N18: it became a file named `-`."""
+    result = program("read", history, "--output", "parquet", "-").done()
+    assert result.stderr == "standard output: 6 messages\n"
+    assert pq.read_table(io.BytesIO(result.raw_stdout)).num_rows == 6
+    assert not (folder / "-").exists()
 
 
 def test_parquet_of_bytes(program: Program, folder: Path) -> None:

@@ -142,6 +142,36 @@ def test_the_page_of_a_topic_that_is_empty_yet_says_where_to_go_on(rest_topic: R
     assert rest_topic.values(f"readCompacted=true&start={place}") == [("a", "1")]
 
 
+def test_a_stream_ends_with_where_the_next_read_begins(rest_topic: RestTopic) -> None:
+    """N18: who reads a topic as a stream could not continue without a gap (R7)."""
+    rest_topic.put(a="1", b="1", c="1")
+    rest_topic.compact()
+    rest_topic.put(d="1")
+
+    def streamed(query: str) -> tuple[list[str], str]:
+        *lines, last = rest_topic.read(f"stream=true&token=true&{query}")
+        return [line["key"] for line in lines], last["next"]
+
+    for flag in ("", "&readCompacted=true"):
+        keys, token = streamed(f"start=earliest{flag}")
+        assert keys[-1] == "d"
+        assert streamed(f"start={token}{flag}") == ([], token)
+        first, place = streamed(f"start=earliest&limit=2{flag}")
+        page_after = [key for key, _ in rest_topic.values(f"start={place}{flag}")]
+        assert first + page_after == keys
+        assert streamed(f"start={place}{flag}") == (page_after, token)
+    page = rest_topic.ask("GET", "/messages?readCompacted=true").headers[NEXT]
+    assert page == token
+    rest_topic.put(a="2")
+    assert streamed(f"start={token}&readCompacted=true")[0] == ["a"]
+    ask = f"{rest_topic.path}/messages?stream=true&token=true&start={page}&readCompacted=true"
+    arrow = pa.ipc.open_stream(rest_topic.served.client.get(ask, headers={"accept": ARROW}).content)
+    *_, (empty, metadata) = arrow.iter_batches_with_custom_metadata()
+    assert len(empty) == 0
+    assert metadata[NEXT] == rest_topic.ask("GET", f"/messages?readCompacted=true&start={page}").headers[NEXT].encode()
+    assert_refused(rest_topic.ask("GET", "/messages?token=true"), 400, "needs stream=true")
+
+
 def test_arrow_is_the_same_rows(rest_topic: RestTopic) -> None:
     rest_topic.put(a="1", b="2")
     for query in ("", "stream=true"):
