@@ -15,7 +15,7 @@ import logging
 import multiprocessing
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from types import TracebackType
 
@@ -28,7 +28,7 @@ from storage.environment import Environment
 from storage.errors import TopicNotFound
 from storage.log.log_manager import LogManager
 from storage.metadata.records import SegmentState, TopicRecord
-from storage.model import TopicName
+from storage.model import LedgerRecord, TopicName
 
 LOG = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
@@ -110,55 +110,75 @@ def seal_until(settings: Settings, name: str | None, stop: Connection) -> None:
 
 
 class _Sealing:
-    """What the process does. Of many topics, one that failed is left alone for a while; the others have their turn."""
+    """Work of the process. Topics take turns, a segment each, so a topic with many segments holds up no other; a topic
+    that failed waits for `RETRY_SECONDS`."""
 
     def __init__(self, environment: Environment, writer_lives: Callable[[], bool]) -> None:
         self._environment = environment
         self._writer_lives = writer_lives
         self._again_at: dict[int, int] = {}
         self._reports: dict[int, _Once] = {}
+        self._turns: dict[int, Iterator[LedgerRecord]] = {}
+        """Topics that have had a turn and may have more to seal."""
 
-    def until(self, stop: Connection, seal: Callable[[bool], None], report: _Once) -> None:
-        """`seal` is told whether it is the last time."""
+    def until(self, stop: Connection, seal: Callable[[bool], bool], report: _Once) -> None:
+        """Call `seal` until the other end of `stop` is closed. It gets True then, and returns whether more may wait."""
         wait, last = POLL_SECONDS, False
         while not last:
             last = stop.poll(wait)
-            wait = POLL_SECONDS
             try:
-                seal(last)
+                more = seal(last)
+                while more and last:
+                    more = seal(last)
+                wait = 0.0 if more else POLL_SECONDS
             except Exception as error:  # whatever it is: later it may go
                 report(error)
                 wait = RETRY_SECONDS
 
-    def seal_and_sweep(self, topic: TopicRecord) -> None:
-        self._seal(topic)
+    def seal_and_sweep(self, topic: TopicRecord) -> bool:
+        """Seal what of the topic is rolled, and sweep its files; False: nothing is left."""
+        while self._seal_next(topic):
+            pass
         if self._writer_lives():
             LogManager(self._environment).sweep(topic)
+        return False
 
-    def seal_all(self, last: bool) -> None:
-        """What is rolled in this log directory; files are swept by the service's maintenance."""
+    def seal_all(self, last: bool) -> bool:
+        """Seal a segment of each topic that has one in this log directory; whether more may wait. `last`: also of
+        topics that failed before. The service's maintenance sweeps files."""
         here = self._environment.log.known_uid
         if here is None:
-            return
-        for topic in self._environment.metadata.segments.topics_with([SegmentState.ROLLED], here):
+            return False
+        topics = self._environment.metadata.segments.topics_with([SegmentState.ROLLED], here)
+        sealed = False
+        for topic in topics:
             wait = self._again_at.get(topic.id, 0) - self._environment.clock.now_ms()
             if last or not 0 < wait <= RETRY_SECONDS * 1000:  # longer: the clock was set back
-                self._seal_alone(topic)
+                sealed |= self._seal_alone(topic)
+        listed = {topic.id for topic in topics}
+        self._turns = {topic_id: turn for topic_id, turn in self._turns.items() if topic_id in listed}
+        return sealed
 
-    def _seal_alone(self, topic: TopicRecord) -> None:
+    def _seal_alone(self, topic: TopicRecord) -> bool:
         self._again_at.pop(topic.id, None)
         try:
-            self._seal(topic)
+            return self._seal_next(topic)
         except TopicNotFound:
-            return  # deleted; what is left of it is swept
+            return False  # deleted; what is left of it is swept
         except Exception as error:  # whatever it is: others can be sealed, and this one later
             self._reports.setdefault(topic.id, _Once(f"sealing {topic.name}", LOG.warning))(error)
             self._again_at[topic.id] = self._environment.clock.now_ms() + int(RETRY_SECONDS * 1000)
+            return False
 
-    def _seal(self, topic: TopicRecord) -> None:
-        sealing = LogManager(self._environment).seal(topic)
-        while self._writer_lives() and next(sealing, None) is not None:
-            pass
+    def _seal_next(self, topic: TopicRecord) -> bool:
+        """Seal one segment of the topic, the oldest that waits; whether there was one."""
+        if not self._writer_lives():
+            return False
+        turn = self._turns.pop(topic.id, None) or LogManager(self._environment).seal(topic)
+        if next(turn, None) is None:
+            return False
+        self._turns[topic.id] = turn
+        return True
 
 
 class _Once:

@@ -17,6 +17,8 @@ from storage.log.segment import AppendResult
 
 READ_BYTES = 4 << 20
 """What one read gives at most, and at least one entry."""
+_ENTRY_BYTES = 200
+"""What an entry takes in memory besides its bytes and the bits of its messages."""
 
 
 class TailBudget:
@@ -44,6 +46,11 @@ class TailBudget:
     def release(self, tail: Tail) -> None:
         """A tail has nothing any more."""
         self._all -= self._held.pop(tail, 0)
+
+
+def _size(entry: DeliverableEntry) -> int:
+    """The memory of an entry in a tail: a batch of 262,144 messages has a bit for each, also if its data is tiny."""
+    return len(entry.data) + entry.messages // 7 + _ENTRY_BYTES
 
 
 class Tail:
@@ -76,7 +83,7 @@ class Tail:
             )
             self._entries.append(entry)
             self._offsets.append(first.offset)
-            self._bytes += len(data)
+            self._bytes += _size(entry)
             self.end = entry.end
         self._budget.hold(self, self._bytes)
 
@@ -105,7 +112,7 @@ class Tail:
         """Let go of the oldest entries, of so many bytes at least; the bytes that are left."""
         gone, left = 0, self._bytes
         while gone < len(self._entries) and self._bytes - left < size:
-            left -= len(self._entries[gone].data)
+            left -= _size(self._entries[gone])
             gone += 1
         del self._entries[:gone], self._offsets[:gone]
         self._bytes = left

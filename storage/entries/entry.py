@@ -46,7 +46,8 @@ _REMEDY = "send entries as Pulsar's clients encode them; nothing of this one was
 class EntryHeader:
     """The content of an entry's metadata. Times: milliseconds since the Unix epoch.
 
-    `messages`: the offsets that it takes, 1 if it is encrypted. `logical_bytes`: of its payload, uncompressed.
+    `messages`: the offsets that it takes, 1 if it is encrypted. `logical_bytes`: of its payload, uncompressed;
+    `stored_bytes`: of its payload as it is; `codec`: between the two, 0 for a payload that is kept as it is.
     `key`: of a message that is not in a batch. `marker`: it is a broker's own, and no reader gets it.
     """
 
@@ -59,6 +60,8 @@ class EntryHeader:
     sequence_id: int
     key: bytes | None
     marker: bool = False
+    stored_bytes: int = 0
+    codec: int = 0
 
 
 def inspect(entry: bytes) -> EntryHeader:
@@ -71,7 +74,8 @@ def inspect(entry: bytes) -> EntryHeader:
     batched = metadata.HasField("num_messages_in_batch")
     stored = len(entry) - payload_at
     opaque = encrypted or metadata.num_chunks_from_msg > 1
-    logical_bytes = metadata.uncompressed_size if metadata.compression and not opaque else stored
+    codec = 0 if opaque else metadata.compression
+    logical_bytes = metadata.uncompressed_size if codec else stored
     if logical_bytes > rows.MAX_MESSAGE_BYTES:
         raise InvalidRecord(
             f"an entry of producer {producer!r} has {logical_bytes} bytes",
@@ -92,6 +96,8 @@ def inspect(entry: bytes) -> EntryHeader:
         signed(metadata.sequence_id),
         None if batched else _unbatched_key(metadata),
         metadata.HasField("marker_type"),
+        stored,
+        codec,
     )
 
 

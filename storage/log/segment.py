@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.entries.entry import EntryHeader, inspect
+from storage.entries.expansion import check_expansion
 from storage.errors import (
     CompactorError,
     InvalidInput,
@@ -84,6 +85,7 @@ class WriterOptions:
                 "metadata come on top); nothing of it was kept",
             )
         header = inspect(entry)
+        check_expansion(header, limit)
         if self.max_ahead_ms is not None and header.publish_time > now_ms + self.max_ahead_ms:
             raise ahead_of_time(header.publish_time, now_ms, self.max_ahead_ms)
         return header

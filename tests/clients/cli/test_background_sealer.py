@@ -153,6 +153,34 @@ def test_a_topic_that_failed_waits_no_longer_if_the_clock_is_set_back(
     assert len(tries) == 3, "at once, after the wait, and when nobody knows how long that was"
 
 
+def test_topics_take_turns(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with many segments holds up no other, and what is rolled meanwhile has its turn, too."""
+    sealed: list[str] = []
+    real = LogManager.seal
+
+    def recording(log_manager: LogManager, topic: TopicRecord) -> Iterator[object]:
+        for ledger in real(log_manager, topic):
+            sealed.append(topic.name.topic)
+            yield ledger
+
+    def roll(name: str) -> None:
+        with ensure_topic(environment, TopicName.parse(name)).append_log() as log:
+            log.append(one(b"a", b"1"))
+            log.roll()
+
+    monkeypatch.setattr(LogManager, "seal", recording)
+    for name in ("t", "t", "t", "u"):
+        roll(name)
+    sealing = _Sealing(environment, lambda: True)
+    assert sealing.seal_all(False)
+    assert sorted(sealed) == ["t", "u"]
+    roll("late")
+    while sealing.seal_all(False):
+        pass
+    assert sorted(sealed[2:4]) == ["late", "t"]
+    assert sealed[4:] == ["t", "t"]
+
+
 @pytest.mark.parametrize("error", [Unavailable("the store is away", "try again"), ValueError("a defect")])
 def test_whatever_goes_wrong_is_said_once_and_tried_again(
     environment: Environment,

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from api.gateway import tail as tail_module
 from api.gateway.tail import READ_BYTES, Tail, TailBudget
 from storage.log.segment import AppendResult
 from storage.model import LogPosition, MessageId
+
+
+@pytest.fixture(autouse=True)
+def only_data_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bounds of these tests are of the entries' data."""
+    monkeypatch.setattr(tail_module, "_ENTRY_BYTES", 0)
 
 
 def appended(offset: int, size: int = 10, messages: int = 1) -> tuple[bytes, AppendResult]:
@@ -90,3 +97,16 @@ def test_a_cleared_tail_leaves_its_room_to_others(cleared: bool) -> None:
     second.append([appended(1, 60)])
     assert offsets(second, 0) == [0, 1]
     assert offsets(first, 0) is None
+
+
+def test_small_entries_count_with_the_memory_that_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bit for each message, and what Python needs for an entry."""
+    monkeypatch.undo()
+    tail = Tail(TailBudget(1 << 20))
+    tail.append([appended(offset << 18, 33, messages=1 << 18) for offset in range(100)])
+    assert offsets(tail, 50 << 18) is None
+    assert offsets(tail, 99 << 18) == [99 << 18]
+    tail.clear()
+    tail.append([appended(offset, 1) for offset in range(10_000)])
+    assert offsets(tail, 0) is None
+    assert offsets(tail, 9_999) == [9_999]

@@ -42,6 +42,7 @@ def test_every_field_of_a_header() -> None:
         producer="p",
         sequence_id=3,
         key=b"k",
+        stored_bytes=7,
     )
 
 

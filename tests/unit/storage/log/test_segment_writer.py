@@ -21,7 +21,7 @@ from storage.log.segment import AppendResult, FlushPolicy
 from storage.metadata.records import SegmentContent
 from storage.model import LogPosition, MessageId
 from tests.clocks import ManualClock
-from tests.pulsar_entries import PUBLISHED, encrypted, entry
+from tests.pulsar_entries import PUBLISHED, encrypted, entry, metadata
 from tests.segments import NEVER, PARTITION, OneSegment, batch, message, placed
 
 TIMEOUT = 30.0
@@ -312,3 +312,12 @@ def test_the_steps_come_in_order(segment: OneSegment) -> None:
         (Failpoint.ENTRIES_WRITTEN, 1),
         (Failpoint.ENTRIES_FLUSHED, 1),
     ]
+
+
+def test_an_entry_that_claims_more_than_its_bytes_hold_is_refused(segment: OneSegment) -> None:
+    """33 bytes must not become a quarter of a million rows when they are sealed."""
+    claims = metadata(compression=2, uncompressed_size=6 << 18, num_messages_in_batch=1 << 18)
+    with segment.create() as writer:
+        with pytest.raises(InvalidRecord, match="claims"):
+            writer.append(entry(claims, b"x"))
+        assert writer.append(message(0)).first.offset == 1000
