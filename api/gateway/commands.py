@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from api.broker.schemas import IncompatibleSchema, InvalidSchema
-from api.gateway.pulsar_api_pb2 import BaseCommand, MessageIdData, ServerError
+from api.gateway.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandLookupTopicResponse,
+    CommandPartitionedTopicMetadataResponse,
+    MessageIdData,
+    ServerError,
+)
 from api.http.problems import RestException, public_reason
 from api.observability.redaction import shown
 from storage import errors
@@ -76,11 +82,60 @@ def success(request_id: int) -> BaseCommand:
     return found
 
 
-def failure(request_id: int, error: Refused) -> BaseCommand:
-    """The answer to a request that is refused."""
-    found = BaseCommand(type=BaseCommand.ERROR)
-    found.error.request_id, found.error.error, found.error.message = request_id, error.error, error.message
-    return found
+def failure(request_id: int, error: Refused, kind: int = BaseCommand.ERROR) -> BaseCommand:
+    """Return the answer that refuses a request. `kind`: the type of the request, if its answer is of a type of its
+    own: clients do not relate another one to it."""
+    answer_type, field, result, error_field, message_field = _FAILURES.get(kind, _ERROR)
+    answer = BaseCommand(type=answer_type)
+    response = getattr(answer, field)
+    response.request_id = request_id
+    if result is not None:
+        response.response = result
+    setattr(response, error_field, error.error)
+    setattr(response, message_field, error.message)
+    return answer
+
+
+_FailureForm = tuple[BaseCommand.Type, str, int | None, str, str]
+_ERROR: _FailureForm = (BaseCommand.ERROR, "error", None, "error", "message")
+_FAILURES: Mapping[int, _FailureForm] = {
+    BaseCommand.LOOKUP: (
+        BaseCommand.LOOKUP_RESPONSE,
+        "lookup_topic_response",
+        CommandLookupTopicResponse.Failed,
+        "error",
+        "message",
+    ),
+    BaseCommand.PARTITIONED_METADATA: (
+        BaseCommand.PARTITIONED_METADATA_RESPONSE,
+        "partition_metadata_response",
+        CommandPartitionedTopicMetadataResponse.Failed,
+        "error",
+        "message",
+    ),
+    BaseCommand.GET_SCHEMA: (
+        BaseCommand.GET_SCHEMA_RESPONSE,
+        "get_schema_response",
+        None,
+        "error_code",
+        "error_message",
+    ),
+    BaseCommand.GET_OR_CREATE_SCHEMA: (
+        BaseCommand.GET_OR_CREATE_SCHEMA_RESPONSE,
+        "get_or_create_schema_response",
+        None,
+        "error_code",
+        "error_message",
+    ),
+    BaseCommand.CONSUMER_STATS: (
+        BaseCommand.CONSUMER_STATS_RESPONSE,
+        "consumer_stats_response",
+        None,
+        "error_code",
+        "error_message",
+    ),
+}
+"""Of requests with an answer of their own: its type and field, the result that it has, fields of error and message."""
 
 
 def id_data(message_id: MessageId, partition: int = -1) -> MessageIdData:

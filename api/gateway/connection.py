@@ -1,9 +1,9 @@
 """One connection of a client: its handshake, its limits, and the commands that come on it, each handed to its handler.
 
-Commands are handled in the order in which they come. Those that wait for database, log or store continue in a task of
-their own, and their answers name the request; the protocol's clients wait for the answer of what later commands build
-on. Invariants: before CONNECT nothing but CONNECT is answered; what is no frame, or out of order, ends the connection;
-an error ends a request, and never another connection.
+Commands are handled in the order in which they come, in turns with other connections (incoming.py). Those that wait for
+database, log or store continue in a task of their own, and their answers name the request; the protocol's clients wait
+for the answer of what later commands build on. Invariants: before CONNECT nothing but CONNECT is read; what is no
+frame, or out of order, ends the connection; an error ends a request, and never another connection.
 
 Back-pressure: entries that wait to be appended are bounded in number and bytes, beyond which nothing is read from the
 socket; while a socket takes no more, nothing is dispatched to it, and a client that asks and never reads is cut off. So
@@ -18,10 +18,13 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+from api.gateway.admission import MOST_OF_CONNECTION, RoleThreads
 from api.gateway.commands import Refused, failure, refusal
 from api.gateway.consumers import Consumer
-from api.gateway.frames import Frame, FrameParser, MalformedFrame, encoded
-from api.gateway.handlers import FIELDS, HANDLERS
+from api.gateway.frames import PADDING_BYTES, Frame, MalformedFrame, decoded, encoded
+from api.gateway.handlers import HANDLERS
+from api.gateway.incoming import REQUEST_SECONDS, Incoming
+from api.gateway.limits import CONNECT_BYTES, OverLimit
 from api.gateway.lookup import Watched
 from api.gateway.producers import Producer
 from api.gateway.pulsar_api_pb2 import BaseCommand, ServerError
@@ -37,10 +40,7 @@ LOG = logging.getLogger(__name__)
 PROTOCOL_VERSION = 20
 """The highest of Pulsar's protocol that is spoken; the lowest is `OLDEST_VERSION`."""
 OLDEST_VERSION = 10
-MOST_REQUESTS = 5_000
-"""Requests of one connection that are under way; beyond, the client is told to wait."""
-CONNECT_BYTES = 64 << 10
-"""A frame of a client that is not connected yet."""
+_LOOKUPS = frozenset((BaseCommand.LOOKUP, BaseCommand.PARTITIONED_METADATA, BaseCommand.GET_TOPICS_OF_NAMESPACE))
 MOST_UNREAD_BYTES = 16 << 20
 """Answers that a client may leave unread, besides one message."""
 _WRITE_BYTES = 1 << 20
@@ -53,9 +53,9 @@ class Connection(asyncio.Protocol):
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.parts = gateway.parts
-        self.pools = gateway.parts.pools
         self.settings = gateway.settings
-        self._frames = FrameParser(CONNECT_BYTES)
+        self._incoming = Incoming(self, gateway.turns, gateway.receive_buffers, CONNECT_BYTES, (BaseCommand.CONNECT,))
+        self._threads: RoleThreads | None = None
         self._transport: asyncio.Transport | None = None
         self._connected = False
         self._caller = Caller("unknown")
@@ -72,7 +72,6 @@ class Connection(asyncio.Protocol):
         self._requests: set[asyncio.Task[Any]] = set()
         self._published_entries = 0
         self._published_bytes = 0
-        self._is_paused = False
         self._opened_at = self._heard_at = gateway.clock.now_ms()
         self._pinged = False
         self._pong_waiters: list[asyncio.Future[None]] = []
@@ -94,16 +93,15 @@ class Connection(asyncio.Protocol):
         if not self._connected and data.startswith(_TLS_HANDSHAKE):
             self.cut_off("it speaks TLS at the port without it: name broker-service-port-tls, with pulsar+ssl")
             return
-        try:
-            for frame in self._frames.feed(data):
-                self._handle(frame)
-                if self.is_closed:
-                    return
-        except MalformedFrame as error:
-            self.cut_off(str(error))
-        except Exception:
-            LOG.exception("a command of %s failed, and it is cut off", self.address)
-            self.close()
+        self._incoming.put(data)
+
+    def pause_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         self.is_writable = False
@@ -120,6 +118,7 @@ class Connection(asyncio.Protocol):
         """Take its producers and consumers out of their topics, at once: others may have their names."""
         self.is_closed = True
         self.is_writable = False
+        self._incoming.end()
         self._creating.clear()
         self.gateway.drop(self)
         for waiter in self._pong_waiters:
@@ -140,7 +139,8 @@ class Connection(asyncio.Protocol):
 
     def send(self, command: BaseCommand, entry: bytes = b"") -> None:
         """Send a command; nothing if the connection has ended. A client that reads nothing is cut off."""
-        if self._transport is not None and not self.is_closed:
+        # A transport that is closing has lost its client, and would log each write.
+        if self._transport is not None and not self.is_closed and not self._transport.is_closing():
             head, rest = encoded(command, entry)
             self._transport.write(head)
             if rest:
@@ -157,19 +157,15 @@ class Connection(asyncio.Protocol):
         is_full = self.gateway.publishing(self, size)
         settings = self.settings
         over = self._published_entries >= settings.max_pending_publishes
-        over = over or is_full or self._published_bytes >= settings.max_pending_bytes
-        if over and not self._is_paused and self._transport is not None and not self.is_closed:
-            self._transport.pause_reading()
-            self._is_paused = True
-        elif not over:
+        if over or is_full or self._published_bytes >= settings.max_pending_bytes:
+            self._incoming.hold()
+        else:
             self.resume()
 
     def resume(self) -> None:
         """Read on, once half of what may wait is appended."""
-        half = self._published_entries <= self.settings.max_pending_publishes // 2
-        if self._is_paused and half and self._transport is not None and not self.is_closed:
-            self._transport.resume_reading()
-            self._is_paused = False
+        if self._published_entries <= self.settings.max_pending_publishes // 2:
+            self._incoming.go_on()
 
     def close_producer(self, producer: Producer) -> None:
         """Tell a producer to come again."""
@@ -219,15 +215,17 @@ class Connection(asyncio.Protocol):
         command.active_consumer_change.is_active = is_active
         self.send(command)
 
+    def is_late(self) -> bool:
+        """Return whether the client has had its time to send CONNECT."""
+        return self.gateway.clock.now_ms() - self._opened_at >= self.settings.connect_timeout_ms
+
     def keep_alive(self) -> None:
         """Once an interval: ask a client that said nothing whether it is there; cut off one that does not answer."""
-        now = self.gateway.clock.now_ms()
         if not self._connected:
-            if now - self._opened_at >= self.settings.keep_alive_ms:
-                self.close()
-        elif not self._holds_token():
+            return
+        if not self._holds_token():
             self.close()
-        elif self._is_paused or now - self._heard_at < self.settings.keep_alive_ms:
+        elif self._incoming.is_paused or self.gateway.clock.now_ms() - self._heard_at < self.settings.keep_alive_ms:
             return
         elif self._pinged:
             self.close()
@@ -280,31 +278,55 @@ class Connection(asyncio.Protocol):
 
     # Commands
 
-    def _handle(self, frame: Frame) -> None:
-        command = frame.command
-        handler = HANDLERS.get(command.type)
-        if handler is None or not command.HasField(FIELDS[command.type]):
-            raise MalformedFrame(f"a command of type {command.type} that a client does not send")
-        if not self._connected and command.type != BaseCommand.CONNECT:
-            raise MalformedFrame("a command before CONNECT")
-        handler(self, command, frame.entry)
+    @property
+    def role(self) -> str:
+        """The client's role, or its address if it has none."""
+        return self._caller.name
 
-    def begin(self, request_id: int, work: Coroutine[Any, Any, BaseCommand | None]) -> None:
-        """Do what waits in a task, whose result is the answer."""
-        if len(self._requests) >= MOST_REQUESTS:
+    @property
+    def pools(self) -> RoleThreads:
+        """The threads that work for the client's role."""
+        if self._threads is None:
+            self._threads = self.gateway.admission.threads(self.role)
+        return self._threads
+
+    def handle(self, frame: Frame) -> None:
+        """Handle a command. Raises MalformedFrame for one that ends the connection."""
+        try:
+            command = decoded(frame)
+        except OverLimit as error:
+            if error.request_id is None:
+                raise MalformedFrame(error.message) from error
+            self.send(failure(error.request_id, error, frame.kind))
+        else:
+            HANDLERS[frame.kind](self, command, frame.entry)
+
+    def begin(
+        self, request_id: int, work: Coroutine[Any, Any, BaseCommand | None], kind: int = BaseCommand.ERROR
+    ) -> None:
+        """Do what waits in a task, whose result is the answer. `kind`: the request's type, if its answer has its
+        own."""
+        role = self.role
+        try:
+            if len(self._requests) >= MOST_OF_CONNECTION:
+                reason = f"{MOST_OF_CONNECTION} requests of this connection are under way: wait for answers"
+                raise Refused(ServerError.TooManyRequests, reason)
+            self.gateway.admission.enter(role, kind in _LOOKUPS)
+        except Refused as error:
             work.close()
-            too_many = Refused(ServerError.TooManyRequests, f"{MOST_REQUESTS} requests are under way: wait for answers")
-            self.send(failure(request_id, too_many))
+            self.send(failure(request_id, error, kind))
             return
-        task = asyncio.create_task(self._answer(request_id, work))
+        self._incoming.charge(REQUEST_SECONDS)
+        task = asyncio.create_task(self._answer(request_id, work, kind))
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
+        task.add_done_callback(lambda _: self.gateway.admission.leave(role, kind in _LOOKUPS))
 
-    async def _answer(self, request_id: int, work: Coroutine[Any, Any, BaseCommand | None]) -> None:
+    async def _answer(self, request_id: int, work: Coroutine[Any, Any, BaseCommand | None], kind: int) -> None:
         try:
             answer = await work
         except Exception as error:
-            answer = failure(request_id, refusal(error))
+            answer = failure(request_id, refusal(error), kind)
         if answer is not None:
             self.send(answer)
 
@@ -327,7 +349,8 @@ class Connection(asyncio.Protocol):
             self._refuse_connection(error)
             return
         self._connected = True
-        self._frames.allow(self.settings.max_message_size)
+        self.gateway.connected(self)
+        self._incoming.allow(self.settings.max_message_size + PADDING_BYTES, HANDLERS)
         answer = BaseCommand(type=BaseCommand.CONNECTED)
         answer.connected.server_version = self.gateway.server_version
         answer.connected.protocol_version = min(wish.protocol_version, PROTOCOL_VERSION)

@@ -21,15 +21,18 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from api.gateway import stats
+from api.gateway.admission import Admission
 from api.gateway.commands import Refused
 from api.gateway.connection import Connection
 from api.gateway.deduplication import Deduplication
 from api.gateway.lookup import LookupResult, find_or_create, owner_of, topics_of
 from api.gateway.lookup_commands import notify_watchers
 from api.gateway.pulsar_api_pb2 import CommandGetTopicsOfNamespace, CommandSubscribe, ServerError
+from api.gateway.receive_buffers import ReceiveBuffers
 from api.gateway.subscriptions import Subscription
 from api.gateway.tail import Tail, TailBudget
 from api.gateway.topics import PersistentTopic, TopicSettings
+from api.gateway.turns import Turns
 from api.http.connections import Listener, most_connections
 from api.http.owner_proxy import NotTheOwner
 from api.http.problems import RestException
@@ -57,6 +60,8 @@ _KEPT_ALIVE_AT_ONCE = 64
 _CLOSED_AT_ONCE = 8
 _CONNECTION_BYTES = 32 << 20
 """Bytes of one connection that may wait to be appended."""
+_RECEIVE_BYTES = 64 << 20
+"""Large frames that arrive at once."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,9 @@ class GatewaySettings:
 
     max_message_size: int
     """Until `Gateway.start` has read the broker's policies."""
+    connect_timeout_ms: int
     keep_alive_ms: int
+    max_concurrent_lookups: int
     liveness_seconds: float
     max_pending_publishes: int
     max_pending_bytes: int
@@ -80,7 +87,9 @@ class GatewaySettings:
         """As they are set."""
         return cls(
             max_message_size=TopicPolicies.max_message_bytes,
+            connect_timeout_ms=settings.limits_header_timeout_ms,
             keep_alive_ms=settings.broker_keep_alive_interval_ms,
+            max_concurrent_lookups=settings.broker_max_concurrent_lookups,
             liveness_seconds=5.0,
             max_pending_publishes=settings.broker_max_pending_publishes,
             max_pending_bytes=min(_CONNECTION_BYTES, settings.broker_publish_buffer_bytes),
@@ -111,7 +120,14 @@ class Gateway:
         self.server_version = f"Compactor {version('compactor')}"
         self.schemas = parts.schemas
         self.log_throttle = LogThrottle(self.clock, LOG)
+        self.turns = Turns(lambda work: asyncio.get_running_loop().call_soon(work))
+        self.receive_buffers = ReceiveBuffers(_RECEIVE_BYTES, self.clock)
+        self.admission = Admission(
+            parts.pools, parts.settings.limits_request_timeout_ms, settings.max_concurrent_lookups
+        )
         self._connections: set[Connection] = set()
+        self._unconnected: dict[Connection, None] = {}
+        """Without CONNECT until now, the oldest first."""
         self._topics: dict[TopicName, PersistentTopic] = {}
         self._by_id: dict[int, PersistentTopic] = {}
         self._opening: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
@@ -148,6 +164,7 @@ class Gateway:
         for seconds, work in (
             (TICK_SECONDS, self._flush_topics),
             (TICK_SECONDS, self._notify_watchers),
+            (TICK_SECONDS, self._end_slow),
             (self.settings.keep_alive_ms / 1000, self._keep_alive),
             (self.settings.keep_alive_ms / 1000, self._read_limits),
         ):
@@ -184,11 +201,17 @@ class Gateway:
         """Note a connection; False if the service ends."""
         if not self._ends:
             self._connections.add(connection)
+            self._unconnected[connection] = None
         return not self._ends
+
+    def connected(self, connection: Connection) -> None:
+        """Note that a connection has sent a CONNECT that holds."""
+        self._unconnected.pop(connection, None)
 
     def drop(self, connection: Connection) -> None:
         """A connection has ended."""
         self._connections.discard(connection)
+        self._unconnected.pop(connection, None)
         self._held_back.discard(connection)
 
     def publishing(self, connection: Connection, size: int) -> bool:
@@ -390,6 +413,14 @@ class Gateway:
         policies = self.parts.environment.metadata.policies
         broker = await self.parts.pools[WaitsFor.DATABASE].run(policies.resolved_around, BROKER)
         self.settings = replace(self.settings, max_message_size=broker.policies.max_message_bytes)
+
+    async def _end_slow(self) -> None:
+        """End connections that do not send CONNECT, and those whose large frame stalls."""
+        for connection in list(self._unconnected):
+            if not connection.is_late():
+                break
+            connection.close()
+        self.receive_buffers.end_stalled()
 
     async def _keep_alive(self) -> None:
         if self.parts.access.keys is not None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[["Connection", BaseCommand, bytes], None]
 _NAMES = {number: name for name, number in BaseCommand.Type.items()}
-FIELDS = {
+_FIELDS = {
     BaseCommand.Type.Value(name): field
     for name, field in {
         **{name: name.lower() for name in _NAMES.values()},
@@ -22,11 +22,11 @@ FIELDS = {
     }.items()
 }
 """Where a command of each type has its message."""
-_ANSWERS = {kind: FIELDS[kind + 1] for kind in FIELDS if kind + 1 in FIELDS}
+_ANSWERS = {kind: _FIELDS[kind + 1] for kind in _FIELDS if kind + 1 in _FIELDS}
 
 
 def _transaction(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    request = getattr(command, FIELDS[command.type])
+    request = getattr(command, _FIELDS[command.type])
     answer = BaseCommand(type=_NAMES[command.type + 1])
     response = getattr(answer, _ANSWERS[command.type])
     response.request_id = request.request_id

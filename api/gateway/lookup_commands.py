@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from api.gateway import lookup
-from api.gateway.commands import Refused, refusal, success
+from api.gateway.commands import Refused, success
 from api.gateway.lookup import parse_name
 from api.gateway.pulsar_api_pb2 import (
     BaseCommand,
+    CommandLookupTopic,
     CommandLookupTopicResponse,
+    CommandPartitionedTopicMetadata,
     CommandPartitionedTopicMetadataResponse,
     ServerError,
 )
@@ -26,53 +28,41 @@ MOST_WATCHERS = 100
 
 
 def look_up(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    wish = command.lookup_topic
-    connection.begin(wish.request_id, _looked_up(connection, wish.request_id, wish.topic))
+    request = command.lookup_topic
+    connection.begin(request.request_id, _looked_up(connection, request), command.type)
 
 
-async def _looked_up(connection: Connection, request_id: int, topic: str) -> BaseCommand:
+async def _looked_up(connection: Connection, request: CommandLookupTopic) -> BaseCommand:
+    name = parse_name(request.topic)
+    await connection.allow(name, AuthAction.PRODUCE, AuthAction.CONSUME)
+    result = await connection.pools[WaitsFor.DATABASE].run(
+        lookup.look_up, connection.parts, name, connection.gateway.address, connection.settings.auto_create
+    )
     answer = BaseCommand(type=BaseCommand.LOOKUP_RESPONSE)
     response = answer.lookup_topic_response
-    response.request_id = request_id
-    try:
-        name = parse_name(topic)
-        await connection.allow(name, AuthAction.PRODUCE, AuthAction.CONSUME)
-        found = await connection.pools[WaitsFor.DATABASE].run(
-            lookup.look_up, connection.parts, name, connection.gateway.address, connection.settings.auto_create
-        )
-        response.response = CommandLookupTopicResponse.Connect
-        response.authoritative = True
-        if found.url:
-            response.broker_service_url = found.url
-        if found.tls_url:
-            response.broker_service_url_tls = found.tls_url
-    except Exception as error:
-        refused = refusal(error)
-        response.response = CommandLookupTopicResponse.Failed
-        response.error, response.message = refused.error, refused.message
+    response.request_id = request.request_id
+    response.response = CommandLookupTopicResponse.Connect
+    response.authoritative = True
+    if result.url:
+        response.broker_service_url = result.url
+    if result.tls_url:
+        response.broker_service_url_tls = result.tls_url
     return answer
 
 
 def partitioned_metadata(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    wish = command.partition_metadata
-    connection.begin(wish.request_id, _counted(connection, wish.request_id, wish.topic))
+    request = command.partition_metadata
+    connection.begin(request.request_id, _counted(connection, request), command.type)
 
 
-async def _counted(connection: Connection, request_id: int, topic: str) -> BaseCommand:
+async def _counted(connection: Connection, request: CommandPartitionedTopicMetadata) -> BaseCommand:
+    name = parse_name(request.topic)
+    await connection.allow(name, AuthAction.PRODUCE, AuthAction.CONSUME)
     answer = BaseCommand(type=BaseCommand.PARTITIONED_METADATA_RESPONSE)
     response = answer.partition_metadata_response
-    response.request_id = request_id
-    try:
-        name = parse_name(topic)
-        await connection.allow(name, AuthAction.PRODUCE, AuthAction.CONSUME)
-        response.partitions = await connection.pools[WaitsFor.DATABASE].run(
-            lookup.partitions_of, connection.parts, name
-        )
-        response.response = CommandPartitionedTopicMetadataResponse.Success
-    except Exception as error:
-        refused = refusal(error)
-        response.response = CommandPartitionedTopicMetadataResponse.Failed
-        response.error, response.message = refused.error, refused.message
+    response.request_id = request.request_id
+    response.partitions = await connection.pools[WaitsFor.DATABASE].run(lookup.partitions_of, connection.parts, name)
+    response.response = CommandPartitionedTopicMetadataResponse.Success
     return answer
 
 
@@ -89,7 +79,7 @@ def list_topics(connection: Connection, command: BaseCommand, _: bytes) -> None:
         )
         return answer
 
-    connection.begin(wish.request_id, listed())
+    connection.begin(wish.request_id, listed(), command.type)
 
 
 def watch(connection: Connection, command: BaseCommand, _: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from api.gateway.commands import Refused, refusal
+from api.gateway.commands import Refused
 from api.gateway.lookup import parse_name
 from api.gateway.pulsar_api_pb2 import BaseCommand, Schema, ServerError
 from api.gateway.schema_data import schema_data, schema_record, version_bytes, version_of
@@ -24,21 +24,17 @@ def get_schema(connection: Connection, command: BaseCommand, _: bytes) -> None:
         answer = BaseCommand(type=BaseCommand.GET_SCHEMA_RESPONSE)
         response = answer.get_schema_response
         response.request_id = wish.request_id
-        try:
-            name = parse_name(wish.topic)
-            await connection.allow(name, AuthAction.PRODUCE, AuthAction.CONSUME)
-            version = version_of(wish.schema_version)
-            schema = await connection.pools[WaitsFor.DATABASE].run(connection.gateway.schemas.find, name, version)
-            if schema is None:
-                raise Refused(ServerError.TopicNotFound, f"Topic {name} has no schema")
-            response.schema.CopyFrom(schema_data(schema))
-            response.schema_version = version_bytes(schema)
-        except Exception as error:
-            refused = refusal(error)
-            response.error_code, response.error_message = refused.error, refused.message
+        name = parse_name(wish.topic)
+        await connection.allow(name, AuthAction.PRODUCE, AuthAction.CONSUME)
+        version = version_of(wish.schema_version)
+        schema = await connection.pools[WaitsFor.DATABASE].run(connection.gateway.schemas.find, name, version)
+        if schema is None:
+            raise Refused(ServerError.TopicNotFound, f"Topic {name} has no schema")
+        response.schema.CopyFrom(schema_data(schema))
+        response.schema_version = version_bytes(schema)
         return answer
 
-    connection.begin(wish.request_id, found())
+    connection.begin(wish.request_id, found(), command.type)
 
 
 def ensure_schema(connection: Connection, command: BaseCommand, _: bytes) -> None:
@@ -48,16 +44,12 @@ def ensure_schema(connection: Connection, command: BaseCommand, _: bytes) -> Non
         answer = BaseCommand(type=BaseCommand.GET_OR_CREATE_SCHEMA_RESPONSE)
         response = answer.get_or_create_schema_response
         response.request_id = wish.request_id
-        try:
-            name = parse_name(wish.topic)
-            await connection.allow(name, AuthAction.PRODUCE)
-            response.schema_version = version_bytes(await ensure_stored(connection, name, wish.schema))
-        except Exception as error:
-            refused = refusal(error)
-            response.error_code, response.error_message = refused.error, refused.message
+        name = parse_name(wish.topic)
+        await connection.allow(name, AuthAction.PRODUCE)
+        response.schema_version = version_bytes(await ensure_stored(connection, name, wish.schema))
         return answer
 
-    connection.begin(wish.request_id, ensured())
+    connection.begin(wish.request_id, ensured(), command.type)
 
 
 async def ensure_stored(connection: Connection, name: TopicName, schema: Schema) -> SchemaRecord:

@@ -128,6 +128,11 @@ class Pool:
         self._moved_at = clock.now_ms()
         self._log_throttle = LogThrottle(clock, LOG)
 
+    @property
+    def size(self) -> int:
+        """The most threads that the pool starts."""
+        return self._threads
+
     async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
         """What `work` returns or raises, called by a thread of the pool. Raises RestException (503)."""
         return await self._run(self._deadline_ms, work, *arguments)

@@ -225,6 +225,13 @@ class Settings:
         "Connections of Pulsar's clients at once, at most half of the file descriptors that the process may have.",
         "brokerMaxConnections",
     )
+    broker_max_concurrent_lookups: int = _setting(
+        10_000,
+        "broker.max-concurrent-lookups",
+        WholeNumber("requests", least=1),
+        "Lookups of topics, their partitions and namespaces that are under way at once; others are refused.",
+        "maxConcurrentLookupRequest",
+    )
     broker_keep_alive_interval_ms: int = _setting(
         30_000,
         "broker.keep-alive-interval",

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from api.gateway.frames import FrameParser, encoded
+from api.gateway.frames import encoded
 from api.gateway.pulsar_api_pb2 import BaseCommand
+from tests.frames import FrameParser
 from tests.servers.compactor_service import RunningService
 
 
@@ -18,7 +19,7 @@ class FrameClient:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
-        self._parser = FrameParser(5 << 20)
+        self._parser = FrameParser()
         self._received: list[BaseCommand] = []
 
     def send(self, entry: bytes = b"", **command: object) -> None:

@@ -20,6 +20,8 @@ from tests.workbench import Workbench
 class AtOnce:
     """A pool that has no threads."""
 
+    size = 1
+
     async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
         await asyncio.sleep(0)
         return work(*arguments)

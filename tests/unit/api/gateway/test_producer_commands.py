@@ -13,7 +13,7 @@ import pytest
 
 from api.gateway.connection import Connection
 from api.gateway.deduplication import Deduplication
-from api.gateway.frames import FrameParser, encoded
+from api.gateway.frames import encoded
 from api.gateway.gateway import Gateway
 from api.gateway.pulsar_api_pb2 import BaseCommand, ProducerAccessMode, ServerError
 from api.gateway.topics import PersistentTopic
@@ -22,12 +22,16 @@ from storage.entries.encode import encode_message
 from storage.errors import Unavailable
 from storage.metadata.topics import TopicStore
 from storage.topic import Topic
+from tests.frames import FrameParser
+from tests.unit.api.gateway.fairness import shared_parts
 from tests.unit.api.gateway.served_topic import opened
 from tests.workbench import Workbench
 
 
 class GatedPool:
     """Log threads that append only while the gate is open."""
+
+    size = 1
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -45,7 +49,7 @@ class Client(asyncio.Transport):
 
     def __init__(self, topic: PersistentTopic) -> None:
         super().__init__()
-        self._parser = FrameParser(5 << 20)
+        self._parser = FrameParser()
         self.answers: list[BaseCommand] = []
         gateway = SimpleNamespace(
             parts=SimpleNamespace(
@@ -60,6 +64,7 @@ class Client(asyncio.Transport):
                 liveness_seconds=0,
             ),
             clock=topic.clock,
+            **shared_parts(topic.clock, topic.pools),
             server_version="test",
             take=lambda _: True,
             drop=lambda _: None,
@@ -86,6 +91,15 @@ class Client(asyncio.Transport):
 
     def get_write_buffer_size(self) -> int:
         return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

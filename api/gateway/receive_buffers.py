@@ -1,0 +1,100 @@
+"""Memory for large frames while they arrive: bounded for all connections together, and for those of one role.
+
+A frame up to `SMALL_BYTES` needs no grant. A larger one is granted its size, or waits for it: nothing more is read from
+its connection, and the client waits as for a slow network. One role, or one address without a role, holds at most half
+of the memory, so it cannot keep others from sending. A frame that has its grant for `STALLED_MS` while others wait
+ends with its connection. Must not know: sockets, commands.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from typing import Protocol
+
+from storage.clock import Clock
+
+SMALL_BYTES = 64 << 10
+STALLED_MS = 30_000
+
+
+class Receiver(Protocol):
+    """A connection on which a frame arrives."""
+
+    def granted(self) -> None:
+        """Continue to read: the memory for the frame is reserved."""
+
+    def cut_off(self, reason: str) -> None:
+        """End the connection."""
+
+
+@dataclass(frozen=True)
+class _Grant:
+    role: str
+    size: int
+    at_ms: int
+
+
+class ReceiveBuffers:
+    """The memory of all connections. For one event loop."""
+
+    def __init__(self, most: int, clock: Clock) -> None:
+        """`most`: bytes; a larger frame arrives alone."""
+        self._most = most
+        self._clock = clock
+        self._grants: dict[Receiver, _Grant] = {}
+        self._of_role: Counter[str] = Counter()
+        self._reserved = 0
+        self._waiting: OrderedDict[Receiver, tuple[str, int]] = OrderedDict()
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The bytes of all grants."""
+        return self._reserved
+
+    def reserve(self, receiver: Receiver, role: str, size: int) -> bool:
+        """Grant memory for a frame; returns False if the receiver has to wait, and `granted` is called then."""
+        if self._fits(role, size):
+            self._grant(receiver, role, size)
+            return True
+        self._waiting[receiver] = role, size
+        return False
+
+    def release(self, receiver: Receiver) -> None:
+        """Return what a receiver was granted, or waits for; others get it."""
+        self._waiting.pop(receiver, None)
+        grant = self._grants.pop(receiver, None)
+        if grant is None:
+            return
+        self._reserved -= grant.size
+        self._of_role[grant.role] -= grant.size
+        if not self._of_role[grant.role]:
+            del self._of_role[grant.role]
+        for waiting, (role, size) in list(self._waiting.items()):
+            if self._fits(role, size):
+                del self._waiting[waiting]
+                self._grant(waiting, role, size)
+                waiting.granted()
+
+    def end_stalled(self) -> None:
+        """Cut off connections whose frame does not arrive while other frames wait for memory."""
+        if not self._waiting:
+            return
+        oldest = self._clock.now_ms() - STALLED_MS
+        for receiver, grant in list(self._grants.items()):
+            if grant.at_ms <= oldest:
+                receiver.cut_off(
+                    f"a frame of {grant.size} bytes has not arrived within {STALLED_MS} ms, and other frames wait for "
+                    "its memory"
+                )
+
+    def _fits(self, role: str, size: int) -> bool:
+        held = self._of_role.get(role, 0)
+        if not self._reserved:
+            return True
+        return self._reserved + size <= self._most and (held == 0 or held + size <= self._most // 2)
+
+    def _grant(self, receiver: Receiver, role: str, size: int) -> None:
+        self._grants[receiver] = _Grant(role, size, self._clock.now_ms())
+        self._of_role[role] += size
+        self._reserved += size

@@ -1,0 +1,96 @@
+"""Turns of connections on the event loop: a flood on one connection delays no other connection and no HTTP request.
+
+A connection handles what it has received at once while that takes little time; beyond, it waits for its turn. A turn of
+the loop handles frames for `TURN_SECONDS` at most, role by role and, of each role, connection by connection, each for
+`QUANTUM_SECONDS`; then everything else on the loop has its turn. So a role with a thousand connections gets as much of
+the loop as a role with one. Must not know: frames, sockets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Protocol
+
+TURN_SECONDS = 0.001
+QUANTUM_SECONDS = 0.000_25
+_WINDOW_SECONDS = 0.004
+"""In each window of this length frames are handled at once for `TURN_SECONDS` in all."""
+
+
+class Worker(Protocol):
+    """What has frames to handle."""
+
+    @property
+    def role(self) -> str:
+        """The role, or address, that the work is done for."""
+
+    def work(self, seconds: float) -> float:
+        """Handle frames for about that time; returns the time that was used."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether more can be handled now."""
+
+
+class Turns:
+    """The queue of workers. For one event loop."""
+
+    def __init__(
+        self, call_soon: Callable[[Callable[[], None]], object], now: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """`call_soon`: as the loop's, which calls in its next turn; `now`: seconds."""
+        self._call_soon = call_soon
+        self.now = now
+        self._roles: OrderedDict[str, deque[Worker]] = OrderedDict()
+        self._queued: dict[Worker, str] = {}
+        self._is_scheduled = False
+        self._window = 0.0
+        self._used = 0.0
+
+    def add(self, worker: Worker) -> None:
+        """Let a worker work, at once or in turn."""
+        if worker in self._queued:
+            return
+        if not self._roles and self._may_work_at_once():
+            self._used += worker.work(QUANTUM_SECONDS)
+        if worker.has_work:
+            self._enqueue(worker)
+
+    def remove(self, worker: Worker) -> None:
+        """Forget a worker that has ended."""
+        role = self._queued.pop(worker, None)
+        if role is not None:
+            self._roles[role].remove(worker)
+            if not self._roles[role]:
+                del self._roles[role]
+
+    def _may_work_at_once(self) -> bool:
+        now = self.now()
+        if now - self._window >= _WINDOW_SECONDS:
+            self._window, self._used = now, 0.0
+        return self._used < TURN_SECONDS
+
+    def _enqueue(self, worker: Worker) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._call_soon(self._turn)
+        self._queued[worker] = role = worker.role
+        self._roles.setdefault(role, deque()).append(worker)
+
+    def _turn(self) -> None:
+        self._is_scheduled = False
+        used = 0.0
+        while self._roles and used < TURN_SECONDS:
+            role, queue = self._roles.popitem(last=False)
+            worker = queue.popleft()
+            del self._queued[worker]
+            if queue:
+                self._roles[role] = queue
+            used += worker.work(QUANTUM_SECONDS)
+            if worker.has_work:
+                self._enqueue(worker)
+        if self._roles and not self._is_scheduled:
+            self._is_scheduled = True
+            self._call_soon(self._turn)
