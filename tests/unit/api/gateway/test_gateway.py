@@ -27,6 +27,8 @@ def test_clients_are_announced_the_brokers_limit_of_messages(bench: Workbench, s
         pools=dict.fromkeys(WaitsFor, AtOnce()),
         producers=SimpleNamespace(),
         clients=SimpleNamespace(),
+        schemas=None,
+        settings=Settings(),
     )
     gateway = Gateway(cast(Any, parts), GatewaySettings.of(Settings()), LookupResult("", ""), [])
 
