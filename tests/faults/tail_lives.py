@@ -55,6 +55,7 @@ THREADS = 3
 KEYS = 20
 SEGMENT_BYTES = 1 << 14
 CHECK_EVERY = 25
+HEARD_WITHIN_SECONDS = 120
 ACK = struct.Struct("<IBIBqqqii")
 """Life, thread, number, messages; offset, ledger, entry, batch index; CRC32C of its payloads (as signed)."""
 GIVEN = struct.Struct("<qqqii")
@@ -138,9 +139,10 @@ class Child:
             self.buffer += more
 
     def hear(self) -> None:
-        """Wait until it has said something; on a machine that is busy, two seconds at most."""
+        """Wait for its first message, or its end. Raises AssertionError if neither comes, however busy the machine."""
         if not self.buffer:
-            select.select([self.said], [], [], 2)
+            heard, _, _ = select.select([self.said], [], [], HEARD_WITHIN_SECONDS)
+            assert heard, f"a {self.name} was silent for {HEARD_WITHIN_SECONDS} s"
             self.drain()
 
 
@@ -154,6 +156,7 @@ class Parent:
     acknowledged: dict[Entry, Acknowledged] = field(default_factory=dict)
     lives: int = 0
     kills: int = 0
+    heard: int = 0
     checked_to: int = 0
     given: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     living: set[int] = field(default_factory=set)
@@ -278,6 +281,7 @@ class Parent:
             if who < 0.75 or over:
                 if self.chance.random() < 0.75:
                     writer.hear()
+                    self.heard += 1
                 self.kill(writer)
             if who >= 0.65 or over:
                 self.kill(sealer)
@@ -297,6 +301,7 @@ class Parent:
         return {
             "kills": self.kills,
             "lives": self.lives,
+            "heard": self.heard,
             "entries": len(self.acknowledged),
             "messages": self.checked_to,
             "given": len(self.given),

@@ -38,4 +38,5 @@ def lives(folder: Path, kills: int, seed: int) -> dict[str, int]:
 def test_nothing_acknowledged_is_lost_over_many_kills(tmp_path: Path, kills: int, seed: int) -> None:
     answer = lives(tmp_path, kills, seed)
     assert answer["kills"] >= kills
-    assert answer["messages"] >= answer["entries"] > answer["lives"]
+    assert answer["messages"] >= answer["entries"] >= answer["heard"], "a writer that was heard had acknowledged"
+    assert answer["heard"] >= kills // 4, "too few lives acknowledged anything: the kills prove little"
