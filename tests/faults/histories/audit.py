@@ -1,15 +1,18 @@
-"""What must hold of each topic when nothing fails and nothing is under way; and what must be left in the end.
+"""The checks between rounds, when nothing fails and nothing is under way, and those at the end.
 
-Raw is what was acknowledged, but for a prefix that may have been trimmed; the compacted view is its fold; each key can
-be looked up; `verify` finds no difference; a reader that followed the topic, and was not told that its state may be
-stale, has the right state; and garbage collection leaves exactly what something refers to.
+Raw is what was acknowledged, but for a prefix that may have been trimmed; the compacted view is its fold; producers'
+messages keep their order; each key can be looked up; `verify` finds no difference; readers come to the end with the
+right state; subscriptions delivered every message; garbage collection leaves exactly the referenced objects.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from compactor.maintenance.garbage import GarbageCollector
@@ -20,143 +23,303 @@ from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
 from storage.model import MessageId
 from storage.objects.registry import open_store
-from tests.faults.histories.actors import KEYS, Caller, Follower, ReadMessage, Tally, admin, read_all, unpause
-from tests.faults.histories.history import History, SentMessage
+from tests.faults.histories.calls import NO_ANSWER, Answer, Caller, read_all
+from tests.faults.histories.history import Fate, History, ReadMessage, Sender, SentMessage
+from tests.faults.histories.operators import unpause
+from tests.faults.histories.pulsar_clients import ClientSource
+from tests.faults.histories.pulsar_consumers import consumed_by_client, drain
+from tests.faults.histories.pulsar_readers import LivingReader, entry_of, fold
+from tests.faults.histories.report import Kind, Report, Violation
+from tests.faults.histories.rest_actors import KEYS, Follower
+from tests.faults.histories.services import Service
 
 _SETTLES_WITHIN_SECONDS = 180
-RESOLVED_AFTER_SECONDS = 60
-"""What had no answer for that long, and is not there, does not come any more: every time limit of a request is over."""
+_RESOLVED_AFTER_SECONDS = 60
+"""A message without an answer for that long that is not stored never will be: every time limit of a request is over."""
+_QUIET_TRIES = 8
+_STALE = "the compacted reader"
 
 
-def audit(
-    histories: Sequence[History], followers: Sequence[Follower], call: Caller, chance: random.Random, tally: Tally
-) -> None:
-    """Look at every topic; nobody writes, nothing fails. Raises Violation."""
-    for history in histories:
-        raw = read_all(call, history, False, chance)  # before compaction lets it be trimmed
-        resolved = history.resolve(raw, time.monotonic() - RESOLVED_AFTER_SECONDS)
-        tally.add("unanswered and not there", resolved)
-        compact(history, call)
-        check_raw(history, read_all(call, history, False, chance), _horizon(history, call))
-        check_view(history, read_all(call, history, True, chance))
-        for key in chance.sample(KEYS, 4):
-            check_key(history, key, call)
-        check_verify(history, call)
-    for follower in followers:
-        check_follower(follower)
-    for history in histories:
-        history.forget()
+@dataclass
+class Audit:
+    """The comparison of all topics with the model."""
 
+    histories: Sequence[History]
+    followers: Sequence[Follower]
+    readers: Sequence[LivingReader]
+    reader_source: ClientSource
+    services: Sequence[Service]
+    call: Caller
+    chance: random.Random
+    report: Report
 
-def compact(history: History, call: Caller) -> None:
-    """Compact the topic to its end."""
-    deadline = time.monotonic() + _SETTLES_WITHIN_SECONDS
-    triggered = False
-    while True:
-        if not triggered:
-            unpause(history, call)
-            triggered = call("PUT", f"{admin(history)}/compaction").status == 204
-        status = call("GET", f"{admin(history)}/compaction")
-        found = status.json() if status.status == 200 else {"status": "?"}
-        if triggered and found["status"] == "SUCCESS" and not _wanted(history, call):
+    def run(self, source: ClientSource | None) -> None:
+        """Compare every topic; nobody writes, nothing fails. `source`: drain the subscriptions with it as well."""
+        stale = self._stale_lines() if any(reader.reader for reader in self.readers) else ""
+        for history in self.histories:
+            with self.report.collecting():
+                self._resolve(history)
+        self._compact()
+        for history in self.histories:
+            with self.report.collecting():
+                self._check(history, stale, source)
+        for follower in self.followers:
+            with self.report.collecting():
+                self._check_follower(follower)
+        for history in self.histories:
+            history.forget()
+
+    def _stale_lines(self) -> str:
+        return "\n".join(
+            str(line.get("event"))
+            for service in self.services
+            for line in service.logged()
+            if _STALE in str(line.get("event"))
+        )
+
+    def _resolve(self, history: History) -> None:
+        """Settle messages without an answer, before a compaction lets raw be trimmed."""
+        raw = [message for log in history.logs for message in self._read(history, log, False)]
+        older_than = time.monotonic() - _RESOLVED_AFTER_SECONDS
+        self.report.count("messages without an answer that are not stored", history.resolve(raw, older_than))
+
+    def _compact(self) -> None:
+        """Compact every log to its end, all at once."""
+        pending = [Compaction(history, log, self.call) for history in self.histories for log in history.logs]
+        deadline = time.monotonic() + _SETTLES_WITHIN_SECONDS
+        while pending := [compaction for compaction in pending if not compaction.is_over()]:
+            if time.monotonic() > deadline:
+                for compaction in pending:
+                    self.report.add(compaction.violation())
+                return
+            time.sleep(0.5)
+
+    def _check(self, history: History, stale: str, source: ClientSource | None) -> None:
+        raws: dict[str, list[ReadMessage]] = {}
+        views: list[ReadMessage] = []
+        for log in history.logs:
+            raw, view, horizon = self._read_quietly(history, log)
+            raws[log] = raw
+            views += view
+            with self.report.collecting():
+                self._check_log(history, log, raw, view, horizon)
+            with self.report.collecting():
+                self._check_verify(history, log)
+        raw = [message for log in history.logs for message in raws[log]]
+        with self.report.collecting():
+            self._check_stored(history, raw)
+        with self.report.collecting():
+            check_order(history, raws)
+        if history.traits.folds_by_id:
+            with self.report.collecting():
+                self._check_keys(history, views)
+        for reader in self.readers:
+            if reader.history is history:
+                with self.report.collecting():
+                    reader.check(raw, views, self.reader_source, history.full_name in stale)
+        if source is not None:
+            for subscription in history.subscriptions.values():
+                if consumed_by_client(subscription):
+                    with self.report.collecting():
+                        drain(history, subscription, views, source, self.report)
+        self.report.count("topics checked")
+
+    def _read(self, history: History, log: str, compacted: bool) -> list[ReadMessage]:
+        return read_all(self.call, history, log, compacted, self.chance)
+
+    def _read_quietly(
+        self, history: History, log: str
+    ) -> tuple[list[ReadMessage], list[ReadMessage], MessageId | None]:
+        """Return raw, the compacted view and the horizon of one moment: maintenance may still move them."""
+        for _ in range(_QUIET_TRIES):
+            horizon = self._horizon(history, log)
+            first = self._read(history, log, False)
+            view = self._read(history, log, True)
+            raw = self._read(history, log, False)
+            if first == raw and self._horizon(history, log) == horizon:
+                return raw, view, horizon
+            time.sleep(0.5)
+        if not history.traits.expires:
+            raise history.violation(Kind.STUCK, f"{log} changes although nobody writes", log)
+        return raw, view, horizon
+
+    def _horizon(self, history: History, log: str) -> MessageId | None:
+        stats = self.call.until("GET", f"{history.admin_of(log)}/internalStats", [200]).json()
+        cursor = stats.get("cursors", {}).get("__compaction")
+        return MessageId.parse(cursor["markDeletePosition"]) if cursor else None
+
+    def _check_log(
+        self, history: History, log: str, raw: list[ReadMessage], view: list[ReadMessage], horizon: MessageId | None
+    ) -> None:
+        """Check that offsets are dense and, where all raw is stored, that the view is the fold of raw."""
+        offsets = [item.offset for item in raw]
+        if offsets and offsets != list(range(offsets[0], offsets[0] + len(offsets))):
+            raise history.violation(Kind.OFFSETS, f"the offsets of {log} are not dense: {offsets}", log)
+        if history.traits.loses_raw:
             return
-        if triggered and found["status"] == "ERROR" and not _wanted(history, call):
-            triggered = False
-        if time.monotonic() > deadline:
-            raise history.violation(f"nothing fails, and it is not compacted: {status.status} {status.text[:800]}")
-        time.sleep(0.2)
-
-
-def _wanted(history: History, call: Caller) -> bool:
-    found = call("GET", f"{admin(history)}/compaction/control")
-    return found.status != 200 or found.json()[0]["requested_at"] is not None
-
-
-def _horizon(history: History, call: Caller) -> MessageId | None:
-    found = call.until("GET", f"{admin(history)}/internalStats", [200]).json()
-    cursor = found.get("cursors", {}).get("__compaction")
-    return MessageId.parse(cursor["markDeletePosition"]) if cursor else None
-
-
-def check_raw(history: History, raw: list[ReadMessage], horizon: MessageId | None) -> None:
-    """Nothing acknowledged is lost, at the id that was told; offsets are dense; only a prefix was trimmed."""
-    offsets = [item.offset for item in raw]
-    if offsets != list(range(offsets[0], offsets[0] + len(offsets))) if offsets else False:
-        raise history.violation(f"the offsets of raw are not dense: {offsets}")
-    given = {item.serial for item in raw}
-    first = raw[0].id if raw else None
-    for item in history.must_be_there():
-        assert item.id is not None
-        if item.serial in given:
-            continue
-        if first is not None and item.id > first:
-            raise history.violation(f"{item} was acknowledged and is lost: raw goes from {first} to {raw[-1].id}")
-        compacted = history.loses_raw and horizon is not None and item.id <= horizon
-        if not compacted and not history.may_be_hidden(item):
-            raise history.violation(f"{item} was trimmed, and the horizon is {horizon}")
-    for item in raw:
-        if history.hidden_to is not None and item.id < history.hidden_to:
-            raise history.violation(f"{item} is below {history.hidden_to}, where the topic was trimmed to")
-    missed = [item for item in history.missed if item.serial in given]
-    if missed:
-        raise history.violation(f"a raw read passed over {missed[:5]}, which are there")
-    history.missed.clear()
-
-
-def check_view(history: History, given: list[ReadMessage]) -> None:
-    """The compacted read ends with the fold of what is there."""
-    state: dict[str, str | None] = {}
-    for item in given:
-        if item.key is not None:
-            state[item.key] = item.value
-    _check_state(history, state, "the compacted view", keeps_gone=False)
-
-
-def _check_state(history: History, state: Mapping[str, str | None], what: str, *, keeps_gone: bool) -> None:
-    for key in KEYS:
-        acceptable = history.acceptable(key, keeps_gone=keeps_gone)
-        if (state.get(key) or None) not in acceptable:
-            raise history.violation(
-                f"{what} has {key}={state.get(key)!r}, not one of {acceptable}{_lately(history, key)}"
+        below = [item for item in raw if horizon is not None and entry_of(item.id) <= entry_of(horizon)]
+        winners = fold(history, below)
+        expected = [item.id for item in below if item.value and item.key and winners[item.key] is item]
+        expected += [item.id for item in raw[len(below) :]]
+        tombstones = {item.id for item in winners.values() if not item.value}
+        actual = [item.id for item in view if item.id not in tombstones]
+        if actual != expected:
+            missing, extra = set(expected) - set(actual), set(actual) - set(expected)
+            text = (
+                f"the compacted view of {log} is not the fold of raw at the horizon {horizon}: missing "
+                f"{_few(missing)}, extra {_few(extra)}; {len(actual)} messages instead of {len(expected)}"
             )
+            raise history.violation(Kind.VIEW, text, f"{log} {_few(missing)} {_few(extra)}")
+
+    def _check_stored(self, history: History, raw: list[ReadMessage]) -> None:
+        """Check that nothing acknowledged is lost: it is at the acknowledged id; only a prefix may be trimmed."""
+        if history.traits.expires and not raw:
+            return
+        ids: dict[str, set[MessageId]] = defaultdict(set)
+        for message in raw:
+            ids[message.serial].add(message.id)
+            if history.hidden_to is not None and message.id < history.hidden_to:
+                text = f"{message} is stored below {history.hidden_to}, where the topic was trimmed to"
+                raise history.violation(Kind.RETURNED, text, message.serial)
+        first = raw[0] if raw else None
+        first_sent = history.sent[first.serial] if first is not None else None
+        lost: list[SentMessage] = []
+        for item in history.must_be_stored():
+            if item.serial in ids:
+                stays = item.acknowledged is not None and not history.traits.loses_raw
+                if stays and item.acknowledged not in ids[item.serial]:
+                    text = f"{item} is stored at {_few(ids[item.serial])}"
+                    self.report.add(history.violation(Kind.MOVED, text, item.serial))
+                continue
+            trimmable = history.traits.loses_raw or history.may_be_hidden(item)
+            at = item.acknowledged or item.id
+            if first is not None and first_sent is not None and trimmable:
+                is_later = at > first.id if at is not None else item.sent_at > (first_sent.known or first_sent.sent_at)
+                trimmable = not is_later or history.traits.changing
+            if not trimmable:
+                lost.append(item)
+        for item in lost:
+            item.never = True  # the same loss is one violation
+        if lost:
+            text = (
+                f"{len(lost)} acknowledged messages are lost; raw begins with {first}: {'; '.join(map(str, lost[:6]))}"
+            )
+            raise history.violation(Kind.LOST, text, lost[0].serial)
+        missed = [item for item in history.missed if item.serial in ids and item.acknowledged in ids[item.serial]]
+        history.missed.clear()
+        if missed:
+            text = f"a raw read passed over stored messages: {'; '.join(map(str, missed[:5]))}"
+            raise history.violation(Kind.READER, text, missed[0].serial)
+
+    def _check_keys(self, history: History, view: list[ReadMessage]) -> None:
+        state: dict[str, str | None] = {item.key: item.value for item in view if item.key is not None}
+        self._check_state(history, state, "the compacted view", keeps_gone=False)
+        for key in self.chance.sample(KEYS, 4):
+            answer = self.call.until("GET", f"{history.admin}/key/{key}", [200, 404])
+            value = answer.json()["value"] if answer.status == 200 else None
+            if (value or None) not in history.acceptable(key):
+                text = f"a look-up of {key} returned {value!r}, not one of {history.acceptable(key)}"
+                raise history.violation(Kind.KEY, text, f"{key} {value}")
+
+    def _check_state(self, history: History, state: Mapping[str, str | None], name: str, *, keeps_gone: bool) -> None:
+        for key in KEYS:
+            acceptable = history.acceptable(key, keeps_gone=keeps_gone)
+            value = state.get(key) or None
+            if value not in acceptable:
+                text = f"{name} has {key}={value!r}, not one of {acceptable}{_lately(history, key)}"
+                raise history.violation(Kind.KEY, text, f"{name} {key} {value}")
+
+    def _check_verify(self, history: History, log: str) -> None:
+        answer = self.call.until("POST", f"{history.admin_of(log)}/compaction/verify", [200])
+        (result,) = answer.json()
+        if result["total"]:
+            text = f"verify of {log} finds {result['counts']}: {result['differences'][:5]}"
+            raise history.violation(Kind.VERIFY, text, log)
+
+    def _check_follower(self, follower: Follower) -> None:
+        """Check R7: the reader comes to the end, and has the right state."""
+        follower.call = self.call
+        deadline = time.monotonic() + _SETTLES_WITHIN_SECONDS
+        while not follower.step():
+            if time.monotonic() > deadline:
+                text = f"a reader at {follower.token} does not come to the end"
+                raise follower.history.violation(Kind.STUCK, text, "follower")
+        self.report.count("readers checked")
+        state = {key: message.value for key, message in follower.state.items()}
+        self._check_state(follower.history, state, "a reader over REST", keeps_gone=True)
+
+
+def _few(ids: set[MessageId]) -> str:
+    return ", ".join(map(str, sorted(ids)[:6])) or "none"
 
 
 def _lately(history: History, key: str) -> str:
-    mine = sorted((item for item in history.sent.values() if item.key == key and not item.never), key=_sent_at)
-    return "; of the key lately:\n" + "\n".join(f"    {history.fate(item).name} {item}" for item in mine[-6:])
+    of_key = [item for item in history.sent.values() if item.key == key and not item.never]
+    last = sorted(of_key, key=lambda item: item.sent_at)[-6:]
+    return "; of the key lately:\n" + "\n".join(f"    {history.fate(item).name} {item} {item.value!r}" for item in last)
 
 
-def _sent_at(one: SentMessage) -> int:
-    return one.sent_at
+def check_order(history: History, raws: Mapping[str, list[ReadMessage]]) -> None:
+    """Check that the messages of each producer are stored in the order in which it sent, by their first copies.
+
+    Under deduplication no message has two copies. Raises Violation.
+    """
+    for log, raw in raws.items():
+        of_sender: dict[tuple[Sender, str | None], list[tuple[int, MessageId, SentMessage]]] = defaultdict(list)
+        stored: set[str] = set()
+        for item in raw:
+            sent = history.sent[item.serial]
+            if item.serial in stored:
+                if not sent.sender.repeats and history.fate(sent) is Fate.THERE:
+                    raise history.violation(Kind.TWICE, f"{sent} is stored twice in {log}", item.serial)
+                continue
+            stored.add(item.serial)
+            of_sender[sent.sender, None if sent.sender.ordered else sent.key].append((sent.number, item.id, sent))
+        for messages in of_sender.values():
+            messages.sort(key=lambda message: message[0])
+            for (_, at, before), (_, next_at, after) in pairwise(messages):
+                if next_at < at:
+                    text = f"in {log}, {after} is stored before {before}, which its producer sent earlier"
+                    raise history.violation(Kind.ORDER, text, after.serial)
 
 
-def check_key(history: History, key: str, call: Caller) -> None:
-    """A look-up finds what the fold has (T4)."""
-    answer = call.until("GET", f"{admin(history)}/key/{key}", [200, 404])
-    value = answer.json()["value"] if answer.status == 200 else None
-    if value not in history.acceptable(key):
-        raise history.violation(f"a look-up of {key} gave {value!r}, not one of {history.acceptable(key)}")
+@dataclass
+class Compaction:
+    """The compaction of one log to its end."""
 
+    history: History
+    log: str
+    call: Caller
+    triggered: bool = False
+    answer: Answer = field(default_factory=lambda: Answer(NO_ANSWER))
 
-def check_verify(history: History, call: Caller) -> None:
-    """`verify` finds nothing."""
-    (report,) = call.until("POST", f"{admin(history)}/compaction/verify", [200]).json()
-    if report["total"]:
-        raise history.violation(f"verify finds {report['counts']}: {report['differences'][:5]}")
+    def is_over(self) -> bool:
+        """Trigger it if it is not triggered, or failed; return whether it has succeeded."""
+        path = self.history.admin_of(self.log)
+        if not self.triggered:
+            unpause(self.history, self.log, self.call)
+            self.triggered = self.call("PUT", f"{path}/compaction").status == 204
+            return False
+        self.answer = self.call("GET", f"{path}/compaction")
+        status = self.answer.json()["status"] if self.answer.status == 200 else "?"
+        if status not in ("SUCCESS", "ERROR"):
+            return False
+        control = self.call("GET", f"{path}/compaction/control")
+        if control.status != 200 or control.json()[0]["requested_at"] is not None:
+            return False
+        self.triggered = status == "SUCCESS"
+        return self.triggered
 
-
-def check_follower(follower: Follower) -> None:
-    """R7: it comes to the end, and has the right state."""
-    deadline = time.monotonic() + _SETTLES_WITHIN_SECONDS
-    while not follower.step():
-        if time.monotonic() > deadline:
-            raise follower.history.violation(f"a reader at {follower.token} does not come to the end")
-    state = {key: one.value for key, one in follower.state.items()}
-    _check_state(follower.history, state, f"a reader that began at {follower.since}", keeps_gone=True)
+    def violation(self) -> Violation:
+        text = f"{self.log} is not compacted although nothing fails: {self.answer.status} {self.answer.text[:800]}"
+        return self.history.violation(Kind.STUCK, text, self.log)
 
 
 def check_garbage(database_url: str, store_url: str, endpoint: str, log: Path) -> int:
-    """With no service running: what is left in the store is what rows and manifests refer to; how many objects."""
+    """With no service running, collect garbage and return how many objects remain: exactly the referenced ones.
+
+    Raises Violation.
+    """
     clock = SystemClock()
     metadata = MetadataStore(database_url, clock)
     store = open_store(store_url, s3_endpoint=endpoint)
@@ -164,17 +327,19 @@ def check_garbage(database_url: str, store_url: str, endpoint: str, log: Path) -
         collector = GarbageCollector(Environment(metadata, store, clock, LogDirectory(log)), grace_ms=0, skew_ms=-1_000)
         for _ in range(3):
             for result in collector.collect_all():
-                assert result.error is None, f"garbage collection of {result.topic}: {result.error}"
+                if result.error is not None:
+                    raise Violation(Kind.GARBAGE, str(result.topic), f"garbage collection failed: {result.error}")
             time.sleep(0.1)
         referenced: set[str] = set()
         for topic in metadata.topics.all():
-            found = metadata.pins.referenced(topic.id)
-            referenced |= {name for ledger in found.ledgers for name in (ledger.rows.name, ledger.index.name)}
-            for compacted in found.compacted:
+            references = metadata.pins.referenced(topic.id)
+            referenced |= {name for ledger in references.ledgers for name in (ledger.rows.name, ledger.index.name)}
+            for compacted in references.compacted:
                 referenced |= read_manifest(store, compacted.manifest).objects | {compacted.manifest.name}
         remaining = {info.name for info in store.list("topics/")}
-        assert remaining >= referenced, f"missing in the end: {sorted(referenced - remaining)[:10]}"
-        assert remaining <= referenced, f"left over in the end: {sorted(remaining - referenced)[:10]}"
+        if remaining != referenced:
+            missing, extra = sorted(referenced - remaining)[:10], sorted(remaining - referenced)[:10]
+            raise Violation(Kind.GARBAGE, "all topics", f"missing in the end: {missing}, left over: {extra}")
         return len(remaining)
     finally:
         metadata.close()

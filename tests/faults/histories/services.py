@@ -1,9 +1,10 @@
-"""The services of the random histories, and what is between them and the machine: a link to PostgreSQL, a proxy to S3.
+"""The services of the random histories, with a faulty link to PostgreSQL, a faulty proxy to S3 and a faulty disk each.
 
-Each service is a process with a log directory of its own, so of each topic the tail is with one of them. It may be
-killed (SIGKILL), stopped (SIGSTOP), ended (SIGTERM); its link to the database may be cut at a COMMIT or for a while,
-and its requests to the store may fail in every way that `s3_proxy` knows. Everything listens on loopback; processes are
-ended by the pids of those that were started here.
+Each service is a process. Either both share one log directory, so that a topic moves when its owner ends; or each has
+its own, so that a topic's unsealed messages wait for its service. A service may be killed (SIGKILL), stopped
+(SIGSTOP), ended (SIGTERM); its link to the database may be cut at a COMMIT or for a while, its requests to the store
+may fail in every way that `s3_proxy` knows, and calls to its disk as `disk_faults` says. Everything listens on
+loopback; processes are ended by the pids of those that were started here.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import httpx
 
 from storage.metadata.store import MetadataStore
 from tests.clocks import ManualClock
+from tests.faults.histories.disk_faults import DiskFaults
 from tests.faults.s3_proxy import S3Proxy
+from tests.processes import free_port
 from tests.servers.cut_link import PostgresLink
 from tests.servers.postgres import PostgresServer
 from tests.servers.versitygw import Versitygw
@@ -44,6 +47,7 @@ SETTINGS = {
     "COMPACTOR_SHUTDOWN_GRACE": "2s",
     "COMPACTOR_LIMITS_REQUESTS_PER_SECOND": "0",
     "COMPACTOR_FORWARDING_TIMEOUT": "5s",
+    "COMPACTOR_BROKER_KEEP_ALIVE_INTERVAL": "5s",
 }
 _NO_OTHER_AWS = {
     "AWS_CONFIG_FILE": "/dev/null",
@@ -53,6 +57,7 @@ _NO_OTHER_AWS = {
 }
 _ENDS_WITHIN_SECONDS = 60
 _STARTS_WITHIN_SECONDS = 120
+_TRY_AGAIN = 6
 
 LONGEST_STOP_SECONDS = 75.0
 """Beyond every lease: a writer's (15 s), a sealer's claim and a reader's pin (60 s), a run's heartbeat."""
@@ -62,16 +67,24 @@ class Service:
     """One service, over all the processes that it is."""
 
     def __init__(
-        self, name: str, folder: Path, environment: Mapping[str, str], link: PostgresLink, s3: S3Proxy
+        self,
+        name: str,
+        folder: Path,
+        environment: Mapping[str, str],
+        link: PostgresLink,
+        s3: S3Proxy,
+        disk: DiskFaults,
     ) -> None:
         self.name = name
         self.link = link
         self.s3 = s3
+        self.disk = disk
         self.folder = folder
-        folder.mkdir()
+        self.broker_port = free_port()  # stays the same over all processes: clients connect again to it
         self._log = folder / "serve.log"
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("COMPACTOR_", "AWS_"))}
-        self._environment = {**clean, **SETTINGS, **environment}
+        port = {"COMPACTOR_BROKER_SERVICE_PORT": str(self.broker_port)}
+        self._environment = {**clean, **SETTINGS, **environment, **port, **disk.environment}
         self._url = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._from = 0
@@ -127,28 +140,36 @@ class Service:
         self.stopped = False
 
     def wait_until_it_answers(self) -> None:
-        """Raises AssertionError if it does not, with the end of its log."""
+        """Wait until it is ready. Raises AssertionError if that takes too long, with the end of its log.
+
+        A service whose database fails while it starts ends with the exit code for "try again"; it is started again.
+        """
         deadline = time.monotonic() + _STARTS_WITHIN_SECONDS
-        while time.monotonic() < deadline and self.is_alive:
+        while time.monotonic() < deadline:
+            if not self.is_alive:
+                if self._process is None or self._process.returncode != _TRY_AGAIN:
+                    break
+                self.start()
             if self.url:
                 with suppress(httpx.HTTPError):
                     if httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200:
                         return
             time.sleep(0.1)
-        raise AssertionError(f"{self.name} does not answer: {self.log_end()}")
+        ended = self._process.poll() if self._process else None
+        raise AssertionError(f"{self.name} does not answer (exit code {ended}): {self.log_end()}")
 
     def log_end(self) -> str:
         """What it logged last."""
         return self._log.read_text(errors="replace")[-3000:] if self._log.exists() else ""
 
     def logged(self) -> Iterator[dict[str, object]]:
-        """Every line that it logged in all its lives."""
+        """Yield every line that all its processes logged."""
         with self._log.open(errors="replace") as log:
             for line in log:
                 with suppress(ValueError):
-                    found = json.loads(line)
-                    if isinstance(found, dict):
-                        yield found
+                    record = json.loads(line)
+                    if isinstance(record, dict):
+                        yield record
 
 
 @dataclass(frozen=True)
@@ -172,8 +193,13 @@ def servers(folder: Path) -> Iterator[tuple[PostgresServer, Versitygw]]:
 
 
 @contextmanager
-def deployment(folder: Path, count: int, postgres: PostgresServer, s3: Versitygw) -> Iterator[Deployment]:
-    """So many services, running, with a database and a bucket of their own; `folder` is made."""
+def deployment(
+    folder: Path, count: int, postgres: PostgresServer, s3: Versitygw, library: Path | None, *, shares_log: bool
+) -> Iterator[Deployment]:
+    """Yield so many running services with a database and a bucket of their own; `folder` is created.
+
+    `library`: that of `disk_faults.build`. `shares_log`: the services have one log directory.
+    """
     folder.mkdir(parents=True)
     with ExitStack() as stack:
         bucket = s3.make_bucket()
@@ -187,14 +213,18 @@ def deployment(folder: Path, count: int, postgres: PostgresServer, s3: Versitygw
             link = PostgresLink(url)
             stack.callback(link.close)
             proxy = stack.enter_context(S3Proxy(s3.endpoint))
+            place = folder / f"service-{number}"
+            place.mkdir()
             environment = {
                 **credentials,
-                "COMPACTOR_DATA": str(folder / f"service-{number}" / "data"),
+                "COMPACTOR_DATA": str(place / "data"),
+                "COMPACTOR_LOG": str((folder if shares_log else place) / "log"),
                 "COMPACTOR_DATABASE": link.url.render_as_string(hide_password=False),
                 "COMPACTOR_STORE": f"s3://{bucket}/compactor",
                 "COMPACTOR_S3_ENDPOINT": proxy.endpoint,
             }
-            services.append(Service(f"service-{number}", folder / f"service-{number}", environment, link, proxy))
+            disk = DiskFaults(library, place)
+            services.append(Service(place.name, place, environment, link, proxy, disk))
         stack.callback(_end_all, services)
         for service in services:
             service.start()
