@@ -33,6 +33,7 @@ from storage.environment import Environment
 from storage.errors import Unavailable
 from storage.log.lease_renewer import LeaseRenewer
 from storage.log.ledger_id_recovery import keep_lost_ids
+from storage.log.log_space import LogRoom
 
 if TYPE_CHECKING:
     from api.admin.brokers.health import HealthCheckResult
@@ -113,6 +114,7 @@ def running(settings: Settings) -> Iterator[Service]:
             last_check=lambda: control.last_check,
             engine_error=lambda: control.engine_error,
             clients=lambda: clients,
+            log_room=lambda: environment.log.room.room() if environment.log.room is not None else LogRoom(),
             appended=lambda: AppendTotals(producers.appended_entries, producers.appended_bytes, len(producers.topics)),
         )
         polls = LongPolls(

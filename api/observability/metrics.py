@@ -28,6 +28,7 @@ from api.observability.run_totals import RunTotals, TopicRunTotals
 from compactor.scheduling.due import TopicsCheckResult
 from storage.clock import Clock
 from storage.errors import CompactorError
+from storage.log.log_space import LogRoom
 from storage.metadata.metrics_queries import MetricsQueries, TopicCounts
 from storage.metadata.records import CLUSTER
 
@@ -65,6 +66,7 @@ class MetricSources:
     appended: Callable[[], AppendTotals] = AppendTotals
     engine_error: Callable[[], str | None] = lambda: None
     clients: Callable[[], ConnectedClients] = ConnectedClients
+    log_room: Callable[[], LogRoom] = LogRoom
 
 
 METRICS: Mapping[str, MetricDefinition] = {
@@ -164,6 +166,13 @@ METRICS: Mapping[str, MetricDefinition] = {
             "compactor_log_appended_bytes_total", "Bytes of entries that it has appended.", kind="counter"
         ),
         MetricDefinition("compactor_log_open_topics", "Topics that it has open for writing."),
+        MetricDefinition("compactor_log_free_bytes", "Bytes that the disk of its log directory still takes."),
+        MetricDefinition(
+            "compactor_log_least_free_bytes", "Appends are refused when less is free (`limits.log-free-bytes`)."
+        ),
+        MetricDefinition(
+            "compactor_log_full", "1 if appends are refused because the log directory has no room, else 0."
+        ),
         MetricDefinition(
             "compactor_http_request_duration_seconds",
             "Requests, until their answer was sent; `route` is the path's pattern.",
@@ -285,6 +294,10 @@ class _Scrape(Collector):
         yield _plain("compactor_log_appended_entries_total", appended.entries)
         yield _plain("compactor_log_appended_bytes_total", appended.bytes)
         yield _plain("compactor_log_open_topics", appended.open_topics)
+        room = self._sources.log_room()
+        yield _plain("compactor_log_free_bytes", room.free_bytes)
+        yield _plain("compactor_log_least_free_bytes", room.least_free_bytes)
+        yield _plain("compactor_log_full", int(room.refusal is not None))
         error = self._sources.engine_error()
         yield _plain("compactor_engine_up", None if error is None else int(not error))
         leads = self._sources.leads()

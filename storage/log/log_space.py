@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from storage.clock import Clock
@@ -20,6 +21,17 @@ from storage.errors import CompactorError, StorageFull
 
 DISK_MS = 100
 ROLLED_MS = 1000
+
+
+@dataclass(frozen=True)
+class LogRoom:
+    """The room of a log directory at one moment. `refusal`: the reason why nothing is appended; None: appends pass.
+
+    `free_bytes` None: the disk cannot be asked. `least_free_bytes`: appends are refused below it."""
+
+    free_bytes: int | None = 0
+    least_free_bytes: int = 0
+    refusal: StorageFull | None = None
 
 
 class LogSpace:
@@ -63,6 +75,19 @@ class LogSpace:
                 "see why they are not sealed (the object store, the sealing process); appends continue by themselves",
                 is_public=True,
             )
+
+    def room(self) -> LogRoom:
+        """Return the room that there is now, for reports."""
+        refusal = None
+        try:
+            self.check()
+        except StorageFull as error:
+            refusal = error
+        try:
+            free: int | None = free_bytes(self._folder)
+        except OSError:
+            free = None
+        return LogRoom(free, self._min_free_bytes, refusal)
 
     def _measure(self) -> None:
         """One thread looks, when it is time to; the others go by what was found before."""

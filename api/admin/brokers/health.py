@@ -1,8 +1,8 @@
 """What machines ask of a service: is it alive, is it ready, its numbers. None of it is Pulsar's admin tree.
 
 `/livez` shows that the process answers, and nothing more: an unreachable database is no reason to restart it. `/readyz`
-checks database, schema and object store, and names those that cannot serve. The cause is only for the log and for
-superusers: it names hosts, users and buckets, and no token is needed here.
+checks database, schema, object store and the room of the log directory, and names those that cannot serve. The cause is
+only for the service's log and for superusers: it names hosts, users and buckets, and no token is needed here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def livez() -> str:
 
 @router.get("/readyz", responses={503: {"model": Readiness}})
 async def readyz(parts: Parts, in_full: InFull) -> Readiness:
-    """The service can do its work: database, schema and object store answer."""
+    """The service can do its work: database, schema and object store answer, and the log directory has room."""
     found = await parts.readiness.answer(lambda: _checked(parts))
     checks = {name: check.full if in_full else check.public for name, check in found.items()}
     wrong = [f"{name}: {result}" for name, result in checks.items() if result != _OK]
@@ -77,6 +77,7 @@ def _checked(parts: Service) -> Mapping[str, HealthCheckResult]:
         "database": _checked_by(environment.metadata.metrics.ping),
         "schema": _checked_by(environment.metadata.check_schema),
         "store": _checked_by(lambda: _probe(environment.store.size)),
+        "log": _checked_by(environment.log.check_room),
     }
     for name, check in found.items():
         if check.full != parts.not_ready.get(name, _OK):

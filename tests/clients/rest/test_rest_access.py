@@ -117,7 +117,7 @@ def test_why_it_is_not_ready_is_for_superusers_and_the_log(
         message = "it does not answer now: see the service's log"
         assert answer.json() == {
             "reason": f"database: {message}",
-            "checks": {"database": message, "schema": "ok", "store": "ok"},
+            "checks": {"database": message, "schema": "ok", "store": "ok", "log": "ok"},
         }
     assert client.get("/readyz", headers=bearing("root")).json()["reason"] == f"database: {full}"
     logged = [record.getMessage() for record in caplog.records if record.getMessage().startswith("readiness")]

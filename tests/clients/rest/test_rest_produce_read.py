@@ -65,6 +65,29 @@ def test_without_room_in_the_log_nothing_is_taken(rest_topic: RestTopic, monkeyp
     assert rest_topic.values() == [("a", "1"), ("a", "3")]
 
 
+def test_a_log_without_room_is_reported_by_readiness_and_metrics(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N15: nothing said so but the refused messages."""
+    room = served.service.environment.log.room
+    assert room is not None
+
+    def sample(name: str) -> float:
+        lines = served.ask("GET", "/metrics").text.splitlines()
+        return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
+    assert served.ask("GET", "/readyz").json()["checks"]["log"] == "ok"
+    assert sample("compactor_log_full") == 0
+    assert sample("compactor_log_free_bytes") > sample("compactor_log_least_free_bytes") == 128 << 20
+    with monkeypatch.context() as patched:
+        patched.setattr(room, "_min_free_bytes", 1 << 62)
+        ready = served.ask("GET", "/readyz")
+        assert ready.status_code == 503
+        assert ready.json()["reason"].startswith("log: nothing is appended: the disk of the log directory has ")
+        assert sample("compactor_log_full") == 1
+    assert served.ask("GET", "/readyz").status_code == 200
+
+
 def test_compacted_is_the_newest_of_each_key_and_raw_is_as_before(rest_topic: RestTopic) -> None:
     rest_topic.put(a="1", b="1", c="1")
     rest_topic.put(a="2", b=None)
