@@ -25,9 +25,9 @@ from api.gateway.frames import PADDING_BYTES, Frame, MalformedFrame, decoded, en
 from api.gateway.handlers import HANDLERS
 from api.gateway.incoming import REQUEST_SECONDS, Incoming
 from api.gateway.limits import CONNECT_BYTES, OverLimit
-from api.gateway.lookup import Watched
 from api.gateway.producers import Producer
 from api.gateway.pulsar_api_pb2 import BaseCommand, ServerError
+from api.gateway.watching import Watchers
 from api.http.access import AuthAction, Caller
 from api.http.audit import note_change
 from api.http.thread_pools import WaitsFor
@@ -66,7 +66,7 @@ class Connection(asyncio.Protocol):
         self.is_closed = False
         self.producers: dict[int, Producer] = {}
         self.consumers: dict[int, Consumer] = {}
-        self.watchers: dict[int, Watched] = {}
+        self.watchers = Watchers()
         self._creating: dict[tuple[str, int], int] = {}
         """Producers and consumers that are being made, and the requests for them."""
         self._requests: set[asyncio.Task[Any]] = set()

@@ -26,13 +26,13 @@ from api.gateway.commands import Refused
 from api.gateway.connection import Connection
 from api.gateway.deduplication import Deduplication
 from api.gateway.lookup import LookupResult, find_or_create, owner_of, topics_of
-from api.gateway.lookup_commands import notify_watchers
 from api.gateway.pulsar_api_pb2 import CommandGetTopicsOfNamespace, CommandSubscribe, ServerError
 from api.gateway.receive_buffers import ReceiveBuffers
 from api.gateway.subscriptions import Subscription
 from api.gateway.tail import Tail, TailBudget
 from api.gateway.topics import PersistentTopic, TopicSettings
 from api.gateway.turns import Turns
+from api.gateway.watching import NamespaceWatch
 from api.http.connections import Listener, most_connections
 from api.http.owner_proxy import NotTheOwner
 from api.http.problems import RestException
@@ -125,6 +125,7 @@ class Gateway:
         self.admission = Admission(
             parts.pools, parts.settings.limits_request_timeout_ms, settings.max_concurrent_lookups
         )
+        self._watch = NamespaceWatch(self._topics_or_none, parts.pools[WaitsFor.PARSING], self.turns.now)
         self._connections: set[Connection] = set()
         self._unconnected: dict[Connection, None] = {}
         """Without CONNECT until now, the oldest first."""
@@ -379,19 +380,14 @@ class Gateway:
                 LOG.exception("the gateway's %s failed", work.__name__)
 
     async def _notify_watchers(self) -> None:
-        listed: dict[str, list[str]] = {}  # once for all that watch a namespace
+        await self._watch.notify([item for item in self._connections if len(item.watchers)])
 
-        async def topics_of(namespace: str) -> list[str]:
-            if namespace not in listed:
-                try:
-                    listed[namespace] = await self.topics_of(namespace)
-                except NotFound:  # it was deleted, and its topics with it
-                    listed[namespace] = []
-            return listed[namespace]
-
-        for connection in list(self._connections):
-            if connection.watchers:
-                await notify_watchers(connection, topics_of)
+    async def _topics_or_none(self, namespace: str) -> list[str]:
+        """List a namespace; no topics if it was deleted, and its topics with it."""
+        try:
+            return await self.topics_of(namespace)
+        except NotFound:
+            return []
 
     async def _flush_topics(self) -> None:
         now = self.clock.now_ms()

@@ -6,13 +6,7 @@ the first producer or consumer makes it so. For threads: it reads SQL.
 
 from __future__ import annotations
 
-import re
-import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, cast
-
-import re2
 
 from api.gateway.commands import Refused
 from api.gateway.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
@@ -44,8 +38,8 @@ class LookupResult:
 
 
 def find_or_create(parts: Service, name: TopicName, create: bool) -> tuple[TopicRecord, bool]:
-    """The topic, made if that is allowed, and whether it was made. Raises Refused (TopicNotFound), also for a
-    partitioned topic as a whole."""
+    """Return the topic, created if that is allowed, and whether it was created. Raises Refused, also for a partitioned
+    topic as a whole."""
     metadata = parts.environment.metadata
     try:
         return metadata.topics.get(name), False
@@ -54,26 +48,36 @@ def find_or_create(parts: Service, name: TopicName, create: bool) -> tuple[Topic
             raise Refused(
                 ServerError.NotAllowedError, f"{name} is a partitioned topic: use its partitions, as clients do"
             ) from None
-        if not create:
-            raise _not_created(name) from None
-        whole = None if name.whole is None else metadata.partitions.find(name.whole)
-        if whole is not None and name.partition >= whole.partitions:
-            raise Refused(
-                ServerError.TopicNotFound, f"{name} does not exist: {name.whole} has {whole.partitions} partitions"
-            ) from None
+    check_creation(parts, name, create)
+    return metadata.tenancy.ensure_topic(name), True
+
+
+def check_creation(parts: Service, name: TopicName, create: bool) -> None:
+    """Check that a topic which does not exist may be created. Raises Refused: TopicNotFound, NotAllowedError."""
+    metadata = parts.environment.metadata
+    if not create:
+        raise Refused(
+            ServerError.TopicNotFound,
+            f"{name} does not exist, and is not created on first use (broker.auto-topic-creation, or the client's own "
+            f"choice): create it with `pulsar-admin topics create {name}`",
+        )
     try:
         metadata.tenancy.namespace(f"{name.tenant}/{name.namespace}")
     except NotFound as error:
         raise Refused(ServerError.TopicNotFound, f"Namespace not found: {error.message}") from error
-    return metadata.tenancy.ensure_topic(name), True
-
-
-def _not_created(name: TopicName) -> Refused:
-    return Refused(
-        ServerError.TopicNotFound,
-        f"{name} does not exist, and is not made on first use (broker.auto-topic-creation, or the client's own wish): "
-        f"make it with `pulsar-admin topics create {name}`",
-    )
+    if name.whole is None:
+        return
+    whole = metadata.partitions.find(name.whole)
+    if whole is None:
+        raise Refused(
+            ServerError.NotAllowedError,
+            f"{name} is named like a partition, and there is no partitioned topic {name.whole}: create that, or choose "
+            "another name",
+        )
+    if name.partition >= whole.partitions:
+        raise Refused(
+            ServerError.TopicNotFound, f"{name} does not exist: {name.whole} has {whole.partitions} partitions"
+        )
 
 
 def owner_of(parts: Service, record: TopicRecord) -> ServiceRecord | None:
@@ -88,12 +92,12 @@ def owner_of(parts: Service, record: TopicRecord) -> ServiceRecord | None:
 
 
 def look_up(parts: Service, name: TopicName, ours: LookupResult, create: bool) -> LookupResult:
-    """Where a topic is served. Raises Refused (TopicNotFound) unless it may be created."""
+    """Return where a topic is served. Raises Refused unless it exists or may be created."""
     try:
         record = parts.environment.metadata.topics.get(name)
     except TopicNotFound:
-        if not create and parts.environment.metadata.partitions.find(name) is None:
-            raise _not_created(name) from None
+        if parts.environment.metadata.partitions.find(name) is None:
+            check_creation(parts, name, create)
         return ours
     owner = owner_of(parts, record)
     if owner is None:
@@ -107,10 +111,17 @@ def look_up(parts: Service, name: TopicName, ours: LookupResult, create: bool) -
     return LookupResult(owner.broker_service_url or "", owner.broker_service_url_tls or "")
 
 
-def partitions_of(parts: Service, name: TopicName) -> int:
-    """The number of a topic's partitions; 0: it is not partitioned, or there is none of that name."""
-    found = parts.environment.metadata.partitions.find(name)
-    return 0 if found is None else found.partitions
+def partitions_of(parts: Service, name: TopicName, create: bool) -> int:
+    """Return the number of a topic's partitions; 0: it is not partitioned, or may be created so. Raises Refused."""
+    metadata = parts.environment.metadata
+    partitioned = metadata.partitions.find(name)
+    if partitioned is not None:
+        return partitioned.partitions
+    try:
+        metadata.topics.get(name)
+    except TopicNotFound:
+        check_creation(parts, name, create)
+    return 0
 
 
 def topics_of(parts: Service, namespace: str, mode: CommandGetTopicsOfNamespace.Mode) -> list[str]:
@@ -119,50 +130,3 @@ def topics_of(parts: Service, namespace: str, mode: CommandGetTopicsOfNamespace.
         return []
     parts.environment.metadata.tenancy.namespace(namespace)
     return [str(item.name) for item in parts.environment.metadata.topics.in_namespace(namespace)]
-
-
-MOST_PATTERN_CHARACTERS = 1_000
-_QUIET = re2.Options()
-_QUIET.log_errors = False
-
-
-class Pattern(Protocol):
-    """A compiled pattern, as RE2 has it: matching takes time that grows with the text alone, whatever a client asks."""
-
-    def fullmatch(self, text: str) -> object | None:
-        """Something if all of `text` fits."""
-
-
-@dataclass(frozen=True)
-class Watched:
-    """What a client watches: the topics of a namespace whose names fit a pattern, and which they were last."""
-
-    namespace: str
-    pattern: Pattern
-    topics: frozenset[str]
-
-
-def pattern_of(text: str) -> Pattern:
-    """A pattern of topics' names, without their domain, in RE2's language. Raises Refused."""
-    try:
-        if len(text) > MOST_PATTERN_CHARACTERS:
-            raise re2.error(f"it has more than {MOST_PATTERN_CHARACTERS} characters")
-        return cast(Pattern, re2.compile(text.removeprefix(f"{DOMAIN}://"), _QUIET))
-    except re2.error as error:
-        raise Refused(ServerError.NotAllowedError, f"{text[:100]!r} is no pattern (RE2): {_text_of(error)}") from error
-
-
-def _text_of(error: Exception) -> str:
-    found = error.args[0] if error.args else ""
-    return found.decode(errors="replace") if isinstance(found, bytes) else str(found)
-
-
-def matching(pattern: Pattern, names: Iterable[str]) -> list[str]:
-    """The names, in full, that a pattern fits; partitions go by the name of the whole."""
-    prefix = f"{DOMAIN}://"
-    return [name for name in names if pattern.fullmatch(re.sub(r"-partition-\d+$", "", name.removeprefix(prefix)))]
-
-
-def hash_of(names: Iterable[str]) -> str:
-    """Pulsar's hash of a list of topics: a checksum of the sorted names, in hex."""
-    return f"{zlib.crc32(','.join(sorted(names)).encode()):08x}"

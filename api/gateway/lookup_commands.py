@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from api.gateway import lookup
@@ -15,16 +13,16 @@ from api.gateway.pulsar_api_pb2 import (
     CommandLookupTopicResponse,
     CommandPartitionedTopicMetadata,
     CommandPartitionedTopicMetadataResponse,
+    CommandWatchTopicList,
     ServerError,
 )
+from api.gateway.topic_patterns import Matches
+from api.gateway.watching import Watched
 from api.http.access import AuthAction
 from api.http.thread_pools import WaitsFor
 
 if TYPE_CHECKING:
     from api.gateway.connection import Connection
-
-MOST_WATCHERS = 100
-"""Namespaces that one connection watches."""
 
 
 def look_up(connection: Connection, command: BaseCommand, _: bytes) -> None:
@@ -35,6 +33,11 @@ def look_up(connection: Connection, command: BaseCommand, _: bytes) -> None:
 async def _looked_up(connection: Connection, request: CommandLookupTopic) -> BaseCommand:
     name = parse_name(request.topic)
     await connection.allow(name, AuthAction.PRODUCE, AuthAction.CONSUME)
+    if request.advertised_listener_name:
+        raise Refused(
+            ServerError.ServiceNotReady,
+            f"this service has no listener {request.advertised_listener_name!r}: leave out listenerName",
+        )
     result = await connection.pools[WaitsFor.DATABASE].run(
         lookup.look_up, connection.parts, name, connection.gateway.address, connection.settings.auto_create
     )
@@ -61,7 +64,10 @@ async def _counted(connection: Connection, request: CommandPartitionedTopicMetad
     answer = BaseCommand(type=BaseCommand.PARTITIONED_METADATA_RESPONSE)
     response = answer.partition_metadata_response
     response.request_id = request.request_id
-    response.partitions = await connection.pools[WaitsFor.DATABASE].run(lookup.partitions_of, connection.parts, name)
+    create = request.metadata_auto_creation_enabled and connection.settings.auto_create
+    response.partitions = await connection.pools[WaitsFor.DATABASE].run(
+        lookup.partitions_of, connection.parts, name, create
+    )
     response.response = CommandPartitionedTopicMetadataResponse.Success
     return answer
 
@@ -83,48 +89,29 @@ def list_topics(connection: Connection, command: BaseCommand, _: bytes) -> None:
 
 
 def watch(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    wish = command.watch_topic_list
+    request = command.watch_topic_list
+    connection.begin(request.request_id, _watched(connection, request), command.type)
 
-    async def watched() -> BaseCommand:
-        await connection.allow_namespace(wish.namespace, AuthAction.PRODUCE, AuthAction.CONSUME)
-        if len(connection.watchers) >= MOST_WATCHERS:
-            raise Refused(
-                ServerError.TooManyRequests,
-                f"this connection has {MOST_WATCHERS} watchers: close some, or connect again",
-            )
-        pattern = lookup.pattern_of(wish.topics_pattern)
-        names = await connection.gateway.topics_of(wish.namespace)
-        found = await connection.pools[WaitsFor.PARSING].run(lookup.matching, pattern, names)
-        connection.watchers[wish.watcher_id] = lookup.Watched(wish.namespace, pattern, frozenset(found))
-        answer = BaseCommand(type=BaseCommand.WATCH_TOPIC_LIST_SUCCESS)
-        response = answer.watch_topic_list_success
-        response.request_id, response.watcher_id = wish.request_id, wish.watcher_id
-        response.topic.extend(found)
-        response.topics_hash = lookup.hash_of(found)
-        return answer
 
-    connection.begin(wish.request_id, watched())
+async def _watched(connection: Connection, request: CommandWatchTopicList) -> BaseCommand:
+    await connection.allow_namespace(request.namespace, AuthAction.PRODUCE, AuthAction.CONSUME)
+    connection.watchers.reserve(request.watcher_id)
+    try:
+        names = tuple(await connection.gateway.topics_of(request.namespace))
+        matches = await connection.pools[WaitsFor.PARSING].run(Matches.of, request.topics_pattern, names)
+    except BaseException:
+        connection.watchers.remove(request.watcher_id)
+        raise
+    connection.watchers.set(request.watcher_id, Watched(request.namespace, request.topics_pattern, names, matches))
+    answer = BaseCommand(type=BaseCommand.WATCH_TOPIC_LIST_SUCCESS)
+    response = answer.watch_topic_list_success
+    response.request_id, response.watcher_id = request.request_id, request.watcher_id
+    response.topic.extend(matches.topics)
+    response.topics_hash = matches.hash
+    return answer
 
 
 def unwatch(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    wish = command.watch_topic_list_close
-    connection.watchers.pop(wish.watcher_id, None)
-    connection.send(success(wish.request_id))
-
-
-async def notify_watchers(connection: Connection, topics_of: Callable[[str], Awaitable[list[str]]]) -> None:
-    """Tell a client what has changed in the namespaces that it watches."""
-    for watcher_id, watched in list(connection.watchers.items()):
-        names = await topics_of(watched.namespace)
-        found = await connection.pools[WaitsFor.PARSING].run(lookup.matching, watched.pattern, names)
-        now = frozenset(found)
-        if now == watched.topics or connection.watchers.get(watcher_id) is not watched:
-            continue
-        connection.watchers[watcher_id] = replace(watched, topics=now)
-        command = BaseCommand(type=BaseCommand.WATCH_TOPIC_UPDATE)
-        update = command.watch_topic_update
-        update.watcher_id = watcher_id
-        update.new_topics.extend(sorted(now - watched.topics))
-        update.deleted_topics.extend(sorted(watched.topics - now))
-        update.topics_hash = lookup.hash_of(found)
-        connection.send(command)
+    request = command.watch_topic_list_close
+    connection.watchers.remove(request.watcher_id)
+    connection.send(success(request.request_id))

@@ -14,7 +14,6 @@ from api.gateway.connection import MOST_UNREAD_BYTES, Connection
 from api.gateway.frames import encoded
 from api.gateway.gateway import Gateway
 from api.gateway.limits import CONNECT_BYTES
-from api.gateway.lookup import matching, pattern_of
 from api.gateway.producers import Producer
 from api.gateway.pulsar_api_pb2 import BaseCommand, ServerError
 from tests.clocks import ManualClock
@@ -224,14 +223,3 @@ def test_what_is_closed_while_it_is_made_is_not_wanted() -> None:
         with connection.creating("producer", 1, request_id=7) as is_second_wanted:
             assert is_second_wanted()
             assert not is_wanted()
-
-
-def test_no_pattern_can_stop_the_service() -> None:
-    names = [f"persistent://a/b/{'a' * 200}c", "persistent://a/b/aab"]
-    assert matching(pattern_of("persistent://a/b/(a+)+b"), names) == names[1:]
-
-
-@pytest.mark.parametrize("text", ["(", "a{2000}" * 200, r"(a)\1", "x" * 1_001])
-def test_a_pattern_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(Refused, match="is no pattern"):
-        pattern_of(text)
