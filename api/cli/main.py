@@ -82,6 +82,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "tokens create": tokens_commands.create_token,
     "tokens create-secret-key": tokens_commands.create_secret_key,
     "tokens create-key-pair": tokens_commands.create_key_pair,
+    "tokens create-jwks": tokens_commands.create_jwks,
     "tokens show": tokens_commands.show_token,
     "tokens validate": tokens_commands.validate_token,
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 import os
 import re
@@ -124,6 +125,13 @@ class TokenVerifier:
 def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[TokenKey]]]]:
     """Where the settings say that keys stand, and what reads those of each. Reading raises Misconfigured."""
     secret, public, key_set = settings.auth_token_secret_key, settings.auth_token_public_key, settings.auth_jwks_file
+    previous = settings.auth_token_previous_secret_key
+
+    def previous_secrets() -> list[TokenKey]:
+        file = file_of(previous)
+        if file is not None and not file.exists():
+            return []  # no key is being rotated
+        return [TokenKey(HS256, key) for key in secret_keys("auth.token-previous-secret-key", previous)]
 
     def secrets() -> list[TokenKey]:
         return [TokenKey(HS256, key) for key in secret_keys("auth.token-secret-key", secret)]
@@ -132,7 +140,8 @@ def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[TokenKe
         key = public_key("auth.token-public-key", public)
         return [TokenKey(algorithm_of(key), key)]
 
-    sources = ((secret, secrets), (public, publics), (key_set, lambda: jwks(key_set)))
+    # The previous key first: when both files change, its tokens hold at every moment.
+    sources = ((previous, previous_secrets), (secret, secrets), (public, publics), (key_set, lambda: jwks(key_set)))
     return [(given, read) for given, read in sources if given]
 
 
@@ -262,6 +271,22 @@ def jwks(path: str) -> list[TokenKey]:
     if not keys:
         raise Misconfigured(f"auth.jwks-file {path} has no key that signs tokens", "give RSA or P-256 public keys")
     return keys
+
+
+def key_set(keys: Sequence[PublicKey]) -> dict[str, list[dict[str, str]]]:
+    """Return a JWKS of public keys. The id of each is its thumbprint (RFC 7638), so it never changes."""
+    return {"keys": [_jwk(key) for key in keys]}
+
+
+def _jwk(key: PublicKey) -> dict[str, str]:
+    if isinstance(key, rsa.RSAPublicKey):
+        document = jwt.algorithms.RSAAlgorithm.to_jwk(key, as_dict=True)
+    else:
+        document = jwt.algorithms.ECAlgorithm.to_jwk(key, as_dict=True)
+    members = {name: document[name] for name in sorted(document.keys() & {"crv", "e", "kty", "n", "x", "y"})}
+    digest = hashlib.sha256(json.dumps(members, separators=(",", ":")).encode()).digest()
+    thumbprint = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+    return {**members, "kid": thumbprint, "use": "sig", "alg": algorithm_of(key)}
 
 
 def revoked_tokens(given: str) -> frozenset[str]:

@@ -391,6 +391,13 @@ class Settings:
         "tokenSecretKey",
         secret=True,
     )
+    auth_token_previous_secret_key: str = _setting(
+        "",
+        "auth.token-previous-secret-key",
+        Text("file:///… or data:;base64,…"),
+        "The secret key before, whose tokens hold until they expire; a file that does not exist is no key.",
+        secret=True,
+    )
     auth_token_public_key: str = _setting(
         "",
         "auth.token-public-key",

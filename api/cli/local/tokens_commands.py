@@ -57,6 +57,20 @@ def create_key_pair(
     _put(output_public_key, public)
 
 
+def create_jwks(
+    public_keys: Annotated[
+        list[str], typer.Argument(metavar="PUBLIC_KEY...", help="file:///…, a path or data:;base64,… of a public key.")
+    ],
+) -> None:
+    """Make a JWKS of public keys, for auth.jwks-file, and print it.
+
+    Tokens of each of its keys are accepted: name the old and the new key while you rotate.
+    """
+    from api.http.tokens import key_set, public_key
+
+    show(key_set([public_key("PUBLIC_KEY", given) for given in public_keys]), OutputFormat.JSON)
+
+
 def create_token(
     context: typer.Context,
     subject: Annotated[str, typer.Option(metavar="ROLE", help="The role of its bearer.")],

@@ -44,6 +44,22 @@ def test_a_key_pair_makes_tokens_that_the_public_key_validates(
     assert '"sub": "a"' in program("tokens", "validate", token).done().stdout
 
 
+def test_a_jwks_accepts_the_tokens_of_each_of_its_keys(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"RS256": "old", "ES256": "new"}
+    for algorithm, name in names.items():
+        files = ("--output-private-key", f"{name}.key", "--output-public-key", f"{name}.pub")
+        program("tokens", "create-key-pair", *files, "--signature-algorithm", algorithm).done()
+    jwks = program("tokens", "create-jwks", "old.pub", (folder / "new.pub").as_uri()).done()
+    (folder / "jwks.json").write_text(jwks.stdout)
+    monkeypatch.setenv("COMPACTOR_AUTH_JWKS_FILE", "jwks.json")
+    for name in names.values():
+        token = program("tokens", "create", "--subject", name, "--private-key", f"{name}.key").done().stdout.strip()
+        assert program("tokens", "validate", token).done().json["sub"] == name
+    program("tokens", "create-jwks", "old.key").refused(5, "holds no public key")
+
+
 def test_a_token_holds_where_its_settings_do(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program("tokens", "create-secret-key", "--output", "secret.key").done()
     monkeypatch.setenv("COMPACTOR_AUTH_TOKEN_SECRET_KEY", "secret.key")

@@ -66,6 +66,46 @@ def test_a_key_that_was_rotated_and_a_token_that_was_revoked_count_without_a_res
     assert status(NEW, jti="a") == 200
 
 
+def test_tokens_of_the_previous_secret_key_hold_until_it_is_removed(tmp_path: Path) -> None:
+    """N16: to rotate the secret key ended all tokens at once."""
+    clock = ManualClock()
+    key, previous = written(tmp_path / "secret.key", OLD), tmp_path / "previous.key"
+    settings = Settings(auth_token_secret_key=key.as_uri(), auth_token_previous_secret_key=previous.as_uri())
+    keys = TokenKeyReloader(settings, clock)
+    tokens = {secret: create(secret, "ops", {}) for secret in (OLD, NEW)}
+    expiring = create(OLD, "ops", {"exp": clock.now_ms() // 1000 + 3600})
+
+    def accepted() -> list[bytes]:
+        clock.advance(INTERVAL_MS)
+        if keys.is_due():
+            keys.check()
+        roles = []
+        for secret, token in tokens.items():
+            try:
+                keys.verifier.role(token)
+            except BadToken:
+                continue
+            roles.append(secret)
+        return roles
+
+    assert accepted() == [OLD]
+    written(previous, OLD)
+    assert accepted() == [OLD]
+    written(key, NEW)
+    assert accepted() == [OLD, NEW]
+    clock.advance(3600 * 1000)
+    with pytest.raises(BadToken, match="has expired"):
+        keys.verifier.role(expiring)
+    written(previous, b"short")
+    assert accepted() == [OLD, NEW], "a file that cannot be used changes nothing"
+    previous.unlink()
+    assert accepted() == [NEW]
+
+
+def test_a_previous_key_alone_is_no_access_control() -> None:
+    assert not Settings(auth_token_previous_secret_key="file:///previous.key").access_control
+
+
 def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

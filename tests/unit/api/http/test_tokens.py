@@ -22,9 +22,11 @@ from api.http.tokens import (
     BadToken,
     TokenVerifier,
     create,
+    key_set,
     new_key_pair,
     new_secret_key,
     private_key,
+    public_key,
     shown,
 )
 from api.settings.settings import Settings
@@ -229,6 +231,31 @@ def test_keys_of_a_jwks_file_are_chosen_by_their_id(tmp_path: Path) -> None:
             checked.role(jwt.encode({"sub": "r"}, signer(algorithm), algorithm, headers={"kid": "three"}))
     with pytest.raises(BadToken, match="no key"):
         checked.role(create(SECRET, "r", {}))
+
+
+def test_a_key_set_is_a_jwks_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    keys = [public_key("key", inline(key)) for key in (RSA_PUBLIC, EC_PUBLIC)]
+    file.write_text(json.dumps(key_set(keys)))
+    checked = verifier(auth_jwks_file=str(file))
+    ids = [key.key_id for key in checked.keys]
+    assert ids == [item["kid"] for item in key_set(keys)["keys"]]
+    assert len({*ids, None}) == 3
+    for key_id, algorithm in zip(ids, (RS256, ES256), strict=True):
+        assert checked.role(create(signer(algorithm), "r", {})) == "r"
+        assert checked.role(jwt.encode({"sub": "r"}, signer(algorithm), algorithm, headers={"kid": key_id})) == "r"
+
+
+def test_the_id_of_a_key_is_its_thumbprint() -> None:
+    """The example of RFC 7638, section 3.1."""
+    modulus = (
+        "0vx7agoebGcQSuuPiLJXZptN9nndrQmbXEps2aiAFbWhM78LhWx4cbbfAAtVT86zwu1RK7aPFFxuhDR1L6tSoc_BJECPebWKRXjBZCiFV4n3oknj"
+        "hMstn64tZ_2W-5JsGY4Hc5n9yBXArwl93lqt7_RN5w6Cf0h4QyQ5v-65YGjQR0_FDW2QvzqY368QQMicAtaSqzs8KJZgnYb9c7d0zgdAZHzu6qMQ"
+        "vRL5hajrn1n91CbOpbISD08qNLyrdkt-bFTWhAI4vMQFh6WeZu0fM4lFd2NcRwr3XPksINHaQ-G_xBniIqbw0Ls1jF44-csFCur-kEgU8awapJzK"
+        "nqDKgw"
+    )
+    key = jwt.PyJWK({"kty": "RSA", "n": modulus, "e": "AQAB"}, RS256).key
+    assert key_set([key])["keys"][0]["kid"] == "NzbLsXh8uDCcd-6MNwXF4W_7noWXFZAfHkxZsRGC9Xs"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"keys": []}', '{"keys": [{"kty": "RSA"}]}', '{"keys": {"a": 1}}'])
