@@ -26,7 +26,7 @@ from api.gateway.handlers import HANDLERS
 from api.gateway.incoming import REQUEST_SECONDS, Incoming
 from api.gateway.limits import CONNECT_BYTES, OverLimit
 from api.gateway.producers import Producer
-from api.gateway.pulsar_api_pb2 import BaseCommand, ServerError
+from api.gateway.pulsar_api_pb2 import BaseCommand, CommandConnect, ServerError
 from api.gateway.watching import Watchers
 from api.http.access import AuthAction, Caller
 from api.http.audit import note_change
@@ -241,7 +241,7 @@ class Connection(asyncio.Protocol):
         if verifier is None or self._token is None:
             return True
         try:
-            return verifier.role(self._token) == self._caller.role
+            return verifier.role(self._token) == self._caller.authenticated_role
         except BadToken:
             return False
 
@@ -344,7 +344,7 @@ class Connection(asyncio.Protocol):
             )
             return
         try:
-            self._authenticate(wish.auth_method_name, wish.auth_data)
+            self._authenticate(wish)
         except Refused as error:
             self._refuse_connection(error)
             return
@@ -360,20 +360,31 @@ class Connection(asyncio.Protocol):
         answer.connected.feature_flags.supports_partial_producer = True
         self.send(answer)
 
-    def _authenticate(self, method: str, data: bytes) -> None:
+    def _authenticate(self, connect: CommandConnect) -> None:
         access = self.parts.access
         if access.verifier is None:
             return
         from api.http.tokens import BadToken
 
-        if method != "token" or not data:
+        if connect.auth_method_name != "token" or not connect.auth_data:
             raise Refused(ServerError.AuthenticationError, "a token is needed: authentication method `token`")
         try:
-            self._token = data.decode("latin-1").strip()
+            self._token = connect.auth_data.decode("latin-1").strip()
             role = access.verifier.role(self._token)
         except BadToken as error:
             raise Refused(ServerError.AuthenticationError, f"not authenticated: {error}") from error
-        self._caller = Caller(self._caller.address, role)
+        try:
+            self._caller = access.behind(Caller(self._caller.address, role), connect.original_principal)
+        except BadToken as error:
+            raise Refused(ServerError.AuthorizationError, f"Invalid roles: {error}") from error
+
+    def check_original_principal(self, named: str) -> None:
+        """Check the original principal of a command, which is that of CONNECT. Raises Refused (AuthorizationError)."""
+        if named and self.parts.access.verifier is not None and named != self._caller.role:
+            raise Refused(
+                ServerError.AuthorizationError,
+                "the command names another original principal than CONNECT: a connection serves one client",
+            )
 
     def _refuse_connection(self, error: Refused) -> None:
         self.gateway.log_throttle.warn(f"{self.address} is refused: {error.message}", "refused")

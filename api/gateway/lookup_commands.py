@@ -32,6 +32,7 @@ def look_up(connection: Connection, command: BaseCommand, _: bytes) -> None:
 
 async def _looked_up(connection: Connection, request: CommandLookupTopic) -> BaseCommand:
     name = parse_name(request.topic)
+    connection.check_original_principal(request.original_principal)
     await connection.allow(name, AuthAction.PRODUCE, AuthAction.CONSUME)
     if request.advertised_listener_name:
         raise Refused(
@@ -60,6 +61,7 @@ def partitioned_metadata(connection: Connection, command: BaseCommand, _: bytes)
 
 async def _counted(connection: Connection, request: CommandPartitionedTopicMetadata) -> BaseCommand:
     name = parse_name(request.topic)
+    connection.check_original_principal(request.original_principal)
     await connection.allow(name, AuthAction.PRODUCE, AuthAction.CONSUME)
     answer = BaseCommand(type=BaseCommand.PARTITIONED_METADATA_RESPONSE)
     response = answer.partition_metadata_response

@@ -58,6 +58,8 @@ ANY_USE = (AuthAction.PRODUCE, AuthAction.CONSUME, AuthAction.COMPACT)
 """What a role may do that uses a topic: any of them lets it check the topic."""
 GRANTABLE = ("produce", "consume", "compact", "admin", "functions", "sources", "sinks", "packages")
 """What Pulsar's and our tools may grant; the last four allow nothing here."""
+ORIGINAL_PRINCIPAL = b"x-original-principal"
+"""The header in which a proxy names the role of its client, as Pulsar's does."""
 _SCHEME = HTTPBearer(scheme_name="token", bearerFormat="JWT", auto_error=False)
 """Says in the OpenAPI document that a route wants a token; it decides nothing."""
 DASHBOARD_COOKIE = "compactor_token"
@@ -73,11 +75,25 @@ _CHALLENGE: Mapping[str, str] = {"WWW-Authenticate": 'Bearer realm="compactor"'}
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a request: a role by its token; no role: `refused` is the reason."""
+    """Who sent a request: a role by its token; no role: `refused` is the reason.
+
+    `proxy`: the role of the proxy that sent it for `role`, which the proxy has authenticated.
+    """
 
     address: str
     role: str | None = None
     refused: str = ""
+    proxy: str | None = None
+
+    @property
+    def authenticated_role(self) -> str | None:
+        """The role of the token."""
+        return self.proxy or self.role
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that all need a permission."""
+        return tuple(role for role in (self.proxy, self.role) if role is not None)
 
     @property
     def name(self) -> str:
@@ -89,12 +105,14 @@ class Caller:
 class AuthorizationService:
     """The rules, over what is granted in SQL.
 
-    `keys`: what tokens are checked with; None: access control is off.
+    `keys`: what tokens are checked with; None: access control is off. `proxy_roles`: roles of proxies, which name the
+    role that they send a request for.
     """
 
     tenancy: TenancyStore
     superusers: frozenset[str]
     keys: TokenKeyReloader | None
+    proxy_roles: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, settings: Settings, tenancy: TenancyStore, clock: Clock) -> AuthorizationService:
@@ -102,7 +120,8 @@ class AuthorizationService:
         from api.http.token_key_reloader import TokenKeyReloader
 
         keys = TokenKeyReloader(settings, clock) if settings.access_control else None
-        return cls(tenancy, frozenset(settings.auth_superuser_roles), keys)
+        superusers, proxies = frozenset(settings.auth_superuser_roles), frozenset(settings.auth_proxy_roles)
+        return cls(tenancy, superusers, keys, proxies)
 
     @property
     def verifier(self) -> TokenVerifier | None:
@@ -123,10 +142,27 @@ class AuthorizationService:
         if scheme.lower() != "bearer" or not token.strip():
             message = "a token is needed, in the header" if not given else "the header is not"
             return Caller(address, refused=f"{message} Authorization: Bearer TOKEN")
+        originals = [value for name, value in scope["headers"] if name == ORIGINAL_PRINCIPAL]
         try:
-            return Caller(address, self.verifier.role(token.strip()))
+            role = self.verifier.role(token.strip())
+            return self.behind(Caller(address, role), b"".join(originals).decode("utf-8", "replace"))
         except BadToken as error:
             return Caller(address, refused=str(error))
+
+    def behind(self, caller: Caller, original: str) -> Caller:
+        """Return the caller for whom a proxy sent a request, as Pulsar's brokers decide it. Raises BadToken.
+
+        `original`: the role that the proxy names; empty: none.
+        """
+        from api.http.tokens import BadToken
+
+        if caller.role not in self.proxy_roles:
+            if original and original != caller.role:
+                raise BadToken(f"the role {caller.role!r} is none of auth.proxy-roles and names an original principal")
+            return caller
+        if not original or not original.isprintable() or original in self.proxy_roles:
+            raise BadToken(f"the proxy {caller.role!r} names no original principal, which is to be a role of a client")
+        return Caller(caller.address, original, proxy=caller.role)
 
     def refusal_of(self, token: str) -> str:
         """Why a token does not hold; empty: it does."""
@@ -153,25 +189,29 @@ class AuthorizationService:
             return
         if caller.role is None:
             raise unauthenticated(caller)
-        if caller.role in self.superusers or AuthAction.ANYONE in actions:
+        for role in caller.roles:
+            self._require_of(role, actions, tenant, namespace, topic)
+
+    def _require_of(
+        self, role: str, actions: tuple[AuthAction, ...], tenant: str | None, namespace: str | None, topic: str | None
+    ) -> None:
+        if role in self.superusers or AuthAction.ANYONE in actions:
             return
         if tenant is None or AuthAction.SUPERUSER in actions:
-            raise RestException(403, f"role {caller.role!r} is no superuser, and only superusers may do this")
-        granted = self._granted(caller.role, tenant, namespace, topic)
+            raise RestException(403, f"role {role!r} is no superuser, and only superusers may do this")
+        granted = self._granted(role, tenant, namespace, topic)
         if "admin" not in granted and not granted & {action.value for action in actions}:
             where = "/".join(item for item in (tenant, namespace, topic) if item is not None)
-            wanted = " or ".join(action.value for action in actions)
-            raise RestException(
-                403, f"role {caller.role!r} has no permission to {wanted} in {where}: ask its administrator"
-            )
+            required = " or ".join(action.value for action in actions)
+            raise RestException(403, f"role {role!r} has no permission to {required} in {where}: ask its administrator")
 
     def is_superuser(self, caller: Caller) -> bool:
         """Whether the caller may know everything of the service; anyone may if access control is off."""
-        return self.verifier is None or (caller.role is not None and caller.role in self.superusers)
+        return self.verifier is None or (caller.role is not None and self.superusers.issuperset(caller.roles))
 
     def asks_sql(self, caller: Caller, actions: tuple[AuthAction, ...]) -> bool:
         """Whether `require` may read grants, so that it needs a thread."""
-        decided = self.verifier is None or caller.role is None or caller.role in self.superusers
+        decided = self.verifier is None or self.superusers.issuperset(caller.roles)
         return not decided and not {AuthAction.ANYONE, AuthAction.SUPERUSER} & set(actions)
 
     def _granted(self, role: str, tenant: str, namespace: str | None, topic: str | None) -> frozenset[str]:

@@ -429,6 +429,13 @@ class Settings:
     auth_superuser_roles: tuple[str, ...] = _setting(
         (), "auth.superuser-roles", TextList("roles"), "Roles that may do everything.", "superUserRoles", "super.users"
     )
+    auth_proxy_roles: tuple[str, ...] = _setting(
+        (),
+        "auth.proxy-roles",
+        TextList("roles"),
+        "Roles of proxies: what they send needs a permission of theirs and one of the original principal they name.",
+        "proxyRoles",
+    )
 
     # What is seen from outside
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,10 +17,13 @@ from api.gateway.gateway import Gateway
 from api.gateway.limits import CONNECT_BYTES
 from api.gateway.producers import Producer
 from api.gateway.pulsar_api_pb2 import BaseCommand, ServerError
+from api.http.tokens import create
+from tests.asgi import access_of
 from tests.clocks import ManualClock
 from tests.unit.api.gateway.fairness import shared_parts
 
 MESSAGE_BYTES = 5 << 20
+SECRET = bytes(32)
 KEEP_ALIVE_MS = 30_000
 CONNECT_TIMEOUT_MS = 10_000
 CONNECT = b"".join(
@@ -67,14 +71,14 @@ class Transport(asyncio.Transport):
 class Peer:
     """A connection, and the transport under it."""
 
-    def __init__(self, frame_seconds: float = 0.0) -> None:
+    def __init__(self, frame_seconds: float = 0.0, access: object = None) -> None:
         self.clock = ManualClock()
         self.seconds = 0.0
         self.frame_seconds = frame_seconds
         self.warnings: list[str] = []
         self.next_turns: list[Callable[[], None]] = []
         gateway = SimpleNamespace(
-            parts=SimpleNamespace(pools={}, access=SimpleNamespace(verifier=None)),
+            parts=SimpleNamespace(pools={}, access=access or SimpleNamespace(verifier=None)),
             settings=SimpleNamespace(
                 max_message_size=MESSAGE_BYTES, keep_alive_ms=KEEP_ALIVE_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS
             ),
@@ -223,3 +227,33 @@ def test_what_is_closed_while_it_is_made_is_not_wanted() -> None:
         with connection.creating("producer", 1, request_id=7) as is_second_wanted:
             assert is_second_wanted()
             assert not is_wanted()
+
+
+@pytest.mark.parametrize(
+    ("role", "original", "caller"),
+    [
+        ("proxy", "client", ("client", "proxy")),
+        ("proxy", "", None),
+        ("proxy", "proxy", None),
+        ("client", "", ("client", None)),
+        ("client", "root", None),
+    ],
+)
+def test_a_proxy_names_its_client_and_no_other_role_may(
+    role: str, original: str, caller: tuple[str, str | None] | None
+) -> None:
+    access = replace(access_of(SECRET, "root"), proxy_roles=frozenset({"proxy"}))
+    peer = Peer(access=access)
+    sent: list[BaseCommand] = []
+    peer.connection.send = lambda command, _entry=b"": sent.append(command)  # type: ignore[method-assign]
+    token = {"auth_method_name": "token", "auth_data": create(SECRET, role, {}).encode()}
+    connect = {"client_version": "t", "protocol_version": 20, "original_principal": original, **token}
+    peer.says(frame(type=BaseCommand.CONNECT, connect=connect))
+    if caller is None:
+        assert sent[0].error.error == ServerError.AuthorizationError
+        assert peer.connection.is_closed
+    else:
+        assert (peer.connection._caller.role, peer.connection._caller.proxy) == caller
+        assert peer.connection._holds_token()
+        with pytest.raises(Refused, match="another original principal"):
+            peer.connection.check_original_principal("root")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -130,6 +130,40 @@ def test_what_each_role_may_do_where(role: str, may: set[tuple[AuthAction, str]]
         assert answer.status_code == expected, (action, where)
         if expected == 403:
             assert role in answer.json()["reason"]
+
+
+@pytest.fixture(scope="module")
+def behind_a_proxy() -> TestClient:
+    """A client of a service with the proxy roles `writer`, which may produce in t/n, and `root`, a superuser."""
+    access = replace(access_of(SECRET, "root", GRANTS), proxy_roles=frozenset({"writer", "root"}))
+    return TestClient(application(router, access))
+
+
+@pytest.mark.parametrize(
+    ("role", "original", "path", "status"),
+    [
+        ("root", "writer2", "/produce/t/n", 403),
+        ("root", "clerk", "/produce/t/n/x", 200),
+        ("root", "chief", "/produce/t/n", 200),
+        ("root", "stranger", "/superuser", 403),
+        ("writer", "chief", "/produce/t/n", 200),
+        ("writer", "chief", "/consume/t/n", 403),
+        ("writer", "reader", "/produce/t/n", 403),
+        ("root", None, "/produce/t/n", 401),
+        ("root", "writer", "/produce/t/n", 401),
+        ("chief", None, "/produce/t/n", 200),
+        ("chief", "chief", "/produce/t/n", 200),
+        ("chief", "root", "/produce/t/n", 401),
+    ],
+)
+def test_a_proxy_needs_the_permission_of_its_client_too(
+    behind_a_proxy: TestClient, role: str, original: str | None, path: str, status: int
+) -> None:
+    named = {} if original is None else {"X-Original-Principal": original}
+    answer = behind_a_proxy.get(path, headers=bearing(role) | named)
+    assert answer.status_code == status
+    if status == 200:
+        assert answer.json() == (original or role)
 
 
 def test_what_concerns_the_whole_service_is_for_superusers(client: TestClient) -> None:
