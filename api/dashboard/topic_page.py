@@ -1,4 +1,8 @@
-"""What the page of a topic shows, from one moment of SQL and, where the topic is compacted, its manifest."""
+"""What the page of a topic shows, from one moment of SQL and, where the topic is compacted, its manifest.
+
+A manifest that cannot be read leaves the page as it is, with the reason and without the compacted parts in its picture:
+it is then that an operator needs the last error, the time of the next try, and the buttons.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,13 @@ from api.dashboard.policy_table import PolicyRow, policy_rows
 from api.dashboard.run_timeline import bar, longest_ms
 from api.dashboard.topic_picture import Extent, Mark, draw
 from api.http.owner_proxy import NotTheOwner
+from api.http.problems import public_reason
 from api.messaging.connected_clients import TopicClients
+from api.observability.redaction import redacted
 from api.reports import run_document
 from api.service import Service
 from compactor.scheduling.backlog import Backlog, BacklogReader
+from storage.errors import CompactorError
 from storage.ledger.manifest import Manifest, read_manifest
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
 from storage.model import LedgerRecord, Message, TopicName
@@ -33,7 +40,7 @@ _VALUE_CHARACTERS = 4_000
 @dataclass(frozen=True)
 class TopicView:
     """A topic as its page shows it. `threshold_share`: how much of the threshold in bytes the backlog is, 0 to 1 and
-    more; None: there is no threshold."""
+    more; None: there is no threshold. `problem`: why its manifest cannot be read; empty: it can."""
 
     name: TopicName
     stats: StatsSnapshot
@@ -44,6 +51,7 @@ class TopicView:
     control: Any
     runs: Sequence[dict[str, Any]]
     policies: Sequence[PolicyRow]
+    problem: str = ""
 
     @property
     def is_busy(self) -> bool:
@@ -65,11 +73,12 @@ class TopicView:
 @dataclass(frozen=True)
 class KeyLookup:
     """The newest message of a key, also a tombstone; None: there is none. `is_sealed_only`: what is not sealed yet is
-    on another machine, and was not asked."""
+    on another machine, and was not asked. `problem`: why it could not be looked up; empty: it was."""
 
     key: str
     message: Message | None
     is_sealed_only: bool
+    problem: str = ""
 
     @property
     def value(self) -> str:
@@ -85,8 +94,11 @@ def look_up(parts: Service, name: TopicName, key: str) -> KeyLookup:
         parts.forwarding.for_reading(record)
     except NotTheOwner:
         is_sealed_only = True
-    found = OpenTopic(parts.environment, record).newest(key.encode(), sealed_only=is_sealed_only)
-    return KeyLookup(key, found, is_sealed_only)
+    try:
+        message = OpenTopic(parts.environment, record).newest(key.encode(), sealed_only=is_sealed_only)
+    except CompactorError as error:
+        return KeyLookup(key, None, is_sealed_only, public_reason(error))
+    return KeyLookup(key, message, is_sealed_only)
 
 
 def topic_view(parts: Service, name: TopicName, *, in_full: bool) -> TopicView:
@@ -98,7 +110,12 @@ def topic_view(parts: Service, name: TopicName, *, in_full: bool) -> TopicView:
     if stats is None:
         raise resolve.not_found(parts, name)
     compacted = snapshot.compacted
-    manifest = None if compacted is None else read_manifest(environment.store, compacted.manifest)
+    manifest, problem = None, ""
+    if compacted is not None:
+        try:
+            manifest = read_manifest(environment.store, compacted.manifest)
+        except CompactorError as error:
+            problem = redacted(" ".join(str(error).split())) if in_full else public_reason(error)
     (backlog,) = BacklogReader(environment.metadata, environment.log).of([record.id])
     threshold = backlog.triggers.threshold_bytes
     return TopicView(
@@ -114,6 +131,7 @@ def topic_view(parts: Service, name: TopicName, *, in_full: bool) -> TopicView:
             for _, run in environment.metadata.runs.newest(RUNS_SHOWN, topic_ids=[record.id])
         ],
         policy_rows(environment.metadata.policies.resolved(record)),
+        problem,
     )
 
 

@@ -258,6 +258,30 @@ def test_a_form_of_another_site_is_refused(served: Served, rest_topic: RestTopic
     assert rest_topic.ask("GET", "/compaction/control").json()[0]["paused"] == 0
 
 
+def test_a_topic_whose_manifest_is_lost_has_its_page(served: Served, rest_topic: RestTopic) -> None:
+    """N5: it was a 507 "Not possible", without the last error, the next try and the buttons."""
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    environment = served.service.environment
+    compacted = served.topic(rest_topic.name).snapshot().compacted
+    assert compacted is not None
+    environment.store.delete(compacted.manifest.name)
+    topic_id = served.topic(rest_topic.name).record.id
+    retry_at = environment.clock.now_ms() + 60_000
+    environment.metadata.compaction_control.record_failure(topic_id, "the manifest is gone", retry_at)
+
+    text = page(served.client, f"{page_of(rest_topic)}?key=a")
+
+    assert f"The compacted ledger {compacted.ledger_id} cannot be read, so compacted reads fail: " in text
+    assert compacted.manifest.name in text, "without access control anyone is an operator"
+    assert "The last compaction failed: the manifest is gone Next try at" in text
+    assert "Compact now" in text
+    assert "The key could not be looked up: " in text
+    assert "part" not in [item.get("class") for item in picture(text).iter("rect")]
+    titles = [str(item.text) for item in picture(text).iter("title")]
+    assert any(title.startswith("horizon: compacted up to offset 0") for title in titles)
+
+
 def test_what_is_missing_is_a_page(served: Served) -> None:
     assert "Topic persistent://public/default/no-such not found" in page(
         served.client, "/dashboard/topics/public/default/no-such", 404
