@@ -1,4 +1,8 @@
-"""Logging in with a token, which is kept in a cookie that no script reads and no other site sends."""
+"""Logging in with a token, which is kept in a cookie that no script reads and no other site sends.
+
+Requests come from unknown callers: none takes a thread, and their bodies have limits of their own
+(`api/http/login_limits.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,44 +11,50 @@ from urllib.parse import quote, urlsplit
 from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
-from api.dashboard.rendering import HEADERS, form_of, rendered
-from api.http.access import DASHBOARD_COOKIE, LOGIN
+from api.dashboard.rendering import HEADERS, form_of, rendered, require_own_page, uses_tls
+from api.http.access import DASHBOARD_COOKIE, LOGIN, LOGOUT, SECURE_COOKIE
 from api.http.router import Routes
 from api.service import Parts
 
 router = Routes(prefix="")
+_COOKIES = {False: DASHBOARD_COOKIE, True: SECURE_COOKIE}
+"""By whether the browser uses TLS."""
 
 
 @router.get(LOGIN, include_in_schema=False)
-def show_login(parts: Parts, request: Request, next: str = "/") -> Response:
-    """Asks for a token."""
+async def show_login(parts: Parts, request: Request, next: str = "/") -> Response:
+    """Ask for a token."""
     return rendered(request, "login.html", next=next, reason="")
 
 
 @router.post(LOGIN, include_in_schema=False)
 async def log_in(parts: Parts, request: Request) -> Response:
-    """Keeps a token that holds."""
+    """Keep a token that is valid."""
     form = await form_of(request)
     token, place = form.get("token", "").strip(), form.get("next", "/")
     reason = parts.access.refusal_of(token)
     if reason:
         return rendered(request, "login.html", 401, next=place, reason=reason)
-    answer = RedirectResponse(_ours(place), 303, HEADERS)
-    answer.set_cookie(
-        DASHBOARD_COOKIE, token, httponly=True, samesite="strict", secure=request.url.scheme == "https", path="/"
-    )
+    answer = RedirectResponse(_local_path(place), 303, HEADERS)
+    secure = uses_tls(request)
+    answer.set_cookie(_COOKIES[secure], token, httponly=True, samesite="strict", secure=secure, path="/")
     return answer
 
 
-@router.post("/dashboard/logout", include_in_schema=False)
+@router.post(LOGOUT, include_in_schema=False)
 async def log_out(parts: Parts, request: Request) -> Response:
-    """Forgets the token."""
+    """Forget the token."""
+    require_own_page(request)
     answer = RedirectResponse(LOGIN, 303, HEADERS)
-    answer.delete_cookie(DASHBOARD_COOKIE, path="/")
+    for secure, cookie in _COOKIES.items():
+        answer.delete_cookie(cookie, path="/", secure=secure, httponly=True, samesite="strict")
     return answer
 
 
-def _ours(place: str) -> str:
-    """A path of this service, whatever a link says."""
-    path = urlsplit(place).path
-    return quote(path) if path.startswith("/") and not path.startswith("//") else "/"
+def _local_path(place: str) -> str:
+    """Return the path of an encoded URL if it is one of this service, else `/`."""
+    try:
+        path = urlsplit(place).path
+    except ValueError:
+        return "/"
+    return quote(path, safe="/%") if path.startswith("/") and not path.startswith("//") else "/"

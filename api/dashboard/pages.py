@@ -12,7 +12,6 @@ page loads itself again.
 
 from __future__ import annotations
 
-from functools import partial
 from importlib.resources import files
 from urllib.parse import urlencode
 
@@ -27,15 +26,14 @@ from api.dashboard.policy_table import policies_of
 from api.dashboard.rendering import HEADERS, TOPIC_PAGE, may, page, rendered, require
 from api.dashboard.topic_page import look_up, topic_view
 from api.dashboard.topics_table import topics_page
-from api.http.access import ANY_USE, AuthAction, caller_of
+from api.http.access import ANY_USE, AuthAction, allowed_on, caller_of
 from api.http.paths import Topic
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor, pools_of
+from api.http.thread_pools import WaitsFor
 from api.service import Parts
 from api.settings.shown import described
 from storage.metadata.records import TopicSummary
-from storage.model import TopicName
 
 router = Routes(prefix="")
 _STATIC = {
@@ -98,10 +96,12 @@ def show_topic(parts: Parts, request: Request, topic: Topic, key: str | None = N
     if key is not None:
         require(request, AuthAction.CONSUME, topic=topic)
         found = look_up(parts, topic, key)
-    view = topic_view(parts, topic, in_full=parts.access.is_superuser(caller_of(request)))
+    may_consume = may(request, AuthAction.CONSUME, topic=topic)
+    in_full = parts.access.is_superuser(caller_of(request))
+    view = topic_view(parts, topic, in_full=in_full, with_subscriptions=may_consume)
     return rendered(
         request, "topic.html", view=view, lookup=found, may_compact=may_compact, may_change=may_change,
-        may_consume=may(request, AuthAction.CONSUME, topic=topic),
+        may_consume=may_consume,
     )  # fmt: skip
 
 
@@ -124,11 +124,13 @@ def show_policies(parts: Parts, request: Request, topic: Topic, changed: str = "
     )  # fmt: skip
 
 
-@router.get("/dashboard/runs/{run}/events", include_in_schema=False)
-async def watch_run(parts: Parts, request: Request, run: run_routes.RunId) -> Response:
-    """A run as it goes on: the server-sent events of REST, for a browser with the dashboard's cookie."""
-    name = TopicName.parse((await parts.runs.report(run))["topic"])
-    await pools_of(request)[WaitsFor.DATABASE].run(partial(require, request, *ANY_ROLE, topic=name))
+@router.get(
+    "/dashboard/runs/{run}/events",
+    allowed_on(run_routes.topic_of_run, AuthAction.COMPACT),
+    include_in_schema=False,
+)
+async def watch_run(parts: Parts, run: run_routes.RunId) -> Response:
+    """Follow a run: the server-sent events of REST, to the same roles, for a browser with the dashboard's cookie."""
     return await run_routes.watch_compaction(parts, run)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import parse_qs, urlencode
 
 from fastapi import Request
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -17,6 +17,7 @@ from starlette.responses import RedirectResponse, Response
 
 from api.dashboard import formats
 from api.http.access import LOGIN, AuthAction, caller_of
+from api.http.limits import hold_body_to
 from api.http.paths import segment
 from api.http.problems import RestException, public_reason, status_of
 from api.service import Service
@@ -52,7 +53,8 @@ def page(endpoint: Page) -> Page:
             return endpoint(request=request, **values)
         except RestException as error:
             if error.status_code == 401:
-                return RedirectResponse(f"{LOGIN}?{urlencode({'next': request.url.path})}", 303, HEADERS)
+                path = request.scope["raw_path"].decode("latin-1")  # as the browser has it, encoded once
+                return RedirectResponse(f"{LOGIN}?{urlencode({'next': path})}", 303, HEADERS)
             return problem(request, error.status_code, str(error.detail))
         except CompactorError as error:
             return problem(request, status_of(error), public_reason(error))
@@ -99,12 +101,25 @@ def topic_path(topic: TopicName) -> str:
     return "/dashboard/topics/" + "/".join(map(segment, (topic.tenant, topic.namespace, topic.topic)))
 
 
-async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form. Raises RestException: 403 for a form of another site's page, 413."""
-    origin = request.headers.get("origin", "")
-    if urlsplit(origin).netloc != request.headers.get("host", "") or not origin:
+def require_own_page(request: Request) -> None:
+    """Raises RestException (403) unless a browser sent the request from a page of this service.
+
+    Its `Origin` is the host that the request came to, by the request's scheme, or by https: a proxy may end TLS.
+    """
+    origins = request.headers.getlist("origin")
+    scheme, _, host = origins[0].partition("://") if len(origins) == 1 else ("", "", "")
+    if not host or host != request.headers.get("host") or scheme not in (request.scope["scheme"], "https"):
         raise RestException(403, "the request does not come from a page of this service: open the page, and try there")
+
+
+def uses_tls(request: Request) -> bool:
+    """Return whether the browser that sent a form uses TLS, also if a proxy ends it: `Origin` has its own scheme."""
+    return request.scope["scheme"] == "https" or request.headers.get("origin", "").startswith("https://")
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """Return the fields of a form. Raises RestException: 403 for a form of another site's page, 413."""
+    require_own_page(request)
+    hold_body_to(request.scope, _FORM_BYTES)
     body = await request.body()
-    if len(body) > _FORM_BYTES:
-        raise RestException(413, f"a form has at most {_FORM_BYTES} bytes")
     return {name: values[0] for name, values in parse_qs(body.decode(errors="replace")).items()}

@@ -101,8 +101,8 @@ def look_up(parts: Service, name: TopicName, key: str) -> KeyLookup:
     return KeyLookup(key, message, is_sealed_only)
 
 
-def topic_view(parts: Service, name: TopicName, *, in_full: bool) -> TopicView:
-    """Raises RestException (404)."""
+def topic_view(parts: Service, name: TopicName, *, in_full: bool, with_subscriptions: bool) -> TopicView:
+    """Return what the page shows. `with_subscriptions`: the picture marks them. Raises RestException (404)."""
     environment = parts.environment
     record = resolve.topic(parts, name)
     snapshot = environment.metadata.snapshot(record.id)
@@ -122,7 +122,7 @@ def topic_view(parts: Service, name: TopicName, *, in_full: bool) -> TopicView:
         name,
         stats,
         compacted,
-        _picture(snapshot, stats, manifest, parts.clients.of_topic(name)),
+        _picture(snapshot, stats, manifest, parts.clients.of_topic(name) if with_subscriptions else None),
         backlog,
         backlog.bytes / threshold if threshold else None,
         get_compaction_control(parts, name, in_full)[0],
@@ -135,9 +135,28 @@ def topic_view(parts: Service, name: TopicName, *, in_full: bool) -> TopicView:
     )
 
 
-def _picture(snapshot: TopicSnapshot, stats: StatsSnapshot, manifest: Manifest | None, clients: TopicClients) -> Markup:
+def _picture(
+    snapshot: TopicSnapshot, stats: StatsSnapshot, manifest: Manifest | None, clients: TopicClients | None
+) -> Markup:
+    """Draw a topic. `clients` None: without subscriptions and readers."""
     raw = [_raw(extent, stats.end) for extent in snapshot.extents]
     parts = [] if manifest is None else [_part(number, part) for number, part in enumerate(manifest.parts)]
+    marks = [] if clients is None else _client_marks(stats, clients)
+    if snapshot.compacted is not None:
+        horizon = snapshot.compacted.horizon
+        marks.append(
+            Mark(
+                "horizon",
+                horizon.offset + 1,
+                f"horizon: compacted up to offset {horizon.offset:,}, {horizon.message_id}",
+            )
+        )
+    if stats.first:
+        marks.append(Mark("start", stats.first, f"the first offset that can be read raw: {stats.first:,}"))
+    return draw(raw, parts, marks, stats.end)
+
+
+def _client_marks(stats: StatsSnapshot, clients: TopicClients) -> list[Mark]:
     marks = [
         Mark(
             "cursor",
@@ -152,18 +171,7 @@ def _picture(snapshot: TopicSnapshot, stats: StatsSnapshot, manifest: Manifest |
         for reader_name, reader in clients.subscriptions.items()
         if not reader.durable and reader.consumers
     ]
-    if snapshot.compacted is not None:
-        horizon = snapshot.compacted.horizon
-        marks.append(
-            Mark(
-                "horizon",
-                horizon.offset + 1,
-                f"horizon: compacted up to offset {horizon.offset:,}, {horizon.message_id}",
-            )
-        )
-    if stats.first:
-        marks.append(Mark("start", stats.first, f"the first offset that can be read raw: {stats.first:,}"))
-    return draw(raw, parts, marks, stats.end)
+    return marks
 
 
 def _raw(extent: LedgerRecord | SegmentRecord, end: int) -> Extent:

@@ -31,6 +31,7 @@ class Refused(Exception):
     """A command that is answered with an error of the protocol."""
 
     def __init__(self, error: ServerError, message: str) -> None:
+        message = shown(message)  # names of a client have any length
         super().__init__(message)
         self.error = error
         self.message = message

@@ -118,7 +118,6 @@ class Gateway:
         self.address = address
         self.clock = parts.environment.clock
         self.server_version = f"Compactor {version('compactor')}"
-        self.schemas = parts.schemas
         self.log_throttle = LogThrottle(self.clock, LOG)
         self.turns = Turns(lambda work: asyncio.get_running_loop().call_soon(work))
         self.receive_buffers = ReceiveBuffers(_RECEIVE_BYTES, self.clock)

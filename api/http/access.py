@@ -64,8 +64,11 @@ _SCHEME = HTTPBearer(scheme_name="token", bearerFormat="JWT", auto_error=False)
 """Says in the OpenAPI document that a route wants a token; it decides nothing."""
 DASHBOARD_COOKIE = "compactor_token"
 """Holds the token of a browser; it counts for the dashboard's own paths alone."""
+SECURE_COOKIE = "__Host-" + DASHBOARD_COOKIE
+"""The same where the browser uses TLS. By its prefix, browsers take it only from this host, over TLS."""
 DASHBOARD = "/dashboard/"
 LOGIN = DASHBOARD + "login"
+LOGOUT = DASHBOARD + "logout"
 PROBES = ("/livez", "/readyz")
 """Paths that are answered for any caller, however busy the service is."""
 _CHECKED = "compactor.checked"
@@ -240,13 +243,14 @@ def topic_grants(tenancy: TenancyStore, topic: TopicName) -> list[Mapping[str, t
 
 def _cookie(scope: Scope) -> str:
     """The token of a browser's cookie; empty: there is none."""
+    cookies: dict[str, str] = {}
     for name, value in scope["headers"]:
         if name == b"cookie":
             for pair in value.decode("latin-1").split(";"):
-                key, _, found = pair.strip().partition("=")
-                if key == DASHBOARD_COOKIE:
-                    return str(found.strip('"'))
-    return ""
+                key, _, content = pair.strip().partition("=")
+                cookies.setdefault(key, content.strip('"'))
+    plain = "" if scope.get("scheme") == "https" else cookies.get(DASHBOARD_COOKIE, "")
+    return cookies.get(SECURE_COOKIE) or plain
 
 
 def unauthenticated(caller: Caller) -> RestException:

@@ -1,6 +1,7 @@
 """What is refused of any request: headers that are too large, two framings, another site's names.
 
     headers   request line and headers together are no larger than `limits.header-bytes`: 431
+    host      `Host` is a name or an address, and perhaps a port, so that URLs can be made of it: 400
     framing   a request with Content-Length and Transfer-Encoding means two things to two servers: 400, and the
               connection ends
     names     without access control any process that reaches loopback may do everything, a browser on the machine
@@ -50,7 +51,11 @@ class HeaderRules:
         named = {name for name, _ in headers}
         if {b"content-length", b"transfer-encoding"} <= named:
             return RestException(400, "a request has Content-Length or Transfer-Encoding, not both", _CLOSE)
-        return self._of_another_site(headers) if names and self.hosts is not None else None
+        if names and self.hosts is not None and (refusal := self._of_another_site(headers)):
+            return refusal
+        if not all(_is_host(value) for name, value in headers if name == b"host"):
+            return RestException(400, "the header Host is no host name or address", _CLOSE)
+        return None
 
     def _of_another_site(self, headers: list[tuple[bytes, bytes]]) -> RestException | None:
         hosts = [value for name, value in headers if name == b"host"]
@@ -73,6 +78,15 @@ class HeaderRules:
             return name in self.hosts or name == "localhost" or ipaddress.ip_address(name).is_loopback
         except ValueError:
             return False
+
+
+def _is_host(value: bytes) -> bool:
+    text = value.decode("latin-1")
+    try:
+        parts = urlsplit(f"//{text}")
+        return parts.netloc == text and "@" not in text and (parts.port is None or parts.port >= 0)
+    except ValueError:
+        return False
 
 
 _CLOSE = {"Connection": "close"}

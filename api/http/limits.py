@@ -3,10 +3,10 @@
 Middleware, before any route. What may change something and comes without a token that holds is refused here, before its
 body is read: 401; bodies of strangers take no memory. A body is counted while it is read, so one without a length, or
 with a false one, is refused at the limit and never held as a whole: 413; nor are all bodies together larger than
-theirs: 503. Requests a second are counted by role, or by
-address for callers that have none (so guessing tokens is slow, too), in buckets of one second's worth: 429 with
-Retry-After. What is under way at once is counted for the whole process: 503; half of it is the most that one role has,
-so that its long polls do not keep all others out. Probes (/livez, /readyz) always pass.
+theirs: 503. Requests a second are counted by role, or by address for callers that have none (so guessing tokens is
+slow, too), in buckets of one second's worth: 429 with Retry-After. What is under way at once is counted for the whole
+process: 503; half of it is the most that one role has, so that its long polls do not keep all others out. Logging in
+has limits of its own (`login_limits.py`). Probes (/livez, /readyz) always pass.
 
 What is wrong with a request before its caller is known is refused by `api/http/header_checks.py`; connections are
 limited in `api/http/connections.py`. Time through the clock that is handed in.
@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.access import LOGIN, PROBES, Caller, unauthenticated
+from api.http import login_limits
+from api.http.access import PROBES, Caller, unauthenticated
 from api.http.audit import CHANGING
 from api.http.header_checks import HeaderRules
 from api.http.problems import RestException, answer
@@ -80,6 +81,7 @@ class RequestLimiter:
         self._at_once = settings.limits_requests_at_once
         self._buckets = TokenBuckets(settings.limits_requests_per_second, clock)
         self._bodies = max(settings.limits_bodies_bytes, settings.limits_body_bytes)
+        self._logins = login_limits.LoginPlaces()
         self._held = 0
         self._under_way = 0
         self._of_role: Counter[str | None] = Counter()
@@ -96,7 +98,12 @@ class RequestLimiter:
         if probes:
             await self._app(scope, receive, send)
             return
-        role = scope["state"]["caller"].role
+        caller: Caller = scope["state"]["caller"]
+        if _logs_in(scope):
+            with self._logins.place(caller.address):
+                await self._app(scope, login_limits.bounded(receive), send)
+            return
+        role = caller.role
         counted = scope["state"][_BODY] = _Counted(receive, self, self._body)
         self._under_way += 1  # only the event loop's thread comes here
         self._of_role[role] += 1
@@ -110,17 +117,24 @@ class RequestLimiter:
                 del self._of_role[role]
 
     def _refusal(self, scope: Scope) -> RestException | None:
+        caller: Caller = scope["state"]["caller"]
+        if _logs_in(scope):
+            return self._logins.refusal(caller.address, _length(scope)) or self._rate_refusal(caller)
         if self._under_way >= self._at_once:
             return RestException(503, f"{self._at_once} requests are under way: try again", {"Retry-After": "1"})
-        caller: Caller = scope["state"]["caller"]
         if caller.role and self._of_role[caller.role] >= max(1, self._at_once // 2):
             message = f"{self._of_role[caller.role]} requests of the role are under way, half of what may be: try again"
             return RestException(503, message, {"Retry-After": "1"})
-        if seconds := self._buckets.take(f"role {caller.role}" if caller.role else f"address {caller.address}"):
-            return RestException(429, "too many requests: slow down", {"Retry-After": str(math.ceil(seconds))})
-        if caller.refused and scope["method"] in CHANGING and scope["path"] != LOGIN:
+        if refusal := self._rate_refusal(caller):
+            return refusal
+        if caller.refused and scope["method"] in CHANGING:
             return unauthenticated(caller)
         return self.too_large(self._body) if _length(scope) > self._body else None
+
+    def _rate_refusal(self, caller: Caller) -> RestException | None:
+        if seconds := self._buckets.take(f"role {caller.role}" if caller.role else f"address {caller.address}"):
+            return RestException(429, "too many requests: slow down", {"Retry-After": str(math.ceil(seconds))})
+        return None
 
     def take(self, before: int, more: int, most: int) -> None:
         """Count bytes of a body of which `before` were taken. Raises RestException: 413, 503."""
@@ -146,6 +160,10 @@ def hold_body_to(scope: Scope, most: int) -> None:
     counted: _Counted | None = scope["state"].get(_BODY)
     if counted is not None:
         counted.hold_to(most, _length(scope))
+
+
+def _logs_in(scope: Scope) -> bool:
+    return scope["method"] == "POST" and scope["path"] in login_limits.PATHS
 
 
 def _length(scope: Scope) -> int:

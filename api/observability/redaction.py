@@ -23,7 +23,8 @@ _FAR = 200
 """Characters that a rule looks ahead."""
 _NAMED = (
     r"(?:password|passwd|passphrase|pwd|secret(?:[_ .-]?(?:access[_ .-]?)?key)?|session[_ .-]?token"
-    r"|(?:api|access|private|account|shared)[_-]?key|signature|credentials?|authorization|token)"
+    r"|(?:api|access|private|account|shared)[_-]?key|signature|credentials?|authorization|token"
+    r"|scram[_-]?(?:client|server)[_-]?key)"
 )
 """What the name of a secret ends with."""
 _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (

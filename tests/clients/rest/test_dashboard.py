@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
 from xml.etree import ElementTree
 
 import pytest
@@ -361,3 +362,109 @@ def test_it_can_be_turned_off(tmp_path: Path) -> None:
     with serving(tmp_path, dashboard=False) as served:
         assert served.client.get("/").status_code == 404
         assert served.client.get("/dashboard/service").status_code == 404
+
+
+def cookie_of(client: TestClient, role: str, **headers: str) -> str:
+    """The cookie that logging in sets."""
+    body = f"token={create(SECRET, role, {})}&next=/"
+    answer = client.post("/dashboard/login", content=body, headers=ORIGIN | headers, follow_redirects=False)
+    assert answer.status_code == 303
+    return str(answer.headers["set-cookie"])
+
+
+def test_a_cookie_behind_tls_is_secure_and_bound_to_the_host(guarded: Served) -> None:
+    """X15: a proxy that ends TLS leaves the request http; `Origin` has the browser's scheme."""
+    client = TestClient(guarded.client.app)
+    secure = cookie_of(client, "root", Origin="https://127.0.0.1:8080")
+    assert secure.startswith("__Host-compactor_token=")
+    assert {"Secure", "HttpOnly", "SameSite=strict", "Path=/"} <= set(secure.split("; "))
+    plain = cookie_of(client, "root")
+    assert plain.startswith("compactor_token=")
+    assert "Secure" not in plain
+    assert TestClient(guarded.client.app).get("/", headers={"Cookie": secure}).text.count("Log out") == 1
+    tls = TestClient(guarded.client.app, base_url="https://127.0.0.1:8080")
+    assert "Log out" in tls.get("/", headers={"Cookie": secure}).text
+    assert "Log out" not in tls.get("/", headers={"Cookie": plain}).text
+    assert cookie_of(tls, "root", Origin="https://127.0.0.1:8080").startswith("__Host-")
+
+
+@pytest.mark.parametrize("origin", ["http://[", "ftp://127.0.0.1:8080", "https://[", "127.0.0.1:8080", ""])
+@pytest.mark.parametrize("path", ["login", "logout"])
+def test_a_form_needs_an_origin_of_this_service(guarded: Served, origin: str, path: str) -> None:
+    """X13, X15: `http://[` was an internal error, other schemes were taken, and logging out needed none."""
+    client = TestClient(guarded.client.app)
+    headers = {"Origin": origin} if origin else {}
+    assert client.post(f"/dashboard/{path}", content="token=x", headers=headers).status_code == 403
+    tls = TestClient(guarded.client.app, base_url="https://127.0.0.1:8080")
+    assert tls.post(f"/dashboard/{path}", content="token=x", headers=ORIGIN).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("place", "location"),
+    [
+        ("http://[", "/"),
+        ("//elsewhere.example", "/"),
+        ("/dashboard/topics/a/b/c%252Fd%20e", "/dashboard/topics/a/b/c%2Fd%20e"),
+        ("/a%0d%0aX:1", "/aX%3A1"),
+    ],
+)
+def test_a_browser_returns_to_a_path_of_this_service(guarded: Served, place: str, location: str) -> None:
+    """`place`: as a form encodes it."""
+    body = f"token={create(SECRET, 'root', {})}&next={place}"
+    answer = guarded.client.post("/dashboard/login", content=body, headers=ORIGIN, follow_redirects=False)
+    assert answer.status_code == 303
+    assert answer.headers["location"] == location
+
+
+def test_an_encoded_name_survives_logging_in(guarded: Served) -> None:
+    path = "/dashboard/topics/public/default/a%25c%20d"
+    client = TestClient(guarded.client.app)
+    answer = client.get(path, follow_redirects=False)
+    assert answer.status_code == 303, answer.text
+    asked = answer.headers["location"]
+    place = parse_qs(urlsplit(asked).query)["next"][0]
+    body = urlencode({"token": create(SECRET, "root", {}), "next": place})
+    answer = client.post("/dashboard/login", content=body, headers=ORIGIN, follow_redirects=False)
+    assert answer.headers["location"] == path
+
+
+def test_a_malformed_host_is_refused(guarded: Served) -> None:
+    answer = TestClient(guarded.client.app).get("/lookup/v2/topic/persistent/a/b/c", headers={"Host": "["})
+    assert answer.status_code == 400
+
+
+def test_parts_of_a_topic_page_need_the_permission_of_their_calls(guarded: Served) -> None:
+    """X15, X9: runs belong to `compact`, subscriptions to `consume`; runs that do not exist look like others."""
+    root = {"Authorization": f"Bearer {create(SECRET, 'root', {})}"}
+    for verb, path, body in (
+        ("PUT", "/admin/v2/persistent/public/default/parts", None),
+        ("POST", "/topics/persistent/public/default/parts", '{"messages":[{"key":"a","payload":"1"}]}'),
+        ("PUT", "/admin/v2/persistent/public/default/parts/subscription/secret-name", None),
+        ("PUT", "/admin/v2/persistent/public/default/parts/compaction", None),
+        ("POST", "/admin/v2/namespaces/public/default/permissions/writer", '["produce"]'),
+        ("POST", "/admin/v2/namespaces/public/default/permissions/taker", '["consume"]'),
+        ("POST", "/admin/v2/namespaces/public/default/permissions/packer", '["compact"]'),
+    ):
+        headers = root | ({"content-type": "application/json"} if body else {})
+        assert guarded.client.request(verb, path, content=body, headers=headers).status_code in (200, 204)
+    guarded.compact_requested()
+    runs = guarded.client.get("/admin/v2/persistent/public/default/parts/compactions", headers=root).json()
+    run = runs[0]["run"]
+    for role, has_runs, has_subscriptions, events in (
+        ("writer", False, False, 403),
+        ("taker", False, True, 403),
+        ("packer", True, False, 200),
+    ):
+        client = logged_in(guarded, role)
+        text = page(client, "/dashboard/topics/public/default/parts")
+        assert ("<h2>Compactions</h2>" in text) is has_runs, role
+        assert ("secret-name" in text) is has_subscriptions, role
+        answer = client.get(f"/dashboard/runs/{run}/events")
+        assert answer.status_code == events
+        if events == 403:
+            other = client.get("/dashboard/runs/999/events")
+            assert (other.status_code, other.json()) == (403, answer.json())
+    stranger = TestClient(guarded.client.app)
+    unknown = [stranger.get(f"/dashboard/runs/{number}/events") for number in (run, 999)]
+    assert [answer.status_code for answer in unknown] == [401, 401]
+    assert unknown[0].json() == unknown[1].json()

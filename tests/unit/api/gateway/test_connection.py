@@ -18,6 +18,7 @@ from api.gateway.limits import CONNECT_BYTES
 from api.gateway.producers import Producer
 from api.gateway.pulsar_api_pb2 import BaseCommand, ServerError
 from api.http.tokens import create
+from api.observability.redaction import SHOWN
 from tests.asgi import access_of
 from tests.clocks import ManualClock
 from tests.unit.api.gateway.fairness import shared_parts
@@ -122,7 +123,8 @@ def test_a_client_that_asks_and_never_reads_is_cut_off() -> None:
     peer = Peer().says(CONNECT)
     peer.transport.reads = False
     peer.connection.pause_writing()
-    answer = failure(1, Refused(ServerError.MetadataError, "x" * (1 << 20)))
+    answer = failure(1, Refused(ServerError.MetadataError, ""))
+    answer.error.message = "x" * (1 << 20)
     for _ in range(100):
         peer.connection.send(answer)
     assert peer.transport.ended == "aborted"
@@ -200,6 +202,10 @@ def test_a_command_beyond_a_bound_is_refused_by_name_and_the_connection_stays() 
     assert (error.request_id, error.error) == (8, ServerError.MetadataError)
     assert "PRODUCER: metadata has 50000" in error.message
     assert not peer.connection.is_closed
+
+
+def test_an_error_repeats_no_more_than_the_ends_of_a_long_name() -> None:
+    assert len(Refused(ServerError.InvalidTopicName, f"Topic {'x' * (5 << 20)} not found").message) <= SHOWN
 
 
 def test_its_producers_are_gone_at_once_whatever_its_client_has_not_read() -> None:

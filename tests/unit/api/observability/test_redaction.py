@@ -13,6 +13,8 @@ TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJvcHMifQ.c2lnbmF0dXJl"
     ("text", "secret"),
     [
         ("postgresql://me:hunter2@db/c", "hunter2"),
+        ("postgresql://db/c?scram_client_key=hunter2&scram_server_key=hunter2", "hunter2"),
+        ("host=db scram_client_key=hunter2", "hunter2"),
         ("postgresql+psycopg://me:p%40ss:word@db:5432/c", "p%40ss:word"),
         ("postgresql://me:wJalr/XU+tnFEMI@db/c", "XU+tnFEMI"),
         ("postgresql://me:hunter2?x#y@db/c", "hunter2"),

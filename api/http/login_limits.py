@@ -1,0 +1,81 @@
+"""Limits of logging in and out of the dashboard, the only requests whose bodies are read from unknown callers.
+
+They have places of their own, so they take none of any other request, and none of the memory for bodies. A body is
+small and arrives within seconds. An address has a part of the places, so that other addresses can log in meanwhile.
+For the event loop; the time is its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.types import Message, Receive
+
+from api.http.access import LOGIN, LOGOUT
+from api.http.problems import RestException
+
+PATHS = (LOGIN, LOGOUT)
+BODY_BYTES = 16 << 10
+"""A form with a token, which is a header elsewhere, and the path of a page."""
+BODY_SECONDS = 5.0
+PLACES = 64
+"""Requests at once, which hold 1 MiB of bodies together."""
+PLACES_OF_ADDRESS = 16
+_CLOSE = {"Connection": "close"}
+_LATER = {"Retry-After": "1", **_CLOSE}
+
+
+class LoginPlaces:
+    """The requests under way that log in or out."""
+
+    def __init__(self) -> None:
+        self._of_address: Counter[str] = Counter()
+
+    def refusal(self, address: str, length: int) -> RestException | None:
+        """Return why a request with a body of a declared length is refused."""
+        if length > BODY_BYTES:
+            return _too_large()
+        if self._of_address[address] >= PLACES_OF_ADDRESS or self._of_address.total() >= PLACES:
+            return RestException(503, "too many requests log in at once: try again", _LATER)
+        return None
+
+    @contextmanager
+    def place(self, address: str) -> Iterator[None]:
+        """Count a request while it is under way."""
+        self._of_address[address] += 1
+        try:
+            yield
+        finally:
+            self._of_address[address] -= 1
+            if not self._of_address[address]:
+                del self._of_address[address]
+
+
+def bounded(receive: Receive, seconds: float = BODY_SECONDS) -> Receive:
+    """Return a receiver of a small body that arrives in time. It raises RestException: 408, 413."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    size, is_complete = 0, False
+
+    async def next_message() -> Message:
+        nonlocal size, is_complete
+        if is_complete:  # what follows is the end of the connection
+            return await receive()
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
+        except TimeoutError:
+            raise RestException(408, f"the form took longer than {seconds:g} s to arrive", _CLOSE) from None
+        size += len(message.get("body") or b"")
+        if size > BODY_BYTES:
+            raise _too_large()
+        is_complete = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    return next_message
+
+
+def _too_large() -> RestException:
+    return RestException(413, f"the form is larger than {BODY_BYTES >> 10} KiB: send the token alone", _CLOSE)
