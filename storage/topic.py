@@ -134,7 +134,7 @@ class Topic:
                 return self._compacted_source(state, OffsetReset.EARLIEST, entries)
             return self._raw_source(state.start, OffsetReset.EARLIEST, entries)
 
-        return EntryReader(open_source, ContinuationToken(start))
+        return EntryReader(open_source, ContinuationToken(start), entries)
 
     def _raw_source(
         self, start: StartPosition, reset: OffsetReset, unsealed: SegmentTableReader | None = None

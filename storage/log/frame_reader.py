@@ -1,7 +1,7 @@
 """Reads the frames of a segment: one after the other, each checked, or the one at a position that may hold one.
 
-Reads in chunks into one buffer; an entry that is larger than it makes it grow, doubling, for as long as it takes. So
-memory is bounded by the chunk or twice the largest entry.
+Reads in chunks into one buffer; an entry that is larger than it gets a buffer of its size. So memory is bounded by the
+chunk or the largest entry, and a reader that waits behind a large entry holds a chunk.
 
     strict       iteration, after which any `problem` is damage        segment_reader.py
     torn end     iteration, after which a `problem` is where to cut    recovery.py
@@ -94,11 +94,8 @@ class FrameReader:
         at = position - self._begin
         if 0 <= at <= self._filled - length:
             return at
-        size = max(self._chunk_bytes, len(self._buffer))
-        while size < length:
-            size *= 2
-        size = min(size, max(LARGEST_ENTRY + FRAME_BYTES, self._chunk_bytes))
-        if len(self._buffer) < size:
+        size = max(self._chunk_bytes, length)
+        if len(self._buffer) != size:  # one that grew for a large entry is not kept
             self._buffer = bytearray(size)
         self._begin, self._filled = position, 0
         wanted = min(size, self._end - position)

@@ -4,17 +4,19 @@ Entries are read from the file (segment_reader.py), checked, unpacked (decode.py
 `rows.SCHEMA`, a few MiB at a time. Of an open segment what its writer lets be seen is read, and not waited for.
 
 For a reader that wants entries, a table has a row an entry instead (`ENTRY_SCHEMA`), undecoded. That row stands at the
-entry's last offset, so whatever finds a place among rows finds the entry that holds it.
+entry's last offset, so whatever finds a place among rows finds the entry that holds it. Its bytes are not in the table,
+which would copy them, but beside it.
 
 May go wrong: ObjectMissing, ObjectDamaged, with file and position; Misconfigured for a segment that is elsewhere.
-Memory: one table, about four times `TABLE_BYTES`, or one entry's messages if they are more.
+Memory: one table, about four times `TABLE_BYTES`, or one entry's messages if they are more; of a reader of entries,
+`ENTRIES_BYTES` and as much of the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -23,6 +25,7 @@ from storage.errors import DataLoss
 from storage.ledger import rows
 from storage.ledger.seek import IdBound, OffsetBound, SeekPosition, TimeBound
 from storage.log.directory import LogDirectory
+from storage.log.frame_reader import CHUNK_BYTES
 from storage.log.segment import LocalSegment
 from storage.log.segment_reader import SegmentReader
 from storage.metadata.records import SegmentRecord, TopicRecord
@@ -30,7 +33,8 @@ from storage.model import LogPosition
 
 TABLE_BYTES = 4 << 20
 """Uncompressed bytes of entries that become one table."""
-
+ENTRIES_BYTES = 2 << 20
+"""Stored bytes of entries that come together undecoded."""
 
 ENTRY_SCHEMA = pa.schema(
     [
@@ -41,10 +45,11 @@ ENTRY_SCHEMA = pa.schema(
         pa.field("messages", pa.int32(), nullable=False),
         pa.field("publish_time", pa.int64(), nullable=False),
         pa.field("slot", pa.int8(), nullable=False),
-        pa.field("entry", pa.binary(), nullable=False),
+        pa.field("entry", pa.int32(), nullable=False),
     ]
 )
-"""An undecoded entry a row. `offset` and `batch_index`: of its last message; `messages`: the offsets that it takes."""
+"""An undecoded entry a row. `offset` and `batch_index`: of its last message; `messages`: the offsets that it takes;
+`entry`: its place in `SegmentEntryReader.data`."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class SegmentTableReader:
     """Reads segments that are in one log directory."""
 
     log: LogDirectory
+    chunk_bytes: int = CHUNK_BYTES
 
     def tables(
         self, topic: TopicRecord, segment: SegmentRecord, bound: SeekPosition, after_offset: int = -1
@@ -59,8 +65,9 @@ class SegmentTableReader:
         """The rows of a segment from `bound` on, and not much of what is up to an offset; no table is empty."""
         reader = self._reader(topic, segment)
         with _naming_the_way_out(topic, segment):
-            for entries in _gathered(reader.entries(_first_wanted(reader, segment, bound, after_offset))):
+            for entries in self._gathered(reader.entries(_first_wanted(reader, segment, bound, after_offset))):
                 table = self._unpacked(entries, segment.ledger_id)
+                entries.clear()  # not held while the table is read
                 if first := bound.first_row(table):
                     table = table.slice(first)
                 if len(table):
@@ -75,7 +82,7 @@ class SegmentTableReader:
         """All rows of a segment, in memory."""
         reader = self._reader(topic, segment)
         with _naming_the_way_out(topic, segment):
-            tables = [unpack(entries, segment.ledger_id) for entries in _gathered(reader.entries())]
+            tables = [unpack(entries, segment.ledger_id) for entries in self._gathered(reader.entries())]
         return pa.concat_tables(tables) if tables else rows.SCHEMA.empty_table()
 
     def last(self, topic: TopicRecord, segment: SegmentRecord) -> LogPosition | None:
@@ -83,17 +90,33 @@ class SegmentTableReader:
         with _naming_the_way_out(topic, segment):
             return self._reader(topic, segment).last()
 
+    def _gathered(self, entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
+        return _gathered(entries, TABLE_BYTES, _logical_bytes)
+
     def _reader(self, topic: TopicRecord, segment: SegmentRecord) -> SegmentReader:
         self.log.check(topic.name, segment)
         return SegmentReader(
-            LocalSegment.of(self.log, topic, segment), segment.content.size if segment.content else None
+            LocalSegment.of(self.log, topic, segment),
+            segment.content.size if segment.content else None,
+            chunk_bytes=self.chunk_bytes,
         )
 
 
+@dataclass(frozen=True)
 class SegmentEntryReader(SegmentTableReader):
-    """As `SegmentTableReader`, but its tables have a row an entry (ENTRY_SCHEMA)."""
+    """A `SegmentTableReader` whose tables have a row an entry (ENTRY_SCHEMA). For one read.
+
+    `data`: the entries of the last table; the reader of the table takes them out.
+    """
+
+    chunk_bytes: int = CHUNK_BYTES // 2
+    data: list[bytes] = field(default_factory=list, compare=False)
+
+    def _gathered(self, entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
+        return _gathered(entries, ENTRIES_BYTES, lambda entry: len(entry.data))
 
     def _unpacked(self, entries: list[StoredEntry], ledger_id: int) -> pa.Table:
+        self.data[:] = [entry.data for entry in entries]
         headers = [entry.header for entry in entries]
         messages = [1 if header is None else header.messages for header in headers]
         columns = [
@@ -110,7 +133,7 @@ class SegmentEntryReader(SegmentTableReader):
                 int(rows.RowType.MARKER if header is not None and header.marker else rows.RowType.WHOLE_ENTRY)
                 for header in headers
             ],
-            [entry.data for entry in entries],
+            range(len(entries)),
         ]
         return pa.table(
             [pa.array(column, field.type) for column, field in zip(columns, ENTRY_SCHEMA, strict=True)], ENTRY_SCHEMA
@@ -144,16 +167,22 @@ def _first_wanted(reader: SegmentReader, segment: SegmentRecord, bound: SeekPosi
     return first
 
 
-def _gathered(entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
-    """Neighbours together, up to `TABLE_BYTES` uncompressed, at least one."""
+def _logical_bytes(entry: StoredEntry) -> int:
+    return len(entry.data) if entry.header is None else max(len(entry.data), entry.header.logical_bytes)
+
+
+def _gathered(
+    entries: Iterator[StoredEntry], most: int, size_of: Callable[[StoredEntry], int]
+) -> Iterator[list[StoredEntry]]:
+    """Neighbours together, up to `most` bytes, at least one entry."""
     pending: list[StoredEntry] = []
     size = 0
     for entry in entries:
-        logical = len(entry.data) if entry.header is None else max(len(entry.data), entry.header.logical_bytes)
-        if pending and size + logical > TABLE_BYTES:
+        bytes_of_entry = size_of(entry)
+        if pending and size + bytes_of_entry > most:
             yield pending
             pending, size = [], 0
         pending.append(entry)
-        size += logical
+        size += bytes_of_entry
     if pending:
         yield pending

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from storage.entries.rebuild import DeliverableEntry, EntryBuilder
 from storage.ledger.seek import StartOffset
+from storage.log.segment_tables import SegmentEntryReader
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.continuation_token import CompactedProgress, ContinuationToken
 from storage.reading.raw_reader import RawReader
@@ -28,9 +29,15 @@ Source = RawReader | CompactedReader
 class EntryReader:
     """One read. Close it: it may hold a pin."""
 
-    def __init__(self, open_source: Callable[[ContinuationToken], Source], state: ContinuationToken) -> None:
-        """`open_source`: makes the source of rows that begins at a state, with entries of segments undecoded."""
+    def __init__(
+        self,
+        open_source: Callable[[ContinuationToken], Source],
+        state: ContinuationToken,
+        unsealed: SegmentEntryReader,
+    ) -> None:
+        """`open_source`: makes the source of rows that begins at a state, and reads segments by `unsealed`."""
         self._open_source = open_source
+        self._unsealed = unsealed
         self._state = state
         self._source = open_source(state)
         self._tables: Generator[pa.Table, None, None] | None = None
@@ -56,7 +63,8 @@ class EntryReader:
                 continue  # more may have come since that look at the topic began
             if "entry" in table.schema.names:
                 found += self._builder.rest()
-                found += _stored(table)
+                found += _stored(table, self._unsealed.data)
+                self._unsealed.data.clear()  # the page alone holds them from here on
             else:
                 found += self._builder.add(table)
         return found
@@ -89,11 +97,13 @@ class EntryReader:
         self._builder = EntryBuilder()
 
 
-def _stored(table: pa.Table) -> list[DeliverableEntry]:
+def _stored(table: pa.Table, entries: list[bytes]) -> list[DeliverableEntry]:
     columns = ("ledger_id", "entry_id", "offset", "messages", "entry", "batch_index")
     return [
-        DeliverableEntry(ledger, entry, offset - messages + 1, messages, data, (1 << messages) - 1, batch_index >= 0)
-        for ledger, entry, offset, messages, data, batch_index in zip(
+        DeliverableEntry(
+            ledger, entry, offset - messages + 1, messages, entries[place], (1 << messages) - 1, batch_index >= 0
+        )
+        for ledger, entry, offset, messages, place, batch_index in zip(
             *(table.column(name).to_pylist() for name in columns), strict=True
         )
     ]
