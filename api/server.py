@@ -148,7 +148,7 @@ def serve_app(
 
     config = uvicorn.Config(
         app,
-        http=deadline_protocol(settings, log_throttle),
+        http=deadline_protocol(settings, log_throttle, listener),
         ws="none",
         log_config=None,
         access_log=False,

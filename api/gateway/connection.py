@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
         self.settings = gateway.settings
         self._incoming = Incoming(self, gateway.turns, gateway.receive_buffers, CONNECT_BYTES, (BaseCommand.CONNECT,))
         self._threads: RoleThreads | None = None
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
         self._connected = False
         self._caller = Caller("unknown")
         self._token: str | None = None
@@ -79,8 +79,8 @@ class Connection(asyncio.Protocol):
     # The transport's calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=_WRITE_BYTES)
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=_WRITE_BYTES)
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"
         self._caller = Caller(self.address.rpartition(":")[0])
@@ -96,12 +96,12 @@ class Connection(asyncio.Protocol):
         self._incoming.put(data)
 
     def pause_reading(self) -> None:
-        if self._transport is not None:
-            self._transport.pause_reading()
+        if self.transport is not None:
+            self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._transport is not None:
-            self._transport.resume_reading()
+        if self.transport is not None:
+            self.transport.resume_reading()
 
     def pause_writing(self) -> None:
         self.is_writable = False
@@ -140,13 +140,13 @@ class Connection(asyncio.Protocol):
     def send(self, command: BaseCommand, entry: bytes = b"") -> None:
         """Send a command; nothing if the connection has ended. A client that reads nothing is cut off."""
         # A transport that is closing has lost its client, and would log each write.
-        if self._transport is not None and not self.is_closed and not self._transport.is_closing():
+        if self.transport is not None and not self.is_closed and not self.transport.is_closing():
             head, rest = encoded(command, entry)
-            self._transport.write(head)
+            self.transport.write(head)
             if rest:
-                self._transport.write(rest)
+                self.transport.write(rest)
             if not self.is_writable:
-                unread = self._transport.get_write_buffer_size()
+                unread = self.transport.get_write_buffer_size()
                 if unread > MOST_UNREAD_BYTES + self.settings.max_message_size:
                     self.cut_off(f"it asks, and leaves {unread} bytes unread")
 
@@ -266,10 +266,10 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """End the connection. What the client has not read yet is not waited for."""
         self._detach()
-        if self._transport is not None and self._transport.get_write_buffer_size():
-            self._transport.abort()
-        elif self._transport is not None:
-            self._transport.close()
+        if self.transport is not None and self.transport.get_write_buffer_size():
+            self.transport.abort()
+        elif self.transport is not None:
+            self.transport.close()
 
     def audit(self, action: str, topic: TopicName, subscription: str = "") -> None:
         """Note a change that the client has made, as one over REST is (api/http/audit.py)."""

@@ -149,8 +149,9 @@ class Gateway:
         self.parts.producers.on_appended = partial(self._appended, loop)
         clients = self.parts.clients
         clients.of_topic, clients.counts, clients.connections = self._clients_of, self._client_counts, self._connected
+        most = most_connections(self.parts.settings.broker_max_connections, max(1, len(self._sockets)))
         for item, context in self._sockets:
-            item.limit(most_connections(self.parts.settings.broker_max_connections), self.log_throttle, plain=False)
+            item.limit(most, self.log_throttle, plain=False)
             seconds = self.parts.settings.limits_header_timeout_ms / 1000 if context is not None else None
             self._servers.append(
                 await loop.create_server(
@@ -207,6 +208,9 @@ class Gateway:
     def connected(self, connection: Connection) -> None:
         """Note that a connection has sent a CONNECT that holds."""
         self._unconnected.pop(connection, None)
+        if connection.transport is not None:
+            for listener, _ in self._sockets:
+                listener.mark_busy(connection.transport)
 
     def drop(self, connection: Connection) -> None:
         """A connection has ended."""

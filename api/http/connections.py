@@ -1,7 +1,9 @@
 """Connections before they are requests: how many there are, and how long one may take to say what it wants.
 
-`Listener` takes no more connections than it may hold, which is less than the process has file descriptors: those that
-come beyond are closed at once, with a 503 where it can be read. Where descriptors run out all the same, accepting rests
+`Listener` takes no more connections than it may hold. All listeners together hold at most half of the process's file
+descriptors: files, log and database have the others. Where a listener is full, the connection that has been idle for
+longest makes room: one on which no request is under way, or which is not authenticated yet. If there is none, a new
+connection is closed at once, with a 503 where it can be read. Where descriptors run out all the same, accepting rests
 for a second. `deadline_protocol` makes uvicorn's protocol one with deadlines: for request line and headers, from the
 first moment, and for a body. A client that is slower is answered 408 and its connection is closed. One that does not
 take its answer has no use for another: its connection is cut off, which ends its request.
@@ -20,7 +22,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from api.observability.logs import LogThrottle
 from api.settings.settings import Settings
@@ -28,7 +30,7 @@ from api.settings.settings import Settings
 if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-_PART_OF_DESCRIPTORS = 2
+_PART_OF_DESCRIPTORS = 4
 _LEAST_TAKEN = 64 << 10
 """Bytes of an answer that a client takes in `limits.answer-timeout`, if more wait for it."""
 _REASON = b'{"reason": "too many connections are open: try again"}'
@@ -38,23 +40,25 @@ _BUSY = (
 )
 
 
-def most_connections(wanted: int) -> int:
-    """How many connections may be open: as many as wanted, and not more than half of the process's descriptors."""
+def most_connections(requested: int, listeners: int = 1) -> int:
+    """Return how many connections one of the `listeners` of a protocol may hold: at most as many as requested, and all
+    of the protocol a quarter of the process's descriptors."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if descriptors == resource.RLIM_INFINITY:
-        return wanted
-    return max(1, min(wanted, descriptors // _PART_OF_DESCRIPTORS))
+        return requested
+    return max(1, min(requested, descriptors // (_PART_OF_DESCRIPTORS * listeners)))
 
 
 class _Accepted(socket.socket):
     """A connection that counts until it is closed."""
 
-    counted_in: WeakSet[_Accepted] | None = None
+    counted_in: Listener | None = None
+    descriptor = -1
 
     def close(self) -> None:
         super().close()
         if self.counted_in is not None:
-            self.counted_in.discard(self)
+            self.counted_in.forget(self.descriptor)
 
 
 class Listener(socket.socket):
@@ -62,7 +66,10 @@ class Listener(socket.socket):
 
     def __init__(self, family: int, kind: int, protocol: int) -> None:
         super().__init__(family, kind, protocol)
-        self._open: WeakSet[_Accepted] = WeakSet()
+        self._open: WeakValueDictionary[int, _Accepted] = WeakValueDictionary()
+        """By their descriptors."""
+        self._idle: dict[int, None] = {}
+        """Descriptors of connections that may make room, the longest idle first."""
         self._most = 1
         self._says_so = True
         self._log_throttle: LogThrottle | None = None
@@ -73,10 +80,12 @@ class Listener(socket.socket):
         self._most, self._log_throttle, self._says_so = most, log_throttle, plain
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection. Raises ConnectionAbortedError for one that was closed at once, on which asyncio goes
-        on with what else there is to do."""
+        """Return the next connection. Raises ConnectionAbortedError where one was closed: asyncio continues with other
+        work and accepts again then."""
         if self._rests:  # asyncio still accepts in the pass in which it was told to pause
             self._rests = False
+            raise ConnectionAbortedError
+        if len(self._open) >= self._most and self._end_longest_idle():
             raise ConnectionAbortedError
         try:
             descriptor, address = cast(Any, self)._accept()
@@ -85,8 +94,9 @@ class Listener(socket.socket):
             raise
         connection = _Accepted(self.family, self.type, self.proto, fileno=descriptor)
         if len(self._open) < self._most:
-            connection.counted_in = self._open
-            self._open.add(connection)
+            connection.counted_in, connection.descriptor = self, descriptor
+            self._open[descriptor] = connection
+            self._idle[descriptor] = None
             return connection, address
         with connection:
             connection.setblocking(False)
@@ -99,6 +109,39 @@ class Listener(socket.socket):
                 "the limit of file descriptors (ulimit -n, LimitNOFILE), or find the process that opens them"
             )
         raise ConnectionAbortedError
+
+    def mark_busy(self, transport: asyncio.BaseTransport) -> None:
+        """Keep a connection although others need room."""
+        self._idle.pop(_descriptor_of(transport), None)
+
+    def mark_idle(self, transport: asyncio.BaseTransport) -> None:
+        """Let a connection make room for others, after those that have been idle for longer."""
+        descriptor = _descriptor_of(transport)
+        if descriptor in self._open:
+            self._idle.pop(descriptor, None)
+            self._idle[descriptor] = None
+
+    def forget(self, descriptor: int) -> None:
+        """Count a connection no more: it is closed."""
+        self._open.pop(descriptor, None)
+        self._idle.pop(descriptor, None)
+
+    def _end_longest_idle(self) -> bool:
+        """End the connection that has been idle for longest; returns False if none is idle."""
+        while self._idle:
+            descriptor = next(iter(self._idle))
+            del self._idle[descriptor]
+            connection = self._open.get(descriptor)
+            if connection is not None:
+                with suppress(OSError):  # the client has closed it
+                    connection.shutdown(socket.SHUT_RDWR)  # its transport reads the end, and closes it
+                return True
+        return False
+
+
+def _descriptor_of(transport: asyncio.BaseTransport) -> int:
+    connection = transport.get_extra_info("socket")
+    return -1 if connection is None else int(connection.fileno())
 
 
 def loop_errors(log_throttle: LogThrottle) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
@@ -113,8 +156,10 @@ def loop_errors(log_throttle: LogThrottle) -> Callable[[asyncio.AbstractEventLoo
     return handle
 
 
-def deadline_protocol(settings: Settings, log_throttle: LogThrottle) -> type[H11Protocol]:
-    """uvicorn's protocol, with the deadlines of the settings."""
+def deadline_protocol(
+    settings: Settings, log_throttle: LogThrottle, listener: Listener | None = None
+) -> type[H11Protocol]:
+    """uvicorn's protocol, with the deadlines of the settings. `listener`: learns which connections are idle."""
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -140,11 +185,16 @@ def deadline_protocol(settings: Settings, log_throttle: LogThrottle) -> type[H11
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            self._time(self.conn.their_state)
+            state = self.conn.their_state
+            self._time(state)
+            if listener is not None and state is not h11.IDLE:
+                listener.mark_busy(self.transport)
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
             state = self.conn.their_state
+            if listener is not None and state is h11.IDLE:
+                listener.mark_idle(self.transport)
             # Between two requests it is uvicorn's timer for idle connections that runs.
             self._time(state if state is not h11.IDLE or self.conn.trailing_data[0] else None)
 

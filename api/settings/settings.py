@@ -222,7 +222,7 @@ class Settings:
         10_000,
         "broker.max-connections",
         WholeNumber("connections", least=1),
-        "Connections of Pulsar's clients at once, at most half of the file descriptors that the process may have.",
+        "Connections of Pulsar's clients at once, at most a quarter of the file descriptors that the process may have.",
         "brokerMaxConnections",
     )
     broker_max_concurrent_lookups: int = _setting(
@@ -338,7 +338,7 @@ class Settings:
         1024,
         "limits.connections",
         WholeNumber("connections", least=1),
-        "Connections at once, at most half of the file descriptors that the process may have; closed above.",
+        "Connections at once, at most a quarter of the file descriptors that the process may have; closed above.",
     )
     limits_header_timeout_ms: int = _setting(
         10_000,

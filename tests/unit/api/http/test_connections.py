@@ -42,6 +42,13 @@ def listening(most: int, *, plain: bool = True) -> Listener:
     return listener
 
 
+class AcceptedTransport(asyncio.BaseTransport):
+    """The transport of an accepted socket."""
+
+    def __init__(self, accepted: socket.socket) -> None:
+        super().__init__({"socket": accepted})
+
+
 def everything(client: socket.socket) -> bytes:
     found = b""
     while part := client.recv(4096):
@@ -56,6 +63,8 @@ def test_a_connection_beyond_the_limit_is_closed_until_another_one_ends(
     with listening(2, plain=plain) as listener:
         clients = [socket.create_connection(listener.getsockname()) for _ in range(5)]
         first, second = (listener.accept()[0] for _ in range(2))
+        for item in (first, second):
+            listener.mark_busy(AcceptedTransport(item))
         for client in clients[2:4]:
             with pytest.raises(ConnectionAbortedError):
                 listener.accept()
@@ -108,11 +117,65 @@ def test_what_is_logged_seldom_says_how_often_it_was(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(
-    ("limit", "most"), [(10_000, 1024), (200, 100), (1, 1), (resource.RLIM_INFINITY, 1024)], ids=str
+    ("limit", "most"), [(10_000, 1024), (200, 50), (1, 1), (resource.RLIM_INFINITY, 1024)], ids=str
 )
-def test_there_are_fewer_connections_than_descriptors(limit: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_of_a_protocol_take_a_quarter_of_the_descriptors(
+    limit: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connections.resource, "getrlimit", lambda _: (limit, limit))
     assert most_connections(Settings().limits_connections) == most
+    assert most_connections(1_000_000, 2) == (1_000_000 if limit == resource.RLIM_INFINITY else max(1, limit // 8))
+
+
+def test_the_connection_that_is_idle_for_longest_makes_room() -> None:
+    with listening(3) as listener:
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(4)]
+        accepted = [listener.accept()[0] for _ in range(3)]
+        listener.mark_busy(AcceptedTransport(accepted[0]))
+        listener.mark_busy(AcceptedTransport(accepted[1]))
+        listener.mark_idle(AcceptedTransport(accepted[1]))
+        with pytest.raises(ConnectionAbortedError):
+            listener.accept()
+        assert accepted[2].recv(1) == everything(clients[2]) == b"", "its transport reads the end"
+        accepted[2].close()
+        fourth, _ = listener.accept()
+        fifth = socket.create_connection(listener.getsockname())
+        with pytest.raises(ConnectionAbortedError):
+            listener.accept()
+        assert accepted[1].recv(1) == b""
+        for item in (*clients, fifth, fourth, *accepted):
+            item.close()
+
+
+def test_busy_connections_make_no_room() -> None:
+    with listening(1) as listener:
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(2)]
+        first, _ = listener.accept()
+        listener.mark_busy(AcceptedTransport(first))
+        with pytest.raises(ConnectionAbortedError):
+            listener.accept()
+        assert everything(clients[1]).startswith(b"HTTP/1.1 503 ")
+        for item in (*clients, first):
+            item.close()
+
+
+@in_event_loop
+async def test_a_connection_is_idle_before_a_request_and_between_requests() -> None:
+    states: list[str] = []
+    observed = type(
+        "Observed",
+        (),
+        {"mark_idle": lambda _, __: states.append("idle"), "mark_busy": lambda _, __: states.append("busy")},
+    )()
+    async with served(Settings(), seldom_of(ManualClock()), observed) as (reader, writer):
+        writer.write(HEAD[:20])
+        await writer.drain()
+        writer.write(HEAD[20:] + b"1234567890")
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(2)
+        while states[-1:] != ["idle"]:
+            await asyncio.sleep(0)
+    assert states == ["busy", "idle"]
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -134,11 +197,11 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 @asynccontextmanager
 async def served(
-    settings: Settings, log_throttle: LogThrottle
+    settings: Settings, log_throttle: LogThrottle, listener: Any = None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a server of `echo`."""
     config = uvicorn.Config(
-        echo, http=deadline_protocol(settings, log_throttle), log_config=None, ws="none", lifespan="off"
+        echo, http=deadline_protocol(settings, log_throttle, listener), log_config=None, ws="none", lifespan="off"
     )
     config.load()
     state = ServerState()
