@@ -1,6 +1,7 @@
 """What open segments hold, for those who only count: SQL knows nothing of it before they are rolled.
 
     unsealed_end       where a segment ends: one small file is read, and no frame unless that file is damaged
+    last_publish_time  when its last entry was published: a few frames are read
     UnsealedCounter    its messages and logical bytes, as its row will say: only what came since the last count is read
 
 What a reader cannot see yet does not count (segment_reader.py). A segment in another log directory cannot be counted
@@ -41,6 +42,23 @@ def unsealed_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) 
         return None
     size = found.visible - HEADER_BYTES - found.entries * FRAME_BYTES
     return UnsealedEnd(found.next_offset, found.entries, max(size, 0))
+
+
+def last_publish_time(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord, end: UnsealedEnd) -> int:
+    """Return the publish time of an open segment's last entry; 0: it has none, or it cannot be read.
+
+    Reads the frames behind the last one that the segment's index knows.
+    """
+    if not end.entries:
+        return 0
+    last = 0
+    try:
+        for entry in SegmentReader(LocalSegment.of(log, topic, segment)).entries(end.next_offset - 1):
+            assert entry.header is not None, "a walk reads each entry"
+            last = entry.header.publish_time
+    except (CompactorError, OSError):
+        pass  # its reader or sealer reports why
+    return last
 
 
 @dataclass(frozen=True)

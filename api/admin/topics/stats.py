@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import Query, Request
+from fastapi import Depends, Query, Request
 from pydantic import BaseModel
 
 from api.admin import resolve
 from api.admin.topics.lookup import service_urls
 from api.admin.topics.stats_models import (
     EXCLUSIVE,
+    ONE_ACTIVE,
     CompactionStats,
     OfflineTopicStats,
     PartitionedMetadata,
@@ -39,6 +41,29 @@ Precise = Annotated[bool, Query(alias="getPreciseBacklog", description="Count si
 Sizes = Annotated[bool, Query(alias="subscriptionBacklogSize", description="With the backlog's bytes; else -1.")]
 Earliest = Annotated[bool, Query(alias="getEarliestTimeInBacklog", description="With the oldest publish time; else 0.")]
 PerPartition = Annotated[bool, Query(alias="perPartition", description="With the stats of each partition.")]
+FLOW_TIME = "lastConsumedFlowTimestamp"
+
+
+@dataclass(frozen=True)
+class ExcludedClients:
+    """The clients that a caller leaves out of stats: their counts and rates stay."""
+
+    publishers: bool = False
+    consumers: bool = False
+
+
+ALL_CLIENTS = ExcludedClients()
+
+
+async def excluded_clients(
+    publishers: Annotated[bool, Query(alias="excludePublishers", description="Without the list of producers.")] = False,
+    consumers: Annotated[bool, Query(alias="excludeConsumers", description="Without the lists of consumers.")] = False,
+) -> ExcludedClients:
+    """A route's dependency: the clients that the answer leaves out."""
+    return ExcludedClients(publishers, consumers)
+
+
+Excluded = Annotated[ExcludedClients, Depends(excluded_clients)]
 NOT_COUNTED = -1
 """A subscription's backlog in bytes, where it was not asked for."""
 
@@ -51,13 +76,14 @@ def get_stats(
     precise: Precise = False,
     sizes: Sizes = True,
     earliest: Earliest = False,
+    excluded: Excluded = ALL_CLIENTS,
 ) -> TopicStats:
     """A topic's stats."""
-    found = of_topic(parts, topic, precise=precise)
+    found = of_topic(parts, topic, precise=precise, times=True)
     parts.forwarding.for_clients(found.stats.topic)
     policies = parts.environment.metadata.policies.effective(found.stats.topic)
     shown = topic_stats(found, policies, _owner(parts, request), sizes=sizes, earliest=earliest)
-    return with_clients(shown, parts.clients.of_topic(topic))
+    return with_clients(shown, parts.clients.of_topic(topic), excluded)
 
 
 @router.get(TOPIC_PATH + "/partitioned-stats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
@@ -69,6 +95,7 @@ def get_partitioned_stats(
     precise: Precise = False,
     sizes: Sizes = True,
     earliest: Earliest = False,
+    excluded: Excluded = ALL_CLIENTS,
 ) -> PartitionedTopicStats:
     """The stats of all partitions, summed, and, unless `perPartition=false`, each by itself."""
     whole = partitioned(parts, topic)
@@ -76,12 +103,12 @@ def get_partitioned_stats(
     policies: TopicPolicies | None = None
     each = {}
     for name in resolve.partition_names(whole):
-        found = stats_snapshot(parts, name, precise=precise)
+        found = stats_snapshot(parts, name, precise=precise, times=True)
         if found is not None:
             # What is set is set for the whole, so the first partition's are those of all.
             policies = policies or parts.environment.metadata.policies.effective(found.stats.topic)
             one = topic_stats(found, policies, owner, sizes=sizes, earliest=earliest)
-            each[str(name)] = with_clients(one, parts.clients.of_topic(name))
+            each[str(name)] = with_clients(one, parts.clients.of_topic(name), excluded)
     summed = PartitionedTopicStats.model_validate(summed_fields(list(each.values())))
     summed.metadata = PartitionedMetadata(partitions=whole.partitions)
     summed.oldest_backlog_message_age_seconds = 0
@@ -111,9 +138,11 @@ def get_backlog(parts: Parts, request: Request, topic: Topic) -> OfflineTopicSta
     )
 
 
-def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, precise: bool = False) -> StatsSnapshot:
+def of_topic(
+    parts: Service, topic: TopicName, *, lines: bool = False, precise: bool = False, times: bool = False
+) -> StatsSnapshot:
     """404 in the words of a broker; for a partitioned topic it names the calls to use instead."""
-    found = stats_snapshot(parts, topic, lines=lines, precise=precise)
+    found = stats_snapshot(parts, topic, lines=lines, precise=precise, times=times)
     if found is None:
         error = resolve.not_found(parts, topic)
         if parts.environment.metadata.partitions.find(topic) is not None:
@@ -155,16 +184,22 @@ def topic_stats(
     )
 
 
-def with_clients(shown: TopicStats, clients: TopicClients) -> TopicStats:
+def with_clients(shown: TopicStats, clients: TopicClients, excluded: ExcludedClients = ALL_CLIENTS) -> TopicStats:
     """Stats with the producers and consumers that are connected to this service."""
     for name, value in clients.fields.items():
         setattr(shown, name, value)
-    shown.publishers = [dict(item) for item in clients.publishers]
+    if not excluded.publishers:
+        shown.publishers = [dict(item) for item in clients.publishers]
     for name, subscription in clients.subscriptions.items():
         found = shown.subscriptions.setdefault(name, SubscriptionStats())
         for field, value in subscription.fields.items():
             setattr(found, field, value)
-        found.consumers = [dict(item) for item in subscription.consumers]
+        consumers = [{FLOW_TIME: 0, **item} for item in subscription.consumers]
+        found.last_consumed_flow_timestamp = max((int(item[FLOW_TIME]) for item in consumers), default=0)
+        if found.active_consumer_name is None and found.type in ONE_ACTIVE and len(consumers) == 1:
+            found.active_consumer_name = str(consumers[0].get("consumerName", ""))
+        if not excluded.consumers:
+            found.consumers = consumers
     return shown
 
 

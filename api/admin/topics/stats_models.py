@@ -15,6 +15,8 @@ NO_CONSUMER = "None"
 """The type of a subscription to which no consumer is attached."""
 EXCLUSIVE = "Exclusive"
 """The type of a subscription that one consumer reads."""
+ONE_ACTIVE = (EXCLUSIVE, "Failover")
+"""The types of which one consumer is active."""
 
 
 class CompactionStats(PulsarAnswer):
@@ -45,6 +47,7 @@ class SubscriptionStats(PulsarAnswer):
     msg_in_replay: int = 0
     unacked_messages: int = 0
     type: str = NO_CONSUMER
+    active_consumer_name: str | None = None
     msg_rate_expired: float = 0.0
     msg_expired: int = 0
     total_msg_expired: int = 0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from api.admin.topics.stats_models import CompactionStats
 from api.service import Service
 from storage.errors import TopicNotFound
-from storage.log.unsealed_counts import UnsealedEnd, unsealed_end
+from storage.log.unsealed_counts import UnsealedEnd, last_publish_time, unsealed_end
 from storage.metadata.records import RunRecord, SegmentRecord
 from storage.metadata.stats import CursorStatsRecord, TopicStatsRecord
 from storage.model import TopicName
@@ -40,10 +40,12 @@ class LedgerCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class StatsSnapshot:
-    """A topic at one moment. `active`: the end of the active segment, if it is local."""
+    """A topic at one moment. `active`: the end of the active segment, if it is local. `active_published_at`: when its
+    last entry was published; 0 if that was not asked for."""
 
     stats: TopicStatsRecord
     active: UnsealedEnd | None
+    active_published_at: int = 0
 
     @property
     def end(self) -> int:
@@ -70,7 +72,7 @@ class StatsSnapshot:
     @property
     def last_publish_time(self) -> int:
         rolled = [segment.content.max_publish_time for segment in self.stats.segments if segment.content]
-        return max([self.stats.sums.max_publish_time, *rolled])
+        return max([self.stats.sums.max_publish_time, self.active_published_at, *rolled])
 
     def backlog(self, cursor: CursorStatsRecord) -> int:
         """Messages that a cursor has before it, less those acknowledged one by one, if they were counted."""
@@ -125,17 +127,20 @@ class StatsSnapshot:
 
 
 def stats_snapshot(
-    parts: Service, name: TopicName, *, lines: bool = False, precise: bool = False
+    parts: Service, name: TopicName, *, lines: bool = False, precise: bool = False, times: bool = False
 ) -> StatsSnapshot | None:
-    """None: there is no such topic."""
+    """Return the topic of this moment; None: there is no such topic. `times`: with that of the newest entry."""
     environment = parts.environment
     try:
         stats = environment.metadata.stats.of(name, lines=lines, precise=precise)
     except TopicNotFound:
         return None
     unrolled = next((segment for segment in stats.segments if segment.content is None), None)
-    active = unsealed_end(environment.log, stats.topic, unrolled) if unrolled is not None else None
-    return StatsSnapshot(stats, active)
+    if unrolled is None:
+        return StatsSnapshot(stats, None)
+    active = unsealed_end(environment.log, stats.topic, unrolled)
+    at = last_publish_time(environment.log, stats.topic, unrolled, active) if times and active is not None else 0
+    return StatsSnapshot(stats, active, at)
 
 
 def compaction_stats(stats: TopicStatsRecord) -> CompactionStats:

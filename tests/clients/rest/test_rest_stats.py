@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
+
+from api.messaging.connected_clients import SubscriptionClients, TopicClients
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served
 from tests.workbench import content
@@ -150,6 +153,45 @@ def test_a_partitioned_topic_is_the_sum_of_its_partitions(served: Served) -> Non
     missing = RestTopic(served, "nosuch")
     for below in ("/partitioned-stats", "/partitioned-internalStats", "/internal-info", "/backlog"):
         assert missing.ask("GET", below).status_code == 404
+
+
+def test_the_last_publish_time_is_there_before_a_segment_is_rolled(rest_topic: RestTopic) -> None:
+    """S8: it was 0 until then."""
+    assert _stats(rest_topic)["lastPublishTimeStamp"] == 0
+    rest_topic.put(a="1")
+    first = _stats(rest_topic)["lastPublishTimeStamp"]
+    rest_topic.put(a="2", b="1")
+    lines = rest_topic.read()
+    assert (first, _stats(rest_topic)["lastPublishTimeStamp"]) == (lines[0]["publish_time"], lines[-1]["publish_time"])
+    whole = RestTopic(rest_topic.served, f"stats{next(_NUMBERS)}")
+    assert whole.ask("PUT", "/partitions", 1).status_code == 204
+    RestTopic(whole.served, f"{whole.local}-partition-0").put(a="1")
+    assert whole.ask("GET", "/partitioned-stats").json()["lastPublishTimeStamp"] > 0
+
+
+def test_clients_are_named_or_left_out(rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumers = ({"consumerName": "one", "lastConsumedFlowTimestamp": 7}, {"consumerName": "two"})
+    subscriptions = {
+        "exclusive": SubscriptionClients({"type": "Exclusive"}, consumers[:1]),
+        "failover": SubscriptionClients({"type": "Failover", "active_consumer_name": "two"}, consumers),
+        "shared": SubscriptionClients({"type": "Shared"}, consumers[1:]),
+    }
+    clients = TopicClients(publishers=({"producerName": "p"},), subscriptions=subscriptions)
+    monkeypatch.setattr(rest_topic.served.service.clients, "of_topic", lambda _: clients)
+    found = _stats(rest_topic)
+    by_name = found["subscriptions"]
+    assert {name: item.get("activeConsumerName") for name, item in by_name.items()} == {
+        "exclusive": "one",
+        "failover": "two",
+        "shared": None,
+    }
+    assert [item["lastConsumedFlowTimestamp"] for item in by_name["failover"]["consumers"]] == [7, 0]
+    assert by_name["failover"]["lastConsumedFlowTimestamp"] == 7
+    assert [item["producerName"] for item in found["publishers"]] == ["p"]
+    bare = _stats(rest_topic, "?excludePublishers=true&excludeConsumers=true")
+    assert bare["publishers"] == []
+    assert [item["consumers"] for item in bare["subscriptions"].values()] == [[], [], []]
+    assert bare["subscriptions"]["exclusive"]["activeConsumerName"] == "one"
 
 
 def test_a_segment_in_another_log_directory_is_not_read(rest_topic: RestTopic) -> None:
