@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from api.http.certificate_reloader import CertificateReloader
 from api.http.connections import Listener, deadline_protocol, loop_errors, most_connections, without_repeats
 from api.observability import logs
 from api.observability.logs import LogThrottle
@@ -105,6 +106,8 @@ def serve_app(
     class Server(uvicorn.Server):
         """Tells its URL, and leaves what happens after a signal to us."""
 
+        certificates: CertificateReloader | None = None
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(loop_errors(log_throttle))
@@ -121,6 +124,12 @@ def serve_app(
                     )
                 if gateway is not None:
                     await gateway.start()
+                if config.ssl is not None:
+                    contexts = [config.ssl, *(gateway.tls_contexts if gateway is not None else ())]
+                    self.certificates = CertificateReloader(
+                        settings.tls_certificate, settings.tls_key, contexts, settings.tls_reload_interval_ms
+                    )
+                    self.certificates.start()
                 broker = (
                     {"broker_service_url": settings.broker_service_url or settings.broker_service_url_tls}
                     if gateway is not None
@@ -129,6 +138,8 @@ def serve_app(
                 LOG.info("serving", extra={"url": settings.url, **broker})
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            if self.certificates is not None:
+                self.certificates.stop()
             if gateway is not None:
                 await gateway.close()
             await super().shutdown(sockets)

@@ -142,6 +142,11 @@ class Gateway:
         self._held_back: set[Connection] = set()
         self._ends = False
 
+    @property
+    def tls_contexts(self) -> list[ssl.SSLContext]:
+        """How its sockets speak TLS."""
+        return [context for _, context in self._sockets if context is not None]
+
     async def start(self) -> None:
         """Answer on the sockets."""
         await self._read_limits()

@@ -18,9 +18,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Generic, TypeVar
 
+from api.http.file_stamps import stamp_of
 from api.http.tokens import TokenKey, TokenVerifier, file_of, key_sources, revoked_tokens
 from api.settings.settings import Settings
 from storage.clock import Clock
@@ -30,7 +30,6 @@ LOG = logging.getLogger(__name__)
 WAIT_MS = 1000
 """How long the request that checks waits for the check."""
 Content = TypeVar("Content")
-_Stamp = tuple[int, int, int] | None
 
 
 class _Source(Generic[Content]):
@@ -40,13 +39,13 @@ class _Source(Generic[Content]):
         """Raises Misconfigured."""
         self.file = file_of(given)
         self._read = read
-        self._stamp = _stamp(self.file)
+        self._stamp = stamp_of(self.file)
         self._said = ""
         self.content = read()
 
     def check(self) -> bool:
         """Read the file again if it has changed; whether it was."""
-        stamp = _stamp(self.file)  # before it is read: what changes meanwhile is read again the next time
+        stamp = stamp_of(self.file)  # before it is read: what changes meanwhile is read again the next time
         if stamp == self._stamp:
             return False
         try:
@@ -133,11 +132,3 @@ class TokenKeyReloader:
 
     def _all_keys(self) -> list[TokenKey]:
         return [key for item in self._keys for key in item.content]
-
-
-def _stamp(file: Path | None) -> _Stamp:
-    with suppress(OSError):
-        if file is not None:
-            found = file.stat()
-            return found.st_ino, found.st_mtime_ns, found.st_size
-    return None

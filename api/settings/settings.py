@@ -83,6 +83,13 @@ class Settings:
         "", "tls.certificate", Text("a PEM file"), "Certificate and its chain; with it only HTTPS is served."
     )
     tls_key: str = _setting("", "tls.key", Text("a PEM file"), "The certificate's private key.")
+    tls_reload_interval_ms: int = _setting(
+        60_000,
+        "tls.reload-interval",
+        _duration(least=1),
+        "How often the files of certificate and key are checked; changed ones are read again.",
+        ExternalName("tlsCertRefreshCheckDurationSec", unit=1000),
+    )
     tls_ca: str = _setting(
         "",
         "tls.ca",

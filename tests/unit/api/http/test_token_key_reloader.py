@@ -162,7 +162,7 @@ def test_a_file_that_hangs_holds_one_look_and_no_thread_that_requests_wait_for(
         begun.release()
         let_go.wait(60)
 
-    monkeypatch.setattr("api.http.token_key_reloader._stamp", hangs)
+    monkeypatch.setattr("api.http.token_key_reloader.stamp_of", hangs)
     monkeypatch.setattr("api.http.token_key_reloader.WAIT_MS", 1)
     for _ in range(3):
         clock.advance(INTERVAL_MS)

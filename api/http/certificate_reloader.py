@@ -1,0 +1,70 @@
+"""The certificate of the service, read again while it runs: renewal needs no restart.
+
+Every `tls.reload-interval` a thread checks whether one of the two files has changed, and loads both into the contexts
+that are in use: connections that begin then have the new certificate, others keep theirs. Files that do not fit each
+other, or cannot be read, change nothing: the previous certificate stays, the log reports it, and the next check tries
+again. Must not know: sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from api.http.file_stamps import Stamp, stamp_of
+
+LOG = logging.getLogger(__name__)
+
+
+class CertificateReloader:
+    """Keeps TLS contexts up to date with the files of a certificate and its key."""
+
+    def __init__(self, certificate: str, key: str, contexts: Sequence[ssl.SSLContext], interval_ms: int) -> None:
+        """`contexts`: they have the certificate of now."""
+        self._files = Path(certificate), Path(key)
+        self._contexts = contexts
+        self._interval_seconds = interval_ms / 1000
+        self._stamps = self._current()
+        self._reported = ""
+        self._ends = threading.Event()
+
+    def start(self) -> None:
+        """Check in a thread of its own from now on: a file system may hang."""
+        threading.Thread(target=self._check_again, name="certificates", daemon=True).start()
+
+    def stop(self) -> None:
+        """Check no more."""
+        self._ends.set()
+
+    def check(self) -> bool:
+        """Load the files if one has changed; returns whether they were loaded."""
+        stamps = self._current()
+        if stamps == self._stamps:
+            return False
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*self._files)
+            for context in self._contexts:
+                context.load_cert_chain(*self._files)
+        except (OSError, ValueError) as error:  # SSLError is an OSError
+            reason = (
+                f"the certificate {self._files[0]} and the key {self._files[1]} cannot be loaded ({error}): the "
+                "previous ones stay in use until both files are valid"
+            )
+            if reason != self._reported:
+                self._reported = reason
+                LOG.warning(reason)
+            return False
+        self._stamps, self._reported = stamps, ""
+        LOG.info("the certificate %s was read again", self._files[0])
+        return True
+
+    def _check_again(self) -> None:
+        while not self._ends.wait(self._interval_seconds):
+            self.check()
+
+    def _current(self) -> tuple[Stamp, Stamp]:
+        certificate, key = self._files
+        return stamp_of(certificate), stamp_of(key)

@@ -1,0 +1,18 @@
+"""Whether a file has changed since it was read: its inode, time of modification and size."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+Stamp = tuple[int, int, int] | None
+"""None: the file does not exist or cannot be read."""
+
+
+def stamp_of(file: Path | None) -> Stamp:
+    """Return the stamp of a file. Take it before the file is read: a change meanwhile is noticed the next time."""
+    with suppress(OSError):
+        if file is not None:
+            status = file.stat()
+            return status.st_ino, status.st_mtime_ns, status.st_size
+    return None
