@@ -1,9 +1,18 @@
-"""`python -m benchmarks` lists the benchmarks; `python -m benchmarks NAME …` runs one."""
+"""`python -m benchmarks` lists the benchmarks; `python -m benchmarks NAME …` runs one.
+
+`--record ID` also keeps the table that it prints in benchmarks/results.json (results.py).
+"""
 
 from __future__ import annotations
 
+import datetime
 import importlib
+import io
 import sys
+from contextlib import redirect_stdout
+from typing import TextIO
+
+from benchmarks import results
 
 BENCHMARKS = {
     "compaction": "this job beside DuckDB, Polars and Spark SQL on the same ledgers; the import of Parquet",
@@ -22,7 +31,8 @@ BENCHMARKS = {
 def main(arguments: list[str]) -> int:
     """The exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: python -m benchmarks NAME [options]; NAME --help shows the options\n")
+        print("usage: python -m benchmarks NAME [options]; NAME --help shows the options")
+        print("--record ID keeps its table in benchmarks/results.json\n")
         for name, what in BENCHMARKS.items():
             print(f"    {name:12} {what}")
         return 0
@@ -30,7 +40,37 @@ def main(arguments: list[str]) -> int:
     if name not in BENCHMARKS:
         print(f"no benchmark {name!r}; there are: {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
-    return int(importlib.import_module(f"benchmarks.{name}").main(rest))
+    benchmark = importlib.import_module(f"benchmarks.{name}")
+    if "--record" not in rest:
+        return int(benchmark.main(rest))
+    place = rest.index("--record")
+    if place + 1 == len(rest):
+        print("--record needs an id, as compaction/10m", file=sys.stderr)
+        return 2
+    identifier, rest = rest[place + 1], rest[:place] + rest[place + 2 :]
+    printed = _Copy(sys.stdout)
+    with redirect_stdout(printed):
+        code = int(benchmark.main(rest))
+    if code == 0:
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        kept = results.record(identifier, printed.getvalue(), today, " ".join([name, *rest]))
+        print(f"recorded: {', '.join(kept)}; run python -m benchmarks.results", file=sys.stderr)
+    return code
+
+
+class _Copy(io.StringIO):
+    """Keeps what is printed, and prints it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(text)
+        return super().write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Who may do what: the actions that routes ask for, and the one place that allows or refuses them.
 
-A route says what it needs, `dependencies=[allowed(Action.COMPACT)]`; the path's tenant, namespace and topic are the
+A route says what it needs, `dependencies=[allowed(AuthAction.COMPACT)]`; the path's tenant, namespace and topic are the
 scope. Several actions: any of them is enough. Rules, the first that fits:
 
 - access control is off (only on loopback): everything is allowed;

@@ -246,7 +246,7 @@ class BacklogLimits:
         return 0 if published is None else max(now - published, 0) // 1000
 
     def _is_remote(self, extent: LedgerRecord | SegmentRecord) -> bool:
-        """Whether a extent's messages are in another log directory."""
+        """Whether an extent's messages are in another log directory."""
         return isinstance(extent, SegmentRecord) and extent.log_uid != self.environment.log.known_uid
 
     def _opened(self, topic: TopicRecord) -> Topic:
@@ -266,7 +266,7 @@ def _behind(reader: SnapshotReader, offset: int, end: int) -> Iterator[LedgerRec
 
 
 def _published(extent: LedgerRecord | SegmentRecord) -> tuple[int | None, int | None]:
-    """The smallest and the largest publish time of a extent's messages, as its row says; None, None of an open one."""
+    """The smallest and the largest publish time of an extent's messages, as its row says; None, None of an open one."""
     content = extent if isinstance(extent, LedgerRecord) else extent.content
     return (None, None) if content is None else (content.min_publish_time, content.max_publish_time)
 

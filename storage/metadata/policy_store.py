@@ -5,9 +5,10 @@ set is checked here and kept as JSON under the policy's own name; how a topic's 
 storage/options/resolution.py. Below them all are the broker's defaults, which the settings file of a process holds and
 SQL never does; processes with different files see different ones.
 
-Whether compaction is enabled for a topic follows from all of them (Resolved.compaction_enabled). The transaction that
-creates a topic, or sets its own policies, creates its cursor `__compaction`, and a trim checks for it (S9). What is set
-for a namespace or the broker concerns any number of topics, and creates none. No policy ever moves a cursor (A2).
+Whether compaction is enabled for a topic follows from all of them (PolicyResolution.compaction_enabled). The
+transaction that creates a topic, or sets its own policies, creates its cursor `__compaction`, and a trim checks for it
+(S9). What is set for a namespace or the broker concerns any number of topics, and creates none. No policy ever moves a
+cursor (A2).
 
 Each method is one transaction, may be called again, and may raise Unavailable and Misconfigured. A policy of a name
 that this version does not know is left alone and counts for nothing. A stored value that this version cannot read is

@@ -120,7 +120,7 @@ class SnapshotReader:
         return NOWHERE
 
     def first_since(self, extent: LedgerRecord | SegmentRecord, publish_time: int, offset: int) -> int | None:
-        """The offset of a extent's first message, from an offset on, that was published then or later; None: none was.
+        """The offset of an extent's first message, from an offset on, that was published then or later; None: none was.
 
         Raises SegmentNotLocal.
         """
@@ -214,14 +214,14 @@ def _from(bound: SeekPosition, table: pa.Table) -> pa.Table:
 
 
 def last_of(extent: LedgerRecord | SegmentRecord) -> LogPosition | None:
-    """The last message of a extent, as its row says; None of an open segment."""
+    """The last message of an extent, as its row says; None of an open segment."""
     if isinstance(extent, LedgerRecord):
         return LogPosition(extent.last_offset, extent.last_message_id)
     return LogPosition(extent.content.last_offset, extent.content.last_message_id) if extent.content else None
 
 
 def _newest_of(extent: LedgerRecord | SegmentRecord) -> int:
-    """The largest publish time of a extent; of an open segment it is not known, so as large as can be."""
+    """The largest publish time of an extent; of an open segment it is not known, so as large as can be."""
     if isinstance(extent, LedgerRecord):
         return extent.max_publish_time
     return extent.content.max_publish_time if extent.content else _NEVER
