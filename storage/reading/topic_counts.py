@@ -1,7 +1,7 @@
 """Counts of topics in lists: what SQL knows of sealed ledgers and rolled segments, and what open segments hold.
 
-An open segment costs one small file, however large it is. One in another machine's log directory is not counted, nor is
-one whose file cannot be read: its reader reports why.
+An open segment costs one small file, however large it is; a topic without one costs nothing. One in another machine's
+log directory is not counted, nor is one whose file cannot be read: its reader reports why.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from storage.errors import CompactorError
 from storage.log.directory import LogDirectory
 from storage.log.unsealed_counts import unsealed_end
-from storage.metadata.records import TopicActiveSegment, TopicSummary
+from storage.metadata.records import SegmentState, TopicActiveSegment, TopicSummary
 from storage.metadata.store import MetadataStore
 
 
@@ -20,7 +20,12 @@ def with_open_segments(
     metadata: MetadataStore, log: LogDirectory, summaries: Sequence[TopicSummary]
 ) -> list[TopicSummary]:
     """Return the summaries with the messages and bytes of open segments added to what is not sealed."""
-    active = {item.topic.id: item for item in metadata.segments.active_segments([item.topic_id for item in summaries])}
+    uid = log.known_uid
+    if uid is None:
+        return list(summaries)  # nothing was ever appended here
+    listed = {summary.topic_id for summary in summaries}
+    written = [topic.id for topic in metadata.segments.topics_with([SegmentState.OPEN], uid) if topic.id in listed]
+    active = {item.topic.id: item for item in metadata.segments.active_segments(written)}
     return [
         _counted(log, summary, active[summary.topic_id]) if summary.topic_id in active else summary
         for summary in summaries
