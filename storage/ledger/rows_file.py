@@ -204,6 +204,10 @@ class RowsReader:
         names = columns or rows.SCHEMA.names
         return _assemble(names, [self._decode(number, names, None)], self._constants(number), self.groups[number].rows)
 
+    def decoded_bytes(self, number: int) -> int:
+        """About the bytes of a row group in memory, by its metadata."""
+        return int(self._metadata.row_group(number).total_byte_size)
+
     def take(self, wanted: Iterable[tuple[int, npt.NDArray[np.int64]]]) -> Iterator[pa.Table]:
         """All columns of some rows: row groups, ascending, and the positions in each, ascending and not empty.
 

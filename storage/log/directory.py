@@ -22,6 +22,7 @@ from pathlib import Path
 
 from storage.errors import Misconfigured, SegmentNotLocal
 from storage.file_modes import file_mode, make_private
+from storage.log.decode_budget import DecodeBudget
 from storage.log.log_space import LogSpace
 from storage.metadata.records import SegmentRecord
 from storage.model import TopicName
@@ -43,6 +44,8 @@ class LogDirectory:
     room: LogSpace | None = field(default=None, compare=False)
     ids_are_kept: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
     """Set when this process has seen to the ledger ids of files that the database has lost (ledger_id_recovery.py)."""
+    decoding: DecodeBudget = field(default_factory=DecodeBudget, compare=False, repr=False)
+    """What all reads of this process may hold decoded of large entries."""
 
     @cached_property
     def uid(self) -> str:

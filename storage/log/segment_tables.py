@@ -7,9 +7,10 @@ For a reader that wants entries, a table has a row an entry instead (`ENTRY_SCHE
 entry's last offset, so whatever finds a place among rows finds the entry that holds it. Its bytes are not in the table,
 which would copy them, but beside it.
 
-May go wrong: ObjectMissing, ObjectDamaged, with file and position; Misconfigured for a segment that is elsewhere.
+May go wrong: ObjectMissing, ObjectDamaged, with file and position; Misconfigured for a segment that is elsewhere;
+Unavailable if other reads hold too much of large entries.
 Memory: one table, about four times `TABLE_BYTES`, or one entry's messages if they are more; of a reader of entries,
-`ENTRIES_BYTES` and as much of the file.
+`ENTRIES_BYTES` and as much of the file. All reads of a process share a budget for large entries (decode_budget.py).
 """
 
 from __future__ import annotations
@@ -66,14 +67,21 @@ class SegmentTableReader:
         reader = self._reader(topic, segment)
         with _naming_the_way_out(topic, segment):
             for entries in self._gathered(reader.entries(_first_wanted(reader, segment, bound, after_offset))):
-                table = self._unpacked(entries, segment.ledger_id)
-                entries.clear()  # not held while the table is read
-                if first := bound.first_row(table):
-                    table = table.slice(first)
-                if len(table):
-                    if isinstance(bound, TimeBound):
-                        bound = OffsetBound(0)
-                    yield table
+                with self.log.decoding.hold(self._decoded_bytes(entries)):
+                    table = self._unpacked(entries, segment.ledger_id)
+                    entries.clear()  # not held while the table is read
+                    if first := bound.first_row(table):
+                        table = table.slice(first)
+                    if len(table):
+                        if isinstance(bound, TimeBound):
+                            bound = OffsetBound(0)
+                        yield table
+                    del table
+
+    def _decoded_bytes(self, entries: list[StoredEntry]) -> int:
+        """Bytes that one large entry takes decoded; 0: there is no large one."""
+        size = _logical_bytes(entries[0]) if len(entries) == 1 else 0
+        return size if size > TABLE_BYTES else 0
 
     def _unpacked(self, entries: list[StoredEntry], ledger_id: int) -> pa.Table:
         return unpack(entries, ledger_id)
@@ -114,6 +122,9 @@ class SegmentEntryReader(SegmentTableReader):
 
     def _gathered(self, entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
         return _gathered(entries, ENTRIES_BYTES, lambda entry: len(entry.data))
+
+    def _decoded_bytes(self, entries: list[StoredEntry]) -> int:
+        return 0
 
     def _unpacked(self, entries: list[StoredEntry], ledger_id: int) -> pa.Table:
         self.data[:] = [entry.data for entry in entries]

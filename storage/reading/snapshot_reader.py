@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
 
 import pyarrow as pa
@@ -38,7 +38,7 @@ from storage.ledger.seek import (
     TimeBound,
     seek_position_of,
 )
-from storage.log.segment_tables import SegmentTableReader
+from storage.log.segment_tables import TABLE_BYTES, SegmentTableReader
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
 from storage.model import LedgerRecord, LogPosition, Message, MessageId, RowsObject
 from storage.objects.interface import ObjectStore
@@ -50,7 +50,8 @@ _COMPACTED_REMEDY = (
 )
 _NEVER = 2**63 - 1
 _ROWS = 1024
-"""Rows that become messages together."""
+_ROWS_BYTES = 1 << 20
+"""Rows that become messages together, at most, and their bytes if it is more than one row."""
 
 
 class SnapshotReader:
@@ -192,11 +193,18 @@ class SnapshotReader:
         wanted = [number for number in range(len(reader.groups)) if not bound.skips(reader, number)]
         reader.expect(wanted)
         for number in wanted:
-            table = reader.read(number)
-            if deleted:
-                table = table.filter(pa.array(alive(deleted, first_offset, table.column("offset").to_numpy())))
-            if len(table := delivered(table)):
-                yield table
+            with self._held(reader, number):
+                table = reader.read(number)
+                if deleted:
+                    table = table.filter(pa.array(alive(deleted, first_offset, table.column("offset").to_numpy())))
+                if len(table := delivered(table)):
+                    yield table
+                del table
+
+    def _held(self, reader: RowsReader, number: int) -> AbstractContextManager[None]:
+        """Hold the budget of large entries while a row group with a large message is read."""
+        size = reader.decoded_bytes(number)
+        return self._unsealed.log.decoding.hold(size) if self._unsealed and size > TABLE_BYTES else nullcontext()
 
     def unsealed_of(self, extent: SegmentRecord) -> SegmentTableReader:
         """What reads a segment of the snapshot. Raises Misconfigured."""
@@ -254,8 +262,9 @@ def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Mess
 def row_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
     """Each row of record batches of `rows.SCHEMA` as a message, chunks by themselves, some hundred at once."""
     for batch in batches:
-        for first in range(0, len(batch), _ROWS):
-            for row in batch.slice(first, _ROWS).to_pylist():
+        step = max(1, min(_ROWS, len(batch) * _ROWS_BYTES // max(1, batch.nbytes)))
+        for first in range(0, len(batch), step):
+            for row in batch.slice(first, step).to_pylist():
                 yield Message(
                     message_id=MessageId(row["ledger_id"], row["entry_id"], partition, row["batch_index"]),
                     offset=row["offset"],

@@ -1,0 +1,54 @@
+"""A bound on what all reads of a process hold decoded of large entries.
+
+A compressed entry of a few KiB may expand to tens of MiB (storage/entries/expansion.py), and a read of one message
+decodes the whole entry. So reads of large entries wait for each other: together they hold at most `most` bytes, or one
+entry. Smaller tables are not counted: the number of threads that read bounds them.
+
+Safe to share between threads. Must not know: entries, files.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from storage.errors import Unavailable
+
+MOST_BYTES = 128 << 20
+WAIT_SECONDS = 10.0
+"""How long a read waits for others to finish."""
+
+
+class DecodeBudget:
+    """Bytes that reads hold now, uncompressed."""
+
+    def __init__(self, most: int = MOST_BYTES, wait_seconds: float = WAIT_SECONDS) -> None:
+        self.most = most
+        self.wait_seconds = wait_seconds
+        self._held = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Inside the context `size` bytes are held; 0 never waits. Raises Unavailable after `wait_seconds`."""
+        if not size:
+            yield
+            return
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._fits(size), self.wait_seconds):
+                raise Unavailable(
+                    f"an entry of {size} bytes uncompressed is not read: {self._held} bytes of other large entries are "
+                    f"being read, and {self.most} are allowed at once",
+                    "try again",
+                )
+            self._held += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= size
+                self._changed.notify_all()
+
+    def _fits(self, size: int) -> bool:
+        return not self._held or self._held + size <= self.most
