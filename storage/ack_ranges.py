@@ -73,6 +73,21 @@ def ranges(bitmap: BitMap, first_offset: int = 0) -> Iterator[range]:
         yield range(first, last + 1)
 
 
+def mask_of(bitmap: BitMap) -> int:
+    """Return an integer whose bit i is set for each value i of the bitmap."""
+    if not bitmap:
+        return 0
+    bits = np.zeros(bitmap.max() + 1, dtype=np.uint8)
+    bits[np.frombuffer(bitmap.to_array(), dtype=np.uint32)] = 1
+    return int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little")
+
+
+def bitmap_of(mask: int) -> BitMap:
+    """Return the positions of the bits that are set; the inverse of `mask_of`."""
+    data = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
+    return BitMap(np.flatnonzero(np.unpackbits(data, bitorder="little")).astype(np.uint32))
+
+
 def joined(parts: Iterable[range]) -> Iterator[range]:
     """Ascending ranges, with those that touch made one."""
     before: range | None = None
@@ -130,6 +145,38 @@ class AcknowledgedOffsets:
             start = stop + 1
         return remembered
 
+    def add_slots(self, base: int, slots: BitMap) -> bool:
+        """Acknowledge `base` + each of `slots`; False if some of it was not remembered. Costs one union per range."""
+        remembered, last = True, base + slots.max() if slots else -1
+        start = max(base, self.mark + 1)
+        while start <= last:
+            number = range_number(start)
+            first, stop = number << RANGE_BITS, min(last, start | (RANGE_OFFSETS - 1))
+            part = slots & BitMap(range(start - base, stop + 1 - base))
+            if part:
+                remembered &= self._unite(number, part.shift(base - first))
+            start = stop + 1
+        return remembered
+
+    def mask(self, first: int, count: int) -> int:
+        """Return the acknowledged ones of `count` offsets from `first` on: bit i stands for `first` + i."""
+        stop = first + count
+        mask = (1 << max(0, min(self.end + 1, stop) - first)) - 1
+        offset = max(first, self.end + 1)
+        while offset < stop:
+            number = range_number(offset)
+            base = number << RANGE_BITS
+            until = min(stop, base + RANGE_OFFSETS)
+            ack_range = self._ranges.get(number)
+            if ack_range is not None:
+                if count == 1:
+                    return int(offset - base in ack_range.bitmap)
+                part = ack_range.bitmap & BitMap(range(offset - base, until - base))
+                if part:
+                    mask |= mask_of(part.shift(base - first))
+            offset = until
+        return mask
+
     def move_mark(self, offset: int) -> None:
         """Acknowledge all up to `offset`, for good: the bitmaps below it go. One that is passed already is ignored."""
         if offset <= self.mark:
@@ -181,7 +228,13 @@ class AcknowledgedOffsets:
         """How many offsets behind `offset` and before `end` are acknowledged."""
         count = max(min(self.mark + 1, end) - offset - 1, 0)
         low = max(offset, self.mark) + 1
-        for number, ack_range in self._ranges.items():
+        if low >= end:
+            return count
+        span = range(range_number(low), range_number(end - 1) + 1)
+        for number in span if len(span) < len(self._ranges) else list(self._ranges):
+            ack_range = self._ranges.get(number)
+            if ack_range is None:
+                continue
             first = number << RANGE_BITS
             inside = max(low - first, 0), min(end - first, RANGE_OFFSETS)
             if inside[0] < inside[1]:
@@ -210,6 +263,24 @@ class AcknowledgedOffsets:
         self._changed.add(number)
         if first <= self.end + 1 <= last:
             self.end = self._last_of_run(last + 1)
+        return True
+
+    def _unite(self, number: int, part: BitMap) -> bool:
+        """Acknowledge `part`, relative to the first offset of the range `number`."""
+        ack_range = self._ranges.get(number)
+        added = len(part) if ack_range is None else len(part) - ack_range.bitmap.intersection_cardinality(part)
+        if not added:
+            return True
+        before = ack_range.size if ack_range else 0
+        size = min((before or RANGE_OVERHEAD) + _ADDED_BYTES * added, RANGE_OVERHEAD + MAX_RANGE_BYTES)
+        if size > before and self.held_bytes + size - before > self._max_bytes:
+            self.dropped += added
+            return False
+        bitmap = part if ack_range is None else ack_range.bitmap | part
+        self._put(number, _AckRange(bitmap, max(size, before)))
+        self._changed.add(number)
+        if range_number(self.end + 1) == number and (self.end + 1) & (RANGE_OFFSETS - 1) in part:
+            self.end = self._last_of_run(self.end + 1)
         return True
 
     def _put(self, number: int, ack_range: _AckRange) -> None:

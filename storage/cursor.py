@@ -27,13 +27,13 @@ again), Fenced, NotFound. Must not know: where messages are, SQL.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from storage.ack_ranges import RANGE_OFFSETS, AcknowledgedOffsets, joined
+from storage.ack_ranges import RANGE_OFFSETS, AcknowledgedOffsets, bitmap_of, joined
 from storage.clock import Clock
-from storage.errors import DataLoss, Fenced, InvalidInput, NotFound, OffsetOutOfRange, Unavailable
-from storage.metadata.cursor_ranges import CursorState
+from storage.errors import CompactorError, DataLoss, Fenced, InvalidInput, NotFound, OffsetOutOfRange, Unavailable
+from storage.metadata.cursor_ranges import CursorState, CursorUpdate, MergeResult
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import LogPosition
@@ -81,6 +81,8 @@ class Cursor:
         self.name = name
         self._state = threading.Lock()
         self._flushing = threading.Lock()
+        self._taken: tuple[int, int | None] = (0, None)
+        """Of the flush that is under way: acknowledgements, and when the oldest was gathered."""
         self._fenced: Fenced | None = None
         self._resume(metadata.cursors.load(topic.id, name, settings.max_held_bytes))
 
@@ -138,6 +140,19 @@ class Cursor:
             self._gather()
         self.flush_due()
 
+    def acknowledge_slots(self, base: int, mask: int, highest: LogPosition) -> None:
+        """Acknowledge the offsets `base` + i for each set bit i of `mask`, in one step however many there are.
+
+        `highest` is the position of the last of them. Raises InvalidInput for an offset at or after the topic's end.
+        """
+        self._check_exists(highest.offset)
+        with self._state:
+            self._check()
+            if self._offsets.add_slots(base, bitmap_of(mask)) and _offset(self._highest) < highest.offset:
+                self._highest = highest
+            self._gather()
+        self.flush_due()
+
     def acknowledge_cumulative(self, position: LogPosition) -> None:
         """Acknowledge a message and all before it."""
         self.acknowledge(position, 0)
@@ -165,6 +180,11 @@ class Cursor:
     def is_acknowledged(self, offset: int) -> bool:
         with self._state:
             return offset in self._offsets
+
+    def acknowledged_mask(self, first: int, count: int) -> int:
+        """Return which of `count` offsets from `first` on are acknowledged: bit i stands for `first` + i."""
+        with self._state:
+            return self._offsets.mask(first, count)
 
     def unacknowledged(self, end: int, start: int = 0) -> Iterator[range]:
         """The offsets from `start` to before `end` that are to be delivered, as ranges in order; touching ones are one.
@@ -224,40 +244,85 @@ class Cursor:
     def flush(self) -> None:
         """Write down all that was acknowledged so far. When it returns, none of that is ever delivered again."""
         with self._flushing:
-            with self._state:
-                self._check()
-                if not self._is_dirty():
-                    self._gathered, self._oldest = 0, None
-                    return
-                incarnation, position, end = self._incarnation, self._position, self._offsets.end
-                gathered, oldest, self._gathered, self._oldest = self._gathered, self._oldest, 0, None
-                taken = self._offsets.take_changed()
-                highest = self._highest
-            written = False
+            self._locate_mark()
+            update = self._take()
+            if update is None:
+                return
             try:
-                if end > _offset(position) and end != self._gone:
-                    position = self._found(end, highest) or position
-                merged = self._metadata.cursors.merge(self._topic.id, self.name, incarnation, position, taken)
-                written = True
-            except Fenced as error:
-                self._fenced = error
+                merged = self._metadata.cursors.merge(
+                    update.topic_id, update.name, update.incarnation, update.mark_delete, update.changed
+                )
+            except BaseException as error:
+                self._put_back(update, error)
                 raise
-            finally:
-                if not written:
-                    with self._state:
-                        self._offsets.give_back(taken)
-                        self._gathered += gathered
-                        self._oldest = oldest if oldest is not None else self._oldest
+            self._note_written(update, merged)
+
+    def locate_mark(self) -> None:
+        """Find the id of the message that mark-delete has come to, where it is not known; the next flush writes it.
+
+        Reads the topic. For owners that flush with `flush_together`. Raises Fenced.
+        """
+        with self._flushing:
+            self._locate_mark()
+
+    @property
+    def acknowledged_end(self) -> int:
+        """The last offset up to which all is acknowledged; its message's id may not be known yet."""
+        with self._state:
+            return self._offsets.end
+
+    @property
+    def lacks_mark(self) -> bool:
+        """Whether mark-delete can move once `locate_mark` has found an id."""
+        with self._state:
+            return self._lacks_mark()
+
+    def _locate_mark(self) -> None:
+        with self._state:
+            self._check()
+            if not self._lacks_mark():
+                return
+            end, highest = self._offsets.end, self._highest
+        position = self._located(end, highest)
+        if position is not None:
             with self._state:
-                self._stored = merged.mark_delete
-                for acknowledged in (position, merged.mark_delete):
-                    if acknowledged is not None:
-                        self._move(acknowledged)
-                for number, bitmap in merged.ranges.items():
-                    self._offsets.adopt(number, bitmap)
-                if self._is_dirty() and self._oldest is None:
-                    # Another owner's acknowledgements closed a hole: mark-delete moves with the next flush.
-                    self._oldest = self._clock.now_ms()
+                self._move(position)
+
+    def _take(self) -> CursorUpdate | None:
+        """Return what is to be written; None: nothing is. For the holder of `_flushing`."""
+        with self._state:
+            self._check()
+            gathered, self._gathered = self._gathered, 0
+            oldest, self._oldest = self._oldest, None
+            if not self._is_dirty():
+                return None
+            self._taken = gathered, oldest
+            return CursorUpdate(
+                self._topic.id, self.name, self._incarnation, self._position, self._offsets.take_changed()
+            )
+
+    def _put_back(self, update: CursorUpdate, error: BaseException) -> None:
+        """What was taken was not written. For the holder of `_flushing`."""
+        if isinstance(error, Fenced):
+            self._fenced = error
+        gathered, oldest = self._taken
+        with self._state:
+            self._offsets.give_back(update.changed)
+            self._gathered += gathered
+            self._oldest = oldest if oldest is not None else self._oldest
+
+    def _note_written(self, update: CursorUpdate, merged: MergeResult) -> None:
+        """What was taken is written, and merged with what other owners wrote. For the holder of `_flushing`."""
+        with self._state:
+            self._stored = merged.mark_delete
+            for acknowledged in (update.mark_delete, merged.mark_delete):
+                if acknowledged is not None:
+                    self._move(acknowledged)
+            for number, bitmap in merged.ranges.items():
+                self._offsets.adopt(number, bitmap)
+            if self._is_dirty() and self._oldest is None:
+                # Another owner's acknowledgements closed a hole: mark-delete moves with the next flush.
+                self._oldest = self._clock.now_ms()
 
     def close(self) -> None:
         """Flush. The object must not be used afterwards."""
@@ -284,8 +349,8 @@ class Cursor:
             yield from parts
             start = stop
 
-    def _found(self, end: int, highest: LogPosition | None) -> LogPosition | None:
-        """The position of the message at `end`; None if its id cannot be had now."""
+    def _located(self, end: int, highest: LogPosition | None) -> LogPosition | None:
+        """Return the position of the message at `end`; None if its id cannot be had now."""
         if highest is not None and highest.offset == end:
             return highest
         try:
@@ -311,9 +376,11 @@ class Cursor:
             self._oldest = self._clock.now_ms()
 
     def _is_dirty(self) -> bool:
+        return self._offsets.changed or self._lacks_mark() or _offset(self._position) > _offset(self._stored)
+
+    def _lacks_mark(self) -> bool:
         end = self._offsets.end
-        unlocated = end > _offset(self._position) and end != self._gone
-        return self._offsets.changed or unlocated or _offset(self._position) > _offset(self._stored)
+        return end > _offset(self._position) and end != self._gone
 
     def _is_due(self) -> bool:
         settings = self._settings
@@ -326,6 +393,46 @@ class Cursor:
     def _check(self) -> None:
         if self._fenced is not None:
             raise Fenced(self._fenced.message, self._fenced.remedy)
+
+
+def flush_together(metadata: MetadataStore, cursors: Sequence[Cursor]) -> dict[Cursor, CompactorError]:
+    """Write what several cursors acknowledged, in one transaction. Return the errors of those that were not written.
+
+    No topic is read: a mark-delete whose id is not known stays until `Cursor.locate_mark`. A cursor that another
+    thread flushes is not waited for: its error is Unavailable. Raises what the database raises; then none was written.
+    """
+    errors: dict[Cursor, CompactorError] = {}
+    updates: dict[Cursor, CursorUpdate] = {}
+    held: list[Cursor] = []
+    try:
+        for cursor in cursors:
+            if not cursor._flushing.acquire(blocking=False):
+                errors[cursor] = Unavailable(f"the cursor {cursor.name!r} is being written already", "try again")
+                continue
+            held.append(cursor)
+            try:
+                update = cursor._take()
+            except Fenced as error:
+                errors[cursor] = error
+                continue
+            if update is not None:
+                updates[cursor] = update
+        try:
+            results = metadata.cursors.merge_all(list(updates.values())) if updates else []
+        except BaseException as error:
+            for cursor, update in updates.items():
+                cursor._put_back(update, error)
+            raise
+        for (cursor, update), result in zip(updates.items(), results, strict=True):
+            if isinstance(result, CompactorError):
+                cursor._put_back(update, result)
+                errors[cursor] = result
+            else:
+                cursor._note_written(update, result)
+    finally:
+        for cursor in held:
+            cursor._flushing.release()
+    return errors
 
 
 def _offset(position: LogPosition | None) -> int:

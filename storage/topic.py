@@ -28,10 +28,10 @@ from storage.log.log_manager import LogManager
 from storage.log.segment_tables import SegmentEntryReader, SegmentTableReader
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord, TopicSnapshot
-from storage.model import EARLIEST, LogPosition, Message, MessageId, TopicName
+from storage.model import EARLIEST, LATEST, LogPosition, Message, MessageId, TopicName
 from storage.owner import owner_name
 from storage.reading.compacted_reader import CompactedReader
-from storage.reading.continuation_token import ContinuationToken
+from storage.reading.continuation_token import CompactedProgress, ContinuationToken
 from storage.reading.entry_reader import EntryReader
 from storage.reading.key_lookup import point_read
 from storage.reading.last_message import LastMessageFinder
@@ -125,16 +125,41 @@ class Topic:
         source = self._compacted_source(state, reset) if read_compacted else self._raw_source(state.start, reset)
         return PageReader(self._environment.clock, source, state, self.name.partition)
 
-    def entry_reader(self, start: StartPosition = EARLIEST, read_compacted: bool = False) -> EntryReader:
-        """A reader of entries, as Pulsar's consumers take them, that continues as they come."""
+    def entry_reader(
+        self, start: StartPosition = EARLIEST, read_compacted: bool = False, resumes: bool = False
+    ) -> EntryReader:
+        """Return a reader of entries, as Pulsar's consumers take them, that continues as they come.
+
+        `resumes`: of a compacted read, what is before `start` may have been delivered already (R7). Where a compaction
+        has dropped deletes after that, the read is raw, which still has them; where raw has not, it raises
+        StateMayBeStale.
+        """
         entries = SegmentEntryReader(self._environment.log)
+        state = self._resumed(start) if read_compacted and resumes else ContinuationToken(start)
 
         def open_source(state: ContinuationToken) -> RawReader | CompactedReader:
             if read_compacted:
                 return self._compacted_source(state, OffsetReset.EARLIEST, entries)
             return self._raw_source(state.start, OffsetReset.EARLIEST, entries)
 
-        return EntryReader(open_source, ContinuationToken(start), entries)
+        return EntryReader(open_source, state, entries)
+
+    def _resumed(self, start: StartPosition) -> ContinuationToken:
+        """Return the state of a compacted read that has delivered what is before `start`."""
+        compacted = self.snapshot().compacted
+        if compacted is None or start in (EARLIEST, LATEST):
+            return ContinuationToken(start)
+        offsets = (batch.column("offset")[0].as_py() for batch in self.read(start, max_messages=1))
+        first: int | None = next(offsets, None)
+        if first is None or first > compacted.horizon.offset:
+            return ContinuationToken(start)
+        try:
+            manifest = self.snapshot_reader().manifest(compacted)
+        except ObjectMissing:  # a newer one serves already: the read itself finds out
+            return ContinuationToken(start)
+        if manifest.dropped_to < first:
+            return ContinuationToken(start)
+        return ContinuationToken(StartOffset(first), compacted=CompactedProgress(is_raw=True))
 
     def _raw_source(
         self, start: StartPosition, reset: OffsetReset, unsealed: SegmentTableReader | None = None

@@ -42,6 +42,17 @@ class CursorState:
 
 
 @dataclass(frozen=True)
+class CursorUpdate:
+    """What an owner of a cursor has to write: mark-delete, and bitmaps by number that have changed."""
+
+    topic_id: int
+    name: str
+    incarnation: str
+    mark_delete: LogPosition | None
+    changed: Mapping[int, BitMap]
+
+
+@dataclass(frozen=True)
 class MergeResult:
     """What is stored after a flush: the position, and the bitmaps that the flush checked."""
 
@@ -80,17 +91,14 @@ def load(connection: Connection, topic: TopicRecord, name: str, max_bytes: int) 
     return CursorState(record, incarnation, taken, connection.execute(rows).scalar_one() - len(taken))
 
 
-def merge(
-    connection: Connection,
-    topic: TopicRecord,
-    name: str,
-    incarnation: str,
-    mark_delete: LogPosition | None,
-    changed: Mapping[int, BitMap],
-) -> MergeResult:
-    """Add what an owner knows to what is stored. Raises NotFound, Fenced; InvalidInput for `__compaction`."""
+def merge(connection: Connection, topic: TopicRecord, change: CursorUpdate) -> MergeResult:
+    """Add what an owner knows to what is stored. Raises NotFound, Fenced; InvalidInput for `__compaction`.
+
+    Nothing of the cursor is written when one of these is raised.
+    """
+    name, mark_delete, changed = change.name, change.mark_delete, change.changed
     stored, present = _cursor(connection, topic, name, select(cursors).with_for_update())
-    if present != incarnation:
+    if present != change.incarnation:
         raise Fenced(
             f"the cursor {name!r} of {topic.name} was reset, or deleted and created again, by another caller",
             "open the cursor again and read from where it is now; what was not flushed is delivered again",

@@ -9,14 +9,14 @@ work cannot publish into what comes after (S8). With a cursor go its ranges, at 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pyroaring import BitMap
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from storage.errors import Conflict, InvalidInput
+from storage.errors import CompactorError, Conflict, Fenced, InvalidInput, NotFound
 from storage.metadata import cursor_ranges, ledgers, queries, row_mapping, topics
-from storage.metadata.cursor_ranges import CursorState, MergeResult, RangesSummary
+from storage.metadata.cursor_ranges import CursorState, CursorUpdate, MergeResult, RangesSummary
 from storage.metadata.queries import Store
 from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,
@@ -163,9 +163,24 @@ class CursorStore(Store):
         Raises NotFound; Fenced if the cursor is not in the incarnation that the owner opened.
         """
         with self._database.write() as connection:
+            topic = topics.kept(connection, topic_id)
             return cursor_ranges.merge(
-                connection, topics.kept(connection, topic_id), name, incarnation, mark_delete, changed
+                connection, topic, CursorUpdate(topic_id, name, incarnation, mark_delete, changed)
             )
+
+    def merge_all(self, updates: Sequence[CursorUpdate]) -> list[MergeResult | CompactorError]:
+        """Do several `merge` in one transaction; the error of one (NotFound, Fenced) leaves the others as they are."""
+        results: dict[int, MergeResult | CompactorError] = {}
+        with self._database.write() as connection:
+            # In one order, so that two services that write the same cursors never wait for each other.
+            for number in sorted(range(len(updates)), key=lambda item: (updates[item].topic_id, updates[item].name)):
+                change = updates[number]
+                try:
+                    topic = topics.kept(connection, change.topic_id)
+                    results[number] = cursor_ranges.merge(connection, topic, change)
+                except (NotFound, Fenced) as error:
+                    results[number] = error
+        return [results[number] for number in range(len(updates))]
 
     def summaries(self, topic_id: int) -> list[tuple[CursorRecord, RangesSummary]]:
         """All cursors of the topic, by name, with what is acknowledged above their mark-delete; all of one moment."""

@@ -11,7 +11,7 @@ from sqlalchemy import URL, func, insert, select
 from storage.ack_ranges import MAX_RANGE_BYTES, RANGE_OFFSETS
 from storage.errors import Conflict, Fenced, InvalidInput, NotFound, ObjectDamaged
 from storage.metadata import cursor_ranges, topics
-from storage.metadata.cursor_ranges import RangesSummary
+from storage.metadata.cursor_ranges import CursorUpdate, RangesSummary
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import cursor_ranges as table
@@ -240,7 +240,8 @@ def test_publishing_does_not_wait_for_acknowledging(
         pytest.skip("one writer at a time")
     other = open_store(database_url)
     with store.database.write() as connection:
-        cursor_ranges.merge(connection, topics.kept(connection, topic.id), "s", life, at(3), {0: BitMap([9])})
+        update = CursorUpdate(topic.id, "s", life, at(3), {0: BitMap([9])})
+        cursor_ranges.merge(connection, topics.kept(connection, topic.id), update)
         append(other, topic, 3)
         publish_all(other, topic)
     assert store.cursors.get(topic.id, "s").mark_delete == at(3)

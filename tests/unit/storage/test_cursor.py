@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyroaring import BitMap
 
-from storage.cursor import Cursor, CursorSettings
+from storage.ack_ranges import RANGE_OFFSETS, bitmap_of, mask_of
+from storage.cursor import Cursor, CursorSettings, flush_together
 from storage.errors import Fenced, InvalidInput, NotFound, ObjectMissing, Unavailable
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.model import LogPosition
@@ -363,3 +365,77 @@ def test_acknowledgements_from_several_threads(world: World) -> None:
     assert to_deliver(world.open(), 2001) == [2000]
     cursor.flush()
     assert world.stored() == at(1999)
+
+
+def test_slots_are_acknowledged_in_one_step_and_masks_say_which(world: World) -> None:
+    cursor = world.open()
+    base = RANGE_OFFSETS - 5
+    every_other = int("01" * 500, 2)
+    cursor.acknowledge(at(base + 1))
+    cursor.acknowledge_slots(base, every_other, at(base + 998))
+    assert cursor.acknowledged_mask(base, 1_000) == every_other | 2
+    assert cursor.acknowledged_mask(base + 2, 4) == 0b0101
+    assert [cursor.acknowledged_mask(offset, 1) for offset in (0, base, base + 1, base + 3)] == [0, 1, 1, 0]
+    cursor.acknowledge(at(base), 0)
+    assert cursor.acknowledged_end == base + 2
+    assert cursor.acknowledged_mask(base - 3, 8) == 0b10111111
+    cursor.flush()
+    again = world.open()
+    assert again.acknowledged_mask(base, 1_000) == every_other | 2
+
+
+def test_bits_and_bitmaps_are_inverse() -> None:
+    for mask in (1, 0b1011, 1 << 70, (1 << 262_144) - 1):
+        assert mask_of(bitmap_of(mask)) == mask
+    assert (mask_of(BitMap()), bitmap_of(0)) == (0, BitMap())
+
+
+def test_cursors_are_written_in_one_transaction_and_one_that_was_moved_keeps_no_other(world: World) -> None:
+    cursors = []
+    for name in ("a", "b", "c"):
+        world.metadata.cursors.create(world.topic.id, name, None, {})
+        cursors.append(world.open(name=name))
+        cursors[-1].acknowledge(at(3), 0)
+    world.metadata.cursors.reset(world.topic.id, "b", None)
+    seen = world.statements()
+    errors = flush_together(world.metadata, cursors)
+    assert [statement for statement, _ in seen].count("BEGIN IMMEDIATE") <= 1
+    assert list(errors) == [cursors[1]]
+    assert isinstance(errors[cursors[1]], Fenced)
+    marks = [world.metadata.cursors.get(world.topic.id, name).mark_delete for name in ("a", "b", "c")]
+    assert marks == [at(3), None, at(3)]
+
+
+def test_a_group_reads_no_topic_and_a_mark_is_located_beside_it(world: World) -> None:
+    world.metadata.cursors.create(world.topic.id, "a", None, {})
+    cursor = world.open(name="a")
+    for offset in (2, 3, 9, 1, 0):
+        cursor.acknowledge(at(offset))
+    assert cursor.lacks_mark
+    assert flush_together(world.metadata, [cursor]) == {}
+    assert world.located == []
+    assert world.metadata.cursors.get(world.topic.id, "a").mark_delete == at(0)
+    assert world.open(name="a").acknowledged_end == 3
+    cursor.locate_mark()
+    assert (world.located, cursor.lacks_mark) == ([3], False)
+    flush_together(world.metadata, [cursor])
+    assert world.metadata.cursors.get(world.topic.id, "a").mark_delete == at(3)
+
+
+def test_a_group_that_cannot_be_written_is_written_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.metadata.cursors.create(world.topic.id, "a", None, {})
+    cursor = world.open(name="a")
+    cursor.acknowledge(at(5))
+    with monkeypatch.context() as patch:
+        patch.setattr(world.metadata.cursors, "merge_all", raising(Unavailable("down", "wait")))
+        with pytest.raises(Unavailable):
+            flush_together(world.metadata, [cursor])
+    assert flush_together(world.metadata, [cursor]) == {}
+    assert world.open(name="a").is_acknowledged(5)
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def call(*_: Any) -> Any:
+        raise error
+
+    return call
