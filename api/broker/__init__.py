@@ -1,1 +1,1 @@
-"""Operations on topics and what belongs to them, the same for every door. It imports no web framework and no door."""
+"""Operations on topics, subscriptions and messages that every door calls; they know no HTTP and no wire protocol."""

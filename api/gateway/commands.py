@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
+from api.broker.refusals import ConsumerBusy, ConsumerNotAssigned
 from api.broker.schemas import IncompatibleSchema, InvalidSchema
 from api.gateway.pulsar_api_pb2 import (
     BaseCommand,
@@ -38,6 +38,8 @@ class Refused(Exception):
 
 
 _BY_KIND: Mapping[type[Exception], ServerError] = {
+    ConsumerBusy: ServerError.ConsumerBusy,
+    ConsumerNotAssigned: ServerError.ConsumerAssignError,
     IncompatibleSchema: ServerError.IncompatibleSchema,
     InvalidSchema: ServerError.IncompatibleSchema,
     errors.TopicNotFound: ServerError.TopicNotFound,
@@ -168,11 +170,3 @@ def ack_set(live: int, messages: int) -> list[int]:
     while words and not words[-1]:
         words.pop()
     return words
-
-
-def bits(words: Any) -> int:
-    """The inverse of `ack_set`."""
-    found = 0
-    for number, word in enumerate(words):
-        found |= (word & _UINT64) << (64 * number)
-    return found

@@ -18,9 +18,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+from api.broker.serving.consumer import Consumer
 from api.gateway.admission import MOST_OF_CONNECTION, RoleThreads
 from api.gateway.commands import Refused, failure, refusal
-from api.gateway.consumers import Consumer
 from api.gateway.frames import PADDING_BYTES, Frame, MalformedFrame, decoded, encoded
 from api.gateway.handlers import HANDLERS
 from api.gateway.incoming import REQUEST_SECONDS, Incoming
@@ -201,17 +201,17 @@ class Connection(asyncio.Protocol):
 
     def close_consumer(self, consumer: Consumer) -> None:
         """Tell a consumer to come again."""
-        if self.consumers.get(consumer.consumer_id) is consumer:
-            del self.consumers[consumer.consumer_id]
+        if self.consumers.get(consumer.options.consumer_id) is consumer:
+            del self.consumers[consumer.options.consumer_id]
             consumer.leave()
             command = BaseCommand(type=BaseCommand.CLOSE_CONSUMER)
-            command.close_consumer.consumer_id, command.close_consumer.request_id = consumer.consumer_id, 0
+            command.close_consumer.consumer_id, command.close_consumer.request_id = consumer.options.consumer_id, 0
             self.send(command)
 
     def tell_active(self, consumer: Consumer, is_active: bool) -> None:
         """Tell a failover consumer whether it gets messages."""
         command = BaseCommand(type=BaseCommand.ACTIVE_CONSUMER_CHANGE)
-        command.active_consumer_change.consumer_id = consumer.consumer_id
+        command.active_consumer_change.consumer_id = consumer.options.consumer_id
         command.active_consumer_change.is_active = is_active
         self.send(command)
 

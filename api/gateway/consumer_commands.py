@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
+from api.broker.serving.subscription import AckedEntry, SubscribeRequest, entry_of
 from api.gateway.commands import Refused, failure, id_data, message_id, refusal, success
-from api.gateway.consumers import Consumer
+from api.gateway.consumer_channel import ConnectionChannel, returns_dropped_slots
 from api.gateway.lookup import parse_name
 from api.gateway.pulsar_api_pb2 import (
     BaseCommand,
     CommandAck,
     CommandConsumerStatsResponse,
     CommandSubscribe,
+    KeySharedMeta,
     MessageIdData,
     ServerError,
 )
 from api.gateway.schema_commands import ensure_readable
 from api.gateway.schema_data import has_schema
-from api.gateway.subscriptions import entry_of
 from api.http.access import AuthAction
-from api.http.problems import RestException
-from api.http.thread_pools import WaitsFor
+from storage.cursor import Cursor
 from storage.errors import CompactorError, Fenced
-from storage.model import LATEST
+from storage.ledger.seek import StartPosition, StartTime
+from storage.model import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from api.gateway.connection import Connection
@@ -36,31 +38,30 @@ def subscribe(connection: Connection, command: BaseCommand, _: bytes) -> None:
     connection.begin(command.subscribe.request_id, _add_consumer(connection, command.subscribe))
 
 
-async def _add_consumer(connection: Connection, wish: CommandSubscribe) -> BaseCommand | None:
-    if wish.consumer_id in connection.consumers:
-        return success(wish.request_id)
-    with connection.creating("consumer", wish.consumer_id, wish.request_id) as is_wanted:
-        await _create(connection, wish, is_wanted)
+async def _add_consumer(connection: Connection, command: CommandSubscribe) -> BaseCommand | None:
+    if command.consumer_id in connection.consumers:
+        return success(command.request_id)
+    with connection.creating("consumer", command.consumer_id, command.request_id) as is_wanted:
+        await _create(connection, command, is_wanted)
     return None
 
 
-async def _create(connection: Connection, wish: CommandSubscribe, is_wanted: Callable[[], bool]) -> None:
-    name = parse_name(wish.topic)
+async def _create(connection: Connection, command: CommandSubscribe, is_wanted: Callable[[], bool]) -> None:
+    name = parse_name(command.topic)
     await connection.allow(name, AuthAction.CONSUME)
-    if wish.HasField("schema") and has_schema(wish.schema):
-        await ensure_readable(connection, name, wish.schema)
+    if command.HasField("schema") and has_schema(command.schema):
+        await ensure_readable(connection, name, command.schema)
     topic = await connection.gateway.topic(
-        name, wish.force_topic_creation and connection.settings.auto_create, connection.audit
+        name, command.force_topic_creation and connection.settings.auto_create, connection.audit
     )
-    consumer = Consumer(connection, wish, name.partition, connection.gateway.clock.now_ms())
-    if not consumer.name:
-        consumer.name = connection.gateway.new_consumer_name()
-    there = topic.subscriptions.get(wish.subscription)
-    if there is not None and wish.sub_type == CommandSubscribe.Exclusive:
-        for other in list(there.consumers):
-            if other.connection is not connection:
-                await other.connection.is_alive(connection.settings.liveness_seconds)
-    subscription = await topic.subscribe(consumer, wish)
+    request = _request(command, connection.gateway.clock.now_ms())
+    consumer = _new_consumer(connection, command, name.partition)
+    present = topic.subscriptions.get(request.name)
+    if present is not None and consumer.type is SubscriptionType.EXCLUSIVE:
+        for other in list(present.consumers):  # its client may have lost the connection without our knowing
+            if isinstance(other.channel, ConnectionChannel) and other.channel.connection is not connection:
+                await other.channel.is_alive()
+    subscription = await topic.subscribe(consumer, request)
     if subscription.is_new:
         subscription.is_new = False
         connection.audit("create_subscription", topic.name, subscription.name)
@@ -68,177 +69,207 @@ async def _create(connection: Connection, wish: CommandSubscribe, is_wanted: Cal
         await topic.remove_consumer(consumer)
         return
     # The answer goes first: a client takes no message of a consumer that it does not know yet.
-    connection.consumers[wish.consumer_id] = consumer
-    connection.send(success(wish.request_id))
+    connection.consumers[command.consumer_id] = consumer
+    connection.send(success(command.request_id))
     assert subscription.dispatcher is not None
     subscription.dispatcher.add(consumer)
+
+
+def _new_consumer(connection: Connection, command: CommandSubscribe, partition: int) -> Consumer:
+    sticky = command.key_shared_meta if command.HasField("key_shared_meta") else None
+    options = ConsumerOptions(
+        name=command.consumer_name or connection.gateway.new_consumer_name(),
+        type=SubscriptionType(command.sub_type),
+        consumer_id=command.consumer_id,
+        priority=command.priority_level,
+        read_compacted=command.read_compacted,
+        metadata={item.key: item.value for item in command.metadata},
+        sticky_ranges=tuple((item.start, item.end) for item in sticky.hash_ranges)
+        if sticky is not None and sticky.mode == KeySharedMeta.Sticky
+        else None,
+        returns_dropped_slots=returns_dropped_slots(connection.client_version),
+    )
+    consumer = Consumer(ConnectionChannel(connection, partition), options, connection.gateway.clock.now_ms())
+    consumer.epoch = command.consumer_epoch if command.HasField("consumer_epoch") else None
+    return consumer
+
+
+def _request(command: CommandSubscribe, now_ms: int) -> SubscribeRequest:
+    start: StartPosition = EARLIEST if command.initial_position == CommandSubscribe.Earliest else LATEST
+    resumes = False
+    if not command.durable and command.start_message_rollback_duration_sec:
+        start = StartTime(now_ms - 1000 * command.start_message_rollback_duration_sec)
+    elif not command.durable and command.HasField("start_message_id"):
+        start = entry_of(message_id(command.start_message_id))
+        resumes = start not in (EARLIEST, LATEST)
+    properties = {item.key: item.value for item in command.subscription_properties}
+    return SubscribeRequest(command.subscription, command.durable, command.read_compacted, start, resumes, properties)
 
 
 def flow(connection: Connection, command: BaseCommand, _: bytes) -> None:
     consumer = connection.consumers.get(command.flow.consumer_id)
     if consumer is not None:
-        consumer.permits += command.flow.message_permits
-        consumer.wake()
+        consumer.flow(command.flow.message_permits, connection.gateway.clock.now_ms())
 
 
 def ack(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    wish = command.ack
-    consumer = connection.consumers.get(wish.consumer_id)
+    request = command.ack
+    consumer = connection.consumers.get(request.consumer_id)
     if consumer is None or consumer.subscription is None:
         return
     subscription = consumer.subscription
-
-    refused = _refused_ack(connection, consumer, wish)
-    rest: list[MessageIdData] = []
-    is_cumulative = wish.ack_type == CommandAck.Cumulative
+    is_cumulative = request.ack_type == CommandAck.Cumulative
+    refused = _refused_ack(connection, consumer, request)
+    unknown: list[AckedEntry] = []
     try:
-        if refused is not None:
-            pass
-        elif is_cumulative:
-            rest = [data for data in wish.message_id[:1] if not subscription.acknowledge_to(consumer, data)]
-        else:
-            rest = subscription.acknowledge(consumer, wish.message_id)
-    except Fenced as error:  # another one has moved or deleted the cursor
+        if refused is None and is_cumulative:
+            unknown = [
+                item for item in _acked(request.message_id[:1]) if not subscription.acknowledge_to(consumer, item)
+            ]
+        elif refused is None:
+            unknown = subscription.acknowledge(consumer, _acked(request.message_id))
+    except Fenced as error:  # another process has moved or deleted the cursor
         refused = refusal(error)
-        if subscription.cursor is not None:
-            subscription.topic.spawn(subscription.reopen(subscription.cursor))
-    if not rest and not wish.HasField("request_id"):
+        if isinstance(subscription.position, Cursor):
+            subscription.write_failed(subscription.position, error)
+    if not unknown and not request.HasField("request_id"):
         return
 
     async def acknowledged() -> BaseCommand | None:
         error = refused
         try:
-            if is_cumulative:
-                for data in rest:
-                    await subscription.acknowledge_found_to(consumer, data)
-            else:
-                await subscription.acknowledge_found(rest)
-            if wish.HasField("request_id") and error is None:
-                await subscription.flush(for_receipt=True)
-        except (CompactorError, RestException) as failed:
+            if unknown:
+                await subscription.look_up(consumer, unknown, cumulative=is_cumulative)
+            if request.HasField("request_id") and error is None:
+                await subscription.flush()
+        except CompactorError as failed:
             error = refusal(failed)
-            LOG.warning("an acknowledgement of %s failed: %s", subscription.name, error.message)
-        if not wish.HasField("request_id"):
+            connection.gateway.log_throttle.warn(
+                f"an acknowledgement of {subscription.name} failed: {error.message}", f"ack {subscription.topic.name}"
+            )
+        if not request.HasField("request_id"):
             return None
         answer = BaseCommand(type=BaseCommand.ACK_RESPONSE)
-        answer.ack_response.consumer_id, answer.ack_response.request_id = wish.consumer_id, wish.request_id
+        answer.ack_response.consumer_id, answer.ack_response.request_id = request.consumer_id, request.request_id
         if error is not None:
             answer.ack_response.error, answer.ack_response.message = error.error, error.message
         return answer
 
-    connection.begin(wish.request_id, acknowledged())
+    connection.begin(request.request_id, acknowledged())
 
 
-def _refused_ack(connection: Connection, consumer: Consumer, wish: CommandAck) -> Refused | None:
-    if wish.txnid_most_bits or wish.txnid_least_bits:
+def _acked(ids: Iterable[MessageIdData]) -> list[AckedEntry]:
+    return [
+        AckedEntry(
+            item.ledger_id, item.entry_id, item.batch_index if item.HasField("batch_index") else -1, item.ack_set
+        )
+        for item in ids
+    ]
+
+
+def _refused_ack(connection: Connection, consumer: Consumer, request: CommandAck) -> Refused | None:
+    if request.txnid_most_bits or request.txnid_least_bits:
         return Refused(ServerError.NotAllowedError, "transactions are not offered")
-    shared = consumer.sub_type in (CommandSubscribe.Shared, CommandSubscribe.KeyShared)
-    if shared and wish.ack_type == CommandAck.Cumulative:
+    if consumer.type.is_individual and request.ack_type == CommandAck.Cumulative:
         return Refused(ServerError.NotAllowedError, "shared consumers acknowledge one by one")
     return None
 
 
 def redeliver(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    wish = command.redeliver_unacknowledged_messages
-    consumer = connection.consumers.get(wish.consumer_id)
+    request = command.redeliver_unacknowledged_messages
+    consumer = connection.consumers.get(request.consumer_id)
     if consumer is None or consumer.subscription is None or consumer.subscription.dispatcher is None:
         return
-    if wish.HasField("consumer_epoch"):
-        consumer.epoch = wish.consumer_epoch
-    dispatcher = consumer.subscription.dispatcher
-    if wish.message_ids:
-        found = (consumer.subscription.pending.get((item.ledger_id, item.entry_id)) for item in wish.message_ids)
-        dispatcher.redeliver(consumer, [item for item in found if item is not None])
-    else:
-        dispatcher.redeliver_all(consumer)
+    if request.HasField("consumer_epoch"):
+        consumer.epoch = max(request.consumer_epoch, consumer.epoch or 0)
+    keys = [(item.ledger_id, item.entry_id) for item in request.message_ids]
+    consumer.subscription.dispatcher.redeliver(consumer, keys or None)
 
 
 def unsubscribe(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    wish = command.unsubscribe
-    consumer = _consumer(connection, wish.consumer_id, wish.request_id)
+    request = command.unsubscribe
+    consumer = _consumer(connection, request.consumer_id, request.request_id)
     if consumer is None or consumer.subscription is None:
         return
     subscription = consumer.subscription
-    if len(subscription.consumers) > 1 and not wish.force:
+    if len(subscription.consumers) > 1 and not request.force:
         connection.send(
             failure(
-                wish.request_id,
+                request.request_id,
                 Refused(ServerError.MetadataError, f"{subscription.name} has other consumers: it stays"),
             )
         )
         return
 
     async def unsubscribed() -> BaseCommand:
-        connection.consumers.pop(wish.consumer_id, None)
-        await subscription.topic.unsubscribe(subscription)
+        connection.consumers.pop(request.consumer_id, None)
+        await subscription.topic.unsubscribe(subscription, force=True)
         connection.audit("delete_subscription", subscription.topic.name, subscription.name)
-        return success(wish.request_id)
+        return success(request.request_id)
 
-    connection.begin(wish.request_id, unsubscribed())
+    connection.begin(request.request_id, unsubscribed())
 
 
 def seek(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    wish = command.seek
-    consumer = _consumer(connection, wish.consumer_id, wish.request_id)
+    request = command.seek
+    consumer = _consumer(connection, request.consumer_id, request.request_id)
     if consumer is None or consumer.subscription is None:
         return
     subscription = consumer.subscription
 
     async def sought() -> BaseCommand:
-        if wish.HasField("message_id"):
-            place = message_id(wish.message_id)
-            await subscription.seek(place if wish.message_id.ledger_id < LATEST.ledger_id else entry_of(place))
+        if request.HasField("message_id"):
+            place = message_id(request.message_id)
+            await subscription.seek(place if request.message_id.ledger_id < LATEST.ledger_id else entry_of(place))
         else:
-            await subscription.seek(wish.message_publish_time)
+            await subscription.seek(request.message_publish_time)
         if subscription.durable:
             connection.audit("reset_cursor", subscription.topic.name, subscription.name)
-        return success(wish.request_id)
+        return success(request.request_id)
 
-    connection.begin(wish.request_id, sought())
+    connection.begin(request.request_id, sought())
 
 
 def close_consumer(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    wish = command.close_consumer
-    consumer = connection.consumers.pop(wish.consumer_id, None)
-    connection.not_wanted("consumer", wish.consumer_id)
+    request = command.close_consumer
+    consumer = connection.consumers.pop(request.consumer_id, None)
+    connection.not_wanted("consumer", request.consumer_id)
 
     async def closed() -> BaseCommand:
         if consumer is not None and consumer.subscription is not None:
             await consumer.subscription.topic.remove_consumer(consumer)
-        return success(wish.request_id)
+        return success(request.request_id)
 
-    connection.begin(wish.request_id, closed())
+    connection.begin(request.request_id, closed())
 
 
 def last_message_id(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    wish = command.get_last_message_id
-    consumer = _consumer(connection, wish.consumer_id, wish.request_id)
+    request = command.get_last_message_id
+    consumer = _consumer(connection, request.consumer_id, request.request_id)
     if consumer is None or consumer.subscription is None:
         return
     subscription = consumer.subscription
 
     async def found() -> BaseCommand:
         topic = subscription.topic
-        last = await connection.pools[WaitsFor.STORE].run(topic.storage.last_message_id, subscription.read_compacted)
+        last = await topic.store.run(topic.storage.last_message_id, subscription.read_compacted)
         answer = BaseCommand(type=BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE)
         response = answer.get_last_message_id_response
-        response.request_id = wish.request_id
+        response.request_id = request.request_id
         response.last_message_id.CopyFrom(id_data(last, topic.name.partition))
-        before = subscription.delivered_before
-        if before is not None:
-            response.consumer_mark_delete_position.CopyFrom(id_data(before))
-            response.consumer_mark_delete_position.ClearField("batch_index")
+        response.consumer_mark_delete_position.CopyFrom(id_data(subscription.delivered_before))
+        response.consumer_mark_delete_position.ClearField("batch_index")
         return answer
 
-    connection.begin(wish.request_id, found())
+    connection.begin(request.request_id, found())
 
 
 def consumer_stats(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    wish = command.consumer_stats
+    request = command.consumer_stats
     answer = BaseCommand(type=BaseCommand.CONSUMER_STATS_RESPONSE)
     response: CommandConsumerStatsResponse = answer.consumer_stats_response
-    response.request_id = wish.request_id
-    consumer = connection.consumers.get(wish.consumer_id)
+    response.request_id = request.request_id
+    consumer = connection.consumers.get(request.consumer_id)
     if consumer is None:
         response.error_code, response.error_message = ServerError.ConsumerNotFound, "there is no such consumer"
     else:
@@ -250,7 +281,7 @@ def consumer_stats(connection: Connection, command: BaseCommand, _: bytes) -> No
         response.available_permits = max(0, consumer.permits)
         response.unacked_messages = max(0, consumer.unacked)
         response.address = connection.address
-        response.type = CommandSubscribe.SubType.Name(consumer.sub_type)
+        response.type = CommandSubscribe.SubType.Name(int(consumer.type))
     connection.send(answer)
 
 

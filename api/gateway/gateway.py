@@ -20,19 +20,21 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from api.broker.serving.cursor_writer import CursorWriter
+from api.broker.serving.subscription import SubscribeRequest, Subscription
 from api.gateway import stats
 from api.gateway.admission import Admission
 from api.gateway.commands import Refused
 from api.gateway.connection import Connection
 from api.gateway.deduplication import Deduplication
 from api.gateway.lookup import LookupResult, find_or_create, owner_of, topics_of
-from api.gateway.pulsar_api_pb2 import CommandGetTopicsOfNamespace, CommandSubscribe, ServerError
+from api.gateway.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
 from api.gateway.receive_buffers import ReceiveBuffers
-from api.gateway.subscriptions import Subscription
 from api.gateway.tail import Tail, TailBudget
 from api.gateway.topics import PersistentTopic, TopicSettings
 from api.gateway.turns import Turns
 from api.gateway.watching import NamespaceWatch
+from api.gateway.workers import PoolWorkers
 from api.http.connections import Listener, most_connections
 from api.http.owner_proxy import NotTheOwner
 from api.http.problems import RestException
@@ -44,7 +46,7 @@ from storage.errors import CompactorError, LeaseHeld, NotFound
 from storage.log.segment import AppendResult
 from storage.metadata.policy_store import BROKER
 from storage.metadata.records import TopicRecord
-from storage.model import TopicName
+from storage.model import EARLIEST, TopicName
 from storage.options.policies import TopicPolicies
 from storage.topic import Topic
 
@@ -133,6 +135,10 @@ class Gateway:
         self._opening: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
         """While a topic is opened or closed; gone with the last that waits for it."""
         self._tails = TailBudget(settings.tail_bytes)
+        self._cursor_writer = CursorWriter(
+            parts.environment.metadata, PoolWorkers(parts.pools[WaitsFor.DATABASE]), TICK_SECONDS
+        )
+        self._ticked_ms = self.clock.now_ms()
         self._servers: list[asyncio.Server] = []
         self._loops: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -168,13 +174,14 @@ class Gateway:
                 )
             )
         for seconds, work in (
-            (TICK_SECONDS, self._flush_topics),
+            (TICK_SECONDS, self._tick_topics),
             (TICK_SECONDS, self._notify_watchers),
             (TICK_SECONDS, self._end_slow),
             (self.settings.keep_alive_ms / 1000, self._keep_alive),
             (self.settings.keep_alive_ms / 1000, self._read_limits),
         ):
             self._loops.append(asyncio.create_task(self._repeat(seconds, work), name=work.__name__))
+        self._loops.append(asyncio.create_task(self._cursor_writer.run(), name="cursor writer"))
 
     async def close(self) -> None:
         """Take no more connections; flush, and tell clients to go elsewhere."""
@@ -295,6 +302,7 @@ class Gateway:
             pools,
             self.settings.topic,
             Tail(self._tails),
+            self._cursor_writer,
             deduplication,
             epoch,
             partial(self._over_quota, record),
@@ -341,9 +349,12 @@ class Gateway:
 
     def _lost(self, topic: PersistentTopic) -> None:
         if self._topics.get(topic.name) is topic:
-            task = asyncio.create_task(self._close_topic(topic))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._spawn(self._close_topic(topic))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _close_topic(self, topic: PersistentTopic) -> None:
         if self._topics.get(topic.name) is not topic:
@@ -357,16 +368,9 @@ class Gateway:
 
     async def ensure_subscription(self, topic: PersistentTopic, name: str) -> None:
         """Make a durable subscription at the topic's beginning, as Pulsar does, unless it exists."""
-        wish = CommandSubscribe(
-            topic=str(topic.name),
-            subscription=name,
-            sub_type=CommandSubscribe.Exclusive,
-            consumer_id=0,
-            request_id=0,
-            initial_position=CommandSubscribe.Earliest,
-        )
         if name not in topic.subscriptions:
-            await Subscription(topic, name, durable=True, read_compacted=False).open(wish)
+            request = SubscribeRequest(name, start=EARLIEST)
+            await Subscription(topic, request).open(request)
 
     async def topics_of(self, namespace: str) -> list[str]:
         """The topics of a namespace."""
@@ -397,20 +401,23 @@ class Gateway:
         except NotFound:
             return []
 
-    async def _flush_topics(self) -> None:
-        now = self.clock.now_ms()
+    async def _tick_topics(self) -> None:
+        """Take rates; begin to close topics that are lost or idle. It waits for none of them."""
+        now, before = self.clock.now_ms(), self._ticked_ms
+        self._ticked_ms = now
+        seconds = max(now - before, 1) / 1000  # the loop may have been late
         for topic in list(self._topics.values()):
             if topic.is_lost:
-                await self._close_topic(topic)
+                self._lost(topic)
             elif topic.idle_since is not None and now - topic.idle_since >= self.settings.topic_idle_ms:
-                async with self._opening.setdefault(topic.name, asyncio.Lock()):
-                    if topic.idle_since is not None:
-                        await self._close_topic(topic)
+                self._spawn(self._close_idle(topic))
             else:
-                try:
-                    await topic.tick(TICK_SECONDS)
-                except (CompactorError, RestException) as error:  # the other topics' cursors are written all the same
-                    self.log_throttle.warn(f"{topic.name} waits: {error}", f"tick {topic.name}")
+                topic.tick(seconds)
+
+    async def _close_idle(self, topic: PersistentTopic) -> None:
+        async with self._opening.setdefault(topic.name, asyncio.Lock()):
+            if topic.idle_since is not None:
+                await self._close_topic(topic)
 
     async def _read_limits(self) -> None:
         """Take the broker's limit of messages from its policies, for the connections to come."""

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from api.broker.serving.rates import Rate
 from api.gateway.commands import Refused, id_data, refusal
 from api.gateway.pulsar_api_pb2 import BaseCommand, CommandProducer, ProducerAccessMode, ServerError
-from api.gateway.rates import Rate
 from api.http.problems import RestException
 from api.http.thread_pools import WaitsFor
 from api.messaging.topic_logs import may_come_again

@@ -6,20 +6,13 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from api.gateway.consumers import Consumer
+from api.broker.serving.consumer import Consumer
+from api.broker.serving.subscription import Subscription, type_name
 from api.gateway.producers import Producer
-from api.gateway.pulsar_api_pb2 import CommandSubscribe, ProducerAccessMode
-from api.gateway.subscriptions import Subscription
+from api.gateway.pulsar_api_pb2 import ProducerAccessMode
 from api.gateway.topics import PersistentTopic
 from api.messaging.connected_clients import ClientCounts, SubscriptionClients, TopicClients
 from storage.model import TopicName
-
-_SUB_TYPES = {
-    CommandSubscribe.Exclusive: "Exclusive",
-    CommandSubscribe.Shared: "Shared",
-    CommandSubscribe.Failover: "Failover",
-    CommandSubscribe.KeyShared: "Key_Shared",
-}
 
 
 def topic_clients(topic: PersistentTopic) -> TopicClients:
@@ -47,7 +40,7 @@ def subscription_clients(subscription: Subscription) -> SubscriptionClients:
     """A subscription and its consumers."""
     consumers = list(subscription.consumers)
     dispatched = subscription.dispatched
-    sub_type = subscription.sub_type
+    subscription_type = subscription.type
     fields: dict[str, Any] = {
         "msg_rate_out": dispatched.per_second,
         "msg_throughput_out": dispatched.bytes_per_second,
@@ -61,8 +54,13 @@ def subscription_clients(subscription: Subscription) -> SubscriptionClients:
         "is_durable": subscription.durable,
         "durable": subscription.durable,
     }
-    if sub_type is not None:
-        fields["type"] = _SUB_TYPES[sub_type]
+    if subscription_type is not None:
+        fields["type"] = type_name(subscription_type)
+    dispatcher = subscription.dispatcher
+    if dispatcher is not None:
+        fields["msg_delayed"] = dispatcher.delayed
+        if dispatcher.active is not None:
+            fields["active_consumer_name"] = dispatcher.active.name
     return SubscriptionClients(
         fields, tuple(_consumer(item) for item in consumers), subscription.delivered_end, subscription.durable
     )
@@ -120,12 +118,13 @@ def _consumer(consumer: Consumer) -> Mapping[str, Any]:
         "unackedMessages": max(0, consumer.unacked),
         "avgMessagesPerEntry": 0,
         "blockedConsumerOnUnackedMsgs": False,
-        "address": f"/{consumer.connection.address}",
+        "address": f"/{consumer.channel.address}",
         "connectedSince": _time(consumer.connected_at),
-        "clientVersion": consumer.connection.client_version,
+        "clientVersion": consumer.channel.client_version,
         "lastAckedTimestamp": consumer.last_acked_at,
         "lastConsumedTimestamp": consumer.last_consumed_at,
-        "metadata": consumer.metadata,
+        "lastConsumedFlowTimestamp": consumer.last_flow_at,
+        "metadata": dict(consumer.options.metadata),
     }
 
 

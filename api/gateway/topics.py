@@ -14,20 +14,23 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
+from api.broker.serving.consumer import Consumer
+from api.broker.serving.cursor_writer import CursorWriter
+from api.broker.serving.rates import Rate
+from api.broker.serving.subscription import SubscribeRequest, Subscription
+from api.broker.threads import LimitedWorkers, Workers
 from api.gateway.commands import Refused
-from api.gateway.consumers import Consumer
 from api.gateway.deduplication import Deduplication
-from api.gateway.dispatch import dispatcher_of
 from api.gateway.producers import Producer, ProducerRegistry, Publish, PublishQueue
-from api.gateway.pulsar_api_pb2 import CommandSubscribe, ServerError
-from api.gateway.rates import Rate
-from api.gateway.subscriptions import Subscription, check_type
+from api.gateway.pulsar_api_pb2 import ServerError
 from api.gateway.tail import Tail
+from api.gateway.workers import PoolWorkers
 from api.http.problems import RestException
 from api.http.thread_pools import Pools, WaitsFor
 from storage.clock import Clock
-from storage.errors import CompactorError, NotFound
+from storage.errors import CompactorError, Conflict, InvalidInput, NotFound
 from storage.log.group_commit import Answer
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.store import MetadataStore
@@ -39,6 +42,9 @@ if TYPE_CHECKING:
     from compactor.maintenance.backlog_limits import OverQuota
 
 LOG = logging.getLogger(__name__)
+_STORE_CALLS = 4
+"""Reads of one topic's messages that are under way at once: an object that hangs leaves threads to other topics."""
+_STORE_SECONDS = 30.0
 _READER_TICKS = 60
 """For so many ticks a reader's position is kept after a seek, until the reader comes again."""
 
@@ -62,6 +68,7 @@ class PersistentTopic:
         pools: Pools,
         settings: TopicSettings,
         tail: Tail,
+        cursor_writer: CursorWriter,
         deduplication: Deduplication | None,
         producer_epoch: int | None,
         over_quota: Callable[[], OverQuota | None],
@@ -73,8 +80,11 @@ class PersistentTopic:
         self.metadata = metadata
         self.clock = clock
         self.pools = pools
-        self.settings = settings
+        self.max_unacked_messages = settings.max_unacked_messages
         self.tail = tail
+        self.cursor_writer = cursor_writer
+        self.store: Workers = LimitedWorkers(PoolWorkers(pools[WaitsFor.STORE]), _STORE_CALLS, _STORE_SECONDS)
+        self.database: Workers = PoolWorkers(pools[WaitsFor.DATABASE])
         self.over_quota = over_quota
         self.producers = ProducerRegistry(self, producer_epoch)
         self.subscriptions: dict[str, Subscription] = {}
@@ -87,7 +97,7 @@ class PersistentTopic:
         self._held = held
         self._deduplication = deduplication
         self._on_lost = on_lost
-        self._opening = asyncio.Lock()
+        self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -152,40 +162,37 @@ class PersistentTopic:
 
     # Consumers
 
-    async def subscribe(self, consumer: Consumer, wish: CommandSubscribe) -> Subscription:
+    async def subscribe(self, consumer: Consumer, request: SubscribeRequest) -> Subscription:
         """Take a consumer in, and its subscription if it is new. Raises Refused, CompactorError."""
-        if wish.subscription == COMPACTION_CURSOR:
-            raise Refused(ServerError.NotAllowedError, f"{COMPACTION_CURSOR} is the compactor's own subscription")
-        if wish.read_compacted and wish.sub_type not in (CommandSubscribe.Exclusive, CommandSubscribe.Failover):
-            raise Refused(
-                ServerError.NotAllowedError, "readCompacted only allowed on failover or exclusive subscriptions"
+        name = request.name
+        if name == COMPACTION_CURSOR:
+            raise InvalidInput(f"{name} is the compactor's own subscription", "use another name", is_public=True)
+        if request.read_compacted and consumer.type.is_individual:
+            raise InvalidInput(
+                "readCompacted only allowed on failover or exclusive subscriptions",
+                "use such a subscription, or read without it",
+                is_public=True,
             )
-        async with self._opening:
-            subscription = self.subscriptions.get(wish.subscription)
-            if subscription is not None and subscription.durable != wish.durable:
-                raise Refused(
-                    ServerError.NotAllowedError,
-                    f"Durable subscription with the same name already exists: {wish.subscription}",
-                )
+        async with self._opening.setdefault(name, asyncio.Lock()):
+            subscription = self.subscriptions.get(name)
+            if subscription is not None and subscription.durable != request.durable:
+                raise InvalidInput(
+                    f"Durable subscription with the same name already exists: {name}", "use another name",
+                    is_public=True,
+                )  # fmt: skip
             if subscription is None:
-                subscription = Subscription(self, wish.subscription, wish.durable, wish.read_compacted)
-                await subscription.open(wish)
-                self.subscriptions[wish.subscription] = subscription
-            elif wish.read_compacted:
-                await subscription.note_read_compacted()
+                subscription = Subscription(self, request)
+                await subscription.open(request)
+                self.subscriptions[name] = subscription
+            else:
+                await subscription.join(request)
             self.check_open()
-            check_type(subscription, consumer)
-            if not subscription.consumers:
-                subscription.read_compacted = wish.read_compacted
-                subscription.dispatcher = dispatcher_of(subscription, wish.sub_type)
-            assert subscription.dispatcher is not None
-            subscription.dispatcher.check(consumer)
-            consumer.subscription = subscription
+            subscription.check(consumer)
         self.idle_since = None
         return subscription
 
     async def remove_consumer(self, consumer: Consumer) -> None:
-        """A consumer is gone, and a reader's position with it."""
+        """A consumer has left, and a reader's position with it."""
         subscription = consumer.subscription
         if subscription is None or subscription.dispatcher is None:
             return
@@ -193,23 +200,38 @@ class PersistentTopic:
         if not subscription.consumers and not subscription.durable:
             await self.remove_subscription(subscription)
         elif not subscription.consumers:
-            await subscription.close()
+            async with self._opening.setdefault(subscription.name, asyncio.Lock()):
+                if not subscription.consumers:
+                    await subscription.close()
         self._note_idle()
 
     async def remove_subscription(self, subscription: Subscription) -> None:
-        """Close a subscription; its cursor stays as it is."""
+        """Close a subscription and disconnect its consumers; its cursor stays as it is."""
         if self.subscriptions.get(subscription.name) is subscription:
             del self.subscriptions[subscription.name]
         subscription.disconnect()
         await subscription.close()
 
-    async def unsubscribe(self, subscription: Subscription) -> None:
-        """Delete a subscription and its cursor."""
-        subscription.cursor, cursor = None, subscription.cursor
-        await self.remove_subscription(subscription)
-        if cursor is not None:
-            with contextlib.suppress(NotFound):
-                await self.pools[WaitsFor.DATABASE].run(self.metadata.cursors.delete, self.record.id, subscription.name)
+    async def unsubscribe(self, subscription: Subscription, force: bool) -> None:
+        """Delete a subscription and its cursor. Raises Conflict while consumers are connected, unless forced."""
+        if subscription.consumers and not force:
+            raise Conflict(
+                f"Subscription {subscription.name} has active connected consumers",
+                "end them, or delete it with force",
+                is_public=True,
+            )
+        async with self._opening.setdefault(subscription.name, asyncio.Lock()):
+            subscription.is_deleted = True
+            await self.remove_subscription(subscription)
+            if subscription.durable:
+                with contextlib.suppress(NotFound):
+                    await self.database.run(self.metadata.cursors.delete, self.record.id, subscription.name)
+
+    def truncated(self) -> None:
+        """The topic was truncated: what was read of it is dropped, and subscriptions continue with what comes."""
+        self.tail.clear()
+        for subscription in self.subscriptions.values():
+            subscription.restart()
 
     # Producers
 
@@ -223,13 +245,16 @@ class PersistentTopic:
 
     # Ending
 
-    async def tick(self, seconds: float) -> None:
-        """Once a second: flush cursors, take rates, send away the producers of a topic that is over its quota."""
+    def tick(self, seconds: float) -> None:
+        """Take the rates of the `seconds` since the last call; refuse the producers of a topic that is over its quota.
+
+        Called about once a second.
+        """
         is_over = self.over_quota() is not None
         for producer in self.producers.all:
             producer.published.tick(seconds)
             if is_over:
-                producer.connection.close_producer(producer)  # it comes again, and is refused with the reason
+                producer.connection.close_producer(producer)  # it connects again, and is refused with the reason
         self.published.tick(seconds)
         for subscription in list(self.subscriptions.values()):
             subscription.dispatched.tick(seconds)
@@ -237,9 +262,8 @@ class PersistentTopic:
                 consumer.delivered.tick(seconds)
                 consumer.redelivered.tick(seconds)
                 consumer.acknowledged.tick(seconds)
-            await subscription.flush()
             if subscription.is_left(_READER_TICKS):
-                await self.remove_subscription(subscription)
+                self.spawn(self.remove_subscription(subscription))
         if self.idle_since is None:
             self._note_idle()
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+from api.broker.serving.cursor_writer import CursorWriter
 from api.gateway.deduplication import Deduplication
 from api.gateway.tail import Tail, TailBudget
 from api.gateway.topics import PersistentTopic, TopicSettings
@@ -47,6 +48,7 @@ async def opened(
         cast(Pools, dict.fromkeys(WaitsFor, AtOnce())),
         TopicSettings(max_unacked_messages),
         Tail(TailBudget(0)),
+        CursorWriter(bench.metadata, AtOnce()),
         deduplication,
         bench.metadata.topics.producer_epoch(storage.record.id),
         lambda: None,

@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 
+from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
+from api.broker.serving.subscription import SubscribeRequest
 from api.gateway.commands import Refused
 from api.gateway.connection import Connection
-from api.gateway.consumers import Consumer
 from api.gateway.producers import Producer, Publish
-from api.gateway.pulsar_api_pb2 import BaseCommand, CommandProducer, CommandSubscribe, ProducerAccessMode, ServerError
+from api.gateway.pulsar_api_pb2 import BaseCommand, CommandProducer, ProducerAccessMode, ServerError
 from api.gateway.topics import PersistentTopic
 from storage.entries.encode import encode_message
 from storage.errors import Fenced, Unavailable
@@ -175,10 +176,9 @@ def test_a_topic_that_was_given_up_meanwhile_takes_nobody(run: Any) -> None:
     async def test(topic: PersistentTopic) -> None:
         await topic.close()
         assert refusal_of(topic, "a", SHARED) == ServerError.ServiceNotReady
-        wish = CommandSubscribe(topic=str(topic.name), subscription="s", sub_type=0, consumer_id=1, request_id=1)
-        consumer = Consumer(cast(Connection, ClosingConnection()), wish, -1, 0)
+        consumer = Consumer(cast(Any, None), ConsumerOptions("c", SubscriptionType.EXCLUSIVE), 0)
         with pytest.raises(Refused, match="look it up again"):
-            await topic.subscribe(consumer, wish)
+            await topic.subscribe(consumer, SubscribeRequest("s"))
 
     run(test)
 
@@ -186,10 +186,10 @@ def test_a_topic_that_was_given_up_meanwhile_takes_nobody(run: Any) -> None:
 def test_producers_are_sent_away_while_the_topic_is_over_its_quota(run: Any) -> None:
     async def test(topic: PersistentTopic) -> None:
         sent_away, _ = add(topic, "a", SHARED)
-        await topic.tick(1)
+        topic.tick(1)
         assert topic.producers.all == [sent_away]
         topic.over_quota = lambda: cast(Any, "over")
-        await topic.tick(1)
+        topic.tick(1)
         assert topic.producers.all == []
         assert cast(Any, sent_away.connection).closed == [sent_away]
 

@@ -1,7 +1,7 @@
 """The entries of a topic page by page, read by threads.
 
-A page is never lost: a thread leaves it here, so that who was cancelled, or waited no longer, finds it the next time.
-Only one thread reads at a time; the reader is closed when none does.
+A page is never lost: a thread leaves it here, so a caller that was cancelled, or waited no longer, finds it the next
+time. Only one thread reads at a time; the reader is closed when none does.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from api.http.problems import RestException
-from api.http.thread_pools import Pool
+from api.broker.threads import Workers
 from storage.entries.rebuild import DeliverableEntry
 from storage.errors import CompactorError, Unavailable
 from storage.reading.entry_reader import EntryReader
@@ -25,9 +24,9 @@ Page = tuple[list[DeliverableEntry], int | None]
 class EntryPages:
     """One read of a topic. For one task of the event loop; close it."""
 
-    def __init__(self, pool: Pool, open_reader: Callable[[], EntryReader]) -> None:
+    def __init__(self, workers: Workers, open_reader: Callable[[], EntryReader]) -> None:
         """`open_reader` is called by a thread."""
-        self._pool = pool
+        self._workers = workers
         self._open_reader = open_reader
         self._reader: EntryReader | None = None
         self._page: Page | None = None
@@ -35,18 +34,20 @@ class EntryPages:
         self._is_closed = False
 
     async def next(self, passed: int | None = None) -> Page:
-        """The next page; no entries at the end of now. `passed`: what was read elsewhere meanwhile ends before it, of a
-        read that has come to the end. Raises CompactorError, RestException; then it can be asked again."""
-        await self._pool.run(self._read, passed)
-        assert self._page is not None
+        """Return the next page; no entries at the present end, or when it was closed meanwhile.
+
+        `passed`: what was read elsewhere meanwhile ends before it, of a read that has come to the end. Raises
+        CompactorError; then it can be called again.
+        """
+        await self._workers.run(self._read, passed)
         page, self._page = self._page, None
-        return page
+        return ([], None) if page is None else page
 
     async def close(self) -> None:
         """End the read, and release what its reader holds."""
         self._is_closed = True
-        with suppress(CompactorError, RestException):  # the thread that reads closes it, or the pin ends by its age
-            await self._pool.run(self._close_reader)
+        with suppress(CompactorError):  # the thread that reads closes it, or the pin ends by its age
+            await self._workers.run(self._close_reader)
 
     # By threads
 

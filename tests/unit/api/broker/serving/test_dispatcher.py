@@ -8,28 +8,33 @@ from typing import Any, cast
 
 import pytest
 
-from api.gateway import subscriptions
-from api.gateway.commands import Refused
-from api.gateway.connection import Connection
-from api.gateway.consumers import Consumer
-from api.gateway.dispatch import hash_of
-from api.gateway.pulsar_api_pb2 import BaseCommand, CommandSubscribe, KeySharedMeta, MessageIdData
+from api.broker.refusals import ConsumerNotAssigned
+from api.broker.serving import subscription as subscription_module
+from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
+from api.broker.serving.dispatcher import header_of
+from api.broker.serving.subscription import AckedEntry, SubscribeRequest, Subscription
 from api.gateway.topics import PersistentTopic
+from storage.cursor import Cursor
+from storage.entries.rebuild import DeliverableEntry
 from storage.errors import Unavailable
+from storage.ledger.seek import StartPosition
 from storage.metadata.records import READ_COMPACTED_PROPERTY
-from storage.model import EARLIEST
+from storage.model import EARLIEST, LATEST
 from storage.topic import Topic
 from tests.unit.api.gateway.served_topic import opened, produce
 from tests.workbench import Workbench
 
-EXCLUSIVE, SHARED = CommandSubscribe.Exclusive, CommandSubscribe.Shared
-FAILOVER, KEY_SHARED = CommandSubscribe.Failover, CommandSubscribe.KeyShared
+EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
+FAILOVER, KEY_SHARED = SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED
 ALL = 1_000
 """Permits for more than any test sends."""
 
 
-class NotingConnection:
+class NotingChannel:
     """Notes the entry ids that each consumer gets; takes no more when `is_writable` is cleared."""
+
+    address = "127.0.0.1:1"
+    client_version = "test"
 
     def __init__(self) -> None:
         self.is_writable = True
@@ -38,33 +43,41 @@ class NotingConnection:
         self.active: list[bool] = []
         self.is_closed = False
 
-    def send(self, command: BaseCommand, _: bytes) -> None:
-        entry_id = command.message.message_id.entry_id
-        self.got.append(entry_id)
-        self.redeliveries[entry_id] = command.message.redelivery_count
+    def deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
+        self.got.append(entry.entry_id)
+        self.redeliveries[entry.entry_id] = redeliveries
 
-    def tell_active(self, consumer: Consumer, is_active: bool) -> None:
+    def set_active(self, consumer: Consumer, is_active: bool) -> None:
         self.active.append(is_active)
 
-    def close_consumer(self, consumer: Consumer) -> None:
+    def disconnect(self, consumer: Consumer) -> None:
         self.is_closed = True
+
+    async def is_alive(self) -> bool:
+        return True
 
 
 class Reader:
     """A consumer, and what it got."""
 
-    def __init__(self, topic: PersistentTopic, name: str, sub_type: CommandSubscribe.SubType, **wish: Any) -> None:
-        self.connection = NotingConnection()
-        self.wish = CommandSubscribe(
-            topic=str(topic.name), subscription="s", sub_type=sub_type, consumer_id=1, request_id=1, consumer_name=name,
-            initial_position=CommandSubscribe.Earliest, durable=True, **wish,
-        )  # fmt: skip
-        self.consumer = Consumer(cast(Connection, self.connection), self.wish, -1, 0)
+    def __init__(
+        self,
+        topic: PersistentTopic,
+        name: str,
+        type_: SubscriptionType,
+        *,
+        durable: bool = True,
+        start: StartPosition = EARLIEST,
+        **options: Any,
+    ) -> None:
+        self.channel = NotingChannel()
+        self.consumer = Consumer(self.channel, ConsumerOptions(name, type_, **options), 0)
+        self.request = SubscribeRequest("s", durable, self.consumer.options.read_compacted, start)
         self._topic = topic
 
     async def join(self, permits: int = ALL) -> Reader:
         self.consumer.permits = permits
-        subscription = await self._topic.subscribe(self.consumer, self.wish)
+        subscription = await self._topic.subscribe(self.consumer, self.request)
         assert subscription.dispatcher is not None
         subscription.dispatcher.add(self.consumer)
         await quiet()
@@ -75,36 +88,33 @@ class Reader:
         await quiet()
 
     async def flow(self, permits: int) -> None:
-        self.consumer.permits += permits
-        self._dispatcher.wake()
+        self.consumer.flow(permits, 0)
         await quiet()
 
     async def acknowledge(self, *entry_ids: int) -> None:
-        assert self.consumer.subscription is not None
-        ids = [MessageIdData(ledger_id=self.ledger_id, entry_id=entry_id) for entry_id in entry_ids]
-        assert not self.consumer.subscription.acknowledge(self.consumer, ids)
+        assert not self.subscription.acknowledge(
+            self.consumer, [AckedEntry(self.ledger_id, item) for item in entry_ids]
+        )
         await quiet()
 
     async def give_back(self, *entry_ids: int) -> None:
         """Negative acknowledgements."""
-        assert self.consumer.subscription is not None
-        pending = self.consumer.subscription.pending
-        self._dispatcher.redeliver(self.consumer, [pending[self.ledger_id, entry_id] for entry_id in entry_ids])
+        assert self.subscription.dispatcher is not None
+        self.subscription.dispatcher.redeliver(self.consumer, [(self.ledger_id, item) for item in entry_ids])
         await quiet()
 
     @property
-    def ledger_id(self) -> int:
+    def subscription(self) -> Subscription:
         assert self.consumer.subscription is not None
-        return next(ledger_id for ledger_id, _ in self.consumer.subscription.pending)
+        return self.consumer.subscription
 
     @property
-    def _dispatcher(self) -> Any:
-        assert self.consumer.subscription is not None
-        return self.consumer.subscription.dispatcher
+    def ledger_id(self) -> int:
+        return self._topic.storage.snapshot().segments[0].ledger_id
 
     @property
     def got(self) -> list[int]:
-        return self.connection.got
+        return self.channel.got
 
 
 async def quiet() -> None:
@@ -138,7 +148,7 @@ def test_a_consumer_whose_socket_is_full_gets_nothing_and_others_do(bench: Workb
     async def main() -> None:
         async with opened(bench, topic, []) as served:
             slow, fast = await Reader(served, "a", SHARED).join(), await Reader(served, "b", SHARED).join()
-            slow.connection.is_writable = False
+            slow.channel.is_writable = False
             produce(served, ["k"] * 10)
             await quiet()
             assert (slow.got, fast.got) == ([], list(range(10)))
@@ -149,13 +159,13 @@ def test_a_consumer_whose_socket_is_full_gets_nothing_and_others_do(bench: Workb
 def test_failover_goes_by_priority_then_name(bench: Workbench, topic: Topic) -> None:
     async def main() -> None:
         async with opened(bench, topic, ["k"] * 4) as served:
-            low = await Reader(served, "a", FAILOVER, priority_level=1).join()
+            low = await Reader(served, "a", FAILOVER, priority=1).join()
             assert low.got == [0, 1, 2, 3]
             await low.acknowledge(0)
             high = await Reader(served, "z", FAILOVER).join()
             assert high.got == [1, 2, 3]
-            assert high.connection.active == [True]
-            assert low.connection.active == [True, False]
+            assert high.channel.active == [True]
+            assert low.channel.active == [True, False]
             await high.leave()
             assert low.got[4:] == [1, 2, 3]
 
@@ -169,7 +179,7 @@ def test_partitions_spread_over_failover_consumers(bench: Workbench, index: int)
             readers = [await Reader(served, name, FAILOVER).join() for name in "cab"]
             produce(served, ["k"])
             await quiet()
-            assert owner(readers, 0).wish.consumer_name == "abc"[index % 3]
+            assert owner(readers, 0).consumer.name == "abc"[index % 3]
 
     run(main())
 
@@ -180,10 +190,10 @@ def test_what_comes_back_goes_to_whoever_takes_it_and_counts(bench: Workbench, t
             first = await Reader(served, "a", SHARED).join()
             await first.acknowledge(1)
             second = await Reader(served, "b", SHARED).join()
-            first.connection.is_writable = False
+            first.channel.is_writable = False
             await first.give_back(2)
             assert second.got == [2]
-            assert second.connection.redeliveries == {2: 1}
+            assert second.channel.redeliveries == {2: 1}
             await first.leave()
             assert second.got == [2, 0, 3]
 
@@ -193,7 +203,7 @@ def test_what_comes_back_goes_to_whoever_takes_it_and_counts(bench: Workbench, t
 def test_shared_consumers_get_no_more_than_can_be_remembered(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscriptions, "MOST_PENDING", 3)
+    monkeypatch.setattr(subscription_module, "MOST_PENDING", 3)
 
     async def main() -> None:
         async with opened(bench, topic, ["k"] * 6) as served:
@@ -207,13 +217,13 @@ def test_shared_consumers_get_no_more_than_can_be_remembered(
     run(main())
 
 
-@pytest.mark.parametrize("sub_type", [SHARED, KEY_SHARED])
+@pytest.mark.parametrize("type_", [SHARED, KEY_SHARED])
 def test_a_shared_consumer_gets_more_when_it_has_acknowledged(
-    bench: Workbench, topic: Topic, sub_type: CommandSubscribe.SubType
+    bench: Workbench, topic: Topic, type_: SubscriptionType
 ) -> None:
     async def main() -> None:
         async with opened(bench, topic, ["k"] * 100, max_unacked_messages=70) as served:
-            reader = await Reader(served, "a", sub_type).join()
+            reader = await Reader(served, "a", type_).join()
             assert reader.got == list(range(70))
             await reader.acknowledge(3, 4)
             assert reader.got == list(range(72))
@@ -282,7 +292,7 @@ def test_key_shared_delivers_what_comes_back_before_what_follows_it(bench: Workb
             assert second.got[len(others) :] == sorted(others)  # though the lowest of all waits for the first
             produce(served, keys[20:])
             await quiet()
-            first.connection.got.clear()
+            first.channel.got.clear()
             await first.flow(ALL)
             for number in mine:
                 assert first.got.index(number) < first.got.index(number + 20)
@@ -291,23 +301,17 @@ def test_key_shared_delivers_what_comes_back_before_what_follows_it(bench: Workb
 
 
 def test_sticky_ranges_are_kept_and_may_not_overlap(bench: Workbench, topic: Topic) -> None:
-    def sticky(*ranges: tuple[int, int]) -> KeySharedMeta:
-        found = KeySharedMeta(mode=KeySharedMeta.Sticky)
-        for start, end in ranges:
-            found.hash_ranges.add(start=start, end=end)
-        return found
-
     async def main() -> None:
         async with opened(bench, topic, []) as served:
-            low = await Reader(served, "a", KEY_SHARED, key_shared_meta=sticky((0, 32767))).join()
-            high = await Reader(served, "b", KEY_SHARED, key_shared_meta=sticky((32768, 65535))).join()
-            with pytest.raises(Refused, match="overlaps"):
-                await Reader(served, "c", KEY_SHARED, key_shared_meta=sticky((100, 200))).join()
-            with pytest.raises(Refused, match="another key-shared mode"):
+            low = await Reader(served, "a", KEY_SHARED, sticky_ranges=((0, 32767),)).join()
+            high = await Reader(served, "b", KEY_SHARED, sticky_ranges=((32768, 65535),)).join()
+            with pytest.raises(ConsumerNotAssigned, match="overlaps"):
+                await Reader(served, "c", KEY_SHARED, sticky_ranges=((100, 200),)).join()
+            with pytest.raises(ConsumerNotAssigned, match="another key-shared mode"):
                 await Reader(served, "d", KEY_SHARED).join()
             produce(served, [f"k{number}" for number in range(50)])
             await quiet()
-            hashes = [hash_of(entry) for entry in served.storage.entry_reader(EARLIEST).read()]
+            hashes = [cast(int, header_of(entry, True).group) for entry in served.storage.entry_reader(EARLIEST).read()]
             assert low.got == [number for number in range(50) if hashes[number] <= 32767]
             assert high.got == [number for number in range(50) if hashes[number] > 32767]
 
@@ -317,9 +321,7 @@ def test_sticky_ranges_are_kept_and_may_not_overlap(bench: Workbench, topic: Top
 def test_a_reader_at_latest_gets_what_comes_after_it_subscribed(bench: Workbench, topic: Topic) -> None:
     async def main() -> None:
         async with opened(bench, topic, ["k"] * 3) as served:
-            reader = Reader(served, "r", EXCLUSIVE)
-            reader.wish.durable, reader.wish.initial_position = False, CommandSubscribe.Latest
-            await reader.join(permits=0)
+            reader = await Reader(served, "r", EXCLUSIVE, durable=False, start=LATEST).join(permits=0)
             produce(served, ["k"] * 2)
             await reader.flow(ALL)
             assert reader.got == [3, 4]
@@ -339,10 +341,10 @@ def test_a_seek_that_fails_leaves_the_subscription_where_it_was(
             def failing(*_: Any) -> Any:
                 raise Unavailable("the store does not answer", "wait")
 
-            monkeypatch.setattr(subscription, "_sought", failing)
+            monkeypatch.setattr(subscription, "_reset_cursor", failing)
             with pytest.raises(Unavailable):
                 await subscription.seek(EARLIEST)
-            assert reader.connection.is_closed
+            assert reader.channel.is_closed
             await reader.leave()
             again = await Reader(served, "a", EXCLUSIVE).join()
             assert again.got == [1, 2, 3]
@@ -358,10 +360,10 @@ def test_acknowledgements_during_a_seek_do_not_undo_it(bench: Workbench, topic: 
             ledger_id = reader.ledger_id
             seeking = asyncio.create_task(subscription.seek(EARLIEST))
             await asyncio.sleep(0)
-            last = MessageIdData(ledger_id=ledger_id, entry_id=3)
+            last = AckedEntry(ledger_id, 3)
             assert subscription.acknowledge_to(reader.consumer, last)
             assert subscription.acknowledge(reader.consumer, [last]) == []
-            await subscription.acknowledge_found_to(reader.consumer, last)
+            await subscription.look_up(reader.consumer, [last], cumulative=True)
             await seeking
             await reader.leave()
             again = await Reader(served, "a", EXCLUSIVE).join()
@@ -375,13 +377,13 @@ def test_a_cursor_that_was_moved_is_taken_up_again_once(bench: Workbench, topic:
         async with opened(bench, topic, ["k"] * 4) as served:
             await Reader(served, "a", EXCLUSIVE).join()
             subscription = served.subscriptions["s"]
-            before = subscription.cursor
-            assert before is not None
+            before = subscription.position
+            assert isinstance(before, Cursor)
             await asyncio.gather(subscription.reopen(before), subscription.reopen(before))
-            after = subscription.cursor
+            after = subscription.position
             assert after is not before
             await subscription.reopen(before)
-            assert subscription.cursor is after
+            assert subscription.position is after
 
     run(main())
 
@@ -392,13 +394,13 @@ def test_receipts_that_wait_together_share_a_flush(
     async def main() -> None:
         async with opened(bench, topic, ["k"] * 4) as served:
             reader = await Reader(served, "a", EXCLUSIVE).join()
-            subscription = served.subscriptions["s"]
-            assert subscription.cursor is not None
             flushes: list[int] = []
-            flush = subscription.cursor.flush
-            monkeypatch.setattr(subscription.cursor, "flush", lambda: (flushes.append(1), flush()))
+            merge_all = bench.metadata.cursors.merge_all
+            monkeypatch.setattr(
+                bench.metadata.cursors, "merge_all", lambda updates: (flushes.append(1), merge_all(updates))[1]
+            )
             await reader.acknowledge(0, 1)
-            await asyncio.gather(*(subscription.flush(for_receipt=True) for _ in range(10)))
+            await asyncio.gather(*(reader.subscription.flush() for _ in range(10)))
             assert 1 <= len(flushes) <= 2
             assert bench.metadata.cursors.get(topic.record.id, "s").mark_delete.offset == 1  # type: ignore[union-attr]
 

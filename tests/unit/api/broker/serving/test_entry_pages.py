@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from api.gateway.entry_pages import EntryPages, Page
+from api.broker.serving.entry_pages import EntryPages, Page
 from api.http.problems import RestException
 from api.http.thread_pools import Pool
 from storage.entries.rebuild import DeliverableEntry

@@ -1,0 +1,143 @@
+"""A consumer: permits, unacknowledged messages, rates; and the channel to its client.
+
+Permits count messages, as Pulsar's do. For an entry of which some slots are not delivered, clients differ. Java's from
+3.0.3, 3.1.3 and 3.2.1 on give back permits for the slots that they deliver; older ones, C++, Python, Node.js and Go
+also for those that the acknowledgement set hides (apache/pulsar #22091). `returns_dropped_slots` says which kind a
+client is, so that permits are taken for as many messages as come back: with fewer, a client with a queue of 10 would be
+sent the whole topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Protocol
+
+from api.broker.serving.pending_acks import EntryKey, PendingAck
+from api.broker.serving.rates import Rate
+from storage.entries.rebuild import DeliverableEntry
+
+if TYPE_CHECKING:
+    from api.broker.serving.subscription import Subscription
+
+
+class SubscriptionType(IntEnum):
+    """Pulsar's types of subscriptions, by the numbers of its protocol."""
+
+    EXCLUSIVE = 0
+    SHARED = 1
+    FAILOVER = 2
+    KEY_SHARED = 3
+
+    @property
+    def is_individual(self) -> bool:
+        """Whether several consumers receive messages, and acknowledge one by one."""
+        return self in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
+
+
+class ConsumerChannel(Protocol):
+    """The connection of a consumer, as serving needs it. Calls return at once and never fail."""
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client takes more bytes now."""
+
+    @property
+    def address(self) -> str:
+        """The client's host and port."""
+
+    @property
+    def client_version(self) -> str:
+        """The client library and its version, as the client reported it."""
+
+    def deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
+        """Send an entry, of which the slots `live` are to be delivered."""
+
+    def disconnect(self, consumer: Consumer) -> None:
+        """Remove a consumer and tell its client to subscribe again."""
+
+    def set_active(self, consumer: Consumer, is_active: bool) -> None:
+        """Tell a failover consumer whether it receives messages."""
+
+    async def is_alive(self) -> bool:
+        """Return whether the client still answers; close the connection of one that does not."""
+
+
+@dataclass(frozen=True)
+class ConsumerOptions:
+    """The options of a consumer. `sticky_ranges`: the key hashes that it asks for, first and last; None: any."""
+
+    name: str
+    type: SubscriptionType
+    consumer_id: int = 0
+    priority: int = 0
+    read_compacted: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    sticky_ranges: tuple[tuple[int, int], ...] | None = None
+    returns_dropped_slots: bool = False
+
+
+class Consumer:
+    """One consumer or reader. For the event loop alone."""
+
+    def __init__(self, channel: ConsumerChannel, options: ConsumerOptions, now_ms: int) -> None:
+        self.channel = channel
+        self.options = options
+        self.epoch: int | None = None
+        """Counts redeliveries that the client asked for; it drops messages of a lower epoch. None: it sends none."""
+        self.subscription: Subscription | None = None
+        self.permits = 0
+        self.unacked = 0
+        self.pending: dict[EntryKey, PendingAck] = {}
+        """Entries that it has received and not acknowledged."""
+        self.delivered = Rate()
+        self.redelivered = Rate()
+        self.acknowledged = Rate()
+        self.connected_at = now_ms
+        self.last_acked_at = 0
+        self.last_consumed_at = 0
+        self.last_flow_at = 0
+        self.was_active: bool | None = None
+        """Its state as it was reported last, of a failover consumer."""
+
+    @property
+    def name(self) -> str:
+        return self.options.name
+
+    @property
+    def type(self) -> SubscriptionType:
+        return self.options.type
+
+    def flow(self, permits: int, now_ms: int) -> None:
+        """Take that many more messages."""
+        self.permits += permits
+        self.last_flow_at = now_ms
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the dispatcher look for messages for this consumer."""
+        if self.subscription is not None and self.subscription.dispatcher is not None:
+            self.subscription.dispatcher.wake()
+
+    def leave(self) -> None:
+        """Receive nothing more: unacknowledged messages are delivered to other consumers."""
+        if self.subscription is not None and self.subscription.dispatcher is not None:
+            self.subscription.dispatcher.remove(self)
+
+    @property
+    def takes(self) -> bool:
+        """Whether a message can be sent now."""
+        return self.permits > 0 and self.channel.is_writable
+
+    def send(self, entry: DeliverableEntry, pending: PendingAck, now_ms: int) -> None:
+        """Send an entry, of which the slots `pending.live` are to be delivered."""
+        count = pending.live.bit_count()
+        self.permits -= entry.messages if self.options.returns_dropped_slots else count
+        self.unacked += count
+        self.pending[pending.entry_key] = pending
+        self.delivered.add(count, len(entry.data))
+        if pending.redeliveries:
+            self.redelivered.add(count)
+        self.last_consumed_at = now_ms
+        self.channel.deliver(self, entry, pending.live, pending.redeliveries)

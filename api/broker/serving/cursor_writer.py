@@ -1,0 +1,206 @@
+"""Acknowledgements of all subscriptions of a service, written together; and the position of a subscription in memory.
+
+A cursor that has acknowledgements is noted here. Once a second those that were noted are written in one transaction
+(`storage.cursor.flush_together`), so a kill loses about a second of acknowledgements however many topics there are. A
+client that asks for a receipt joins the next group, which begins when the one before is written. A cursor whose
+mark-delete needs an id that only the topic knows is located beside, by threads of that topic: a store that hangs holds
+up no group.
+
+May go wrong: the database; then the acknowledgements stay noted and are tried again, and receipts are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from api.broker.threads import Workers
+from storage.ack_ranges import AcknowledgedOffsets, bitmap_of
+from storage.cursor import Cursor, flush_together
+from storage.errors import CompactorError, Unavailable
+from storage.metadata.store import MetadataStore
+from storage.model import LogPosition
+
+LOG = logging.getLogger(__name__)
+GROUP_CURSORS = 500
+"""Cursors that one transaction writes."""
+_READER_BYTES = 4 << 20
+
+
+class CursorOwner(Protocol):
+    """The subscription of a cursor."""
+
+    def write_failed(self, cursor: Cursor, error: CompactorError) -> None:
+        """The cursor cannot be written any more: Fenced, NotFound."""
+
+    def locate_mark(self, cursor: Cursor) -> None:
+        """Begin to find the id of the message that mark-delete has come to."""
+
+
+class CursorWriter:
+    """Writes cursors. For one event loop; `run` it as a task."""
+
+    def __init__(self, metadata: MetadataStore, database: Workers, seconds: float = 1.0) -> None:
+        """`seconds`: the time between two groups that no receipt asked for."""
+        self._metadata = metadata
+        self._database = database
+        self._seconds = seconds
+        self._dirty: dict[Cursor, CursorOwner] = {}
+        self._waiting: dict[Cursor, list[asyncio.Future[None]]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def note(self, cursor: Cursor, owner: CursorOwner) -> None:
+        """Write a cursor within about a second."""
+        self._dirty[cursor] = owner
+
+    def forget(self, cursor: Cursor) -> None:
+        """Write nothing more of a cursor: its subscription is gone."""
+        self._dirty.pop(cursor, None)
+
+    async def flush(self, cursor: Cursor) -> None:
+        """Write a cursor now. Raises Fenced, NotFound, Unavailable; after the last it is tried again by itself."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(cursor, []).append(future)
+        self._start()
+        await future
+
+    async def run(self) -> None:
+        """Write what was noted, once a second, until the task is cancelled."""
+        while True:
+            await asyncio.sleep(self._seconds)
+            self.write_noted()
+
+    def write_noted(self) -> None:
+        """Begin to write what was noted."""
+        if self._dirty:
+            self._start()
+
+    def _start(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._write(), name="cursor writer")
+
+    async def _write(self) -> None:
+        """Write groups until no receipt waits and what was noted at the start is written."""
+        noted = list(self._dirty)
+        while self._waiting or noted:
+            waiting, self._waiting = self._waiting, {}
+            group = [*waiting, *(cursor for cursor in noted if cursor not in waiting)]
+            noted = group[GROUP_CURSORS:]
+            for cursor in group[GROUP_CURSORS:]:
+                if cursor in waiting:
+                    self._waiting[cursor] = waiting.pop(cursor) + self._waiting.get(cursor, [])
+            await self._write_group(group[:GROUP_CURSORS], waiting)
+
+    async def _write_group(self, group: list[Cursor], waiting: dict[Cursor, list[asyncio.Future[None]]]) -> None:
+        owners = {cursor: self._dirty.pop(cursor, None) for cursor in group}
+        errors: dict[Cursor, CompactorError]
+        try:
+            errors = await self._database.run(flush_together, self._metadata, group)
+        except CompactorError as error:
+            errors = dict.fromkeys(group, error)
+        except Exception as error:  # one damaged cursor must not keep the others from being written
+            LOG.warning("cursors cannot be written together (%s): each is written by itself", error)
+            errors = await self._write_each(group)
+        for cursor in group:
+            self._note_result(cursor, owners[cursor], errors.get(cursor), waiting.get(cursor, ()))
+        for reason in {str(error) for error in errors.values() if isinstance(error, Unavailable)}:
+            LOG.warning("acknowledgements wait: %s", reason)
+
+    def _note_result(
+        self,
+        cursor: Cursor,
+        owner: CursorOwner | None,
+        error: CompactorError | None,
+        receipts: Sequence[asyncio.Future[None]],
+    ) -> None:
+        for future in receipts:
+            if not future.done():
+                future.set_result(None) if error is None else future.set_exception(error)
+        if owner is None:
+            return
+        if isinstance(error, Unavailable):
+            self._dirty.setdefault(cursor, owner)
+        elif error is not None:
+            owner.write_failed(cursor, error)
+        elif cursor.lacks_mark:
+            owner.locate_mark(cursor)
+
+    async def _write_each(self, group: list[Cursor]) -> dict[Cursor, CompactorError]:
+        errors: dict[Cursor, CompactorError] = {}
+        for cursor in group:
+            try:
+                errors |= await self._database.run(flush_together, self._metadata, [cursor])
+            except CompactorError as error:
+                errors[cursor] = error
+            except Exception:
+                LOG.exception("the cursor %s cannot be written", cursor.name)
+                errors[cursor] = Unavailable(f"the cursor {cursor.name} cannot be written", "see the service's log")
+        return errors
+
+
+class MarkLocator:
+    """Finds the ids of mark-deletes of one subscription, one at a time, beside the writing of cursors."""
+
+    def __init__(self, store: Workers, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+        self._store = store
+        self._spawn = spawn
+        self._is_running = False
+
+    def locate(self, cursor: Cursor) -> None:
+        """Begin to locate the mark of a cursor, unless that is under way."""
+        if not self._is_running and cursor.lacks_mark:
+            self._is_running = True
+            self._spawn(self._locate(cursor))
+
+    async def _locate(self, cursor: Cursor) -> None:
+        try:
+            with suppress(CompactorError):  # the next acknowledgement tries again
+                await self._store.run(cursor.locate_mark)
+        finally:
+            self._is_running = False
+
+
+class ReaderPosition:
+    """What a reader without a cursor has acknowledged, in memory: the interface of `Cursor`, without a database."""
+
+    def __init__(self, mark: LogPosition | None) -> None:
+        """`mark`: the message before the first one that is delivered; None: nothing is before it."""
+        self.mark_delete = mark
+        self._offsets = AcknowledgedOffsets(-1 if mark is None else mark.offset, _READER_BYTES)
+
+    def acknowledge(self, position: LogPosition, first: int | None = None) -> None:
+        """Acknowledge a message; with `first`, all offsets from there to it."""
+        self._offsets.add(position.offset if first is None else first, position.offset)
+        self._move(position)
+
+    def acknowledge_slots(self, base: int, mask: int, highest: LogPosition) -> None:
+        """Acknowledge the offsets `base` + i for each set bit i of `mask`."""
+        self._offsets.add_slots(base, bitmap_of(mask))
+        self._move(highest)
+
+    def acknowledge_cumulative(self, position: LogPosition) -> None:
+        """Acknowledge a message and all before it."""
+        self.acknowledge(position, 0)
+
+    def acknowledged_mask(self, first: int, count: int) -> int:
+        """Return which of `count` offsets from `first` on are acknowledged: bit i stands for `first` + i."""
+        return self._offsets.mask(first, count)
+
+    def begin(self, offset: int) -> None:
+        """All before the first message that is delivered counts as acknowledged."""
+        self._offsets.move_mark(offset - 1)
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset that is not acknowledged."""
+        return self._offsets.end + 1
+
+    def _move(self, position: LogPosition) -> None:
+        if self._offsets.end >= position.offset and (
+            self.mark_delete is None or self.mark_delete.offset < position.offset
+        ):
+            self.mark_delete = position
+        self._offsets.move_mark(self._offsets.end)

@@ -1,0 +1,61 @@
+"""Entries that a producer wants delivered later (`deliverAt`, `deliverAfter`), by the time at which they are due.
+
+Kept for shared and key-shared subscriptions, as Pulsar does (InMemoryDelayedDeliveryTracker): a Roaring bitmap of
+offsets for each tenth of a second. Nothing is written down: an entry that was not delivered is not acknowledged, so it
+is read again after a restart.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from pyroaring import BitMap64
+
+TICK_MS = 100
+"""An entry is delivered up to this long after its time, and never before it."""
+MOST_DELAYED = 1_000_000
+"""Entries of one subscription that may wait: some MiB of bitmaps. Beyond, nothing more is read until some are due."""
+
+
+class DelayedEntries:
+    """Offsets by due time."""
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, BitMap64] = {}
+        self._order: list[int] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def is_full(self) -> bool:
+        return self._count >= MOST_DELAYED
+
+    def add(self, due_ms: int, offset: int) -> None:
+        """Keep an entry until that time, in milliseconds since the Unix epoch."""
+        tick = -(-due_ms // TICK_MS)
+        offsets = self._ticks.get(tick)
+        if offsets is None:
+            offsets = self._ticks[tick] = BitMap64()
+            heapq.heappush(self._order, tick)
+        if offset not in offsets:
+            offsets.add(offset)
+            self._count += 1
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """The time at which the next entry is due; None: there is none."""
+        return self._order[0] * TICK_MS if self._order else None
+
+    def take_due(self, now_ms: int) -> list[int]:
+        """Return the offsets that are due, and forget them."""
+        due: list[int] = []
+        while self._order and self._order[0] * TICK_MS <= now_ms:
+            due.extend(self._ticks.pop(heapq.heappop(self._order)))
+        self._count -= len(due)
+        return due
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._ticks, self._order, self._count = {}, [], 0

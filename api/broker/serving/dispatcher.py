@@ -1,0 +1,534 @@
+"""Dispatching: entries of one subscription go to its consumers, by one loop for all types of subscriptions.
+
+    redeliver     what waits: negative acknowledgements, entries of consumers that left, entries that are due or were
+                  held back; the lowest offset first, in order within a key and within a chunked message
+    deliver       what is read next, a page at a time: from the topic's newest entries in memory if they are there, else
+                  by threads (entry_pages.py)
+
+Types differ by their selector (selection.py) and by two properties. A *single active* consumer receives all in order,
+so what it does not acknowledge is delivered again by reading from the cursor. *Individual* types redeliver entry by
+entry, keep delayed entries until they are due (delayed.py), and, by key, keep a key with its consumer (draining.py).
+
+The loop takes no more from the topic before its page is gone, so a slow consumer slows only its own subscription. It
+waits until it is woken: by permits, a socket that takes bytes again, new entries, a due time, a change of consumers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from api.broker.serving.consumer import Consumer, SubscriptionType
+from api.broker.serving.delayed import DelayedEntries
+from api.broker.serving.draining import DrainingHashes
+from api.broker.serving.entry_pages import EntryPages
+from api.broker.serving.pending_acks import EntryKey, Group, PendingAck
+from api.broker.serving.redelivery import RedeliveryQueue
+from api.broker.serving.selection import (
+    ChunkAssignments,
+    ConsistentHash,
+    RoundRobin,
+    Selector,
+    SingleActive,
+    StickyRanges,
+    sticky_hash,
+)
+from storage.entries.entry import parse
+from storage.errors import CompactorError, InvalidRecord, StateMayBeStale
+from storage.ledger.seek import StartOffset, StartPosition
+from storage.model import EARLIEST
+
+if TYPE_CHECKING:
+    from api.broker.serving.served_topic import ServedTopic
+    from storage.entries.rebuild import DeliverableEntry
+    from storage.reading.entry_reader import EntryReader
+
+LOG = logging.getLogger(__name__)
+RETRY_SECONDS = 1.0
+"""The time to wait after a read that failed."""
+ROUND_ENTRIES = 64
+"""Entries that are handed out before other tasks have a turn."""
+MOST_HELD = 2_000
+"""Entries that may wait for their own consumer while others continue."""
+HELD_BYTES = 4 << 20
+"""Bytes of them that stay in memory; the others are read again."""
+
+
+class Deliveries(Protocol):
+    """A subscription, as its dispatcher sees it."""
+
+    name: str
+
+    @property
+    def next_position(self) -> StartPosition:
+        """The first message that is not acknowledged."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many entries are unacknowledged as can be remembered."""
+
+    def live_slots(self, entry: DeliverableEntry) -> int:
+        """Return the slots of an entry that exist and are not acknowledged, as bits."""
+
+    def deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, first: int, group: Group) -> None:
+        """Send an entry and remember it; its acknowledgement begins at the offset `first`."""
+
+    def retire(self) -> None:
+        """Take all entries from their consumers: they are read again."""
+
+    def return_pending(self, pending: PendingAck) -> None:
+        """Take one entry from its consumer."""
+
+    def forget(self, key: EntryKey) -> None:
+        """An entry is gone from the topic."""
+
+    def use_reads_of(self, consumer: Consumer) -> None:
+        """Read raw or compacted, as the active consumer asks for."""
+
+    def open_reader(self, start: StartPosition) -> EntryReader:
+        """Begin to read the topic. Called by a thread."""
+
+
+class EntryHeader(NamedTuple):
+    """The part of an entry's metadata that decides where and when it goes. `deliver_at`: in ms, 0 at once; `chunk`: the
+    uuid of a chunked message; `is_last_chunk`: no more of it follows."""
+
+    group: Group = None
+    deliver_at: int = 0
+    chunk: str = ""
+    is_last_chunk: bool = False
+
+
+class Dispatcher:
+    """The dispatcher of one subscription. For the event loop alone."""
+
+    def __init__(self, deliveries: Deliveries, topic: ServedTopic, first: Consumer) -> None:
+        """`first`: the first consumer, whose type and key-shared mode those after it share; it is not added yet."""
+        self.type = first.type
+        self.consumers: list[Consumer] = []
+        self.is_sticky = first.type is SubscriptionType.KEY_SHARED and first.options.sticky_ranges is not None
+        self._deliveries = deliveries
+        self._topic = topic
+        self._selector = _selector(first, topic.name.partition)
+        self._is_individual = first.type.is_individual
+        self._by_key = first.type is SubscriptionType.KEY_SHARED
+        self._waiting = RedeliveryQueue()
+        self._returned: dict[int, PendingAck] = {}
+        """Of what waits, by offset, that which was delivered before."""
+        self._held: dict[int, DeliverableEntry | None] = {}
+        """Of what waits, by offset, that which was passed over; None: it is read again."""
+        self._held_bytes = 0
+        self._gaps: dict[int, int] = {}
+        """Of what waits: the offset from which it acknowledges, where that is before its own."""
+        self._delayed = DelayedEntries()
+        self._draining = DrainingHashes()
+        self._chunks = ChunkAssignments()
+        self._replay: Sequence[DeliverableEntry] = ()
+        """The page of the topic that redelivery read last."""
+        self._page: deque[DeliverableEntry] = deque()
+        self._pages: EntryPages | None = None
+        self._next: int | None = None
+        """The offset that is read next, once the reader has come to the end; None: not known."""
+        self._at_end = False
+        self._gap_from = -1
+        """Offsets from here on, up to the next entry, are acknowledged with it; -1: none."""
+        self._generation = 0
+        self._paused = False
+        self._woken = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    # Consumers
+
+    def check(self, consumer: Consumer) -> None:
+        """Raise ConsumerNotAssigned for a consumer that does not fit the others."""
+        self._selector.check(consumer)
+
+    @property
+    def active(self) -> Consumer | None:
+        """The consumer that receives all messages, of a single active type."""
+        return self._selector.active if isinstance(self._selector, SingleActive) else None
+
+    @property
+    def delayed(self) -> int:
+        """The number of entries that wait for their delivery time."""
+        return len(self._delayed)
+
+    def add(self, consumer: Consumer) -> None:
+        """Add a consumer, and start to deliver."""
+        before = self.active
+        self.consumers.append(consumer)
+        self._selector.add(consumer)
+        self._paused = False
+        self._note_active(before)
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"dispatch {self._deliveries.name}")
+        self.wake()
+
+    def remove(self, consumer: Consumer) -> None:
+        """Remove a consumer: what it has not acknowledged is delivered again. It counts as no redelivery."""
+        before = self.active
+        if consumer in self.consumers:
+            self.consumers.remove(consumer)
+        self._selector.remove(consumer)
+        self._chunks.remove(consumer)
+        if self._is_individual:
+            self._give_back(consumer.pending.values())
+        self._note_active(before)
+        self.wake()
+
+    def redeliver(self, consumer: Consumer, keys: Iterable[EntryKey] | None) -> None:
+        """Deliver entries again that a consumer asks for; None: all that it has not acknowledged."""
+        if not self._is_individual:
+            if consumer is self.active:
+                self._deliveries.retire()
+                self.rewind()
+            return
+        asked = consumer.pending.values() if keys is None else map(consumer.pending.get, keys)
+        again = [pending for pending in asked if pending is not None]
+        for pending in again:
+            pending.redeliveries += 1
+        self._give_back(again)
+        self.wake()
+
+    def released(self, pending: PendingAck) -> None:
+        """An entry leaves its consumer, for whatever reason."""
+        if self._by_key and isinstance(pending.group, int):
+            self._draining.remove(pending.group)
+
+    def settled(self, pending: PendingAck) -> None:
+        """An entry is wholly acknowledged; it may have waited for its next delivery."""
+        if self._returned.get(pending.offset) is not None:
+            self._drop_waiting(pending.offset)
+
+    def wake(self) -> None:
+        """Look again for something to do."""
+        self._woken.set()
+
+    def pause(self) -> None:
+        """Deliver nothing until a consumer comes: the position is being changed."""
+        self._paused = True
+        self._generation += 1
+
+    def rewind(self) -> None:
+        """Begin again at the first message that is not acknowledged; what waits is read again."""
+        self._generation += 1
+        self._page.clear()
+        self._replay = ()
+        self._waiting.clear()
+        self._returned.clear()
+        self._held.clear()
+        self._held_bytes = 0
+        self._gaps.clear()
+        self._delayed.clear()
+        self._chunks.clear()
+        self._close_pages()
+        self._next, self._at_end, self._gap_from = None, False, -1
+        self.wake()
+
+    async def close(self) -> None:
+        """End the loop and its reads."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        pages, self._pages = self._pages, None
+        if pages is not None:
+            await pages.close()
+
+    def _close_pages(self) -> None:
+        pages, self._pages = self._pages, None
+        if pages is not None:
+            self._topic.spawn(pages.close())
+
+    def _note_active(self, before: Consumer | None) -> None:
+        """Begin again for another active consumer; tell each failover consumer whose state has changed."""
+        if self._is_individual:
+            return
+        active = self.active
+        if active is not before:
+            if active is not None:
+                self._deliveries.use_reads_of(active)
+            self._deliveries.retire()
+            self.rewind()
+        if self.type is SubscriptionType.FAILOVER:
+            for consumer in self.consumers:
+                is_active = consumer is active
+                if consumer.was_active != is_active:
+                    consumer.was_active = is_active
+                    consumer.channel.set_active(consumer, is_active)
+
+    def _give_back(self, entries: Iterable[PendingAck]) -> None:
+        for pending in list(entries):
+            self._deliveries.return_pending(pending)
+            self._returned[pending.offset] = pending
+            self._waiting.add(pending.offset, pending.group)
+
+    # The loop
+
+    async def _run(self) -> None:
+        while True:
+            self._woken.clear()
+            try:
+                did_something = not self._paused and self._any_takes() and await self._step()
+            except StateMayBeStale as error:
+                # Pulsar's protocol cannot say so to a client; it continues with what is there, as at a broker (R7).
+                self._topic.stale_readers += 1
+                LOG.warning("the compacted reader %s continues: %s", self._deliveries.name, error)
+                self._restart_at_position()
+                did_something = True
+            except CompactorError as error:
+                LOG.warning("%s of %s cannot be read now: %s", self._deliveries.name, self._topic.name, error)
+                await asyncio.sleep(RETRY_SECONDS)
+                did_something = True
+            except Exception:
+                LOG.exception("dispatching %s of %s failed", self._deliveries.name, self._topic.name)
+                await asyncio.sleep(RETRY_SECONDS)
+                did_something = True
+            if did_something:
+                await asyncio.sleep(0)
+            else:
+                await self._woken.wait()
+
+    async def _step(self) -> bool:
+        """Hand out some entries, or read some. Return whether anything was done."""
+        if self._is_individual:
+            self._take_due()
+            if await self._deliver_waiting():
+                return True
+        return self._has_room() and await self._deliver_new()
+
+    def _any_takes(self) -> bool:
+        return any(map(self._takes, self.consumers))
+
+    def _takes(self, consumer: Consumer) -> bool:
+        """Return whether a consumer takes messages, and may have more without acknowledging them."""
+        most = self._topic.max_unacked_messages if self._is_individual else 0
+        return consumer.takes and (not most or consumer.unacked < most)
+
+    def _has_room(self) -> bool:
+        if not self._is_individual:
+            return True
+        return not self._deliveries.is_full and not self._delayed.is_full and len(self._held) < MOST_HELD
+
+    # What is read next
+
+    async def _deliver_new(self) -> bool:
+        if not self._page and not await self._read():
+            return False
+        done = 0
+        while self._page and done < ROUND_ENTRIES and self._has_room():
+            entry = self._page[0]
+            first = entry.offset if self._gap_from < 0 else min(self._gap_from, entry.offset)
+            live = self._deliveries.live_slots(entry)
+            if live and not self._pass_on(entry, live, first):
+                break
+            self._page.popleft()
+            self._gap_from = entry.end
+            done += 1
+        return done > 0
+
+    def _pass_on(self, entry: DeliverableEntry, live: int, first: int) -> bool:
+        """Deliver, delay or hold back an entry. Return False if it has to stay where it is: no consumer takes any."""
+        header = header_of(entry, self._by_key) if self._is_individual else _PLAIN
+        if header.deliver_at > self._topic.clock.now_ms():
+            self._note_gap(entry, first)
+            self._delayed.add(header.deliver_at, entry.offset)
+            self._set_alarm()
+            return True
+        consumer = None if self._waiting.blocks(header.group) else self._choose(header)
+        if consumer is None:
+            if header.group is None:
+                return False
+            self._note_gap(entry, first)
+            self._hold(entry, header.group)
+            return True
+        self._deliver(consumer, entry, live, first, header)
+        return True
+
+    def _hold(self, entry: DeliverableEntry, group: Group) -> None:
+        fits = self._held_bytes + len(entry.data) <= HELD_BYTES
+        self._held[entry.offset] = entry if fits else None
+        self._held_bytes += len(entry.data) if fits else 0
+        self._waiting.add(entry.offset, group)
+
+    def _note_gap(self, entry: DeliverableEntry, first: int) -> None:
+        if first < entry.offset:
+            self._gaps[entry.offset] = first
+
+    def _deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, first: int, header: EntryHeader) -> None:
+        if header.chunk and not self._by_key:
+            self._chunks.note(header.chunk, consumer, header.is_last_chunk)
+        if self._by_key and isinstance(header.group, int):
+            self._draining.add(header.group, consumer)
+        self._deliveries.deliver(consumer, entry, live, first, header.group)
+
+    def _choose(self, header: EntryHeader) -> Consumer | None:
+        """Return the consumer that an entry goes to now; None: it has to wait."""
+        if header.chunk and not self._by_key:
+            owner = self._chunks.get(header.chunk)
+            if owner is not None:
+                return owner if self._takes(owner) else None
+        key_hash = header.group if isinstance(header.group, int) else 0
+        consumer = self._selector.select(key_hash, self._takes)
+        if consumer is not None and self._by_key and not self._draining.allows(key_hash, consumer):
+            return None
+        return consumer
+
+    async def _read(self) -> bool:
+        """Fill the page. Return whether there is anything in it. What was read before a rewind is dropped."""
+        generation = self._generation
+        if self._at_end and self._next is not None:
+            newest = self._topic.tail.read(self._next)
+            if newest is not None and not newest and self._topic.tail_is_whole:
+                return False
+            if newest:
+                self._page.extend(newest)
+                self._next = newest[-1].end
+                return True
+        if self._pages is None:
+            start = self._deliveries.next_position if self._next is None else StartOffset(self._next)
+            if self._gap_from < 0 and isinstance(start, StartOffset):
+                self._gap_from = start.offset
+            elif self._gap_from < 0 and start == EARLIEST:
+                self._gap_from = 0
+            self._pages = EntryPages(self._topic.store, lambda: self._deliveries.open_reader(start))
+        entries, following = await self._pages.next(self._next)
+        if generation != self._generation:
+            return True
+        self._at_end = not entries
+        self._next = following if self._at_end else None
+        if self._at_end and following is not None and self._gap_from < 0:
+            self._gap_from = following
+        self._page.extend(entries)
+        return bool(entries)
+
+    def _restart_at_position(self) -> None:
+        self._close_pages()
+        position = self._page[-1].end if self._page else self._gap_from
+        self._next, self._at_end = (position if position >= 0 else None), False
+
+    # What waits
+
+    def _take_due(self) -> None:
+        """Let entries wait for a consumer whose delivery time has come."""
+        for offset in self._delayed.take_due(self._topic.clock.now_ms()):
+            self._waiting.add(offset, None)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """Wake the loop when the next delayed entry is due."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        due = self._delayed.next_due_ms
+        if due is not None:
+            seconds = max(0, due - self._topic.clock.now_ms()) / 1000
+            self._alarm = asyncio.get_running_loop().call_later(seconds, self.wake)
+
+    async def _deliver_waiting(self) -> bool:
+        """Deliver some of what waits, from the lowest offset that can go on. Return whether anything was done."""
+        offset = self._waiting.next(self._can_go)
+        if offset is None:
+            return False
+        generation = self._generation
+        entries = self._in_memory(offset)
+        if not entries:
+            entries = await self._topic.store.run(self._read_from, offset)
+            if generation != self._generation:
+                return True
+            self._replay = entries
+        if not entries or entries[0].offset != offset:  # compaction or a trim took it
+            returned = self._returned.get(offset)
+            self._drop_waiting(offset)
+            if returned is not None:
+                self._deliveries.forget(returned.entry_key)
+            return True
+        done = 0
+        for entry in entries:
+            if done == ROUND_ENTRIES:
+                break
+            if self._waiting.is_next(entry.offset):
+                done += self._deliver_one_waiting(entry)
+        return done > 0
+
+    def _deliver_one_waiting(self, entry: DeliverableEntry) -> bool:
+        live = self._deliveries.live_slots(entry)
+        if not live:
+            self._drop_waiting(entry.offset)
+            return True
+        header = header_of(entry, self._by_key)
+        consumer = self._choose(header)
+        if consumer is None:  # its own consumer takes nothing now: it must not hold up other groups
+            return self._waiting.regroup(entry.offset, header.group)
+        first = self._gaps.get(entry.offset, entry.offset)
+        self._drop_waiting(entry.offset)
+        self._deliver(consumer, entry, live, first, header)
+        return True
+
+    def _drop_waiting(self, offset: int) -> None:
+        self._waiting.remove(offset)
+        self._returned.pop(offset, None)
+        self._gaps.pop(offset, None)
+        held = self._held.pop(offset, None)
+        if held is not None:
+            self._held_bytes -= len(held.data)
+        if not len(self._waiting):
+            self._replay = ()
+
+    def _can_go(self, group: Group) -> bool:
+        if isinstance(group, str):
+            owner = self._chunks.get(group)
+            return self._any_takes() if owner is None else self._takes(owner)
+        if isinstance(group, int):
+            return self._choose(EntryHeader(group)) is not None
+        return self._any_takes()
+
+    def _in_memory(self, offset: int) -> Sequence[DeliverableEntry]:
+        held = self._held.get(offset)
+        if held is not None:
+            return [held]
+        at = bisect_left(self._replay, offset, key=lambda entry: entry.offset)
+        if at < len(self._replay) and self._replay[at].offset == offset:
+            return self._replay[at:]
+        return self._topic.tail.read(offset) or ()
+
+    def _read_from(self, offset: int) -> list[DeliverableEntry]:
+        reader = self._topic.storage.entry_reader(StartOffset(offset) if offset else EARLIEST)
+        try:
+            return reader.read()
+        finally:
+            reader.close()
+
+
+_PLAIN = EntryHeader()
+
+
+def header_of(entry: DeliverableEntry, by_key: bool) -> EntryHeader:
+    """Return where and when an entry goes, of an individual type. `by_key`: by the hash of its key."""
+    try:
+        metadata, _ = parse(entry.data, checked=True)
+    except InvalidRecord:
+        return EntryHeader(0 if by_key else None)
+    chunk = metadata.uuid if metadata.num_chunks_from_msg > 1 else ""
+    group: Group = sticky_hash(metadata) if by_key else chunk or None
+    return EntryHeader(
+        group, metadata.deliver_at_time, chunk, bool(chunk) and metadata.chunk_id == metadata.num_chunks_from_msg - 1
+    )
+
+
+def _selector(first: Consumer, partition: int) -> Selector:
+    """Return the selector for consumers like the first one."""
+    if first.type is SubscriptionType.SHARED:
+        return RoundRobin()
+    if first.type is SubscriptionType.KEY_SHARED:
+        return ConsistentHash() if first.options.sticky_ranges is None else StickyRanges()
+    return SingleActive(partition)

@@ -1,0 +1,162 @@
+"""Entries of a subscription that were delivered and are not acknowledged, by id and in the order of their offsets.
+
+    add          an entry is delivered, for the first time or again
+    remove       it is acknowledged, or gone from the topic
+    pop_through  a cumulative acknowledgement: entries up to an offset, each looked at once
+
+An entry whose consumer has left, or asked for it again, stays until it is delivered again, so a late acknowledgement
+finds it. Ids of entries that were wholly acknowledged are kept as Roaring bitmaps: an acknowledgement that is repeated
+costs a look-up in memory and never a read of the topic.
+
+Must not know: cursors, connections, the topic.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyroaring import BitMap
+
+from storage.model import LogPosition, MessageId
+
+if TYPE_CHECKING:
+    from api.broker.serving.consumer import Consumer
+
+EntryKey = tuple[int, int]
+"""Ledger id and entry id."""
+Group = int | str | None
+"""Entries that keep their order: a key's hash, the uuid of a chunked message; None: none."""
+MOST_LEDGERS = 64
+"""Ledgers whose acknowledged entry ids are kept."""
+MOST_LATE = 100_000
+"""Entries whose acknowledgement may come late, after their consumer has left."""
+_MAX_ENTRY_ID = 1 << 32
+
+
+@dataclass(slots=True, eq=False)
+class PendingAck:
+    """An entry that was delivered. `first`: the offset from which it acknowledges; `live`: slots that are not
+    acknowledged; `redeliveries`: the number of times that a consumer asked for it again."""
+
+    entry_key: EntryKey
+    first: int
+    offset: int
+    messages: int
+    batched: bool
+    live: int
+    consumer: Consumer | None
+    redeliveries: int = 0
+    group: Group = None
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.messages
+
+    def position(self, slot: int) -> LogPosition:
+        """Return the position of one of its messages."""
+        ledger_id, entry_id = self.entry_key
+        return LogPosition(self.offset + slot, MessageId(ledger_id, entry_id, -1, slot if self.batched else -1))
+
+
+class PendingAcks:
+    """The entries of one subscription."""
+
+    def __init__(self, on_release: Callable[[PendingAck], object]) -> None:
+        """`on_release`: called with an entry that leaves its consumer, for whatever reason."""
+        self._on_release = on_release
+        self._by_key: dict[EntryKey, PendingAck] = {}
+        self._late: dict[EntryKey, PendingAck] = {}
+        """Entries that will be delivered again from the topic, and may be acknowledged before that."""
+        self._order: list[tuple[int, EntryKey]] = []
+        """A heap of offsets; entries that were removed are still in it until they come to its top."""
+        self._settled: dict[int, BitMap] = {}
+
+    def __len__(self) -> int:
+        """Return the number of entries that wait for an acknowledgement or for their next delivery."""
+        return len(self._by_key)
+
+    def get(self, key: EntryKey) -> PendingAck | None:
+        """Return the entry; None: it is not pending."""
+        return self._by_key.get(key) or self._late.get(key)
+
+    def add(self, pending: PendingAck) -> None:
+        """Add an entry, or replace it by its next delivery."""
+        key = pending.entry_key
+        self._late.pop(key, None)
+        if key not in self._by_key:
+            heapq.heappush(self._order, (pending.offset, key))
+        self._by_key[key] = pending
+
+    def remove(self, key: EntryKey) -> PendingAck | None:
+        """Remove an entry and return it; its consumer has it no more."""
+        pending = self._by_key.pop(key, None) or self._late.pop(key, None)
+        if pending is not None:
+            self.release(pending)
+        if len(self._order) > 2 * len(self._by_key) + 1_000:
+            self._order = [(item.offset, item.entry_key) for item in self._by_key.values()]
+            heapq.heapify(self._order)
+        return pending
+
+    def release(self, pending: PendingAck) -> None:
+        """Take an entry from its consumer: it waits for its next delivery."""
+        consumer = pending.consumer
+        if consumer is None:
+            return
+        if consumer.pending.pop(pending.entry_key, None) is not None:
+            consumer.unacked -= pending.live.bit_count()
+        self._on_release(pending)
+        pending.consumer = None
+
+    def settle(self, key: EntryKey) -> PendingAck | None:
+        """Remove an entry that is wholly acknowledged, and remember its id."""
+        ledger_id, entry_id = key
+        if 0 <= entry_id < _MAX_ENTRY_ID:
+            if ledger_id not in self._settled and len(self._settled) >= MOST_LEDGERS:
+                del self._settled[next(iter(self._settled))]
+            self._settled.setdefault(ledger_id, BitMap()).add(entry_id)
+        return self.remove(key)
+
+    def is_settled(self, key: EntryKey) -> bool:
+        """Return whether the entry is known to be wholly acknowledged."""
+        entries = self._settled.get(key[0])
+        return entries is not None and 0 <= key[1] < _MAX_ENTRY_ID and key[1] in entries
+
+    def oldest(self) -> PendingAck | None:
+        """Return the entry with the lowest offset."""
+        while self._order:
+            pending = self._by_key.get(self._order[0][1])
+            if pending is not None:
+                return pending
+            heapq.heappop(self._order)
+        return None
+
+    def pop_through(self, offset: int) -> Iterator[PendingAck]:
+        """Settle and return the entries that end at or before `offset`, in their order."""
+        while (pending := self.oldest()) is not None and pending.end <= offset:
+            heapq.heappop(self._order)
+            self.settle(pending.entry_key)
+            yield pending
+        while self._late and (late := next(iter(self._late.values()))).end <= offset:
+            self.settle(late.entry_key)
+            yield late
+
+    def retire(self) -> None:
+        """Take all entries from their consumers: they are read and delivered again, from the cursor on.
+
+        The counts of redeliveries are forgotten. A late acknowledgement still finds an entry.
+        """
+        for pending in self._by_key.values():
+            self.release(pending)
+            pending.redeliveries = 0
+        self._late = {**self._by_key, **self._late} if self._late else self._by_key
+        while len(self._late) > MOST_LATE:
+            self._late.popitem()
+        self._by_key, self._order = {}, []
+
+    def clear(self) -> None:
+        """Forget all, also what was acknowledged: the subscription's position was moved."""
+        self.retire()
+        self._late, self._settled = {}, {}

@@ -1,0 +1,68 @@
+"""A topic as its subscriptions see it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from api.broker.serving.cursor_writer import CursorWriter
+from api.broker.threads import Workers
+from storage.clock import Clock
+from storage.entries.rebuild import DeliverableEntry
+from storage.metadata.records import TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+from storage.topic import Topic
+
+if TYPE_CHECKING:
+    from api.broker.serving.consumer import Consumer
+    from api.broker.serving.subscription import Subscription
+
+
+class NewestEntries(Protocol):
+    """The newest entries of a topic, in memory."""
+
+    def read(self, offset: int) -> Sequence[DeliverableEntry] | None:
+        """Return the entries from an offset on, none if that is the end; None: they are not in memory."""
+
+
+class ServedTopic(Protocol):
+    """One topic, open. `max_unacked_messages` 0: any number; `tail_is_whole`: every append is noted in `tail`."""
+
+    storage: Topic
+    metadata: MetadataStore
+    clock: Clock
+    cursor_writer: CursorWriter
+    max_unacked_messages: int
+    stale_readers: int
+
+    @property
+    def record(self) -> TopicRecord: ...
+
+    @property
+    def name(self) -> TopicName: ...
+
+    @property
+    def tail(self) -> NewestEntries: ...
+
+    @property
+    def tail_is_whole(self) -> bool: ...
+
+    @property
+    def store(self) -> Workers:
+        """Threads that read the topic's messages, few at a time for each topic."""
+
+    @property
+    def database(self) -> Workers: ...
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside; an error of it is logged."""
+
+    async def remove_subscription(self, subscription: Subscription) -> None:
+        """Close a subscription and disconnect its consumers; its cursor stays as it is."""
+
+    async def remove_consumer(self, consumer: Consumer) -> None:
+        """A consumer has left, and a reader's position with it."""
+
+    async def unsubscribe(self, subscription: Subscription, force: bool) -> None:
+        """Delete a subscription and its cursor. Raises Conflict while consumers are connected, unless forced."""
