@@ -434,7 +434,7 @@ def test_a_malformed_host_is_refused(guarded: Served) -> None:
 
 
 def test_parts_of_a_topic_page_need_the_permission_of_their_calls(guarded: Served) -> None:
-    """X15, X9: runs belong to `compact`, subscriptions to `consume`; runs that do not exist look like others."""
+    """X15, X9: as over REST; runs that do not exist look like others."""
     root = {"Authorization": f"Bearer {create(SECRET, 'root', {})}"}
     for verb, path, body in (
         ("PUT", "/admin/v2/persistent/public/default/parts", None),
@@ -452,12 +452,13 @@ def test_parts_of_a_topic_page_need_the_permission_of_their_calls(guarded: Serve
     run = runs[0]["run"]
     for role, has_runs, has_subscriptions, events in (
         ("writer", False, False, 403),
-        ("taker", False, True, 403),
+        ("taker", True, True, 403),
         ("packer", True, False, 200),
     ):
         client = logged_in(guarded, role)
         text = page(client, "/dashboard/topics/public/default/parts")
         assert ("<h2>Compactions</h2>" in text) is has_runs, role
+        assert ('class="buttons"' in text) is (role == "packer")
         assert ("secret-name" in text) is has_subscriptions, role
         answer = client.get(f"/dashboard/runs/{run}/events")
         assert answer.status_code == events
