@@ -3,8 +3,9 @@
 Source: `org.apache.avro.Resolver` and `SchemaValidator` of Avro for Java. They differ from the specification, and a
 broker decides by them: the names of two records are not compared, except to choose between branches of a union; names
 of enums and fixed types are compared without their namespace; a symbol that the reader's enum lacks is an error of
-the data and not of the schemas. One deviation: a record matches a branch of another name only if all of its fields,
-at any depth, can be read.
+the data and not of the schemas. Two deviations: a record matches a branch of another name only if all of its fields, at
+any depth, can be read; an alias that is also the name of something else is not followed everywhere. Of 20,000 random
+pairs, Avro 1.12.1 decides 8 differently, all of them with such aliases.
 
 Definitions come from clients. `parse` bounds their bytes and nesting; `misfit` bounds the pairs that it compares and
 remembers each pair, so its time is proportional to that bound. Both recurse: a caller maps RecursionError, or raises

@@ -26,8 +26,10 @@ from storage.model import TopicName
 
 LAYOUT_BYTES = 1 << 20
 """Bytes of the newest definitions among which one is recognised that differs in layout alone."""
-TOPIC_BYTES = 16 << 20
+TOPIC_BYTES = 8 << 20
 """Bytes of all definitions of a topic: REST returns them in one answer."""
+VERSIONS = 10_000
+"""Versions of a topic's schema: each request reads their numbers."""
 _TRIES = 5
 
 
@@ -97,9 +99,10 @@ class SchemaRegistry:
                 return stored
             every = self._metadata.schemas.outlines(topic)
             self.check(topic, schema)
-            if sum(item.size for item in every) + len(schema.data) > TOPIC_BYTES:
+            if len(every) >= VERSIONS or sum(item.size for item in every) + len(schema.data) > TOPIC_BYTES:
                 raise IncompatibleSchema(
-                    f"the schemas of {topic.whole or topic} have more than {TOPIC_BYTES >> 20} MiB together with it",
+                    f"the schemas of {topic.whole or topic} have more than {TOPIC_BYTES >> 20} MiB or {VERSIONS:,} "
+                    "versions together with it",
                     "delete the topic's schemas, and store the newest again",
                     is_public=True,
                 )
