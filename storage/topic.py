@@ -39,6 +39,7 @@ from storage.reading.limits import ReadLimits, limited
 from storage.reading.page_reader import PageReader
 from storage.reading.raw_reader import RawReader
 from storage.reading.retention_filter import RetentionFilter, retention_filter
+from storage.reading.sequence_scan import COLUMNS as SEQUENCE_COLUMNS, ScannedSequences, scan
 from storage.reading.snapshot_reader import SnapshotReader, messages
 
 
@@ -160,6 +161,12 @@ class Topic:
         if manifest.dropped_to < first:
             return ContinuationToken(start)
         return ContinuationToken(StartOffset(first), compacted=CompactedProgress(is_raw=True))
+
+    def sequences(self, first_offset: int) -> Iterator[ScannedSequences]:
+        """Yield the sequence ids of producers of the raw entries from an offset on, up to the topic's end of now."""
+        unsealed, start = SegmentEntryReader(self._environment.log), StartOffset(first_offset)
+        source = RawReader(self._environment.store, unsealed, self.snapshot, start, columns=SEQUENCE_COLUMNS)
+        return scan(source.tables(), unsealed.data)
 
     def _raw_source(
         self, start: StartPosition, reset: OffsetReset, unsealed: SegmentTableReader | None = None

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from api.broker.serving.cursor_writer import CursorWriter
+from api.broker.serving.deduplication import Deduplication
+from api.broker.serving.sequence_loads import SequenceLoads
 from api.broker.serving.subscription import SubscribeRequest, Subscription
 from api.gateway import stats
 from api.gateway.admission import Admission
 from api.gateway.commands import Refused
 from api.gateway.connection import Connection
-from api.gateway.deduplication import Deduplication
 from api.gateway.lookup import LookupResult, find_or_create, owner_of, topics_of
 from api.gateway.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
 from api.gateway.receive_buffers import ReceiveBuffers
@@ -139,6 +140,7 @@ class Gateway:
             parts.environment.metadata, PoolWorkers(parts.pools[WaitsFor.DATABASE]), TICK_SECONDS
         )
         self._ticked_ms = self.clock.now_ms()
+        self._sequence_loads = SequenceLoads(parts.pools[WaitsFor.SEQUENCES].run_to_end)
         self._servers: list[asyncio.Server] = []
         self._loops: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -289,8 +291,7 @@ class Gateway:
         storage = Topic(self.parts.environment, record)
         held = await pools[WaitsFor.LOG].run(self._hold, storage)
         try:
-            deduplication = await pools[WaitsFor.STORE].run_to_end(self._deduplication, storage)
-            epoch = await pools[WaitsFor.DATABASE].run(self.parts.environment.metadata.topics.producer_epoch, record.id)
+            deduplicates, epoch = await pools[WaitsFor.DATABASE].run(self._producer_state, record)
         except BaseException:
             await pools[WaitsFor.LOG].finish(held.release)
             raise
@@ -303,7 +304,8 @@ class Gateway:
             self.settings.topic,
             Tail(self._tails),
             self._cursor_writer,
-            deduplication,
+            self._deduplication(storage) if deduplicates else None,
+            self._sequence_loads,
             epoch,
             partial(self._over_quota, record),
             self._lost,
@@ -319,12 +321,16 @@ class Gateway:
                 self.parts.forwarding.for_writing(storage.record)
         raise RestException(503, f"{storage.name} is served by another service: look it up again")
 
-    def _deduplication(self, storage: Topic) -> Deduplication | None:
-        if not self._deduplicates(storage.record):
-            return None
-        return Deduplication.load(
-            self.parts.environment.metadata, storage, self.parts.settings.broker_deduplication_max_producers
-        )
+    def _producer_state(self, record: TopicRecord) -> tuple[bool, int | None]:
+        """Return whether the topic deduplicates, and the epoch of its last exclusive producer."""
+        metadata, deduplicates = self.parts.environment.metadata, self._deduplicates(record)
+        if not deduplicates:  # switched on again, it begins at the topic's end
+            metadata.producer_sequences.delete(record.id)
+        return deduplicates, metadata.topics.producer_epoch(record.id)
+
+    def _deduplication(self, storage: Topic) -> Deduplication:
+        most = self.parts.settings.broker_deduplication_max_producers
+        return Deduplication(self.parts.environment.metadata, storage, most)
 
     def _deduplicates(self, record: TopicRecord) -> bool:
         return self.parts.environment.metadata.policies.effective(record).deduplication_enabled

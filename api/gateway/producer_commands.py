@@ -49,6 +49,7 @@ async def _created(connection: Connection, wish: CommandProducer, is_wanted: Cal
         return _producer_success(wish.request_id, there, None)
     topic = await connection.gateway.topic(name, connection.settings.auto_create, connection.audit)
     check_quota(topic)
+    await topic.load_sequences()
     version = await _schema_version(connection, name, wish.schema if wish.HasField("schema") else None)
     if wish.initial_subscription_name:
         await connection.allow(name, AuthAction.CONSUME)

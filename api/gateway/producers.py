@@ -91,6 +91,10 @@ class Publish:
     messages: int
     entry: bytes
 
+    @property
+    def producer_name(self) -> str:
+        return self.producer.name
+
 
 class PublishQueue:
     """The entries of a topic that wait, and the task that appends them."""
@@ -132,6 +136,7 @@ class PublishQueue:
                 wanted = [publish for publish in group if not publish.producer.is_closed]
                 try:
                     self._answer(wanted, await self._append(wanted) if wanted else [])
+                    self._topic.store_sequences_if_due()
                 finally:
                     self._settle(group)
         finally:

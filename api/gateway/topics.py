@@ -18,11 +18,12 @@ from weakref import WeakValueDictionary
 
 from api.broker.serving.consumer import Consumer
 from api.broker.serving.cursor_writer import CursorWriter
+from api.broker.serving.deduplication import Deduplication
 from api.broker.serving.rates import Rate
+from api.broker.serving.sequence_loads import SequenceLoads
 from api.broker.serving.subscription import SubscribeRequest, Subscription
 from api.broker.threads import LimitedWorkers, Workers
 from api.gateway.commands import Refused
-from api.gateway.deduplication import Deduplication
 from api.gateway.producers import Producer, ProducerRegistry, Publish, PublishQueue
 from api.gateway.pulsar_api_pb2 import ServerError
 from api.gateway.tail import Tail
@@ -70,6 +71,7 @@ class PersistentTopic:
         tail: Tail,
         cursor_writer: CursorWriter,
         deduplication: Deduplication | None,
+        sequence_loads: SequenceLoads,
         producer_epoch: int | None,
         over_quota: Callable[[], OverQuota | None],
         on_lost: Callable[[PersistentTopic], object],
@@ -96,6 +98,8 @@ class PersistentTopic:
         self._is_closed = False
         self._held = held
         self._deduplication = deduplication
+        self._sequence_loads = sequence_loads
+        self._is_storing_sequences = False
         self._on_lost = on_lost
         self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -148,11 +152,32 @@ class PersistentTopic:
         """Append entries; for each its place, why it was not taken, or the id that stands for a duplicate."""
         if self._deduplication is None:
             return list(self._held.append([publish.entry for publish in group]))
-        return self._deduplication.append(group, self._held.append)
+        return list(self._deduplication.append(group, self._held.append))
 
     def last_sequence_id(self, producer_name: str) -> int:
         """The highest sequence id that a producer of that name has stored; -1: none, or it is not known."""
         return -1 if self._deduplication is None else self._deduplication.last_sequence_id(producer_name)
+
+    async def load_sequences(self) -> None:
+        """Return when the topic knows what its producers have stored, if it deduplicates. Consumers need not wait.
+
+        Raises CompactorError, RestException.
+        """
+        if self._deduplication is not None:
+            await self._sequence_loads.load(self.record.id, self._deduplication)
+
+    def store_sequences_if_due(self) -> None:
+        """Begin to store what producers have stored, if it is due."""
+        deduplication = self._deduplication
+        if deduplication is not None and not self._is_storing_sequences and deduplication.is_store_due():
+            self._is_storing_sequences = True
+            self.spawn(self._store_sequences(deduplication))
+
+    async def _store_sequences(self, deduplication: Deduplication) -> None:
+        try:
+            await self.pools[WaitsFor.DATABASE].run_to_end(deduplication.store)
+        finally:
+            self._is_storing_sequences = False
 
     def appended(self) -> None:
         """Entries have come, by whatever way."""
@@ -287,6 +312,8 @@ class PersistentTopic:
                     await subscription.close()
                 except (CompactorError, RestException) as error:
                     LOG.warning("the subscription %s of %s: %s", subscription.name, self.name, error)
+            if self._deduplication is not None:
+                self._deduplication.pass_to(self.tail.end)
         finally:  # while this process holds the lease of a topic that it does not serve, no process serves it
             self.tail.clear()
             await self.pools[WaitsFor.LOG].finish(self._release)

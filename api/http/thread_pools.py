@@ -44,6 +44,8 @@ PARSERS = 2
 """Threads that parse bodies: they wait for nothing, and each may hold a body many times over."""
 SCHEMA_CHECKS = 8
 """Threads that wait for the processes which compare schemas (`api/broker/schema_processes.py`)."""
+SEQUENCE_READERS = 8
+"""Threads that read sequence ids of producers, of one topic each."""
 _PARSED_HERE_BYTES = 4 << 10
 """A body up to this size takes less time to parse than to hand to a thread."""
 _PER_THREAD = 16
@@ -59,6 +61,7 @@ class WaitsFor(StrEnum):
     WORK = "long work over the object store"
     PARSING = "parsing of bodies"
     SCHEMAS = "comparison of schemas"
+    SEQUENCES = "sequence ids of producers"
 
 
 @dataclass(eq=False)
@@ -296,6 +299,7 @@ def make_pools(settings: Settings, clock: Clock) -> Pools:
         WaitsFor.WORK: (settings.threads_work, None),
         WaitsFor.PARSING: (PARSERS, deadline),
         WaitsFor.SCHEMAS: (SCHEMA_CHECKS, deadline),
+        WaitsFor.SEQUENCES: (SEQUENCE_READERS, None),
     }
     return {what: Pool(what, threads, most, clock) for what, (threads, most) in sizes.items()}
 

@@ -23,6 +23,7 @@ from compactor.maintenance.retention_plan import (
     plan_policies,
     sealed_part,
 )
+from compactor.maintenance.sequence_ids import store_sequence_ids
 from storage.environment import Environment
 from storage.errors import Conflict, DataLoss, recorded
 from storage.failpoints import Failpoint, failpoint
@@ -132,6 +133,9 @@ class Retention:
     def _mark(self, topic: TopicRecord, plan: TrimPlan, force: bool) -> None:
         """Two transactions at most; between them the topic is as it would be had only the first been asked for."""
         going = [candidate.extent for candidate in plan.going]
+        if going or plan.start_offset > topic.start_offset:
+            end = max([plan.start_offset, *(extent.last_offset + 1 for extent in going)])
+            store_sequence_ids(self.environment, topic, end)
         below = [extent.ledger_id for extent in going if extent.last_offset < plan.start_offset]
         compacted = [extent.ledger_id for extent in going if extent.last_offset >= plan.start_offset]
         if below or plan.start_offset > topic.start_offset:

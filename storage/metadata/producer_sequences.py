@@ -1,39 +1,88 @@
-"""What deduplication knows of a topic, as it was written down last: one row a topic."""
+"""What deduplication knows of a topic, as it was written down last: one row a topic.
+
+The row says that the topic deduplicates: raw messages at or above `end_offset` must not be removed, because only they
+have the sequence ids of their producers. `check_stored` refuses it, in the transaction that removes them. The row goes
+when the topic is served without deduplication, so that one that is switched on again begins at the topic's end.
+
+`end_offset` only grows. Two processes may write: the one that serves the topic, and one that removes messages. Must not
+know: entries, objects.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sqlalchemy import select
+from sqlalchemy import Connection, delete, select
 
+from storage.errors import Conflict
 from storage.metadata import queries, topics
 from storage.metadata.queries import Store
+from storage.metadata.records import TopicRecord
 from storage.metadata.tables import producer_sequences
 
 
 @dataclass(frozen=True)
 class ProducerSequences:
-    """The highest sequence id of each producer, by name, among the entries before an offset."""
+    """The highest sequence id of each producer, by name, among the entries before an offset.
+
+    Those that stored something last are at the end.
+    """
 
     end_offset: int = 0
     highest: Mapping[str, int] = field(default_factory=dict)
+
+    def merged(self, older: ProducerSequences) -> ProducerSequences:
+        """Return what is known of two ranges of entries, the other one of which begins before this one."""
+        highest = {name: number for name, number in older.highest.items() if name not in self.highest}
+        for name, number in self.highest.items():
+            highest[name] = max(number, older.highest.get(name, number))
+        return ProducerSequences(max(self.end_offset, older.end_offset), highest)
 
 
 class ProducerSequenceStore(Store):
     """Sequence ids of producers, by topic."""
 
-    def of_topic(self, topic_id: int) -> ProducerSequences:
-        """What was stored last; nothing if nothing was."""
-        wanted = select(producer_sequences).where(producer_sequences.c.topic_id == topic_id)
+    def of_topic(self, topic_id: int) -> ProducerSequences | None:
+        """Return what was stored last; None: the topic does not deduplicate, or does so from now on."""
         with self._database.read() as connection:
-            row = connection.execute(wanted).mappings().one_or_none()
-        return ProducerSequences() if row is None else ProducerSequences(row["end_offset"], row["highest"])
+            return _of_topic(connection, topic_id)
 
-    def store(self, topic_id: int, found: ProducerSequences) -> None:
-        """Replace what was stored."""
-        values = {"end_offset": found.end_offset, "highest": dict(found.highest)}
+    def store(self, topic_id: int, sequences: ProducerSequences) -> None:
+        """Replace what was stored; what was stored of later entries is kept, too. Raises TopicNotFound."""
         with self._database.write() as connection:
             topics.locked(connection, topic_id)
+            stored = _of_topic(connection, topic_id)
+            if stored is not None and stored.end_offset > sequences.end_offset:
+                sequences = stored.merged(sequences)
+            values = {"end_offset": sequences.end_offset, "highest": dict(sequences.highest)}
             if not queries.change(connection, producer_sequences, topic_id, **values):
                 queries.insert_new(connection, producer_sequences, topic_id=topic_id, **values)
+
+    def delete(self, topic_id: int) -> None:
+        """Forget what was stored: the topic does not deduplicate any more. Raises TopicNotFound."""
+        stored = select(producer_sequences.c.topic_id).where(producer_sequences.c.topic_id == topic_id)
+        with self._database.read() as connection:
+            if connection.execute(stored).first() is None:
+                return
+        with self._database.write() as connection:
+            topics.locked(connection, topic_id)
+            connection.execute(delete(producer_sequences).where(producer_sequences.c.topic_id == topic_id))
+
+
+def check_stored(connection: Connection, topic: TopicRecord, below: int) -> None:
+    """Raise Conflict if sequence ids of entries below an offset are in the log alone, and so would be forgotten."""
+    statement = select(producer_sequences.c.end_offset).where(producer_sequences.c.topic_id == topic.id)
+    end = connection.execute(statement).scalar_one_or_none()
+    if end is not None and end < below:
+        raise Conflict(
+            f"messages of {topic.name} up to offset {below} cannot be removed: the sequence ids of their producers are "
+            f"stored up to offset {end}",
+            "try again: they are stored first",
+        )
+
+
+def _of_topic(connection: Connection, topic_id: int) -> ProducerSequences | None:
+    statement = select(producer_sequences).where(producer_sequences.c.topic_id == topic_id)
+    row = connection.execute(statement).mappings().one_or_none()
+    return None if row is None else ProducerSequences(row["end_offset"], row["highest"])

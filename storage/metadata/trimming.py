@@ -1,8 +1,9 @@
 """Trimming: raw ledgers are marked as deleted and the start of the topic moves, in one transaction (C1, C2, C3).
 
 Invariants: what a durable cursor still has to read, and what is above the horizon of a topic that is compacted, is
-not trimmed unless forced; `start_offset` only grows; a marked ledger is never listed again. Its row stays until it is
-purged, and until then its objects count as referenced, so its readers may finish.
+not trimmed unless forced; what deduplication knows by it alone is not trimmed at all (producer_sequences.py);
+`start_offset` only grows; a marked ledger is never listed again. Its row stays until it is purged, and until then its
+objects count as referenced, so its readers may finish.
 
 A cursor below the topic's start needs nothing below that start any more. Must not know: objects; which ledgers go is
 decided by the caller.
@@ -21,6 +22,7 @@ from storage.metadata import cursors, ledgers, queries, topics
 from storage.metadata.engine import Database
 from storage.metadata.invariants import check_trim
 from storage.metadata.policy_store import ensure_compaction_cursor
+from storage.metadata.producer_sequences import check_stored
 from storage.metadata.queries import Store
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, SegmentState, TopicRecord
 from storage.metadata.segments import TAIL, of_topic as segments_of
@@ -51,7 +53,7 @@ class TrimmingStore(Store):
         The start never goes back. `keep_start`: it stays where it is; the ledgers are the topic's oldest and are at or
         below the horizon, and what of them survived is in the compacted ledger (C2). `force`: no cursor holds
         anything back. Raises InvalidInput for an offset beyond the topic's end, Conflict if a cursor needs what would
-        go (it is named), or if a ledger was trimmed already.
+        go (it is named), if a ledger was trimmed already, or if deduplication needs it (producer_sequences.py).
         """
 
         def change(connection: Connection) -> None:
@@ -61,9 +63,10 @@ class TrimmingStore(Store):
             compacted = cursors.serving_compacted(connection, topic_id)
             check_trim(topic, start_offset, ledger_ids, present, compacted.horizon if compacted else None, keep_start)
             going = [ledger for ledger in present if ledger.ledger_id in set(ledger_ids)]
+            end = max((ledger.last_offset + 1 for ledger in going), default=0)
+            check_stored(connection, topic, end if keep_start else max(end, start_offset))
             if not force:
                 ensure_compaction_cursor(connection, topic, self._defaults)
-                end = max((ledger.last_offset + 1 for ledger in going), default=0)
                 _check_cursors(connection, topic, end if keep_start else start_offset)
             _mark(connection, going, now)
             if not keep_start:
@@ -86,7 +89,7 @@ class TrimmingStore(Store):
         Each of them or none; as they are then, in their order. An open segment stays: it begins at that end, so roll it
         before. Rolled ones count as sealed, so their files go as those do. The epoch is over, so a run that continues
         publishes nothing; `__compaction` has no horizon any more. Called again, it clears what came meanwhile. Raises
-        TopicNotFound.
+        TopicNotFound, Conflict if deduplication needs what would go (producer_sequences.py).
         """
 
         def change(connection: Connection) -> list[TopicRecord]:
@@ -121,6 +124,7 @@ class TrimmingStore(Store):
 def truncate(connection: Connection, topic_id: int, now: int) -> TopicRecord:
     """What `TrimmingStore.truncate` changes."""
     topic = topics.locked(connection, topic_id)
+    check_stored(connection, topic, topic.next_offset)
     _mark(connection, ledgers.of_topic(connection, topic_id), now)
     connection.execute(
         update(segments)

@@ -17,7 +17,7 @@ where it was. One instance is one read, which may continue as messages come; it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
 import pyarrow as pa
 
@@ -51,14 +51,17 @@ class RawReader:
         reset: OffsetReset = OffsetReset.EARLIEST,
         *,
         or_compacted: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> None:
-        """`or_compacted`: a compacted read: where what comes next is trimmed, it leaves the rest to its caller."""
+        """`or_compacted`: a compacted read: where what comes next is trimmed, it leaves the rest to its caller.
+        `columns`: those that are read of sealed ledgers (SnapshotReader)."""
         self._store = store
         self._unsealed = unsealed
         self._take_snapshot = take_snapshot
         self._start = start
         self._reset = reset
         self._or_compacted = or_compacted
+        self._columns = columns
         self._bound: SeekPosition | None = None
         """The seek position of the next message; None: the start is not resolved yet."""
         self._delivered_to = -1
@@ -89,7 +92,7 @@ class RawReader:
         self.is_gone = False
         snapshot = self._take_snapshot() if snapshot is None else snapshot
         while True:
-            reader = SnapshotReader(self._store, snapshot, self._unsealed)
+            reader = SnapshotReader(self._store, snapshot, self._unsealed, columns=self._columns)
             try:
                 if self._bound is None:
                     self._bound = self._first_bound(reader)

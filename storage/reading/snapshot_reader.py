@@ -15,7 +15,7 @@ are in another machine's log: what comes before them is given.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
 
@@ -66,8 +66,11 @@ class SnapshotReader:
         snapshot: TopicSnapshot,
         unsealed: SegmentTableReader | None = None,
         retention: RetentionFilter | None = None,
+        columns: Sequence[str] | None = None,
     ) -> None:
+        """`columns`: of sealed ledgers and parts, those that are read, with `offset` and `slot`; None: all."""
         self.snapshot = snapshot
+        self._columns = None if columns is None else list(columns)
         self._store = store
         self._unsealed = unsealed
         self.retention = retention
@@ -194,7 +197,7 @@ class SnapshotReader:
         reader.expect(wanted)
         for number in wanted:
             with self._held(reader, number):
-                table = reader.read(number)
+                table = reader.read(number, self._columns)
                 if deleted:
                     table = table.filter(pa.array(alive(deleted, first_offset, table.column("offset").to_numpy())))
                 if len(table := delivered(table)):

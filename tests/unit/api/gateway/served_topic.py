@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from api.broker.serving.cursor_writer import CursorWriter
-from api.gateway.deduplication import Deduplication
+from api.broker.serving.deduplication import Deduplication
+from api.broker.serving.sequence_loads import SequenceLoads
 from api.gateway.tail import Tail, TailBudget
 from api.gateway.topics import PersistentTopic, TopicSettings
 from api.http.thread_pools import Pools, WaitsFor
@@ -36,7 +37,7 @@ async def opened(
     storage: Topic,
     keys: Sequence[str] = (),
     max_unacked_messages: int = 0,
-    deduplication: Deduplication | None = None,
+    deduplicates: bool = False,
 ) -> AsyncIterator[PersistentTopic]:
     """The topic with a message for each of `keys`, whose entry id is its number; no client is connected."""
     logs = TopicLogs(bench.clock, most=2, idle_ms=5_000)
@@ -49,7 +50,8 @@ async def opened(
         TopicSettings(max_unacked_messages),
         Tail(TailBudget(0)),
         CursorWriter(bench.metadata, AtOnce()),
-        deduplication,
+        Deduplication(bench.metadata, storage, 100) if deduplicates else None,
+        SequenceLoads(AtOnce().run),
         bench.metadata.topics.producer_epoch(storage.record.id),
         lambda: None,
         lambda _: None,

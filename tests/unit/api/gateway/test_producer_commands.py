@@ -12,7 +12,6 @@ from unittest.mock import patch
 import pytest
 
 from api.gateway.connection import Connection
-from api.gateway.deduplication import Deduplication
 from api.gateway.frames import encoded
 from api.gateway.gateway import Gateway
 from api.gateway.pulsar_api_pb2 import BaseCommand, ProducerAccessMode, ServerError
@@ -138,7 +137,7 @@ class Client(asyncio.Transport):
 @asynccontextmanager
 async def deduplicating(bench: Workbench, storage: Topic) -> AsyncIterator[tuple[PersistentTopic, GatedPool]]:
     """The topic, which deduplicates, and the pool through which it appends."""
-    async with opened(bench, storage, deduplication=Deduplication.load(bench.metadata, storage, 100)) as topic:
+    async with opened(bench, storage, deduplicates=True) as topic:
         pool = GatedPool()
         cast(Any, topic.pools)[WaitsFor.LOG] = pool
         yield topic, pool

@@ -1,0 +1,170 @@
+"""Deduplication: an entry that a producer sends again is not stored again (Pulsar's MessageDeduplication).
+
+Of each producer the highest sequence id that was stored is known; an entry at or below it was stored before, and is
+answered with the id -1:-1. Sequence ids are the producers' own, and continue where a producer of the same name connects
+again. What is known is in SQL up to an offset, and in the log from there on. It is written to SQL every `STORE_ENTRIES`
+entries, when the topic is closed, and before messages are removed (compactor/maintenance/sequence_ids.py), so a process
+that dies forgets nothing. A topic for which SQL has nothing begins at its end: deduplication was switched on there.
+
+`append` is for one thread at a time; `load` and `store` may be called beside it by others. Must not know: connections,
+commands of a protocol.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from storage.entries.entry import signed
+from storage.entries.sequence_ids import WHOLE, SequenceId, last_whole, sequence_of_entry
+from storage.errors import CompactorError, InvalidRecord, Unavailable
+from storage.log.group_commit import Answer
+from storage.metadata.producer_sequences import ProducerSequences
+from storage.metadata.store import MetadataStore
+from storage.model import EARLIEST, MessageId
+from storage.topic import Topic
+
+STORE_ENTRIES = 1_000
+"""Entries after which what is known is stored (Pulsar's brokerDeduplicationEntriesInterval)."""
+_UNKNOWN: SequenceId = (-1, -1)
+
+
+class Publication(Protocol):
+    """An entry that is published. The sequence ids are those of the command that carried it; 0: no highest one."""
+
+    @property
+    def producer_name(self) -> str: ...
+
+    @property
+    def sequence_id(self) -> int: ...
+
+    @property
+    def highest_sequence_id(self) -> int: ...
+
+    @property
+    def entry(self) -> bytes: ...
+
+
+class Deduplication:
+    """What producers of one topic have stored. `load` it before the first entry."""
+
+    def __init__(self, metadata: MetadataStore, topic: Topic, most_producers: int) -> None:
+        """`most_producers`: names that are known at most, those that stored something last; each costs its bytes and
+        two numbers."""
+        self._metadata = metadata
+        self._topic = topic
+        self._most_producers = most_producers
+        self._lock = threading.Lock()
+        """Held while what is known changes or is copied, never while anything is waited for."""
+        self._known: dict[str, SequenceId] = {}
+        self._end = 0
+        self._noted = self._written = 0
+        """Entries that were noted since it was made, and how many of them SQL knows."""
+        self._store_at = STORE_ENTRIES
+        self.is_loaded = False
+
+    def load(self) -> None:
+        """Read what is stored, and what the log has after that. Raises what reading the topic does; then load again."""
+        record = self._topic.record
+        stored = self._metadata.producer_sequences.of_topic(record.id)
+        if stored is None:
+            stored = ProducerSequences(self._topic.snapshot_reader().end)
+            self._metadata.producer_sequences.store(record.id, stored)
+        with self._lock:
+            self._known = {}
+            self._end = stored.end_offset
+            for name, number in stored.highest.items():
+                self._note(name, (number, WHOLE))
+        for scanned in self._topic.sequences(stored.end_offset):
+            with self._lock:
+                self._end = max(self._end, scanned.end)
+                self._noted += 1
+                for name, sequence in scanned.highest.items():
+                    self._note(name, sequence)
+        self.store()  # so that the next load does not read it again
+        self.is_loaded = True
+
+    def last_sequence_id(self, producer_name: str) -> int:
+        """Return the highest sequence id that a producer of that name has stored; -1: none."""
+        return self._known.get(producer_name, _UNKNOWN)[0]
+
+    def append(
+        self, group: Sequence[Publication], append: Callable[[Sequence[bytes]], Sequence[Answer]]
+    ) -> list[Answer | MessageId]:
+        """Append what is new of a group; return an answer for each: EARLIEST stands for a duplicate.
+
+        An entry that repeats one of the same group succeeds if that one does, whatever becomes of those after it.
+        """
+        answers: list[Answer | MessageId] = [EARLIEST] * len(group)
+        coming: dict[str, list[tuple[SequenceId, int]]] = {}
+        """The new entries of each producer, ascending: sequence id and number in the group."""
+        repeated: list[tuple[int, int]] = []
+        for number, publication in enumerate(group):
+            name, sequence = publication.producer_name, _sequence_of(publication)
+            if sequence <= self._known.get(name, _UNKNOWN):
+                continue
+            ahead = coming.setdefault(name, [])
+            if not ahead or sequence > ahead[-1][0]:
+                ahead.append((sequence, number))
+            else:
+                repeated.append((number, ahead[bisect_left(ahead, (sequence, -1))][1]))
+        new = sorted((number, name, sequence) for name, ahead in coming.items() for sequence, number in ahead)
+        if new:
+            appended = append([group[number].entry for number, _, _ in new])
+            with self._lock:
+                for (number, name, sequence), answer in zip(new, appended, strict=True):
+                    answers[number] = answer
+                    if not isinstance(answer, CompactorError):
+                        self._note(name, sequence)
+                        self._end = max(self._end, answer.first.offset + answer.messages)
+                        self._noted += 1
+        for number, original in repeated:
+            if isinstance(answers[original], CompactorError):
+                answers[number] = Unavailable(
+                    f"an entry that repeats another one of {self._topic.name} was not stored, because that one failed",
+                    "send it again",
+                    is_public=True,
+                )
+        return answers
+
+    def is_store_due(self) -> bool:
+        """Return whether SQL should know more; asked again, only after as many more entries."""
+        is_due = self._noted >= self._store_at
+        if is_due:
+            self._store_at = self._noted + STORE_ENTRIES
+        return is_due
+
+    def store(self) -> None:
+        """Write what is known to SQL. Raises CompactorError."""
+        with self._lock:
+            noted, end = self._noted, self._end
+            highest = {name: last_whole(sequence) for name, sequence in self._known.items()}
+        if noted > self._written:
+            self._metadata.producer_sequences.store(self._topic.record.id, ProducerSequences(end, highest))
+            with self._lock:
+                self._written = max(self._written, noted)
+
+    def pass_to(self, end: int) -> None:
+        """Note that what the log has before an offset is known: other entries there are not of producers of this topic.
+
+        Imports and produce over HTTP are not deduplicated.
+        """
+        with self._lock:
+            if self.is_loaded and end > self._end:
+                self._end = end
+                self._noted += 1
+
+    def _note(self, name: str, sequence: SequenceId) -> None:
+        self._known[name] = max(sequence, self._known.pop(name, _UNKNOWN))
+        if len(self._known) > self._most_producers:
+            del self._known[next(iter(self._known))]
+
+
+def _sequence_of(publication: Publication) -> SequenceId:
+    highest = signed(max(publication.sequence_id, publication.highest_sequence_id))
+    try:
+        return sequence_of_entry(publication.entry, highest)
+    except InvalidRecord:
+        return highest, WHOLE  # it will be refused

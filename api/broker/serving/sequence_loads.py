@@ -1,0 +1,49 @@
+"""Loads of what deduplication knows: at most one of a topic at a time, however often the topic is opened.
+
+A load may read objects, and a thread that waits for an object that hangs cannot be stopped. So a load that is under way
+is waited for, and never begun again beside it: a topic holds one thread at most, and the threads of the other topics
+are left. For one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from api.broker.serving.deduplication import Deduplication
+
+Run = Callable[[Callable[[], None]], Awaitable[None]]
+"""Calls a function in a thread of those for loads."""
+
+
+class SequenceLoads:
+    """The loads of all topics that a process serves."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._running: dict[int, tuple[Deduplication, asyncio.Task[None]]] = {}
+
+    async def load(self, topic_id: int, deduplication: Deduplication) -> None:
+        """Return when it is loaded. Raises what its load raises; a later call loads again."""
+        while not deduplication.is_loaded:
+            loading, task = self._running.get(topic_id, (None, None))
+            if task is not None and loading is not deduplication:  # the topic was opened before, and closed
+                await asyncio.wait({task})
+                continue
+            if task is None:
+                task = asyncio.create_task(self._load(topic_id, deduplication))
+                task.add_done_callback(_note_seen)
+                self._running[topic_id] = deduplication, task
+            await asyncio.shield(task)
+
+    async def _load(self, topic_id: int, deduplication: Deduplication) -> None:
+        try:
+            await self._run(deduplication.load)
+        finally:
+            del self._running[topic_id]
+
+
+def _note_seen(task: asyncio.Task[None]) -> None:
+    """Take the error of a load that no request waits for any more."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,244 @@
+"""What is sent again is not stored again; what was not stored is never said to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+
+from api.broker.serving import deduplication
+from api.broker.serving.deduplication import Deduplication
+from api.messaging.topic_logs import HeldLog, TopicLogs
+from compactor.maintenance.retention import Retention
+from compactor.maintenance.truncation import truncate
+from storage.entries.encode import encode_message
+from storage.errors import CompactorError, InvalidRecord, ObjectMissing, Unavailable
+from storage.log.group_commit import Answer
+from storage.log.segment import AppendResult
+from storage.model import EARLIEST
+from storage.topic import Topic
+from tests.workbench import Workbench, content
+
+
+@dataclass(frozen=True)
+class Published:
+    producer_name: str
+    sequence_id: int
+    entry: bytes
+    highest_sequence_id: int = 0
+
+
+def publish(name: str, sequence_id: int) -> Published:
+    entry = encode_message(b"k", b"v", producer=name, sequence_id=sequence_id, publish_time=1)
+    return Published(name, sequence_id, entry)
+
+
+class Log:
+    """A topic's log and what is known of its producers; `reopened` after the service died."""
+
+    def __init__(self, bench: Workbench, topic: Topic, most: int = 100) -> None:
+        self._bench, self._topic, self._most = bench, topic, most
+        self._open()
+
+    def _open(self) -> None:
+        self._logs = TopicLogs(self._bench.clock, most=2, idle_ms=5_000)
+        self.held: HeldLog = self._logs.hold(self._topic)
+        self.known = Deduplication(self._bench.metadata, self._topic, self._most)
+        self.known.load()
+
+    def append(self, *sent: tuple[str, int]) -> list[bool]:
+        """Return whether each was stored now."""
+        answers = self.known.append([publish(*item) for item in sent], self.held.append)
+        assert all(isinstance(answer, AppendResult) or answer == EARLIEST for answer in answers)
+        return [isinstance(answer, AppendResult) for answer in answers]
+
+    def roll(self) -> None:
+        """Roll the segment, so that no other caller has to wait for it."""
+        assert self.held._opened.log is not None
+        self.held._opened.log.roll()
+
+    def reopened(self) -> Log:
+        """Open it again as a service does that begins; nothing was written at the end."""
+        self.close()
+        self._open()
+        return self
+
+    def close(self) -> None:
+        self.held.release()
+        self._logs.drain()
+
+
+@pytest.fixture
+def log(bench: Workbench, topic: Topic) -> Iterator[Log]:
+    with closing(Log(bench, topic)) as opened:
+        yield opened
+
+
+def stored(bench: Workbench, topic: Topic) -> dict[str, int]:
+    sequences = bench.metadata.producer_sequences.of_topic(topic.record.id)
+    assert sequences is not None
+    return dict(sequences.highest)
+
+
+def test_what_is_sent_again_is_a_duplicate(log: Log) -> None:
+    assert log.append(("a", 0), ("a", 1), ("b", 0)) == [True, True, True]
+    assert log.append(("a", 1), ("a", 0), ("b", 1), ("b", 1)) == [False, False, True, False]
+    assert (log.known.last_sequence_id("a"), log.known.last_sequence_id("c")) == (1, -1)
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_it_is_known_after_the_service_died(log: Log, written: bool) -> None:
+    log.append(("a", 5))
+    if written:
+        log.known.store()
+    log.append(("b", 7))
+    again = log.reopened()
+    assert (again.known.last_sequence_id("a"), again.known.last_sequence_id("b")) == (5, 7)
+    assert again.append(("a", 5), ("a", 6), ("b", 7)) == [False, True, False]
+
+
+def test_it_is_due_to_be_written_after_some_entries(
+    log: Log, bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deduplication, "STORE_ENTRIES", 3)
+    log = log.reopened()
+    log.append(("a", 0), ("a", 1))
+    assert not log.known.is_store_due()
+    log.append(("a", 2))
+    assert log.known.is_store_due()
+    assert not log.known.is_store_due(), "one that fails is tried again after as many entries"
+    log.known.store()
+    assert stored(bench, topic) == {"a": 2}
+
+
+def test_a_topic_begins_at_its_end_when_deduplication_is_switched_on(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with topic.append_log() as log:
+        log.append(publish("a", 5).entry)
+    read: list[int] = []
+    sequences = topic.sequences
+    monkeypatch.setattr(topic, "sequences", lambda offset: read.append(offset) or sequences(offset))
+    with closing(Log(bench, topic)) as opened:
+        assert opened.known.last_sequence_id("a") == -1
+        assert opened.append(("a", 5), ("a", 6)) == [True, True]
+        opened.reopened()
+        assert opened.known.last_sequence_id("a") == 6
+        opened.reopened()
+    assert read == [1, 1, 3], "each load reads what was appended since the one before"
+
+
+@pytest.mark.parametrize("how", ["trim", "trim compacted", "truncate"])
+@pytest.mark.parametrize("same_process", [True, False])
+def test_it_is_known_of_removed_messages_after_the_service_died(
+    bench: Workbench, topic: Topic, how: str, same_process: bool
+) -> None:
+    with closing(Log(bench, topic)) as log:
+        log.append(("a", 8), ("a", 9), ("b", 3))
+        log.roll()
+        if not same_process:
+            log.close()
+        if how == "truncate":
+            truncate(bench, [topic.record])
+        elif how == "trim":
+            bench.set_policies(topic, **{"cleanup.policy": ["delete"]})
+            assert Retention(bench).trim(topic.record, 3, force=True).plan.going
+        else:
+            bench.set_policies(topic, **{"cleanup.policy": ["compact"]})
+            bench.compact(topic)
+            assert Retention(bench).apply(topic.record).plan.going
+        if not same_process:
+            log._open()
+        log.append(("b", 4))
+        log.reopened()
+        assert not list(topic.messages())[1:], "what they sent is removed"
+        assert log.append(("a", 9), ("a", 10), ("b", 4)) == [False, True, False]
+
+
+def test_what_another_process_has_stored_of_later_entries_is_kept(log: Log, bench: Workbench, topic: Topic) -> None:
+    log.append(("a", 1), ("b", 1))
+    log.held.append([publish("b", 2).entry, publish("c", 3).entry])  # not through this service's producers
+    log.roll()
+    truncate(bench, [topic.record])
+    log.known.store()
+    assert stored(bench, topic) == {"a": 1, "b": 2, "c": 3}
+
+
+def test_messages_of_an_import_are_passed_over(bench: Workbench, topic: Topic) -> None:
+    with closing(Log(bench, topic)) as log:
+        log.append(("a", 1))
+        log.close()
+        bench.append(topic, [content((b"k", b"v"), (b"l", b"v"))])
+        log._open()
+        assert log.known.last_sequence_id("a") == 1
+        sequences = bench.metadata.producer_sequences.of_topic(topic.record.id)
+        assert sequences is not None
+        assert sequences.end_offset == 3
+
+
+def failing_from(number: int, error: CompactorError, log: Log) -> list[object]:
+    """Publish a:0 to a:2, then all again, in one group of which the entry of that number fails."""
+
+    def append(entries: Sequence[bytes]) -> list[Answer]:
+        return [*log.held.append(entries[:number]), *[error for _ in entries[number:]]]
+
+    group = [publish("a", sequence_id) for sequence_id in (0, 1, 2, 0, 1, 2)]
+    return list(log.known.append(group, append))
+
+
+def test_a_duplicate_fails_with_what_it_repeats_and_not_with_a_later_entry(log: Log) -> None:
+    error = Unavailable("the disk is full", "make room")
+    answers = failing_from(1, error, log)
+    assert isinstance(answers[0], AppendResult)
+    assert answers[1:4] == [error, error, EARLIEST]
+    assert [isinstance(answer, Unavailable) for answer in answers[4:]] == [True, True]
+    assert log.append(("a", 0), ("a", 1)) == [False, True]
+
+
+def test_a_duplicate_of_what_can_never_be_stored_may_be_sent_again(log: Log) -> None:
+    answers = failing_from(2, InvalidRecord("an entry cannot be taken", "send another one"), log)
+    assert isinstance(answers[2], InvalidRecord)
+    assert isinstance(answers[5], Unavailable)
+
+
+def test_a_duplicate_of_what_was_stored_before_never_fails(log: Log) -> None:
+    log.append(("a", 0))
+    answers = failing_from(0, Unavailable("the disk is full", "make room"), log)
+    assert (answers[0], answers[3]) == (EARLIEST, EARLIEST)
+
+
+def test_the_producers_that_are_known_have_a_bound(bench: Workbench, topic: Topic) -> None:
+    with closing(Log(bench, topic, most=2)) as log:
+        log.append(("a", 0), ("b", 0))
+        log.append(("a", 1), ("c", 0))
+        assert [log.known.last_sequence_id(name) for name in "abc"] == [1, -1, 0]
+        log.reopened()
+        assert [log.known.last_sequence_id(name) for name in "abc"] == [1, -1, 0]
+
+
+def test_a_load_that_failed_is_tried_again(
+    bench: Workbench, topic: Topic, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.append(("a", 1))
+    known = Deduplication(bench.metadata, topic, 100)
+
+    def lost(_: int) -> Iterator[object]:
+        raise ObjectMissing("an object is missing", "restore it")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(topic, "sequences", lost)
+        with pytest.raises(ObjectMissing):
+            known.load()
+    assert not known.is_loaded
+    known.load()
+    assert (known.is_loaded, known.last_sequence_id("a")) == (True, 1)
+
+
+def test_ids_are_told_in_the_order_in_which_they_are_compared() -> None:
+    """A chunk that is not the last comes before the message is whole, and after the message before it."""
+    ascending = [(6, deduplication.WHOLE), (7, 0), (7, 1), (7, deduplication.WHOLE), (8, deduplication.WHOLE)]
+    assert all(one < other for one, other in pairwise(ascending))
+    assert [deduplication.last_whole(sequence) for sequence in ascending] == [6, 6, 6, 7, 8]
