@@ -208,6 +208,16 @@ def test_a_pod_has_the_one_key_that_checks_tokens(kind: str, variable: str) -> N
     assert volume["secret"]["items"] == [{"key": "the.key", "path": "the.key"}]
 
 
+def test_a_pod_accepts_the_previous_secret_key_while_it_is_rotated() -> None:
+    """N16: to rotate the key ended all tokens."""
+    template = pod(rendered("auth.kind=secret-key", "auth.key=new.key", "auth.previousKey=old.key"))
+    folder = "file:///etc/compactor/keys"
+    assert environment(template)["COMPACTOR_AUTH_TOKEN_SECRET_KEY"] == f"{folder}/new.key"
+    assert environment(template)["COMPACTOR_AUTH_TOKEN_PREVIOUS_SECRET_KEY"] == f"{folder}/old.key"
+    (volume,) = (volume for volume in template["volumes"] if volume["name"] == "keys")
+    assert [item["path"] for item in volume["secret"]["items"]] == ["new.key", "old.key"]
+
+
 def test_the_chart_sets_only_settings_that_exist() -> None:
     assert {name for name in environment(pod(rendered(*COMPLETE))) if name.startswith("COMPACTOR_")} <= KNOWN
 

@@ -27,6 +27,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $variables := dict "public-key" "COMPACTOR_AUTH_TOKEN_PUBLIC_KEY" "secret-key" "COMPACTOR_AUTH_TOKEN_SECRET_KEY" "jwks" "COMPACTOR_AUTH_JWKS_FILE" -}}
 - name: {{ get $variables .Values.auth.kind }}
   value: "{{ if ne .Values.auth.kind "jwks" }}file://{{ end }}/etc/compactor/keys/{{ .Values.auth.key }}"
+{{- if .Values.auth.previousKey }}
+- name: COMPACTOR_AUTH_TOKEN_PREVIOUS_SECRET_KEY
+  value: "file:///etc/compactor/keys/{{ .Values.auth.previousKey }}"
+{{- end }}
 - name: COMPACTOR_AUTH_SUPERUSER_ROLES
   value: {{ join "," .Values.auth.superuserRoles | quote }}
 {{- end }}
