@@ -16,6 +16,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,6 +82,11 @@ class Pulsar:
     limit: float
     flushes: bool = False
     family: str = "Pulsar"
+    heap: tuple[str, ...] = _HEAP
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings of its configuration file besides `_SETTINGS`."""
+    token: str = ""
+    """The token of a superuser, where `settings` require one."""
     _broker: Broker | None = field(default=None, init=False)
     _port: int = field(default=0, init=False)
     _web_port: int = field(default=0, init=False)
@@ -107,10 +113,11 @@ class Pulsar:
             _SETTINGS.format(
                 address=ADDRESS, port=self._port, web_port=self._web_port, flushes=str(self.flushes).lower()
             )
+            + "".join(f"{name}={value}\n" for name, value in self.settings.items())
         )
         opened = tuple(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED)
         netty = ("-Dio.netty.tryReflectionSetAccessible=true", "-Dio.netty.leakDetectionLevel=disabled")
-        options = (*_HEAP, *opened, *netty, f"-Dlog4j2.configurationFile={LOG_SETTINGS}")
+        options = (*self.heap, *opened, *netty, f"-Dlog4j2.configurationFile={LOG_SETTINGS}")
         arguments = {
             "--config": settings,
             "--advertised-address": ADDRESS,
@@ -185,7 +192,7 @@ class Pulsar:
     def _request(self, method: str, path: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(ADDRESS, self._web_port, timeout=_HTTP_SECONDS)
         try:
-            connection.request(method, path)
+            connection.request(method, path, headers={"Authorization": f"Bearer {self.token}"} if self.token else {})
             answer = connection.getresponse()
             return answer.status, answer.read()
         except OSError as error:
