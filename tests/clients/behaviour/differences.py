@@ -1,0 +1,122 @@
+"""Probes that this service answers otherwise than a broker: on purpose, or because a finding is still open.
+
+`DIFFERENT` has what this service answers, so that such an answer is as fixed as any other; docs/clients.md gives the
+same reasons ("Where it differs from a broker").
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`reason`: a sentence of docs/clients.md. `answers`: by place in the broker's answer, this service's answer."""
+
+    reason: str
+    answers: Mapping[Path, Any]
+
+    def applied(self, recorded: Any) -> Any:
+        """Return the broker's answer with this service's in place."""
+        answer = {"": copy.deepcopy(recorded)}
+        for path, value in self.answers.items():
+            part: Any = answer
+            *parents, last = ("", *path)
+            for key in parents:
+                part = part[key]
+            part[last] = value
+        return answer[""]
+
+
+DIFFERENT: dict[str, Difference] = {
+    "fenced_producer": Difference(
+        "An exclusive producer that another one fences is closed at once; a broker ends its connection when it"
+        " publishes next.",
+        {("closed",): True, ("connection closed",): False},
+    ),
+    "acknowledged_cumulatively_on_shared": Difference(
+        "A cumulative acknowledgement of a shared subscription is answered with an error; a broker answers with success"
+        " and does nothing.",
+        {("answered",): "NotAllowedError"},
+    ),
+    "truncate_and_a_new_reader": Difference(
+        "Truncating deletes every message; a broker keeps those of its open ledger for new readers.",
+        {("delivered",): ["5"]},
+    ),
+    "namespace_with_policies": Difference(
+        "A namespace with policies that cannot be set here is refused with their names; a broker sets them.",
+        {("roles",): 412, ("producers",): 412, ("encryption",): 412},
+    ),
+    "lookup_with_an_unknown_listener": Difference(
+        "A lookup by HTTP ignores `listenerName`, since a service has one address; a broker answers 500 for one that it"
+        " does not know.",
+        {(): 200},
+    ),
+    "removed_by_a_compaction": Difference(
+        "`lastCompactionRemovedEventCount` counts a tombstone and the value that it removes as two; a broker as one.",
+        {("removed",): 4},
+    ),
+}
+
+OPEN: dict[str, str] = {
+    "backlog_after_199_of_200": "G9",
+    "backlog_after_every_other": "G9",
+    "backlog_after_batch_indexes": "G9",
+    "backlog_after_all_indexes_of_a_batch": "G9",
+    "backlog_without_a_consumer": "G9",
+    "backlog_after_unload": "G9",
+    "nondurable_exclusive_asked_again": "G15",
+    "nondurable_failover_taken_over": "G15",
+    "acknowledged_again": "G6",
+    "acknowledged_cumulatively": "G7",
+    "dead_letters_after_restarts": "G1",
+    "reader_at_the_latest_inclusive": "S3",
+    "reader_that_sought_the_end": "S3",
+    "delayed_through_a_client": "G22",
+    "redelivery_count_after_16_disconnects": "G1",
+    "redelivery_count_after_negative_acknowledgements": "G1",
+    "redelivery_count_after_all_are_asked_again": "G1",
+    "chunks_of_a_message_go_to_one_consumer": "G2",
+    "chunks_beyond_the_permits_of_a_consumer": "G2",
+    "keyless_messages_on_key_shared": "G14",
+    "redelivery_count_after_one_of_two_disconnects": "G1",
+    "delayed_message_by_type": "G22",
+    "delayed_and_disconnected": "G22",
+    "delayed_over_unload": "G22",
+    "delayed_statistics": "G22",
+    "delayed_and_backlog_order": "G22",
+    "delayed_key_shared_order": "G22",
+    "delayed_batch_metadata": "G22",
+    "delayed_and_cumulative_progress": "G22",
+    "permits_of_batches": "G5",
+    "permits_of_partly_acknowledged_batches": "G5",
+    "permits_of_a_compacted_read": "G5",
+    "compacted_read_with_a_queue_of_ten": "G5",
+    "topics_of_a_missing_namespace": "S10",
+    "statistics_fields": "S8",
+    "broker_stats_of_topics": "G18",
+    "protobuf_schemas": "G11",
+    "deduplication_switched_on": "G21",
+    "skip_all_with_a_consumer": "G3",
+    "skip_with_a_consumer": "G3",
+    "expire_with_a_consumer": "G3",
+    "reset_to_an_id_with_a_consumer": "G3, G20",
+    "reset_to_a_time_with_a_consumer": "G3, G20",
+    "delete_a_subscription_with_a_consumer": "G3, G23",
+    "truncate_with_a_consumer": "G20",
+    "partition_name_without_a_partitioned_topic": "G16",
+    "active_consumer_name": "G16, S8",
+    "failover_notifications": "G16",
+    "failover_priorities": "G16",
+    "consumer_epoch_of_messages": "G1",
+    "last_message_id_of_a_consumer": "S3",
+    "last_message_id_of_readers": "S3",
+    "reader_at_the_end_and_a_new_message": "S3",
+    "last_message_id_of_an_empty_topic": "S3",
+}
+"""By probe: the finding that is still to be mended."""
