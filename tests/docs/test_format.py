@@ -248,12 +248,12 @@ def example_ledger(store: ObjectStore) -> LedgerRecord:
 
 def test_the_example_is_what_is_written(object_store: ObjectStore) -> None:
     ledger = example_ledger(object_store)
-    assert object_store.get(ledger.index.name) == hex_block("hex index")
-    assert ledger.index.directory == hex_block("hex directory")
+    assert object_store.get(ledger.index.name) == hex_block("hex-index")
+    assert ledger.index.directory == hex_block("hex-directory")
 
 
 def test_the_example_says_what_its_text_says() -> None:
-    records, unkeyed = read_index(hex_block("hex index"), read_directory(hex_block("hex directory")))
+    records, unkeyed = read_index(hex_block("hex-index"), read_directory(hex_block("hex-directory")))
     digests = re.findall(r"`([0-9a-f]{32})`", PAGE)
     assert sorted(f"{record['high']:016x}{record['low']:016x}" for record in records) == sorted(digests)
     found = [(r["offset"] & (1 << 62) - 1, r["offset"] >> 63, r["event_time"]) for r in records]
@@ -285,7 +285,7 @@ def example_manifest() -> Manifest:
 
 
 def test_the_example_manifest_is_what_is_written() -> None:
-    assert example_manifest().encode() == block("json manifest").strip().encode()
+    assert example_manifest().encode() == block("json-manifest").strip().encode()
 
 
 def test_every_member_of_a_manifest_is_on_the_page() -> None:

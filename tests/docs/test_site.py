@@ -28,6 +28,14 @@ def test_every_page_is_in_it(site: Path) -> None:
     assert pages <= {item.relative_to(site) for item in site.rglob("*.html")}
 
 
+def test_every_section_of_a_page_is_in_it(site: Path) -> None:
+    """A fence whose language is no single word is not recognized, and its end hides the sections after it."""
+    for page in (ROOT / "docs").rglob("*.md"):
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        html = (site / page.relative_to(ROOT / "docs")).with_suffix(".html").read_text()
+        assert len(re.findall(r"<h2 id=", html)) == len(re.findall(r"^## ", text, re.MULTILINE)), page.name
+
+
 def test_no_page_asks_another_host(site: Path) -> None:
     for page in site.rglob("*.html"):
         loaded = re.findall(
