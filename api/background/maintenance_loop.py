@@ -30,6 +30,8 @@ from storage.store_trial import StoreTrial
 POLL_SECONDS = 1.0
 QUOTA_CHECK_MS = 60_000
 """How often backlogs are compared with their quotas, at least (Pulsar's backlogQuotaCheckIntervalInSeconds)."""
+AWAY_RETRY_MS = 5_000
+"""How soon a store that was away is tried again."""
 _log = logging.getLogger(__name__)
 
 
@@ -41,6 +43,7 @@ class MaintenanceLoop:
         self._environment = environment
         self._store_trial: StoreTrial | None = store_trial(settings, environment)
         self._store_tried_at: int | None = None
+        self._store_retry_ms = 0
         self._interval_ms = settings.maintenance_interval_ms
         self._sealer = BackgroundSealer(settings, None)
         self._seal_ms = settings.maintenance_seal_interval_ms
@@ -77,7 +80,7 @@ class MaintenanceLoop:
     def wake(self) -> None:
         """There is something to seal. Raises nothing: the writer has rolled, and this is tried again."""
         try:
-            if not self._stop.is_set():
+            if not self._stop.is_set() and self._store_trial is None:
                 self._sealer.wake()
         except Exception:
             _log.exception("the sealing process cannot be started now")
@@ -101,18 +104,19 @@ class MaintenanceLoop:
                 return
 
     def _try_store(self) -> None:
-        """Try the store, at most once an interval, until it has passed: it may have been away at the start."""
+        """Try the store until it has passed, as it may have been away at the start; before that nothing is sealed."""
         now = self._environment.clock.now_ms()
-        if self._store_trial is None or not _is_due(self._store_tried_at, now, self._interval_ms):
+        if self._store_trial is None or not _is_due(self._store_tried_at, now, self._store_retry_ms):
             return
-        self._store_tried_at = now
+        self._store_tried_at, self._store_retry_ms = now, self._interval_ms
         try:
             self._store_trial.require()
-            self._store_trial = None
+            self._store_trial = self._checked_at = None
         except Unavailable as error:
+            self._store_retry_ms = min(AWAY_RETRY_MS, self._interval_ms)
             _log.info("the object store cannot be tried now: %s", error)
         except CompactorError as error:
-            _log.error("do not go on with this object store: %s", error)
+            _log.error("nothing is sealed into this object store: %s", error)
         except Exception:
             _log.exception("trying the object store failed in an unexpected way")
 

@@ -138,9 +138,13 @@ def test_a_store_that_was_away_at_the_start_is_tried_until_it_passes(
     with open_environment(settings) as environment:
         clock = ManualClock()
         loop = MaintenanceLoop(settings, replace(environment, clock=clock), lambda: False)
-        for expected in (1, 1, 2, 3, 3):
+        woken: list[None] = []
+        monkeypatch.setattr(loop._sealer, "wake", lambda: woken.append(None))
+        for waited_ms, expected in ((0, 1), (4_999, 1), (1, 2), (59_999, 2), (1, 3), (60_000, 3)):
+            clock.advance(waited_ms)
             loop._try_store()
-            clock.advance(30_000 if len(checks) == 1 else 60_000)
+            loop.wake()
             assert len(checks) == expected
-        assert "do not go on with this object store: it overwrites: replace it" in caplog.text
+            assert bool(woken) == (expected == 3), "nothing is sealed into a store that has not passed"
+        assert "nothing is sealed into this object store: it overwrites: replace it" in caplog.text
         assert StoreTrial(environment.metadata, environment.store, 1).require() is False
