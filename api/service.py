@@ -88,7 +88,7 @@ def running(settings: Settings) -> Iterator[Service]:
         )  # before it leads: a key may be bad
         control = control_loop(settings, environment)
         maintenance = parts.enter_context(MaintenanceLoop(settings, environment, lambda: control.leads))
-        watch = parts.enter_context(LeaseRenewer(environment.metadata))
+        watch = parts.enter_context(LeaseRenewer(environment.metadata, clock=environment.clock))
         producers = TopicLogs(
             environment.clock, settings.producers_max, settings.producers_idle_ms, maintenance.wake, watch
         )

@@ -316,9 +316,12 @@ class Gateway:
         try:
             if owner_of(self.parts, storage.record) is None:
                 return self.parts.producers.hold(storage)
-        except LeaseHeld:
+        except LeaseHeld as error:
             with suppress(NotTheOwner):
                 self.parts.forwarding.for_writing(storage.record)
+            self.log_throttle.warn(f"{storage.name} cannot be served here now: {error}", "held")
+            reason = f"{storage.name} cannot be served here: another process still has its log open: look it up again"
+            raise RestException(503, reason) from error
         raise RestException(503, f"{storage.name} is served by another service: look it up again")
 
     def _producer_state(self, record: TopicRecord) -> tuple[bool, int | None]:

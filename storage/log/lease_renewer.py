@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeVar
 
+from storage.clock import Clock, SystemClock
 from storage.errors import CompactorError, Fenced, TopicNotFound, Unavailable
 from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.records import Lease
@@ -74,8 +75,11 @@ class LeaseRenewer:
         metadata: MetadataStore,
         poll_seconds: float = POLL_SECONDS,
         renew_seconds: float = RENEW_SECONDS,
+        clock: Clock | None = None,
     ) -> None:
         self._metadata = metadata
+        self._clock = clock or SystemClock()
+        self._renewed_at = self._clock.now_ms()
         self._lock = threading.Lock()
         self._watched: dict[_Watched, None] = {}
         self._stop = threading.Event()
@@ -223,9 +227,18 @@ class LeaseRenewer:
         while not self._stop.wait(seconds / _TICKS):
             tick = (tick + 1) % _TICKS
             try:
-                again = self._renew(again if tick else self._watched_of(_HeldLease))[1]
+                again = self._renew(self._due(tick, again))[1]
             except Exception:  # a thread that ends here would lose all leases
                 _log.exception("leases cannot be renewed now")
+
+    def _due(self, tick: int, again: list[_HeldLease]) -> list[_HeldLease]:
+        """Return the leases to renew in a tick: all of them once a turn, and at once after the process was paused for
+        as long as a lease lasts: another one may have taken them."""
+        now = self._clock.now_ms()
+        if tick and abs(now - self._renewed_at) < LEASE_TTL_MS:
+            return again
+        self._renewed_at = now
+        return self._watched_of(_HeldLease)
 
 
 def _is_old(log: _OpenLog) -> bool:

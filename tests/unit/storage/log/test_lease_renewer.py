@@ -15,6 +15,7 @@ from storage.log import lease_renewer as watching
 from storage.log.lease_renewer import LeaseRenewer
 from storage.log.topic_log import TopicLog
 from storage.metadata.leases import UnrenewedLeases
+from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState
 from storage.topic import Topic
@@ -269,3 +270,17 @@ def test_a_lease_whose_row_somebody_has_is_tried_again_soon(
         assert begun == []
         assert [held.lease for held in again] == [log._open_segments._lease]
         log.append(one(b"a", b"1"))
+
+
+def test_a_process_that_was_paused_renews_its_leases_at_once(bench: Workbench, topic: Topic) -> None:
+    """Another process may have taken them meanwhile, and clients would be served by both until the next renewal."""
+    with (
+        LeaseRenewer(bench.metadata, 3600.0, 3600.0, bench.clock) as watch,
+        topic.append_log(0, renewer=watch) as log,
+    ):
+        assert watch._due(1, []) == []
+        bench.clock.advance(LEASE_TTL_MS)
+        (held,) = watch._due(2, [])
+        assert held.lease == log._open_segments._lease
+        assert watch._due(3, []) == []
+        assert watch._due(0, []) == [held]
