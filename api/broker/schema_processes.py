@@ -117,7 +117,7 @@ class SchemaProcesses:
 
     @contextmanager
     def check(self, tenant: str) -> Iterator[SchemaCheck]:
-        """A check for a tenant. Raises Unavailable if it has too many already."""
+        """Count a check of a tenant while it runs. Raises Unavailable if the tenant has too many."""
         with self._lock:
             if self._checks[tenant] >= CHECKS_OF_TENANT:
                 raise Unavailable(

@@ -177,7 +177,7 @@ def type_name(number: int) -> str:
 
 
 def _known_type(schema: SchemaRecord) -> SchemaType:
-    """Raises InvalidSchema."""
+    """Return the type of a schema. Raises InvalidSchema."""
     if not is_known(schema.type):
         raise InvalidSchema(
             f"a schema of type {schema.type} cannot be stored",
@@ -188,7 +188,7 @@ def _known_type(schema: SchemaRecord) -> SchemaType:
 
 
 def _check_size(schema: SchemaRecord) -> None:
-    """Raises InvalidSchema."""
+    """Check the bytes of a definition. Raises InvalidSchema."""
     if len(schema.data) > DEFINITION_BYTES:
         raise _invalid(schema, f"it has {len(schema.data)} bytes, and {DEFINITION_BYTES} are allowed")
 

@@ -102,7 +102,7 @@ def topic_path(topic: TopicName) -> str:
 
 
 def require_own_page(request: Request) -> None:
-    """Raises RestException (403) unless a browser sent the request from a page of this service.
+    """Refuse a request that no browser sent from a page of this service. Raises RestException (403).
 
     Its `Origin` is the host that the request came to, by the request's scheme, or by https: a proxy may end TLS.
     """
