@@ -17,8 +17,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from storage.entries.entry import signed
-from storage.entries.sequence_ids import WHOLE, SequenceId, last_whole, sequence_of_entry
+from storage.entries.entry import parse, signed
+from storage.entries.sequence_ids import WHOLE, SequenceId, last_whole, sequence_of
 from storage.errors import CompactorError, InvalidRecord, Unavailable
 from storage.log.group_commit import Answer
 from storage.metadata.producer_sequences import ProducerSequences
@@ -102,7 +102,12 @@ class Deduplication:
         """The new entries of each producer, ascending: sequence id and number in the group."""
         repeated: list[tuple[int, int]] = []
         for number, publication in enumerate(group):
-            name, sequence = publication.producer_name, _sequence_of(publication)
+            name = publication.producer_name
+            try:
+                sequence = _sequence_of(publication)
+            except InvalidRecord as error:
+                answers[number] = error
+                continue
             if sequence <= self._known.get(name, _UNKNOWN):
                 continue
             ahead = coming.setdefault(name, [])
@@ -163,8 +168,17 @@ class Deduplication:
 
 
 def _sequence_of(publication: Publication) -> SequenceId:
+    """Return the sequence id of an entry. Raises InvalidRecord for one that cannot be told from others by it."""
     highest = signed(max(publication.sequence_id, publication.highest_sequence_id))
     try:
-        return sequence_of_entry(publication.entry, highest)
+        metadata, _ = parse(publication.entry, checked=True)
     except InvalidRecord:
         return highest, WHOLE  # it will be refused
+    if metadata.HasField("replicated_from"):
+        raise InvalidRecord(
+            f"an entry of producer {publication.producer_name!r} was replicated from another cluster: its sequence id "
+            "is that of another producer, and deduplication would lose entries",
+            "end the replication to this cluster, or switch deduplication off",
+            is_public=True,
+        )
+    return sequence_of(metadata, highest)

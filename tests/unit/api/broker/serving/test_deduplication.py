@@ -20,6 +20,7 @@ from storage.log.group_commit import Answer
 from storage.log.segment import AppendResult
 from storage.model import EARLIEST
 from storage.topic import Topic
+from tests.pulsar_entries import entry, metadata
 from tests.workbench import Workbench, content
 
 
@@ -208,6 +209,16 @@ def test_a_duplicate_of_what_was_stored_before_never_fails(log: Log) -> None:
     log.append(("a", 0))
     answers = failing_from(0, Unavailable("the disk is full", "make room"), log)
     assert (answers[0], answers[3]) == (EARLIEST, EARLIEST)
+
+
+def test_entries_of_a_replicator_of_any_name_are_refused(log: Log) -> None:
+    """Their sequence ids are those of several producers: an entry would count as a duplicate of another producer's."""
+    described = metadata(producer_name="original", sequence_id=3, replicated_from="us-east")
+    replicated = Published("custom.prefix.us-east", 3, entry(described, b"v"))
+    first, second = log.known.append([publish("a", 0), replicated], log.held.append)
+    assert isinstance(first, AppendResult)
+    assert isinstance(second, InvalidRecord)
+    assert "us-east" in second.message
 
 
 def test_the_producers_that_are_known_have_a_bound(bench: Workbench, topic: Topic) -> None:
