@@ -53,6 +53,19 @@ ENTRY_SCHEMA = pa.schema(
 `entry`: its place in `SegmentEntryReader.data`."""
 
 
+_LARGE = {b"large": b""}
+
+
+def marked_large(table: pa.Table) -> pa.Table:
+    """Mark a table, and what is sliced or filtered of it, as one that holds a part of the budget of large entries."""
+    return table.replace_schema_metadata(_LARGE)
+
+
+def is_large(table: pa.Table) -> bool:
+    """Return whether the table holds a part of the budget until its tables are closed or read on."""
+    return bool(table.schema.metadata == _LARGE)
+
+
 @dataclass(frozen=True)
 class SegmentTableReader:
     """Reads segments that are in one log directory."""
@@ -67,8 +80,11 @@ class SegmentTableReader:
         reader = self._reader(topic, segment)
         with _naming_the_way_out(topic, segment):
             for entries in self._gathered(reader.entries(_first_wanted(reader, segment, bound, after_offset))):
-                with self.log.decoding.hold(self._decoded_bytes(entries)):
+                size = self._decoded_bytes(entries)
+                with self.log.decoding.hold(size):
                     table = self._unpacked(entries, segment.ledger_id)
+                    if size:
+                        table = marked_large(table)
                     entries.clear()  # not held while the table is read
                     if first := bound.first_row(table):
                         table = table.slice(first)

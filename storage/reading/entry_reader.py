@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from storage.entries.rebuild import DeliverableEntry, EntryBuilder
 from storage.ledger.seek import StartOffset
-from storage.log.segment_tables import TABLE_BYTES, SegmentEntryReader
+from storage.log.segment_tables import SegmentEntryReader, is_large
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.continuation_token import CompactedProgress, ContinuationToken
 from storage.reading.raw_reader import RawReader
@@ -73,7 +73,7 @@ class EntryReader:
     def _leave_large(self, table: pa.Table) -> None:
         """End the tables behind one with a large message, so it is not held while the consumer waits. The next read
         begins them again."""
-        if table.nbytes > TABLE_BYTES and self._tables is not None:
+        if is_large(table) and self._tables is not None:
             self._tables.close()
             self._tables = None
 

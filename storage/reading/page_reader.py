@@ -23,7 +23,7 @@ from storage.clock import Clock
 from storage.entries.chunk_assembler import ChunkAssembler
 from storage.errors import CompactorError
 from storage.ledger.seek import StartOffset
-from storage.log.segment_tables import TABLE_BYTES
+from storage.log.segment_tables import is_large
 from storage.model import Message
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.continuation_token import ContinuationToken
@@ -173,9 +173,10 @@ class PageReader:
         table = next(self._tables, None)
         if table is None:
             self._tables = None
-        elif table.nbytes > TABLE_BYTES:  # other reads of large entries do not wait until this page is taken
+        elif is_large(table):  # other reads of large entries do not wait until this page is taken
             self._tables.close()
             self._tables = None
+            table = table.replace_schema_metadata(None)
         return table
 
     def _note(self, table: pa.Table) -> None:

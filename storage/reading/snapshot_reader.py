@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 
 import pyarrow as pa
@@ -38,7 +38,7 @@ from storage.ledger.seek import (
     TimeBound,
     seek_position_of,
 )
-from storage.log.segment_tables import TABLE_BYTES, SegmentTableReader
+from storage.log.segment_tables import TABLE_BYTES, SegmentTableReader, marked_large
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
 from storage.model import LedgerRecord, LogPosition, Message, MessageId, RowsObject
 from storage.objects.interface import ObjectStore
@@ -196,18 +196,17 @@ class SnapshotReader:
         wanted = [number for number in range(len(reader.groups)) if not bound.skips(reader, number)]
         reader.expect(wanted)
         for number in wanted:
-            with self._held(reader, number):
-                table = reader.read(number, self._columns)
+            size = reader.decoded_bytes(number)
+            is_held = self._unsealed is not None and size > TABLE_BYTES
+            with self._unsealed.log.decoding.hold(size) if self._unsealed and is_held else nullcontext():
+                table = reader.read(number)
+                if is_held:
+                    table = marked_large(table)
                 if deleted:
                     table = table.filter(pa.array(alive(deleted, first_offset, table.column("offset").to_numpy())))
                 if len(table := delivered(table)):
                     yield table
                 del table
-
-    def _held(self, reader: RowsReader, number: int) -> AbstractContextManager[None]:
-        """Hold the budget of large entries while a row group with a large message is read."""
-        size = reader.decoded_bytes(number)
-        return self._unsealed.log.decoding.hold(size) if self._unsealed and size > TABLE_BYTES else nullcontext()
 
     def unsealed_of(self, extent: SegmentRecord) -> SegmentTableReader:
         """What reads a segment of the snapshot. Raises Misconfigured."""

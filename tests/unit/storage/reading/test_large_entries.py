@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
-from storage.entries.encode import encode_message
+from storage.entries.encode import encode_batch, encode_message
 from storage.errors import Unavailable
 from storage.ledger.rows import CompressionType
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.reading.limits import ReadLimits
 from storage.topic import Topic
 from tests.workbench import Workbench
@@ -57,3 +59,21 @@ def test_a_reader_that_waits_holds_none_of_it(large: Topic, bench: Workbench) ->
 
     assert sizes == [LARGE] * 4
     assert offsets == [0, 1, 2, 3]
+
+
+def test_a_page_of_ordinary_rows_keeps_its_source_open(bench: Workbench) -> None:
+    """To begin again costs a snapshot and the footer of a ledger, for each page."""
+    topic = bench.topic()
+    count = 40_000
+    columns = {"key": [b"k"] * count, "payload": [b"v"] * count, "publish_time": [1] * count}
+    arrays = [pa.array(columns.get(field.name, [None] * count), field.type) for field in INPUT_SCHEMA]
+    batch = pa.table(arrays, schema=INPUT_SCHEMA)
+    with topic.append_log() as log:
+        for first in (0, count):
+            log.append(encode_batch(batch, producer="p", first_sequence_id=first, publish_time=1))
+        log.roll()
+    assert len(list(topic.log_manager().seal(topic.record))) == 1
+    pages, entries = topic.reader(), topic.entry_reader()
+    for reader, read in ((pages, lambda: pages.rows(ONE).batches), (entries, entries.read)):
+        assert read()
+        assert reader._tables is not None
