@@ -41,6 +41,8 @@ PROTOCOL_VERSION = 20
 """The highest of Pulsar's protocol that is spoken; the lowest is `OLDEST_VERSION`."""
 OLDEST_VERSION = 10
 _LOOKUPS = frozenset((BaseCommand.LOOKUP, BaseCommand.PARTITIONED_METADATA, BaseCommand.GET_TOPICS_OF_NAMESPACE))
+MOST_REQUEST_BYTES = 4 << 20
+"""Commands whose requests are under way; beyond, nothing more is read."""
 MOST_UNREAD_BYTES = 16 << 20
 """Answers that a client may leave unread, besides one message."""
 _WRITE_BYTES = 1 << 20
@@ -70,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._creating: dict[tuple[str, int], int] = {}
         """Producers and consumers that are being made, and the requests for them."""
         self._requests: set[asyncio.Task[Any]] = set()
+        self._command_bytes = self._request_bytes = 0
         self._published_entries = 0
         self._published_bytes = 0
         self._opened_at = self._heard_at = gateway.clock.now_ms()
@@ -158,14 +161,14 @@ class Connection(asyncio.Protocol):
         settings = self.settings
         over = self._published_entries >= settings.max_pending_publishes
         if over or is_full or self._published_bytes >= settings.max_pending_bytes:
-            self._incoming.hold()
+            self._incoming.hold("publishing")
         else:
             self.resume()
 
     def resume(self) -> None:
         """Read on, once half of what may wait is appended."""
         if self._published_entries <= self.settings.max_pending_publishes // 2:
-            self._incoming.go_on()
+            self._incoming.go_on("publishing")
 
     def close_producer(self, producer: Producer) -> None:
         """Tell a producer to come again."""
@@ -292,6 +295,7 @@ class Connection(asyncio.Protocol):
 
     def handle(self, frame: Frame) -> None:
         """Handle a command. Raises MalformedFrame for one that ends the connection."""
+        self._command_bytes = len(frame.command)
         try:
             command = decoded(frame)
         except OverLimit as error:
@@ -319,8 +323,19 @@ class Connection(asyncio.Protocol):
         self._incoming.charge(REQUEST_SECONDS)
         task = asyncio.create_task(self._answer(request_id, work, kind))
         self._requests.add(task)
-        task.add_done_callback(self._requests.discard)
-        task.add_done_callback(lambda _: self.gateway.admission.leave(role, kind in _LOOKUPS))
+        size = self._command_bytes
+        self._request_bytes += size
+        if self._request_bytes >= MOST_REQUEST_BYTES:
+            self._incoming.hold("requests")
+
+        def ended(_: object) -> None:
+            self._requests.discard(task)
+            self._request_bytes -= size
+            if self._request_bytes <= MOST_REQUEST_BYTES // 2:
+                self._incoming.go_on("requests")
+            self.gateway.admission.leave(role, kind in _LOOKUPS)
+
+        task.add_done_callback(ended)
 
     async def _answer(self, request_id: int, work: Coroutine[Any, Any, BaseCommand | None], kind: int) -> None:
         try:

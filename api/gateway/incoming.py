@@ -1,7 +1,8 @@
 """What a connection has received: its frames are handled in turns, and reading pauses while some of them wait.
 
 Nothing is read from the socket while frames wait for their turn (turns.py), while a large frame waits for memory
-(receive_buffers.py), or while the connection holds as many entries to append as it may. So a connection has at most one
+(receive_buffers.py), or while the connection holds as many entries to append, or as many bytes of requests under way,
+as it may. So a connection has at most one
 frame and the last piece of its bytes in memory. Must not know: commands.
 """
 
@@ -55,7 +56,7 @@ class Incoming:
         self._turns = turns
         self._buffers = buffers
         self._frames = FrameParser(max_frame_bytes, kinds)
-        self._is_held = False
+        self._holds: set[str] = set()
         self._is_working = False
         self._expects = 0
         self._waits_for_memory = False
@@ -75,15 +76,15 @@ class Incoming:
         """Count time that a command costs the loop later, as if it was used now."""
         self._charged += seconds
 
-    def hold(self) -> None:
-        """Handle no frame until `go_on`."""
-        self._is_held = True
+    def hold(self, reason: str) -> None:
+        """Handle no frame until `go_on` with the same reason."""
+        self._holds.add(reason)
         self._update()
 
-    def go_on(self) -> None:
-        """Handle frames again."""
-        if self._is_held:
-            self._is_held = False
+    def go_on(self, reason: str) -> None:
+        """Handle frames again, unless there is another reason to hold them."""
+        if reason in self._holds:
+            self._holds.discard(reason)
             self._continue()
 
     def granted(self) -> None:
@@ -109,14 +110,14 @@ class Incoming:
 
     @property
     def has_work(self) -> bool:
-        return not self._is_held and not self._client.is_closed and self._frames.is_complete
+        return not self._holds and not self._client.is_closed and self._frames.is_complete
 
     def work(self, seconds: float) -> float:
         started = self._turns.now()
         self._is_working, self._charged = True, 0.0
         used = 0.0
         try:
-            while used < seconds and not self._is_held and not self._client.is_closed:
+            while used < seconds and not self._holds and not self._client.is_closed:
                 frame = self._frames.take()
                 if frame is None:
                     break
@@ -148,7 +149,7 @@ class Incoming:
             self._expects = expected
             self._buffers.release(self)
             self._waits_for_memory = expected > SMALL_BYTES and not self._buffers.reserve(self, self.role, expected)
-        pauses = self._is_held or self._waits_for_memory or self.has_work
+        pauses = bool(self._holds) or self._waits_for_memory or self.has_work
         if pauses != self.is_paused:
             self.is_paused = pauses
             (self._client.pause_reading if pauses else self._client.resume_reading)()

@@ -128,15 +128,23 @@ class Listener(socket.socket):
 
     def _end_longest_idle(self) -> bool:
         """End the connection that has been idle for longest; returns False if none is idle."""
-        while self._idle:
-            descriptor = next(iter(self._idle))
+        for descriptor in list(self._idle):
             del self._idle[descriptor]
             connection = self._open.get(descriptor)
-            if connection is not None:
+            if connection is not None and _has_sent(connection):
+                self._idle[descriptor] = None  # its request is read soon
+            elif connection is not None:
                 with suppress(OSError):  # the client has closed it
                     connection.shutdown(socket.SHUT_RDWR)  # its transport reads the end, and closes it
                 return True
         return False
+
+
+def _has_sent(connection: socket.socket) -> bool:
+    """Return whether a client has sent something that was not read yet."""
+    with suppress(OSError):
+        return bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    return False
 
 
 def _descriptor_of(transport: asyncio.BaseTransport) -> int:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from api.gateway.commands import Refused, failure
-from api.gateway.connection import MOST_UNREAD_BYTES, Connection
+from api.gateway.connection import MOST_REQUEST_BYTES, MOST_UNREAD_BYTES, Connection
 from api.gateway.frames import encoded
 from api.gateway.gateway import Gateway
 from api.gateway.limits import CONNECT_BYTES
@@ -21,6 +21,7 @@ from api.http.tokens import create
 from api.observability.redaction import SHOWN
 from tests.asgi import access_of
 from tests.clocks import ManualClock
+from tests.event_loop import in_event_loop
 from tests.unit.api.gateway.fairness import shared_parts
 
 MESSAGE_BYTES = 5 << 20
@@ -170,6 +171,24 @@ def test_large_frames_that_arrive_wait_for_memory() -> None:
     peer.says(bytes(MESSAGE_BYTES - 1_000 - len(head)))
     assert buffers.reserved_bytes == 5 * MESSAGE_BYTES
     assert not peer.connection.is_closed
+
+
+@in_event_loop
+async def test_large_requests_under_way_are_bounded() -> None:
+    peer = Peer().says(CONNECT)
+    answered = asyncio.Event()
+
+    async def work() -> None:
+        await answered.wait()
+
+    peer.connection._command_bytes = MOST_REQUEST_BYTES // 2
+    peer.connection.begin(1, work())
+    assert peer.transport.reading
+    peer.connection.begin(2, work())
+    assert not peer.transport.reading
+    answered.set()
+    while not peer.transport.reading:
+        await asyncio.sleep(0)
 
 
 def frame(**command: Any) -> bytes:

@@ -147,6 +147,19 @@ def test_the_connection_that_is_idle_for_longest_makes_room() -> None:
             item.close()
 
 
+def test_a_connection_whose_request_has_arrived_does_not_make_room() -> None:
+    with listening(2) as listener:
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(3)]
+        accepted = [listener.accept()[0] for _ in range(2)]
+        clients[0].sendall(b"GET")
+        with pytest.raises(ConnectionAbortedError):
+            listener.accept()
+        assert accepted[1].recv(1) == b""
+        assert accepted[0].recv(3) == b"GET"
+        for item in (*clients, *accepted):
+            item.close()
+
+
 def test_busy_connections_make_no_room() -> None:
     with listening(1) as listener:
         clients = [socket.create_connection(listener.getsockname()) for _ in range(2)]

@@ -1,0 +1,267 @@
+"""Attacks on a service, each by the role that could make it, for a second or so. For a process of its own.
+
+An attack ends by itself when its time is over, whatever the service does with it: it closes its connections, and
+errors of its sockets are what it expects.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+from api.gateway.frames import encoded
+from api.gateway.pulsar_api_pb2 import BaseCommand
+from tests.frames import FrameParser
+
+SOCKET_SECONDS = 0.5
+VICTIM = "persistent://acme/app/victim"
+_LARGE = 5 << 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """A service: its addresses, and tokens by role."""
+
+    http: tuple[str, int]
+    broker: tuple[str, int]
+    tokens: Mapping[str, str]
+
+
+def frame(entry: bytes = b"", **command: object) -> bytes:
+    return b"".join(encoded(BaseCommand(**command), entry))
+
+
+@contextmanager
+def connected(target: Target, role: str | None, seconds: float = SOCKET_SECONDS) -> Iterator[socket.socket]:
+    """A connection to the port of Pulsar's protocol; with a role it has sent CONNECT and has its answer."""
+    with socket.create_connection(target.broker, 10) as connection:
+        if role is not None:
+            connection.sendall(connect_frame(target, role))
+            connection.recv(1 << 16)
+        connection.settimeout(seconds)
+        yield connection
+
+
+def connect_frame(target: Target, role: str) -> bytes:
+    return frame(
+        type=BaseCommand.CONNECT,
+        connect={
+            "client_version": "attack",
+            "protocol_version": 20,
+            "auth_method_name": "token",
+            "auth_data": target.tokens[role].encode(),
+        },
+    )
+
+
+def flood(target: Target, role: str, data: bytes, seconds: float, connections: int = 1) -> None:
+    """Send the same frames as fast as the service takes them, and read what it answers."""
+    block = data * max(1, (64 << 10) // len(data))
+    ends = time.monotonic() + seconds
+    with ExitStack() as stack:
+        opened = [stack.enter_context(connected(target, role, 0.01)) for _ in range(connections)]
+        while time.monotonic() < ends:
+            for connection in opened:
+                with suppress(OSError):
+                    connection.send(block)
+                with suppress(OSError):
+                    while connection.recv(1 << 20):
+                        pass
+
+
+def frames_before_connect(target: Target, seconds: float) -> None:
+    """X4: without a token, commands full of small fields: 74 KiB each, 2 MB a second."""
+    fields = b"\x52\x04\x0a\x00\x12\x00" * 12_000
+    command = b"\x08\x04\x22" + _varint(len(fields)) + fields
+    data = (4 + len(command)).to_bytes(4, "big") + len(command).to_bytes(4, "big") + command
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        with connected(target, None) as connection, suppress(OSError):
+            connection.sendall(data)
+            connection.recv(1)
+        time.sleep(0.03)
+
+
+def pings(target: Target, seconds: float) -> None:
+    """X5: by any role."""
+    flood(target, "nobody", frame(type=BaseCommand.PING, ping={}), seconds)
+
+
+def lookups(target: Target, seconds: float) -> None:
+    """X5: by a role without permission, on several connections."""
+    lookup = frame(type=BaseCommand.LOOKUP, lookup_topic={"topic": VICTIM, "request_id": 1})
+    flood(target, "nobody", lookup, seconds, connections=4)
+
+
+def large_names(target: Target, seconds: float) -> None:
+    """X10: names of 5 MiB."""
+    lookup = frame(type=BaseCommand.LOOKUP, lookup_topic={"topic": "a/" * (_LARGE // 2), "request_id": 1})
+    flood(target, "nobody", lookup, seconds)
+
+
+def patterns(target: Target, seconds: float) -> None:
+    """X6: patterns that are short and take long to compile."""
+    data = b"".join(
+        frame(
+            type=BaseCommand.WATCH_TOPIC_LIST,
+            watch_topic_list={
+                "request_id": number,
+                "watcher_id": number,
+                "namespace": "evil/app",
+                "topics_pattern": rf"(?i)\pL{{{300 - number}}}",
+            },
+        )
+        for number in range(50)
+    )
+    flood(target, "mallory", data, seconds)
+
+
+def sticky_ranges(target: Target, seconds: float) -> None:
+    """X6: a consumer with 2,000 ranges of hashes, and 4 MiB of metadata."""
+    ranges = [{"start": 2 * number, "end": 2 * number} for number in range(2_000)]
+    data = frame(
+        type=BaseCommand.SUBSCRIBE,
+        subscribe={
+            "topic": "persistent://evil/app/sticky",
+            "subscription": "s",
+            "sub_type": 3,
+            "consumer_id": 1,
+            "request_id": 1,
+            "key_shared_meta": {"mode": 1, "hash_ranges": ranges},
+            "metadata": [{"key": "k", "value": "v" * (4 << 20)}],
+        },
+    )
+    flood(target, "mallory", data, seconds)
+
+
+def watchers(target: Target, seconds: float) -> None:
+    """X12: more watchers than are allowed, all at once."""
+    data = b"".join(
+        frame(
+            type=BaseCommand.WATCH_TOPIC_LIST,
+            watch_topic_list={
+                "request_id": number,
+                "watcher_id": number,
+                "namespace": "evil/app",
+                "topics_pattern": "persistent://evil/app/.*x",
+            },
+        )
+        for number in range(2_000)
+    )
+    parser, accepted = FrameParser(), 0
+    ends = time.monotonic() + seconds
+    with connected(target, "mallory") as connection, suppress(OSError):
+        connection.sendall(data)
+        while time.monotonic() < ends:
+            answers = [answer.command.type for answer in parser.feed(connection.recv(1 << 20))]
+            accepted += answers.count(BaseCommand.WATCH_TOPIC_LIST_SUCCESS)
+    assert accepted <= 100, f"{accepted} watchers of one connection"
+
+
+def half_frames(target: Target, seconds: float) -> None:
+    """X10: 100 frames of 5 MiB, each but for its last byte, by a role without permission."""
+    send = BaseCommand(type=BaseCommand.SEND, send={"producer_id": 1, "sequence_id": 1}).SerializeToString()
+    head = (_LARGE).to_bytes(4, "big") + len(send).to_bytes(4, "big") + send
+    data = head + bytes(_LARGE + 4 - len(head) - 1)
+    ends = time.monotonic() + seconds
+    with ExitStack() as stack:
+        waiting = {stack.enter_context(connected(target, "nobody", 0.001)): 0 for _ in range(100)}
+        while time.monotonic() < ends:
+            for connection, sent in waiting.items():
+                with suppress(OSError):
+                    waiting[connection] += connection.send(data[sent : sent + (256 << 10)])
+
+
+def idle_connections(target: Target, seconds: float) -> None:
+    """X11: more connections than either port takes, without a token and without a request."""
+    ends = time.monotonic() + seconds
+    with ExitStack() as stack:
+        while time.monotonic() < ends:
+            for address in (target.http, target.broker):
+                with suppress(OSError):
+                    stack.enter_context(socket.create_connection(address, 1))
+
+
+def login_bodies(target: Target, seconds: float) -> None:
+    """X3: bodies of which one byte comes, without a token."""
+    head = b"POST /dashboard/login HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+    head += b"Content-Type: application/x-www-form-urlencoded\r\n\r\nt"
+    ends = time.monotonic() + seconds
+    with ExitStack() as stack:
+        while time.monotonic() < ends:
+            with suppress(OSError):
+                stack.enter_context(socket.create_connection(target.http, 1)).sendall(head)
+            time.sleep(0.01)
+
+
+def long_ack_sets(target: Target, seconds: float) -> None:
+    """X1: an acknowledgement of 195 KiB."""
+    subscribe = {
+        "topic": VICTIM,
+        "subscription": "attack",
+        "sub_type": 1,
+        "consumer_id": 1,
+        "request_id": 1,
+        "initial_position": 1,
+    }
+    words = [1] * 20_000
+    ack = {"consumer_id": 1, "ack_type": 0, "message_id": [{"ledger_id": 1, "entry_id": 0, "ack_set": words}]}
+    data = frame(type=BaseCommand.SUBSCRIBE, subscribe=subscribe) + frame(type=BaseCommand.ACK, ack=ack) * 20
+    flood(target, "carol", data, seconds)
+
+
+def large_schemas(target: Target, seconds: float) -> None:
+    """X2: Avro schemas of many fields, each for the same topic."""
+    fields = ",".join(f'{{"name":"f{number}","type":["null","int"],"default":null}}' for number in range(15_000))
+    data = b"".join(
+        frame(
+            type=BaseCommand.GET_OR_CREATE_SCHEMA,
+            get_or_create_schema={
+                "topic": "persistent://evil/app/schemas",
+                "request_id": number,
+                "schema": {
+                    "name": "s",
+                    "type": 4,
+                    "schema_data": f'{{"type":"record","name":"r{number}","fields":[{fields}]}}'.encode(),
+                },
+            },
+        )
+        for number in range(4)
+    )
+    flood(target, "mallory", data, seconds)
+
+
+def _varint(number: int) -> bytes:
+    data = b""
+    while number > 0x7F:
+        data += bytes((number & 0x7F | 0x80,))
+        number >>= 7
+    return data + bytes((number,))
+
+
+ATTACKS: Mapping[str, Callable[[Target, float], None]] = {
+    attack.__name__: attack
+    for attack in (
+        frames_before_connect,
+        pings,
+        lookups,
+        large_names,
+        patterns,
+        sticky_ranges,
+        watchers,
+        half_frames,
+        idle_connections,
+        login_bodies,
+        long_ack_sets,
+        large_schemas,
+    )
+}
+"""A new attack is a function in this list."""
+
+
+def run(name: str, target: Target, seconds: float) -> None:
+    """Make an attack."""
+    ATTACKS[name](target, seconds)
