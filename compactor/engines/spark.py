@@ -126,6 +126,8 @@ def open_session(
         jvm = jvm or Jvm()
         try:
             session = _start(configuration, settings.log_file, jvm)
+            if not settings.is_local:  # also the first use of a master that does not take this driver
+                _equip_executors(session, settings, say)
         except BaseException as error:
             if jvm.process is not None:
                 jvm.end()
@@ -136,10 +138,9 @@ def open_session(
                 raise KeyboardInterrupt from error
             raise Misconfigured(
                 f"Spark could not start with master {settings.master} ({_first_line(error)})",
-                f"set COMPACTOR_SPARK_MASTER to local[*] or to a master that can be reached; see {settings.log_file}",
+                "set COMPACTOR_SPARK_MASTER to local[*] or to a master that can be reached; if it has a "
+                f"spark.authenticate.secret, give it in SPARK_CONF_DIR; see {settings.log_file}",
             ) from error
-    if not settings.is_local:
-        _equip_executors(session, settings, say)
     return session
 
 

@@ -199,6 +199,22 @@ def test_a_master_that_cannot_be_used_is_told_before_java_starts(
         open_session(SparkSettings(tmp_path / "spark.log", f"spark://127.0.0.1:{port}"))
 
 
+def test_a_master_that_does_not_take_the_driver_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As one whose secret the driver lacks: Spark tries for a minute, then its Java ends, and the first call fails."""
+
+    def refuse(*_: object) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr("compactor.engines.spark._start", lambda *_: FakeSpark())
+    monkeypatch.setattr("compactor.engines.cluster.zip_packages", refuse)
+    with socket.create_server(("127.0.0.1", 0)) as master, pytest.raises(Misconfigured) as refused:
+        open_session(SparkSettings(tmp_path / "spark.log", f"spark://127.0.0.1:{master.getsockname()[1]}"))
+    assert "Spark could not start with master spark://127.0.0.1" in refused.value.message
+    assert "spark.authenticate.secret" in refused.value.remedy
+
+
 class FakeSpark:
     """A session, its context, tracker and data, whose jobs fail after `meanwhile` was called."""
 
