@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from api.broker.serving.publishing import QueuedEntry
 from api.gateway.commands import Refused, success
 from api.gateway.frames import MalformedFrame
 from api.gateway.lookup import parse_name
-from api.gateway.producers import Producer, Publish, check_quota
+from api.gateway.producers import Producer, check_quota
 from api.gateway.pulsar_api_pb2 import BaseCommand, CommandProducer, Schema, ServerError
 from api.gateway.schema_commands import ensure_stored
 from api.gateway.schema_data import has_schema, version_bytes
@@ -122,13 +123,13 @@ def send(connection: Connection, command: BaseCommand, entry: bytes) -> None:
     producer = connection.producers.get(wish.producer_id)
     if producer is None or producer.topic.producers.named(producer.name) is not producer:
         return  # it was told to come again, and will send this once more, or its turn has not come
-    publish = Publish(producer, wish.sequence_id, wish.highest_sequence_id, wish.num_messages, entry)
+    queued = QueuedEntry(producer, wish.sequence_id, wish.highest_sequence_id, wish.num_messages, entry)
     if wish.txnid_most_bits or wish.txnid_least_bits or wish.marker:
-        producer.failed(publish, Refused(ServerError.NotAllowedError, "transactions and markers are not offered"))
+        producer.refused(queued, Refused(ServerError.NotAllowedError, "transactions and markers are not offered"))
     elif not entry:
         raise MalformedFrame("SEND without an entry")
     else:
-        producer.topic.publishing.put(publish)
+        producer.topic.publishing.put(queued)
 
 
 def close_producer(connection: Connection, command: BaseCommand, _: bytes) -> None:

@@ -1,11 +1,6 @@
-"""Producers of a topic, and the queue through which their entries are appended.
+"""Producers of a topic: what their clients are answered, and which may be connected at once.
 
-Entries of all producers of a topic wait in one queue, in the order in which they came; a thread appends what waits, all
-together, and what comes meanwhile is the next group. So a flush of the disk is shared by all, the order is kept, and
-the event loop never waits. Receipts go out in order when a group is durable.
-
-After an entry that failed and may be sent again nothing more of its producer is appended: the producer is closed, and
-its client, which connects again at once, sends all that has no receipt, in order. Else what waited would overtake it.
+Their entries are appended through the topic's queue (api/broker/serving/publishing.py).
 
 Access modes are Pulsar's: shared; exclusive, where a second producer is refused; exclusive with fencing, where it takes
 the place of the first; and waiting for exclusive, where it gets its turn.
@@ -14,28 +9,21 @@ the place of the first; and waiting for exclusive, where it gets its turn.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from api.broker.serving.publishing import QueuedEntry
 from api.broker.serving.rates import Rate
 from api.gateway.commands import Refused, id_data, refusal
 from api.gateway.pulsar_api_pb2 import BaseCommand, CommandProducer, ProducerAccessMode, ServerError
-from api.http.problems import RestException
 from api.http.thread_pools import WaitsFor
-from api.messaging.topic_logs import may_come_again
-from storage.errors import ChecksumMismatch, CompactorError, Fenced, InvalidRecord, TopicNotFound
-from storage.log.group_commit import Answer
+from storage.errors import ChecksumMismatch
 from storage.model import MessageId
 
 if TYPE_CHECKING:
     from api.gateway.connection import Connection
     from api.gateway.topics import PersistentTopic
 
-LOG = logging.getLogger(__name__)
-GROUP_BYTES = 16 << 20
-"""Entries that are appended together."""
 _MOST_EPOCH = (1 << 62) - 1
 """The highest topic epoch that a client may name: epochs above it still fit into the database."""
 
@@ -59,147 +47,36 @@ class Producer:
         self.duplicates = 0
         self.is_closed = False
 
-    def receipt(self, publish: Publish, message_id: MessageId) -> None:
-        """An entry is durable, or was before."""
-        self.published.add(publish.messages, len(publish.entry))
+    def queued(self, entries: int, size: int) -> None:
+        """Note that so many more entries wait to be appended."""
+        self.connection.publishing(entries, size)
+
+    def stored(self, entry: QueuedEntry, message_id: MessageId, is_duplicate: bool) -> None:
+        """Send the receipt of an entry."""
+        self.duplicates += is_duplicate
+        self.published.add(entry.messages, len(entry.entry))
         command = BaseCommand(type=BaseCommand.SEND_RECEIPT)
         receipt = command.send_receipt
-        receipt.producer_id, receipt.sequence_id = self.producer_id, publish.sequence_id
+        receipt.producer_id, receipt.sequence_id = self.producer_id, entry.sequence_id
         receipt.message_id.CopyFrom(id_data(message_id, self.topic.name.partition))
-        if publish.highest_sequence_id:
-            receipt.highest_sequence_id = publish.highest_sequence_id
+        if entry.highest_sequence_id:
+            receipt.highest_sequence_id = entry.highest_sequence_id
         self.connection.send(command)
 
-    def failed(self, publish: Publish, error: BaseException) -> None:
-        """An entry cannot be taken as it is."""
-        found = refusal(error)
-        kind = ServerError.ChecksumError if isinstance(error, ChecksumMismatch) else found.error
+    def refused(self, entry: QueuedEntry, error: BaseException) -> None:
+        """Answer an entry that cannot be taken as it is."""
+        reason = refusal(error)
         command = BaseCommand(type=BaseCommand.SEND_ERROR)
         answer = command.send_error
-        answer.producer_id, answer.sequence_id = self.producer_id, publish.sequence_id
-        answer.error, answer.message = kind, found.message
+        answer.producer_id, answer.sequence_id = self.producer_id, entry.sequence_id
+        answer.error = ServerError.ChecksumError if isinstance(error, ChecksumMismatch) else reason.error
+        answer.message = reason.message
         self.connection.send(command)
 
-
-@dataclass(slots=True)
-class Publish:
-    """An entry that waits to be appended."""
-
-    producer: Producer
-    sequence_id: int
-    highest_sequence_id: int
-    messages: int
-    entry: bytes
-
-    @property
-    def producer_name(self) -> str:
-        return self.producer.name
-
-
-class PublishQueue:
-    """The entries of a topic that wait, and the task that appends them."""
-
-    def __init__(self, topic: PersistentTopic) -> None:
-        self._topic = topic
-        self._waiting: list[Publish] = []
-        self._task: asyncio.Task[None] | None = None
-        self._put = self._answered = 0
-        self._settling: list[tuple[int, asyncio.Future[None]]] = []
-        self._unsettled: dict[str, int] = {}
-        """Entries that are not answered yet, by the name of their producer."""
-
-    def put(self, publish: Publish) -> None:
-        """Append an entry behind all that wait, and answer its producer. Of a producer that is closed meanwhile nothing
-        more is appended."""
-        self._waiting.append(publish)
-        self._put += 1
-        self._unsettled[publish.producer.name] = self._unsettled.get(publish.producer.name, 0) + 1
-        publish.producer.connection.publishing(1, len(publish.entry))
-        if self._task is None:
-            self._task = asyncio.create_task(self._append_all(), name=f"publish {self._topic.name}")
-
-    async def settled(self) -> None:
-        """Returns when all that waits now is answered."""
-        if self._answered < self._put:
-            settled = asyncio.get_running_loop().create_future()
-            self._settling.append((self._put, settled))
-            await settled
-
-    def holds(self, producer_name: str) -> bool:
-        """Return whether an entry of a producer of that name is not answered yet."""
-        return producer_name in self._unsettled
-
-    async def _append_all(self) -> None:
-        try:
-            while self._waiting:
-                group = self._next_group()
-                wanted = [publish for publish in group if not publish.producer.is_closed]
-                try:
-                    self._answer(wanted, await self._append(wanted) if wanted else [])
-                    self._topic.store_sequences_if_due()
-                finally:
-                    self._settle(group)
-        finally:
-            self._task = None
-
-    async def _append(self, group: Sequence[Publish]) -> Sequence[Answer | MessageId | BaseException]:
-        try:
-            return await self._topic.pools[WaitsFor.LOG].run_to_end(self._topic.append, group)
-        except (CompactorError, RestException) as error:
-            return [error] * len(group)
-        except Exception as error:
-            LOG.exception("%s: %d entries are not appended", self._topic.name, len(group))
-            return [error] * len(group)
-
-    def _next_group(self) -> list[Publish]:
-        size = count = 0
-        for publish in self._waiting:
-            size += len(publish.entry)
-            if count and size > GROUP_BYTES:
-                break
-            count += 1
-        group, self._waiting = self._waiting[:count], self._waiting[count:]
-        return group
-
-    def _answer(self, group: Sequence[Publish], answers: Sequence[Answer | MessageId | BaseException]) -> None:
-        partition = self._topic.name.partition
-        failing: dict[Producer, BaseException] = {}
-        for publish, answer in zip(group, answers, strict=True):
-            producer = publish.producer
-            if producer in failing:  # its client sends this again, in order
-                continue
-            if isinstance(answer, BaseException):
-                if isinstance(answer, InvalidRecord):
-                    producer.failed(publish, answer)
-                if may_come_again(answer):
-                    failing[producer] = answer
-            elif isinstance(answer, MessageId):
-                producer.duplicates += 1
-                producer.receipt(publish, answer)
-            else:
-                first = answer.first.message_id
-                producer.receipt(publish, MessageId(first.ledger_id, first.entry_id, partition))
-        for producer, error in failing.items():
-            LOG.warning("%s: the producer %s is to send again: %s", self._topic.name, producer.name, error)
-            self._topic.remove_producer(producer)
-            producer.connection.close_producer(producer)
-        lost = next((error for error in failing.values() if isinstance(error, Fenced | TopicNotFound)), None)
-        if lost is not None:
-            self._topic.lost(lost)
-
-    def _settle(self, group: Sequence[Publish]) -> None:
-        """Entries do not wait any more."""
-        for publish in group:
-            publish.producer.connection.publishing(-1, -len(publish.entry))
-            name = publish.producer.name
-            self._unsettled[name] -= 1
-            if not self._unsettled[name]:
-                del self._unsettled[name]
-        self._answered += len(group)
-        while self._settling and self._settling[0][0] <= self._answered:
-            _, settled = self._settling.pop(0)
-            if not settled.done():
-                settled.set_result(None)
+    def disconnect(self) -> None:
+        """Remove the producer from its topic, and tell its client to connect again."""
+        self.topic.remove_producer(self)
+        self.connection.close_producer(self)
 
 
 @dataclass

@@ -19,12 +19,13 @@ from weakref import WeakValueDictionary
 from api.broker.serving.consumer import Consumer
 from api.broker.serving.cursor_writer import CursorWriter
 from api.broker.serving.deduplication import Deduplication
+from api.broker.serving.publishing import Outcome, PublishQueue, QueuedEntry
 from api.broker.serving.rates import Rate
 from api.broker.serving.sequence_loads import SequenceLoads
 from api.broker.serving.subscription import SubscribeRequest, Subscription
 from api.broker.threads import LimitedWorkers, Workers
 from api.gateway.commands import Refused
-from api.gateway.producers import Producer, ProducerRegistry, Publish, PublishQueue
+from api.gateway.producers import Producer, ProducerRegistry
 from api.gateway.pulsar_api_pb2 import ServerError
 from api.gateway.tail import Tail
 from api.gateway.workers import PoolWorkers
@@ -32,10 +33,9 @@ from api.http.problems import RestException
 from api.http.thread_pools import Pools, WaitsFor
 from storage.clock import Clock
 from storage.errors import CompactorError, Conflict, InvalidInput, NotFound
-from storage.log.group_commit import Answer
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.model import MessageId, TopicName
+from storage.model import TopicName
 from storage.topic import Topic
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ class PersistentTopic:
         self.over_quota = over_quota
         self.producers = ProducerRegistry(self, producer_epoch)
         self.subscriptions: dict[str, Subscription] = {}
-        self.publishing = PublishQueue(self)
+        workers = PoolWorkers(pools[WaitsFor.LOG])
+        self.publishing = PublishQueue(self.name, workers, self.append, self._store_sequences_if_due, self.lost)
         self.published = Rate()
         self.stale_readers = 0
         """How often a compacted reader went on although deletes that it has not read are gone (R7)."""
@@ -148,10 +149,10 @@ class PersistentTopic:
 
     # Publishing
 
-    def append(self, group: Sequence[Publish]) -> list[Answer | MessageId | BaseException]:
+    def append(self, group: Sequence[QueuedEntry]) -> list[Outcome]:
         """Append entries; for each its place, why it was not taken, or the id that stands for a duplicate."""
         if self._deduplication is None:
-            return list(self._held.append([publish.entry for publish in group]))
+            return list(self._held.append([queued.entry for queued in group]))
         return list(self._deduplication.append(group, self._held.append))
 
     def last_sequence_id(self, producer_name: str) -> int:
@@ -166,7 +167,7 @@ class PersistentTopic:
         if self._deduplication is not None:
             await self._sequence_loads.load(self.record.id, self._deduplication)
 
-    def store_sequences_if_due(self) -> None:
+    def _store_sequences_if_due(self) -> None:
         """Begin to store what producers have stored, if it is due."""
         deduplication = self._deduplication
         if deduplication is not None and not self._is_storing_sequences and deduplication.is_store_due():

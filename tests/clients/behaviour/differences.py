@@ -101,7 +101,6 @@ OPEN: dict[str, str] = {
     "statistics_fields": "S8",
     "broker_stats_of_topics": "G18",
     "protobuf_schemas": "G11",
-    "deduplication_switched_on": "G21",
     "skip_all_with_a_consumer": "G3",
     "skip_with_a_consumer": "G3",
     "expire_with_a_consumer": "G3",

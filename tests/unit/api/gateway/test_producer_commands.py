@@ -16,7 +16,6 @@ from api.gateway.frames import encoded
 from api.gateway.gateway import Gateway
 from api.gateway.pulsar_api_pb2 import BaseCommand, ProducerAccessMode, ServerError
 from api.gateway.topics import PersistentTopic
-from api.http.thread_pools import WaitsFor
 from storage.entries.encode import encode_message
 from storage.errors import Unavailable
 from storage.metadata.topics import TopicStore
@@ -139,7 +138,7 @@ async def deduplicating(bench: Workbench, storage: Topic) -> AsyncIterator[tuple
     """The topic, which deduplicates, and the pool through which it appends."""
     async with opened(bench, storage, deduplicates=True) as topic:
         pool = GatedPool()
-        cast(Any, topic.pools)[WaitsFor.LOG] = pool
+        topic.publishing._workers = pool
         yield topic, pool
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import pytest
 
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
+from api.broker.serving.publishing import QueuedEntry
 from api.broker.serving.subscription import SubscribeRequest
 from api.gateway.commands import Refused
 from api.gateway.connection import Connection
-from api.gateway.producers import Producer, Publish
+from api.gateway.producers import Producer
 from api.gateway.pulsar_api_pb2 import BaseCommand, CommandProducer, ProducerAccessMode, ServerError
 from api.gateway.topics import PersistentTopic
 from storage.entries.encode import encode_message
-from storage.errors import Fenced, Unavailable
-from storage.model import EARLIEST
+from storage.errors import Fenced
 from storage.topic import Topic
 from tests.unit.api.gateway.served_topic import opened
 from tests.workbench import Workbench
@@ -196,72 +196,21 @@ def test_producers_are_sent_away_while_the_topic_is_over_its_quota(run: Any) -> 
     run(test)
 
 
-def test_what_waits_behind_a_failed_entry_is_not_appended_before_it_comes_again(run: Any) -> None:
-    async def test(topic: PersistentTopic) -> None:
-        taken: list[bytes] = []
-        errors: list[Exception] = [Unavailable("the disk does not answer", "wait")]
-
-        def append(group: Sequence[Publish]) -> list[Any]:
-            if errors:
-                raise errors.pop()
-            taken.extend(publish.entry for publish in group)
-            return [EARLIEST] * len(group)
-
-        topic.append = append  # type: ignore[method-assign]
-        failing, _ = add(topic, "a", SHARED)
-        other, _ = add(topic, "b", SHARED)
-        topic.publishing.put(Publish(failing, 0, 0, 1, b"a0"))
-        await asyncio.sleep(0)  # the first group is under way
-        topic.publishing.put(Publish(failing, 1, 0, 1, b"a1"))
-        topic.publishing.put(Publish(other, 0, 0, 1, b"b0"))
-        await topic.publishing.settled()
-        assert taken == [b"b0"]
-        assert cast(Any, failing.connection).closed == [failing]
-        assert topic.producers.all == [other]
-        assert cast(Any, failing.connection).waiting == 0
-
-    run(test)
-
-
-def test_no_receipt_follows_a_failed_entry_of_the_same_group(run: Any) -> None:
-    async def test(topic: PersistentTopic) -> None:
-        def append(group: Sequence[Publish]) -> list[Any]:
-            return [
-                Unavailable("the disk is full", "make room") if publish.entry == b"a1" else EARLIEST
-                for publish in group
-            ]
-
-        topic.append = append  # type: ignore[method-assign]
-        sender, _ = add(topic, "a", SHARED)
-        other, _ = add(topic, "b", SHARED)
-        for number, (producer, entry) in enumerate([(sender, b"a0"), (sender, b"a1"), (sender, b"a2"), (other, b"b3")]):
-            topic.publishing.put(Publish(producer, number, 0, 1, entry))
-        await topic.publishing.settled()
-        receipts = {
-            name: [item.send_receipt.sequence_id for item in cast(Any, producer.connection).sent]
-            for name, producer in (("a", sender), ("b", other))
-        }
-        assert receipts == {"a": [0], "b": [3]}
-        assert cast(Any, sender.connection).closed == [sender]
-
-    run(test)
-
-
 def test_what_can_never_be_taken_is_refused_and_the_rest_goes_on(run: Any) -> None:
     async def test(topic: PersistentTopic) -> None:
         sender, _ = add(topic, "a", SHARED)
         entries = [encode_message(b"k", b"v", producer="a", sequence_id=n, publish_time=1) for n in range(3)]
         broken = entries[0][:-1] + b"w"
         for number, entry in enumerate((entries[0], b"no entry", entries[2])):
-            topic.publishing.put(Publish(sender, number, 0, 1, entry))
+            topic.publishing.put(QueuedEntry(sender, number, 0, 1, entry))
         await topic.publishing.settled()
         answers = cast(Any, sender.connection).sent
         assert [item.send_receipt.sequence_id for item in answers if item.HasField("send_receipt")] == [0, 2]
         assert [item.send_error.error for item in answers if item.HasField("send_error")] == [
             ServerError.NotAllowedError
         ]
-        topic.publishing.put(Publish(sender, 3, 0, 1, broken))
-        topic.publishing.put(Publish(sender, 4, 0, 1, entries[2]))
+        topic.publishing.put(QueuedEntry(sender, 3, 0, 1, broken))
+        topic.publishing.put(QueuedEntry(sender, 4, 0, 1, entries[2]))
         await topic.publishing.settled()
         assert answers[-1].send_error.error == ServerError.ChecksumError
         assert cast(Any, sender.connection).closed == [sender]

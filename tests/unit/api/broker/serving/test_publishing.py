@@ -1,0 +1,146 @@
+"""Entries are appended and answered in order; after one that failed none of its producer is, until it is sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from api.broker.serving import publishing
+from api.broker.serving.publishing import Outcome, PublishQueue, QueuedEntry
+from storage.errors import Fenced, InvalidRecord, Unavailable
+from storage.model import EARLIEST, MessageId, TopicName
+from tests.event_loop import in_event_loop
+
+FULL = Unavailable("the disk is full", "make room")
+WRONG = InvalidRecord("an entry cannot be taken", "send another one")
+
+
+class Sender:
+    """A producer that notes how its entries are answered."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_closed = False
+        self.waiting = 0
+        self.answers: list[tuple[int, str]] = []
+        self.disconnected = 0
+
+    def queued(self, entries: int, _size: int) -> None:
+        self.waiting += entries
+
+    def stored(self, entry: QueuedEntry, _: MessageId, is_duplicate: bool) -> None:
+        self.answers.append((entry.sequence_id, "duplicate" if is_duplicate else "stored"))
+
+    def refused(self, entry: QueuedEntry, error: InvalidRecord) -> None:
+        self.answers.append((entry.sequence_id, "refused"))
+
+    def disconnect(self) -> None:
+        self.is_closed = True
+        self.disconnected += 1
+
+
+class AtOnce:
+    """Workers without threads."""
+
+    async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        await asyncio.sleep(0)
+        return work(*arguments)
+
+    run_to_end = run
+
+
+class Bench:
+    """A queue over a log that answers entries by their bytes; all others are duplicates."""
+
+    def __init__(self, **outcomes: Outcome) -> None:
+        self.outcomes = {name.encode(): outcome for name, outcome in outcomes.items()}
+        self.groups: list[list[bytes]] = []
+        self.lost: list[BaseException] = []
+        self.queue = PublishQueue(TopicName.parse("t"), AtOnce(), self._append, lambda: None, self.lost.append)
+
+    def _append(self, group: Sequence[QueuedEntry]) -> list[Outcome]:
+        self.groups.append([queued.entry for queued in group])
+        return [self.outcomes.pop(queued.entry, EARLIEST) for queued in group]
+
+    def put(self, sender: Sender, *entries: str) -> None:
+        for entry in entries:
+            self.queue.put(QueuedEntry(sender, int(entry[1:]), 0, 1, entry.encode()))
+
+
+@in_event_loop
+async def test_what_waits_behind_a_failed_entry_is_not_appended_before_it_is_sent_again() -> None:
+    a, b = Sender("a"), Sender("b")
+    bench = Bench(a0=FULL)
+    bench.put(a, "a0")
+    await asyncio.sleep(0)  # the first group is under way
+    bench.put(a, "a1")
+    bench.put(b, "b0")
+    assert (bench.queue.holds("a"), bench.queue.holds("c")) == (True, False)
+    await bench.queue.settled()
+    assert bench.groups == [[b"a0"], [b"b0"]]
+    assert (a.answers, a.disconnected, b.answers) == ([], 1, [(0, "duplicate")])
+    assert (a.waiting, b.waiting, bench.queue.holds("a")) == (0, 0, False)
+
+
+@in_event_loop
+async def test_no_receipt_follows_a_failed_entry_of_the_same_group() -> None:
+    a, b = Sender("a"), Sender("b")
+    bench = Bench(a1=FULL, a3=WRONG)
+    bench.put(a, "a0", "a1", "a2", "a3")
+    bench.put(b, "b4")
+    await bench.queue.settled()
+    assert (a.answers, a.disconnected) == ([(0, "duplicate")], 1)
+    assert (b.answers, b.disconnected) == ([(4, "duplicate")], 0)
+    assert bench.lost == []
+
+
+@in_event_loop
+async def test_what_can_never_be_appended_is_refused_and_the_rest_goes_on() -> None:
+    sender = Sender("a")
+    bench = Bench(a1=WRONG)
+    bench.put(sender, "a0", "a1", "a2")
+    await bench.queue.settled()
+    assert sender.answers == [(0, "duplicate"), (1, "refused"), (2, "duplicate")]
+    assert not sender.is_closed
+
+
+@in_event_loop
+async def test_a_topic_that_is_written_elsewhere_is_lost() -> None:
+    fenced = Fenced("another writer has the topic", "look it up again")
+    sender, bench = Sender("a"), Bench(a0=fenced)
+    bench.put(sender, "a0")
+    await bench.queue.settled()
+    assert (bench.lost, sender.disconnected) == ([fenced], 1)
+
+
+@in_event_loop
+async def test_a_group_has_a_bound_and_at_least_one_entry() -> None:
+    sender, bench = Sender("a"), Bench()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(publishing, "GROUP_BYTES", 5)
+        bench.put(sender, "a0", "a1", "a2", "a1000000", "a4")
+        await bench.queue.settled()
+    assert bench.groups == [[b"a0", b"a1"], [b"a2"], [b"a1000000"], [b"a4"]]
+
+
+def test_an_error_that_was_not_foreseen_ends_no_queue(caplog: pytest.LogCaptureFixture) -> None:
+    @in_event_loop
+    async def main() -> None:
+        sender, bench = Sender("a"), Bench()
+        append, bench.queue._append = bench.queue._append, None  # type: ignore[assignment]
+        bench.put(sender, "a0")
+        await bench.queue.settled()
+        assert sender.disconnected == 1
+        bench.queue._append = append
+        other = Sender("b")
+        bench.put(other, "b1")
+        await bench.queue.settled()
+        assert other.answers == [(1, "duplicate")]
+
+    with caplog.at_level(logging.ERROR):
+        main()
+    assert "1 entries are not appended" in caplog.text
