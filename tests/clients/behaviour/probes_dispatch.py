@@ -82,7 +82,7 @@ def redelivery_count_after_unload(endpoint: Endpoint, topic: str) -> Any:
         before = counts(wire.messages(3))
         endpoint.topic("PUT", topic, "/unload")
         closed = wire.consumer_closed()
-        wire.subscribe(topic, sub_type=SHARED)
+        wire.subscribe_again(topic, sub_type=SHARED)
         wire.flow(100)
         return {"before": before, "closed": closed, "after": counts(wire.messages(3))}
 
@@ -264,7 +264,7 @@ def delayed_over_unload(endpoint: Endpoint, topic: str) -> Any:
         wire.ack(ids_of(first))
         endpoint.topic("PUT", topic, "/unload")
         wire.consumer_closed()
-        wire.subscribe(topic, sub_type=SHARED)
+        wire.subscribe_again(topic, sub_type=SHARED)
         wire.flow(100)
         then = wire.messages(1)
         return {"first": payloads(first), "then": payloads(then), "not early": _not_before(deliver_at)}

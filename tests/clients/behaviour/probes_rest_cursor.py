@@ -29,7 +29,7 @@ def _after(endpoint: Endpoint, topic: str, sub_type: int, below: str, backlog: i
         wire.flow(100)
         closed = wire.consumer_closed(seconds=0.5)
         if closed:
-            wire.subscribe(topic, sub_type=sub_type)
+            wire.subscribe_again(topic, sub_type=sub_type)
             wire.flow(100)
         produced(endpoint, topic, 1, 20)
         frames = wire.messages(expected)
@@ -74,7 +74,7 @@ def _expired(endpoint: Endpoint, topic: str, sub_type: int) -> Any:
         wire.flow(100)
         closed = wire.consumer_closed(seconds=0.5)
         if closed:
-            wire.subscribe(topic, sub_type=sub_type)
+            wire.subscribe_again(topic, sub_type=sub_type)
             wire.flow(100)
         frames = wire.messages(10)
         return {
@@ -111,7 +111,7 @@ def _reset(endpoint: Endpoint, topic: str, sub_type: int, how: str, caught_up: b
         else:
             status = endpoint.topic("POST", topic, f"/subscription/s/resetcursor/{now - 97_000}").status_code
         closed = wire.consumer_closed(seconds=3)
-        wire.subscribe(topic, sub_type=sub_type)
+        wire.subscribe_again(topic, sub_type=sub_type)
         wire.flow(100)
         again = sorted(map(int, payloads(wire.messages(7))))
         return {

@@ -296,7 +296,7 @@ def last_message_id_of_readers(endpoint: Endpoint, topic: str) -> Any:
             wire.subscribe(topic, f"s{number}", durable=False, start_message_id=EARLIEST, consumer_id=1)
             sought = wire.seek(**fields)
             closed = wire.consumer_closed(1, seconds=3)
-            wire.subscribe(topic, f"s{number}", durable=False, start_message_id=EARLIEST, consumer_id=1)
+            wire.subscribe_again(topic, f"s{number}", durable=False, start_message_id=EARLIEST, consumer_id=1)
             seen[f"seek {name}"] = {"sought": sought, "closed": closed, "id": _last(wire, ids)}
             wire.close_consumer()
     return seen

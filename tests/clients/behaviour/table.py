@@ -8,6 +8,7 @@ from tests.clients.behaviour import (  # noqa: F401 - each adds its probes
     probes_acks,
     probes_clients,
     probes_dispatch,
+    probes_edges,
     probes_permits,
     probes_rest,
     probes_rest_cursor,

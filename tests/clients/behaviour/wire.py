@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 import socket
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -51,8 +53,11 @@ class Wire:
         url = urlsplit(endpoint.broker_service_url)
         self.socket = socket.create_connection((str(url.hostname), int(url.port or 0)), PATIENCE)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.settimeout(None)
         self.closed = False
-        self._pending, self._frames = bytearray(), list[Frame]()
+        self._frames = list[Frame]()
+        self._arrived, self._sending = threading.Condition(), threading.Lock()
+        threading.Thread(target=self._receive, name="wire", daemon=True).start()
         self._numbers = itertools.count(1)
         access = {"auth_method_name": "token", "auth_data": token_of(role).encode()}
         command = BaseCommand(
@@ -61,7 +66,7 @@ class Wire:
         if original_principal:
             text = original_principal.encode()
             command.connect.MergeFromString(bytes([_ORIGINAL_PRINCIPAL << 3 | 2, len(text)]) + text)
-        self.socket.sendall(b"".join(encoded(command)))
+        self._send(command)
         self.connected = self.answer(BaseCommand.CONNECTED, BaseCommand.ERROR)
 
     def __enter__(self) -> Wire:
@@ -72,55 +77,50 @@ class Wire:
 
     def close(self) -> None:
         """Close the connection, as a client that dies does."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
     # frames
 
     def send(self, stored: bytes = b"", **command: Any) -> None:
         """Send one frame."""
-        self.socket.sendall(b"".join(encoded(BaseCommand(**command), stored)))
+        self._send(BaseCommand(**command), stored)
+
+    def _send(self, command: BaseCommand, stored: bytes = b"") -> None:
+        with self._sending:
+            self.socket.sendall(b"".join(encoded(command, stored)))
 
     def wait(self, *types: int, seconds: float = PATIENCE, consumer_id: int | None = None) -> Frame | None:
         """Take the next frame of these types; None: none came in time, or the connection ended."""
-        deadline = time.monotonic() + seconds
-        checked = 0
-        while True:
-            for index in range(checked, len(self._frames)):
-                command = self._frames[index].command
-                if command.type in types and consumer_id in (None, _consumer_of(command)):
-                    return self._frames.pop(index)
-            checked = len(self._frames)
-            if not self._read(deadline - time.monotonic()):
-                return None
 
-    def _read(self, seconds: float) -> bool:
-        if seconds <= 0 or self.closed:
-            return False
-        self.socket.settimeout(seconds)
-        try:
-            data = self.socket.recv(1 << 18)
-        except TimeoutError:
-            return False
-        except OSError:
-            data = b""
-        self.closed = not data
-        self._pending += data
-        while (frame := self._next()) is not None:
-            if frame.command.type == BaseCommand.PING:
-                self.send(type=BaseCommand.PONG, pong={})
-            else:
-                self._frames.append(frame)
-        return not self.closed
-
-    def _next(self) -> Frame | None:
-        """Take the first frame of what arrived, if it is whole."""
-        pending = self._pending
-        if len(pending) < 4 or len(pending) < (end := 4 + U32.unpack_from(pending)[0]):
+        def first() -> int | None:
+            for index, frame in enumerate(self._frames):
+                if frame.command.type in types and consumer_id in (None, _consumer_of(frame.command)):
+                    return index
             return None
-        body = 8 + U32.unpack_from(pending, 4)[0]
-        frame = Frame(BaseCommand.FromString(bytes(pending[8:body])), bytes(pending[body:end]))
-        del pending[:end]
-        return frame
+
+        with self._arrived:
+            self._arrived.wait_for(lambda: self.closed or first() is not None, seconds)
+            index = first()
+            return None if index is None else self._frames.pop(index)
+
+    def _receive(self) -> None:
+        """Keep the frames that arrive, and answer each PING: brokers end connections that do not."""
+        pending = bytearray()
+        with suppress(OSError):
+            while data := self.socket.recv(1 << 18):
+                pending += data
+                while (frame := _next(pending)) is not None:
+                    if frame.command.type == BaseCommand.PING:
+                        self.send(type=BaseCommand.PONG, pong={})
+                        continue
+                    with self._arrived:
+                        self._frames.append(frame)
+                        self._arrived.notify_all()
+        with self._arrived:
+            self.closed = True
+            self._arrived.notify_all()
 
     def answer(self, *types: int) -> BaseCommand:
         """Take the next command of these types."""
@@ -171,6 +171,13 @@ class Wire:
         }  # fmt: skip
         self.send(type=BaseCommand.SUBSCRIBE, subscribe=subscribe)
         return self.answer(BaseCommand.SUCCESS, BaseCommand.ERROR)
+
+    def subscribe_again(self, topic: str, name: str = "s", sub_type: int = EXCLUSIVE, **fields: Any) -> None:
+        """Subscribe after the consumer was closed, as often as a client would until it succeeds."""
+        deadline = time.monotonic() + PATIENCE
+        while (result := outcome(self.subscribe(topic, name, sub_type, **fields))) != "Success":
+            assert time.monotonic() < deadline, result
+            time.sleep(0.1)
 
     def flow(self, permits: int, consumer_id: int = 1) -> None:
         self.send(type=BaseCommand.FLOW, flow={"consumer_id": consumer_id, "message_permits": permits})
@@ -244,6 +251,16 @@ class Wire:
             if frame is None:
                 return changes
             changes.append(frame.command.active_consumer_change.is_active)
+
+
+def _next(pending: bytearray) -> Frame | None:
+    """Take the first frame of what arrived, if it is whole."""
+    if len(pending) < 4 or len(pending) < (end := 4 + U32.unpack_from(pending)[0]):
+        return None
+    body = 8 + U32.unpack_from(pending, 4)[0]
+    frame = Frame(BaseCommand.FromString(bytes(pending[8:body])), bytes(pending[body:end]))
+    del pending[:end]
+    return frame
 
 
 def _consumer_of(command: BaseCommand) -> int | None:
