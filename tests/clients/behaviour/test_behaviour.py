@@ -31,6 +31,7 @@ def test_answers_are_those_of_a_broker(tmp_path: Path) -> None:
     }
     with compactor_service(tmp_path, **access) as service:
         actual = answers(Endpoint(service.url, service.broker_service_url))
+    errors = [line for line in service.log.read_text().splitlines() if '"level": "error"' in line]
 
     expected = {
         name: DIFFERENT[name].applied(each) if name in DIFFERENT else each for name, each in _recorded().items()
@@ -44,6 +45,7 @@ def test_answers_are_those_of_a_broker(tmp_path: Path) -> None:
         if name not in OPEN and actual[name] != each
     ]
     assert not lines, "\n".join(lines)
+    assert not errors, "\n".join(errors)
 
 
 def test_each_probe_has_the_answer_of_a_broker() -> None:
