@@ -167,7 +167,7 @@ def test_what_the_chart_makes_is_kubernetes_own(chosen: tuple[str, ...], tmp_pat
 
 
 def test_the_chart_upgrades_the_schema_once_before_the_pods() -> None:
-    """In each pod's init container it would do so during a rolling update, beside pods of the old schema."""
+    """Init containers of the pods would do so during a rolling update, beside pods of the old schema."""
     documents = rendered()
     assert "initContainers" not in pod(documents)
     job = of_kind(documents, "Job")
@@ -200,7 +200,7 @@ def test_the_chart_with_tls_speaks_tls_everywhere() -> None:
     [("", "TOKEN_PUBLIC_KEY"), ("secret-key", "TOKEN_SECRET_KEY"), ("jwks", "JWKS_FILE")],
 )
 def test_a_pod_has_the_one_key_that_checks_tokens(kind: str, variable: str) -> None:
-    """By default a public one: a pod that is taken over cannot create tokens."""
+    """The default is a public one: a pod that is taken over cannot create tokens."""
     template = pod(rendered(*([f"auth.kind={kind}", "auth.key=the.key"] if kind else ["auth.key=the.key"])))
     keys = {name for name in environment(template) if re.search("AUTH_.*(KEY|JWKS)", name)}
     assert keys == {f"COMPACTOR_AUTH_{variable}"}

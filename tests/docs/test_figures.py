@@ -25,7 +25,7 @@ _FIGURE = re.compile(r"(?<![\w.,])(?:\d+\.\d+(?!\.)|\d{1,3}(?:,\d{3})+)(?![\w.,]
 
 
 def text_before_quotes(page: Path) -> Iterator[tuple[str, list[str]]]:
-    """Each text, from a heading or the quotes before it, with the lines of its quotes."""
+    """Yield each text, from a heading or the quotes before it, with the lines of its quotes."""
     *blocks, rest = re.split(r"(?<=-->\n)", page.read_text(encoding="utf-8"))
     for block in blocks:
         if (quoted := _QUOTED.search(block)) is not None:
@@ -48,7 +48,7 @@ def cell(reference: str) -> str:
 
 
 def agree(quoted: str, stored: str) -> bool:
-    """Whether a figure is a number of the cell, rounded to the digits that it has; `%` and GB are scaled."""
+    """Return whether a figure is a number of the cell, rounded to the digits that it has; scale `%` and GB."""
     match = re.search(_NUMBER, quoted)
     assert match is not None
     figure = number(match[0])
@@ -81,7 +81,7 @@ def test_a_quoted_figure_is_the_measured_one(page: str, line: str, text: str) ->
 
 @pytest.mark.parametrize("page", ["README.md", "docs/comparison.md"])
 def test_no_figure_is_without_its_source(page: str) -> None:
-    """Of those with decimals or thousands; versions follow the name of a program."""
+    """Counts figures with decimals or thousands; versions follow the name of a program."""
     for text, lines in text_before_quotes(ROOT / page):
         quoted = {match[0] for line in lines if (match := re.search(_NUMBER, line)) is not None}
         plain = re.sub(r"\b(?:Pulsar|Kafka|Python) [\d.]+", "", text)

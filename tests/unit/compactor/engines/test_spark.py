@@ -202,7 +202,7 @@ def test_a_master_that_cannot_be_used_is_told_before_java_starts(
 def test_a_master_that_does_not_take_the_driver_is_named_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As one whose secret the driver lacks: Spark tries for a minute, then its Java ends, and the first call fails."""
+    """A driver without the secret: Spark tries for a minute, then its Java ends, and the first call fails."""
 
     def refuse(*_: object) -> None:
         raise ConnectionRefusedError(111, "Connection refused")
