@@ -4,11 +4,15 @@ A compressed entry of a few KiB may expand to tens of MiB (storage/entries/expan
 decodes the whole entry. So reads of large entries wait for each other: together they hold at most `most` bytes, or one
 entry. Smaller tables are not counted: the number of threads that read bounds them.
 
+What was decoded is given back to the system: the C library keeps the freed memory of each thread otherwise, measured as
+840 MiB after 16 reads.
+
 Safe to share between threads. Must not know: entries, files.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,9 +50,17 @@ class DecodeBudget:
         try:
             yield
         finally:
+            _trim()
             with self._changed:
                 self._held -= size
                 self._changed.notify_all()
 
     def _fits(self, size: int) -> bool:
         return not self._held or self._held + size <= self.most
+
+
+def _trim() -> None:
+    """Return freed memory to the system, where the C library can: glibc does."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

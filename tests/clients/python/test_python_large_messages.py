@@ -20,8 +20,8 @@ def produce_large(client: pulsar.Client, topic: str, codec: pulsar.CompressionTy
     producer.send(b"behind", partition_key="behind")
     producer.close()
     batching = client.create_producer(
-        topic, compression_type=codec, batching_max_messages=100, batching_max_allowed_size_in_bytes=64 << 20,
-        batching_max_publish_delay_ms=60_000,
+        topic, compression_type=codec, batching_enabled=True, batching_max_messages=100,
+        batching_max_allowed_size_in_bytes=64 << 20, batching_max_publish_delay_ms=60_000,
     )  # fmt: skip
     for number in range(100):
         batching.send_async(bytes(PIECE), lambda *_: None, partition_key=f"k{number % 60}")
