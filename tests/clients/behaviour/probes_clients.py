@@ -116,7 +116,7 @@ def delayed_through_a_client(endpoint: Endpoint, topic: str) -> Any:
     with _client(endpoint.broker_service_url) as client:
         consumer = client.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared)
         producer = client.create_producer(topic, batching_enabled=False)
-        producer.send(b"delayed", deliver_after=datetime.timedelta(seconds=3))
+        producer.send(b"delayed", deliver_after=datetime.timedelta(seconds=6))
         producer.send(b"at once")
         return [consumer.receive(WAIT_MS).data().decode() for _ in range(2)]
 

@@ -20,6 +20,7 @@ from tests.clients.behaviour.wire import (
     payloads,
     plain,
     produced,
+    spread,
 )
 
 
@@ -99,7 +100,7 @@ def chunks_of_a_message_go_to_one_consumer(endpoint: Endpoint, topic: str) -> An
             for chunk in range(3):
                 fields = {"uuid": f"u{number}", "chunk_id": chunk, "num_chunks_from_msg": 3, "total_chunk_msg_size": 6}
                 sender.publish(plain(f"{number}{chunk}", number, **fields), number, is_chunk=True)
-        received = payloads(first.messages(1, quiet=1.5)), payloads(second.messages(1, quiet=1.5))
+        received = [payloads(frames) for frames in spread((first, second), 18)]
     whole = [
         sum(1 for number in range(6) if {f"{number}{chunk}" for chunk in range(3)} <= set(each)) for each in received
     ]
@@ -120,7 +121,7 @@ def interleaved_chunks(endpoint: Endpoint, topic: str) -> Any:
                 fields = {"uuid": f"u{number}", "chunk_id": chunk, "num_chunks_from_msg": 3, "total_chunk_msg_size": 6}
                 stored = plain(f"{number}{chunk}", 0, producer_name=f"p{number}", **fields)
                 sender.publish(stored, 0, producer_id=number, is_chunk=True)
-        received = payloads(first.messages(1, quiet=1.5)), payloads(second.messages(1, quiet=1.5))
+        received = [payloads(frames) for frames in spread((first, second), 6)]
     whole = [
         sum(1 for number in (1, 2) if {f"{number}{chunk}" for chunk in range(3)} <= set(each)) for each in received
     ]
@@ -154,7 +155,7 @@ def keyless_messages_on_key_shared(endpoint: Endpoint, topic: str) -> Any:
         wire.subscribe(topic, sub_type=KEY_SHARED, consumer_name=f"c{number}")
     for wire in wires:
         wire.flow(1000)
-    shares = [len(wire.messages(1, quiet=1.5)) for wire in wires]
+    shares = [len(frames) for frames in spread(wires, 100)]
     for wire in wires:
         wire.close()
     return {"total": sum(shares), "consumers": sum(1 for share in shares if share > 10)}
@@ -173,10 +174,10 @@ def keyless_batches_and_producers_on_key_shared(endpoint: Endpoint, topic: str) 
         wire.subscribe(topic, sub_type=KEY_SHARED, consumer_name=f"c{number}")
     for wire in wires:
         wire.flow(1000)
-    together = True
+    shares = [Counter(payloads(frames)) for frames in spread(wires, 40)]
     for wire in wires:
-        together = together and set(Counter(payloads(wire.messages(1, quiet=1.5))).values()) <= {2}
         wire.close()
+    together = all(set(share.values()) <= {2} for share in shares)
     return {"same producer and sequence id at one consumer": together}
 
 
@@ -215,9 +216,9 @@ def _delayed(endpoint: Endpoint, topic: str, sub_type: int, milliseconds: int) -
 
 @probe("G22")
 def delayed_message_by_type(endpoint: Endpoint, topic: str) -> Any:
-    """Publish a message that is to be delivered in 3 s and one without a delay, for each type of subscription."""
+    """Publish a message that is to be delivered in 6 s and one without a delay, for each type of subscription."""
     types = {"exclusive": EXCLUSIVE, "failover": FAILOVER, "shared": SHARED, "key-shared": KEY_SHARED}
-    return {name: _delayed(endpoint, f"{topic}-{name}", sub_type, 3000) for name, sub_type in types.items()}
+    return {name: _delayed(endpoint, f"{topic}-{name}", sub_type, 6000) for name, sub_type in types.items()}
 
 
 @probe("G22")
@@ -231,7 +232,7 @@ def delayed_and_disconnected(endpoint: Endpoint, topic: str) -> Any:
     """Connect a shared consumer again while a message is delayed; the order of delivery, and the counts."""
     with Wire(endpoint) as sender:
         sender.producer(topic)
-        deliver_at = int(time.time() * 1000) + 4000
+        deliver_at = int(time.time() * 1000) + 8000
         sender.publish(plain("delayed", 0, deliver_at_time=deliver_at))
         sender.publish(plain("at once", 1), 1)
     with Wire(endpoint) as wire:
@@ -257,7 +258,7 @@ def delayed_over_unload(endpoint: Endpoint, topic: str) -> Any:
         wire.subscribe(topic, sub_type=SHARED)
         wire.flow(100)
         sender.producer(topic)
-        deliver_at = int(time.time() * 1000) + 5000
+        deliver_at = int(time.time() * 1000) + 10_000
         sender.publish(plain("delayed", 0, deliver_at_time=deliver_at))
         sender.publish(plain("at once", 1), 1)
         first = wire.messages(1)
@@ -310,7 +311,7 @@ def delayed_and_backlog_order(endpoint: Endpoint, topic: str) -> Any:
         wire.flow(100)
         sender.producer(topic)
         now = int(time.time() * 1000)
-        for number, delay in enumerate((9000, 6000, 3000)):
+        for number, delay in enumerate((12_000, 8000, 4000)):
             sender.publish(plain(str(number), number, deliver_at_time=now + delay), number)
         return payloads(wire.messages(3))
 
@@ -322,7 +323,7 @@ def delayed_key_shared_order(endpoint: Endpoint, topic: str) -> Any:
         wire.subscribe(topic, sub_type=KEY_SHARED)
         wire.flow(100)
         sender.producer(topic)
-        sender.publish(plain("delayed", 0, key="a", deliver_at_time=int(time.time() * 1000) + 3000))
+        sender.publish(plain("delayed", 0, key="a", deliver_at_time=int(time.time() * 1000) + 6000))
         sender.publish(plain("same key", 1, key="a"), 1)
         return payloads(wire.messages(2))
 
@@ -334,7 +335,7 @@ def delayed_batch_metadata(endpoint: Endpoint, topic: str) -> Any:
         wire.subscribe(topic, sub_type=SHARED)
         wire.flow(100)
         sender.producer(topic)
-        sender.publish(batch(["0", "1"], 0, deliver_at_time=int(time.time() * 1000) + 3000), 0, 2)
+        sender.publish(batch(["0", "1"], 0, deliver_at_time=int(time.time() * 1000) + 6000), 0, 2)
         sender.publish(plain("at once", 2), 2)
         frames = wire.messages(2)
         return [frame.command.message.message_id.entry_id for frame in frames]

@@ -16,6 +16,7 @@ from tests.clients.behaviour.wire import (
     batch,
     ids_of,
     outcome,
+    payload,
     payloads,
     plain,
     produced,
@@ -33,7 +34,7 @@ def acknowledged_before_it_is_delivered(endpoint: Endpoint, topic: str) -> Any:
         acknowledged = wire.ack([ids[4]])
         wire.flow(10)
         delivered = payloads(wire.messages(2))
-        backlog = settled(lambda: endpoint.subscription(topic)["msgBacklog"], 4, seconds=3)
+        backlog = settled(lambda: endpoint.subscription(topic)["msgBacklog"], 4)
         return {"acknowledged": acknowledged, "delivered": delivered, "msgBacklog": backlog}
 
 
@@ -46,7 +47,7 @@ def acknowledged_cumulatively_ahead(endpoint: Endpoint, topic: str) -> Any:
         wire.flow(3)
         wire.messages(3)
         wire.ack([ids[7]], cumulative=True)
-        backlog = settled(lambda: endpoint.subscription(topic)["msgBacklog"], 2, seconds=3)
+        backlog = settled(lambda: endpoint.subscription(topic)["msgBacklog"], 2)
         wire.flow(100)
         ahead = payloads(wire.messages(2))
         wire.ack([{**ids[0], "entry_id": ids[9]["entry_id"] + 500}], cumulative=True)
@@ -171,8 +172,10 @@ def sticky_ranges(endpoint: Endpoint, topic: str) -> Any:
         seen.append(outcome(wire.subscribe(topic, sub_type=KEY_SHARED, consumer_id=3, **ranged(32768, 65535))))
         for consumer_id in (1, 3):
             wire.flow(100, consumer_id)
-        shares = [payloads(wire.messages(1, consumer_id, quiet=1.5)) for consumer_id in (1, 3)]
-        return {"outcomes": seen, "shares": [sorted(map(int, share)) for share in shares]}
+        shares: dict[int, list[int]] = {1: [], 3: []}
+        for frame in wire.messages(60):
+            shares[frame.command.message.consumer_id].append(int(payload(frame)))
+        return {"outcomes": seen, "shares": [sorted(share) for share in shares.values()]}
 
 
 @probe("G3")
@@ -187,8 +190,8 @@ def delete_a_topic_with_clients(endpoint: Endpoint, topic: str) -> Any:
         refused = endpoint.topic("DELETE", topic).status_code
         forced = endpoint.topic("DELETE", topic + "?force=true").status_code
         seen = {
-            "without force": refused, "with force": forced, "consumer closed": wire.consumer_closed(seconds=5),
-            "producer closed": wire.wait(BaseCommand.CLOSE_PRODUCER, seconds=5) is not None,
+            "without force": refused, "with force": forced, "consumer closed": wire.consumer_closed(),
+            "producer closed": wire.wait(BaseCommand.CLOSE_PRODUCER) is not None,
         }  # fmt: skip
         produced(endpoint, topic, 1, 9)
         wire.subscribe(topic)

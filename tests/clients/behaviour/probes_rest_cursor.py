@@ -110,7 +110,7 @@ def _reset(endpoint: Endpoint, topic: str, sub_type: int, how: str, caught_up: b
             status = endpoint.topic("POST", topic, "/subscription/s/resetcursor", body).status_code
         else:
             status = endpoint.topic("POST", topic, f"/subscription/s/resetcursor/{now - 97_000}").status_code
-        closed = wire.consumer_closed(seconds=3)
+        closed = wire.consumer_closed()
         wire.subscribe_again(topic, sub_type=sub_type)
         wire.flow(100)
         again = sorted(map(int, payloads(wire.messages(7))))
@@ -156,7 +156,7 @@ def delete_a_subscription_with_a_consumer(endpoint: Endpoint, topic: str) -> Any
             listed = endpoint.topic("GET", own, "/subscriptions").json()
             forced = endpoint.topic("DELETE", own, "/subscription/s?force=true").status_code
             gone = endpoint.topic("GET", own, "/subscriptions").json()
-            closed = wire.consumer_closed(seconds=3)
+            closed = wire.consumer_closed()
             wire.send(type=BaseCommand.ACK, ack={"consumer_id": 1, "ack_type": 0, "message_id": ids_of(frames)})
             with Wire(endpoint) as other:
                 other.lookup(own)
@@ -181,7 +181,7 @@ def unsubscribe_by_the_consumer(endpoint: Endpoint, topic: str) -> Any:
         second.subscribe(topic, "b", SHARED)
         seen["one of two"] = first.unsubscribe(2)
         seen["by force"] = first.unsubscribe(2, force=True)
-        seen["other closed"] = second.consumer_closed(seconds=3)
+        seen["other closed"] = second.consumer_closed()
         seen["finally"] = endpoint.topic("GET", topic, "/subscriptions").json()
     return seen
 

@@ -59,7 +59,7 @@ def fenced_producer(endpoint: Endpoint, topic: str) -> Any:
     with Wire(endpoint) as first, Wire(endpoint) as second:
         first.producer(topic, producer_access_mode=exclusive)
         second.producer(topic, producer_access_mode=fencing)
-        closed = first.wait(BaseCommand.CLOSE_PRODUCER, seconds=3) is not None
+        closed = first.wait(BaseCommand.CLOSE_PRODUCER) is not None
         return {"closed": closed, "publishes": _sent(first, 1), "connection closed": first.closed}
 
 
@@ -157,7 +157,7 @@ def failover_priorities(endpoint: Endpoint, topic: str) -> Any:
         for number, (name, priority) in enumerate((("a", 2), ("b", 1), ("c", 1), ("z", 0))):
             wire.subscribe(topic, sub_type=FAILOVER, consumer_id=number, consumer_name=name, priority_level=priority)
             active = {0: "a", 1: "b", 2: "b", 3: "z"}[number]
-            seen.append(settled(lambda: endpoint.subscription(topic).get("activeConsumerName"), active, seconds=5))
+            seen.append(settled(lambda: endpoint.subscription(topic).get("activeConsumerName"), active))
         return seen
 
 
@@ -266,13 +266,9 @@ def last_message_id_of_a_consumer(endpoint: Endpoint, topic: str) -> Any:
         seen["a batch"] = _last(wire, ids)
         wire.flow(10)
         wire.ack(ids_of(wire.messages(2)[:1]))
-        seen["first acknowledged"] = settled(
-            lambda: _last(wire, ids), {"last": 1, "batch index": 2, "mark-delete": 0}, seconds=3
-        )
+        seen["first acknowledged"] = settled(lambda: _last(wire, ids), {"last": 1, "batch index": 2, "mark-delete": 0})
         wire.ack(ids[1:])
-        seen["all acknowledged"] = settled(
-            lambda: _last(wire, ids), {"last": 1, "batch index": 2, "mark-delete": 1}, seconds=3
-        )
+        seen["all acknowledged"] = settled(lambda: _last(wire, ids), {"last": 1, "batch index": 2, "mark-delete": 1})
         return seen
 
 
@@ -295,7 +291,7 @@ def last_message_id_of_readers(endpoint: Endpoint, topic: str) -> Any:
         for number, (name, fields) in enumerate(seeks.items()):
             wire.subscribe(topic, f"s{number}", durable=False, start_message_id=EARLIEST, consumer_id=1)
             sought = wire.seek(**fields)
-            closed = wire.consumer_closed(1, seconds=3)
+            closed = wire.consumer_closed(1)
             wire.subscribe_again(topic, f"s{number}", durable=False, start_message_id=EARLIEST, consumer_id=1)
             seen[f"seek {name}"] = {"sought": sought, "closed": closed, "id": _last(wire, ids)}
             wire.close_consumer()
@@ -352,9 +348,9 @@ def seeks_of_a_consumer(endpoint: Endpoint, topic: str) -> Any:
             wire.flow(3)
             wire.messages(3, quiet=0.1)
             sought = wire.seek(**fields)
-            closed = wire.consumer_closed(1, seconds=3)
+            closed = wire.consumer_closed(1)
         with Wire(endpoint) as wire:
-            wire.subscribe(topic, own)
+            wire.subscribe_again(topic, own)
             wire.flow(20)
             seen[name] = {
                 "sought": sought,

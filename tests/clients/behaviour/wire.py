@@ -274,6 +274,18 @@ def _id(message_id: MessageIdData) -> Id:
     return {"ledger_id": message_id.ledger_id, "entry_id": message_id.entry_id}
 
 
+def spread(wires: Sequence[Wire], total: int) -> list[list[Frame]]:
+    """Take the messages of several consumers: `total` together, then those that arrive before a quiet time."""
+    frames: list[list[Frame]] = [[] for _ in wires]
+    deadline = time.monotonic() + PATIENCE
+    while sum(map(len, frames)) < total and time.monotonic() < deadline:
+        for wire, taken in zip(wires, frames, strict=True):
+            taken += wire.messages(0, quiet=0.05)
+    for wire, taken in zip(wires, frames, strict=True):
+        taken += wire.messages(0)
+    return frames
+
+
 def id_of(frame: Frame) -> Id:
     """Return the id of a delivered entry."""
     return _id(frame.command.message.message_id)
