@@ -18,7 +18,6 @@ def produce_large(client: pulsar.Client, topic: str, codec: pulsar.CompressionTy
     producer = client.create_producer(topic, compression_type=codec, batching_enabled=False)
     producer.send(bytes(LARGE), partition_key="large")
     producer.send(b"behind", partition_key="behind")
-    producer.close()
     batching = client.create_producer(
         topic, compression_type=codec, batching_enabled=True, batching_max_messages=100,
         batching_max_allowed_size_in_bytes=64 << 20, batching_max_publish_delay_ms=60_000,
@@ -26,8 +25,9 @@ def produce_large(client: pulsar.Client, topic: str, codec: pulsar.CompressionTy
     for number in range(100):
         batching.send_async(bytes(PIECE), lambda *_: None, partition_key=f"k{number % 60}")
     batching.flush()
-    batching.send(b"behind", partition_key="behind")
     batching.close()
+    producer.send(b"behind", partition_key="behind")
+    producer.close()
 
 
 RAW_SIZES = [LARGE, 6, *[PIECE] * 100, 6]
