@@ -39,7 +39,7 @@ class Producer:
         self.epoch = wish.epoch
         self.access_mode = wish.producer_access_mode
         self.topic_epoch = wish.topic_epoch if wish.HasField("topic_epoch") else None
-        """Of an exclusive producer: grows with each; the client names it when it reconnects."""
+        """An exclusive producer's epoch: grows with each; the client names it when it reconnects."""
         self.is_encrypted = wish.encrypted
         self.metadata = {item.key: item.value for item in wish.metadata}
         self.connected_at = topic.clock.now_ms()
@@ -103,7 +103,7 @@ class ProducerRegistry:
         self._exclusive: Producer | None = None
         self._epoch = epoch
         self._highest_epoch = epoch or 0
-        """Of those that were added, also if it is not stored yet."""
+        """The highest of all producers that were added, stored or not."""
 
     def __len__(self) -> int:
         return len(self._by_name)

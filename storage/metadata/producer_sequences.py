@@ -1,4 +1,4 @@
-"""What deduplication knows of a topic, as it was written down last: one row a topic.
+"""Sequence ids of producers, as deduplication has stored them last: one row a topic.
 
 The row says that the topic deduplicates: raw messages at or above `end_offset` must not be removed, because only they
 have the sequence ids of their producers. `check_stored` refuses it, in the transaction that removes them. The row goes
@@ -60,7 +60,7 @@ class ProducerSequenceStore(Store):
                 queries.insert_new(connection, producer_sequences, topic_id=topic_id, **values)
 
     def delete(self, topic_id: int) -> None:
-        """Forget what was stored: the topic does not deduplicate any more. Raises TopicNotFound."""
+        """Delete what was stored: the topic does not deduplicate any more. Raises TopicNotFound."""
         stored = select(producer_sequences.c.topic_id).where(producer_sequences.c.topic_id == topic_id)
         with self._database.read() as connection:
             if connection.execute(stored).first() is None:

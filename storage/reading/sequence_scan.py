@@ -33,7 +33,7 @@ COLUMNS = (
     "slot",
     "metadata",
 )
-"""What is decoded of a sealed ledger. `payload`: of an entry that is kept whole."""
+"""Columns of a sealed ledger that are decoded. `payload`: of an entry that is kept whole."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Publication(Protocol):
 
 
 class Deduplication:
-    """What producers of one topic have stored. `load` it before the first entry."""
+    """The sequence ids that producers of one topic have stored. `load` it before the first entry."""
 
     def __init__(self, metadata: MetadataStore, topic: Topic, most_producers: int) -> None:
         """`most_producers`: names that are known at most, those that stored something last; each costs its bytes and

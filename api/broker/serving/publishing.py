@@ -30,7 +30,7 @@ GROUP_BYTES = 16 << 20
 """Entries that are appended together."""
 
 Outcome = Answer | MessageId | BaseException
-"""What became of an entry: its place, the id that stands for a duplicate, or why it was not appended."""
+"""The result for an entry: its place, the id that stands for a duplicate, or why it was not appended."""
 
 
 class Publisher(Protocol):

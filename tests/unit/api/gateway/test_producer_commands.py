@@ -1,4 +1,4 @@
-"""What PRODUCER answers, and to which producers, frame by frame over a real topic."""
+"""Answers to PRODUCER and SEND, frame by frame, over a real topic."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ class Client(asyncio.Transport):
     @property
     def receipts(self) -> list[tuple[int, bool]]:
         """The sequence id of each receipt, and whether its entry was stored, not a duplicate."""
-        found = [command.send_receipt for command in self.answers if command.type == BaseCommand.SEND_RECEIPT]
-        return [(receipt.sequence_id, receipt.message_id.entry_id < 1 << 63) for receipt in found]
+        receipts = [command.send_receipt for command in self.answers if command.type == BaseCommand.SEND_RECEIPT]
+        return [(receipt.sequence_id, receipt.message_id.entry_id < 1 << 63) for receipt in receipts]
 
 
 @asynccontextmanager

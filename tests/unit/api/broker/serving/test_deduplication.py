@@ -1,4 +1,4 @@
-"""What is sent again is not stored again; what was not stored is never said to be."""
+"""An entry that is sent again is not stored again, and one that was not stored never counts as stored."""
 
 from __future__ import annotations
 
@@ -251,5 +251,5 @@ def test_a_load_that_failed_is_tried_again(
 def test_ids_are_told_in_the_order_in_which_they_are_compared() -> None:
     """A chunk that is not the last comes before the message is whole, and after the message before it."""
     ascending = [(6, deduplication.WHOLE), (7, 0), (7, 1), (7, deduplication.WHOLE), (8, deduplication.WHOLE)]
-    assert all(one < other for one, other in pairwise(ascending))
+    assert all(earlier < later for earlier, later in pairwise(ascending))
     assert [deduplication.last_whole(sequence) for sequence in ascending] == [6, 6, 6, 7, 8]

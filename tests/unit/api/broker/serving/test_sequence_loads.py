@@ -15,7 +15,7 @@ from tests.event_loop import in_event_loop
 
 
 class Load:
-    """What is loaded; it ends when the gate is opened."""
+    """A load that ends when the gate is opened."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
