@@ -28,6 +28,7 @@ from api.gateway import stats
 from api.gateway.admission import Admission
 from api.gateway.commands import Refused
 from api.gateway.connection import Connection
+from api.gateway.live_subscriptions import ServedSubscription
 from api.gateway.lookup import LookupResult, find_or_create, owner_of, topics_of
 from api.gateway.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
 from api.gateway.receive_buffers import ReceiveBuffers
@@ -43,6 +44,7 @@ from api.http.thread_pools import WaitsFor
 from api.messaging.connected_clients import ClientCounts, TopicClients
 from api.observability.logs import LogThrottle
 from api.service import Service
+from storage.cursor import Cursor
 from storage.errors import CompactorError, LeaseHeld, NotFound
 from storage.log.segment import AppendResult
 from storage.metadata.policy_store import BROKER
@@ -162,6 +164,8 @@ class Gateway:
         self.parts.producers.on_appended = partial(self._appended, loop)
         clients = self.parts.clients
         clients.of_topic, clients.counts, clients.connections = self._clients_of, self._client_counts, self._connected
+        clients.subscription = partial(self._live_subscription, loop)
+        clients.truncated = partial(self._truncated, loop)
         most = most_connections(self.parts.settings.broker_max_connections, max(1, len(self._sockets)))
         for item, context in self._sockets:
             item.limit(most, self.log_throttle, plain=False)
@@ -203,6 +207,27 @@ class Gateway:
     def _clients_of(self, name: TopicName) -> TopicClients:
         topic = self._topics.get(name)
         return TopicClients() if topic is None else stats.topic_clients(topic)
+
+    def _live_subscription(
+        self, loop: asyncio.AbstractEventLoop, record: TopicRecord, name: str
+    ) -> ServedSubscription | None:
+        """Return a durable subscription whose state is here. Called by threads."""
+        topic = self._by_id.get(record.id)
+        subscription = None if topic is None or topic.is_lost else topic.subscriptions.get(name)
+        if subscription is None or not isinstance(subscription.position, Cursor):
+            return None
+        return ServedSubscription(loop, subscription, subscription.position)
+
+    def _truncated(self, loop: asyncio.AbstractEventLoop, record: TopicRecord) -> None:
+        """Called by threads."""
+
+        def restart() -> None:
+            topic = self._by_id.get(record.id)
+            if topic is not None:
+                topic.truncated()
+
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(restart)
 
     def _client_counts(self) -> Iterator[tuple[TopicName, ClientCounts]]:
         return stats.counts(self.topics)

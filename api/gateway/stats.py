@@ -62,7 +62,11 @@ def subscription_clients(subscription: Subscription) -> SubscriptionClients:
         if dispatcher.active is not None:
             fields["active_consumer_name"] = dispatcher.active.name
     return SubscriptionClients(
-        fields, tuple(_consumer(item) for item in consumers), subscription.delivered_end, subscription.durable
+        fields,
+        tuple(_consumer(item) for item in consumers),
+        subscription.delivered_end,
+        subscription.durable,
+        subscription.backlog,
     )
 
 

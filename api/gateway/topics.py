@@ -238,17 +238,22 @@ class PersistentTopic:
         subscription.disconnect()
         await subscription.close()
 
-    async def unsubscribe(self, subscription: Subscription, force: bool) -> None:
-        """Delete a subscription and its cursor. Raises Conflict while consumers are connected, unless forced."""
+    async def end_subscription(self, subscription: Subscription, force: bool) -> None:
+        """Remove a subscription whose cursor is deleted next. Raises Conflict while consumers are connected, unless
+        forced."""
         if subscription.consumers and not force:
             raise Conflict(
                 f"Subscription {subscription.name} has active connected consumers",
                 "end them, or delete it with force",
                 is_public=True,
             )
+        subscription.is_deleted = True
+        await self.remove_subscription(subscription)
+
+    async def unsubscribe(self, subscription: Subscription, force: bool) -> None:
+        """Delete a subscription and its cursor. Raises Conflict while consumers are connected, unless forced."""
         async with self._opening.setdefault(subscription.name, asyncio.Lock()):
-            subscription.is_deleted = True
-            await self.remove_subscription(subscription)
+            await self.end_subscription(subscription, force)
             if subscription.durable:
                 with contextlib.suppress(NotFound):
                     await self.database.run(self.metadata.cursors.delete, self.record.id, subscription.name)

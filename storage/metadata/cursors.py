@@ -186,16 +186,16 @@ class CursorStore(Store):
         """All cursors of the topic, by name, with what is acknowledged above their mark-delete; all of one moment."""
         with self._database.snapshot() as connection:
             topic = topics.by_id(connection, topic_id)
-            return [
-                (record, cursor_ranges.summary(connection, topic, record)) for record in of_topic(connection, topic_id)
-            ]
+            records = of_topic(connection, topic_id)
+            summaries = cursor_ranges.summaries(connection, topic, records)
+            return [(record, summaries[record.name]) for record in records]
 
     def summary(self, topic_id: int, name: str) -> tuple[CursorRecord, RangesSummary]:
         """Raises NotFound."""
         with self._database.snapshot() as connection:
             topic = topics.by_id(connection, topic_id)
             record = _get(connection, topic, name)
-            return record, cursor_ranges.summary(connection, topic, record)
+            return record, cursor_ranges.summaries(connection, topic, [record])[name]
 
 
 def ensure(connection: Connection, topic_id: int, name: str) -> CursorRecord:

@@ -58,8 +58,7 @@ class LedgerSummary:
 class CursorStatsRecord:
     """A cursor, and what is behind its mark-delete in sealed ledgers; one that straddles it counts whole.
 
-    `acknowledged`, `ranges`: messages above mark-delete that are acknowledged, and how many ranges they make; 0 if
-    that was not asked for.
+    `acknowledged`, `ranges`: messages above mark-delete that are acknowledged, and the number of ranges they make.
     """
 
     record: CursorRecord
@@ -90,22 +89,22 @@ class TopicStatsRecord:
 class StatsStore(Store):
     """What stats show."""
 
-    def of(self, name: TopicName, *, lines: bool = False, precise: bool = False) -> TopicStatsRecord:
+    def of(self, name: TopicName, *, lines: bool = False) -> TopicStatsRecord:
         """The topic of one moment. Raises TopicNotFound.
 
-        `lines`: with a line for each ledger, and properties; `precise`: with single acknowledgements counted.
+        `lines`: with a line for each ledger, and properties.
         """
         with self._database.snapshot() as connection:
             topic = topics.by_name(connection, name)
             records = cursors.of_topic(connection, topic.id)
             sums, behind = _sums(connection, topic.id, sorted({record.mark for record in records}))
             succeeded, failed = _last_runs(connection, topic.id)
+            summaries = cursor_ranges.summaries(connection, topic, records)
             stats = []
             for record in records:
                 size, oldest = behind[record.mark]
-                above = cursor_ranges.summary(connection, topic, record) if precise else None
-                messages, ranges = (above.messages, above.ranges) if above else (0, 0)
-                stats.append(CursorStatsRecord(record, size, oldest, messages, ranges))
+                above = summaries[record.name]
+                stats.append(CursorStatsRecord(record, size, oldest, above.messages, above.ranges))
             return TopicStatsRecord(
                 topic=topic,
                 sums=sums,

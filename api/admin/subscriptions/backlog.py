@@ -15,7 +15,15 @@ from fastapi import Body, Path, Request
 from api.admin import resolve
 from api.admin.messages.entry_response import MOST_ENTRIES, entries
 from api.admin.models import PulsarAnswer
-from api.admin.subscriptions.cursor_access import ONE, ResetCursorData, Subscription, next_of, opened, subscription_of
+from api.admin.subscriptions.cursor_access import (
+    ONE,
+    ResetCursorData,
+    Subscription,
+    delete_cursor,
+    next_of,
+    opened,
+    subscription_of,
+)
 from api.admin.subscriptions.cursors import clear_backlog
 from api.admin.tenancy.bundles import bundle_of, check_bundle
 from api.http.access import AuthAction
@@ -191,7 +199,7 @@ async def _unsubscribe(parts: Service, namespace: str, bundle: str | None, subsc
 def _delete(parts: Service, record: TopicRecord, name: str) -> None:
     """What is not there is deleted."""
     with suppress(NotFound):
-        parts.environment.metadata.cursors.delete(record.id, name, False)
+        delete_cursor(parts, record, name, False)
 
 
 def _topics(parts: Service, namespace: str, bundle: str | None) -> list[TopicRecord]:

@@ -21,7 +21,7 @@ from api.http.problems import RestException, reported_as
 from api.http.thread_pools import WaitsFor, pools_of
 from api.service import Service
 from storage.cursor import Cursor
-from storage.errors import NotFound
+from storage.errors import Conflict, NotFound
 from storage.ledger.seek import StartOffset, StartTime
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import EARLIEST, LATEST, LogPosition, MessageId, TopicName
@@ -67,7 +67,7 @@ PlaceBody = Annotated[ResetCursorData | str | None, Body(description='A message 
 
 
 class OwnedCursor:
-    """A cursor with its topic, as an owner for the time of a request."""
+    """A cursor with its topic, for the time of a request: the one that connected consumers share, if there are any."""
 
     def __init__(self, parts: Service, record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
@@ -76,14 +76,14 @@ class OwnedCursor:
         # where raw is trimmed, a compacted ledger may still hold what this cursor's reader gets
         self.begin = reader.snapshot.topic.start_offset if reader.snapshot.compacted else reader.first_offset
         environment = parts.environment
-        self.cursor = Cursor(
-            environment.metadata,
-            environment.clock,
-            record,
-            name,
-            self.topic.locate,
-            lambda: self.end,
-        )
+        self._live = parts.clients.subscription(record, name)
+        if self._live is not None:
+            self._live.extend(self.end)
+            self.cursor = self._live.cursor
+        else:
+            self.cursor = Cursor(
+                environment.metadata, environment.clock, record, name, self.topic.locate, lambda: self.end
+            )
 
     @property
     def end(self) -> int:
@@ -94,7 +94,11 @@ class OwnedCursor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
+        if kind is not None:
+            return
+        if self._live is not None:
+            self._live.acknowledged()
+        else:
             self.cursor.close()
 
     def acknowledge_to(self, position: LogPosition | None) -> None:
@@ -117,6 +121,8 @@ def each(
     """
     name = decoded(subscription)
     records = resolve.local_topics(parts, topic) if reads else resolve.topics(parts, topic)
+    for record in records:  # the cursor of connected consumers is where they are
+        parts.forwarding.for_clients(record)
     missing = 0
     for record in records:
         try:
@@ -125,6 +131,27 @@ def each(
             missing += 1
     if missing == len(records):
         raise RestException(404, f"Subscription {name} not found for topic {records[0].name}")
+
+
+def reset_cursor_to(parts: Service, record: TopicRecord, name: str, mark: LogPosition | None) -> None:
+    """Move a cursor; connected consumers subscribe again and begin there. Raises NotFound."""
+    refuse_compaction(name)
+    live = parts.clients.subscription(record, name)
+    if live is not None:
+        live.reset(mark)
+    else:
+        parts.environment.metadata.cursors.reset(record.id, name, mark)
+
+
+def delete_cursor(parts: Service, record: TopicRecord, name: str, force: bool) -> None:
+    """Delete a cursor; connected consumers are disconnected if forced. Raises NotFound, RestException (412)."""
+    live = parts.clients.subscription(record, name)
+    if live is not None:
+        try:
+            live.end(force)
+        except Conflict as error:
+            raise RestException(412, error.message) from error
+    parts.environment.metadata.cursors.delete(record.id, name, force)
 
 
 def opened(parts: Service, record: TopicRecord) -> OpenTopic:

@@ -23,12 +23,14 @@ from api.admin.subscriptions.cursor_access import (
     Subscription,
     before_time,
     changes_it,
+    delete_cursor,
     each,
     next_of,
     opened,
     place_of,
     position_of,
     refuse_compaction,
+    reset_cursor_to,
     subscription_of,
 )
 from api.http.access import AuthAction
@@ -79,12 +81,12 @@ def delete_subscription(
     topic: Topic,
     subscription: Subscription,
     force: Annotated[
-        bool, Query(description="__compaction also where its keys would be lost: raw is trimmed.")
+        bool,
+        Query(description="Disconnect its consumers. __compaction also where its keys would be lost: raw is trimmed."),
     ] = False,
 ) -> None:
     """Delete one. With `__compaction` go the compacted ledger and a run that is under way."""
-    metadata = parts.environment.metadata
-    each(parts, topic, subscription, lambda record, name: metadata.cursors.delete(record.id, name, force), False)
+    each(parts, topic, subscription, lambda record, name: delete_cursor(parts, record, name, force), False)
 
 
 @router.get(ONE + "/properties", AuthAction.CONSUME, AUTHORITATIVE)
@@ -150,8 +152,7 @@ def reset_cursor_to_time(
 
     def reset(record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
-        topic_read = opened(parts, record)
-        parts.environment.metadata.cursors.reset(record.id, name, before_time(topic_read, timestamp))
+        reset_cursor_to(parts, record, name, before_time(opened(parts, record), timestamp))
 
     each(parts, topic, subscription, reset)
 
@@ -163,8 +164,7 @@ def reset_cursor(parts: Parts, topic: Topic, subscription: Subscription, place: 
 
     def reset(record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
-        position = position_of(opened(parts, record), place_of(place))
-        parts.environment.metadata.cursors.reset(record.id, name, position)
+        reset_cursor_to(parts, record, name, position_of(opened(parts, record), place_of(place)))
 
     each(parts, topic, subscription, reset)
 

@@ -119,7 +119,11 @@ def truncate_topic(parts: Parts, topic: Topic) -> None:
     What cursors and compaction have not read is lost to them.
     """
     records = resolve.local_topics(parts, topic)
+    for record in records:
+        parts.forwarding.for_clients(record)
     truncate(parts.patient, records)
+    for record in records:
+        parts.clients.truncated(record)
 
 
 @router.get(TOPIC_PATH + "/properties", *ANY_USE)

@@ -37,7 +37,7 @@ from storage.options.policies import TopicPolicies
 
 router = Routes("stats")
 
-Precise = Annotated[bool, Query(alias="getPreciseBacklog", description="Count single acknowledgements, too.")]
+Precise = Annotated[bool, Query(alias="getPreciseBacklog", description="Single acknowledgements are always counted.")]
 Sizes = Annotated[bool, Query(alias="subscriptionBacklogSize", description="With the backlog's bytes; else -1.")]
 Earliest = Annotated[bool, Query(alias="getEarliestTimeInBacklog", description="With the oldest publish time; else 0.")]
 PerPartition = Annotated[bool, Query(alias="perPartition", description="With the stats of each partition.")]
@@ -79,11 +79,11 @@ def get_stats(
     excluded: Excluded = ALL_CLIENTS,
 ) -> TopicStats:
     """A topic's stats."""
-    found = of_topic(parts, topic, precise=precise, times=True)
+    found = of_topic(parts, topic, times=True)
     parts.forwarding.for_clients(found.stats.topic)
     policies = parts.environment.metadata.policies.effective(found.stats.topic)
     shown = topic_stats(found, policies, _owner(parts, request), sizes=sizes, earliest=earliest)
-    return with_clients(shown, parts.clients.of_topic(topic), excluded)
+    return with_clients(shown, found, parts.clients.of_topic(topic), excluded)
 
 
 @router.get(TOPIC_PATH + "/partitioned-stats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
@@ -103,12 +103,12 @@ def get_partitioned_stats(
     policies: TopicPolicies | None = None
     each = {}
     for name in resolve.partition_names(whole):
-        found = stats_snapshot(parts, name, precise=precise, times=True)
+        found = stats_snapshot(parts, name, times=True)
         if found is not None:
             # What is set is set for the whole, so the first partition's are those of all.
             policies = policies or parts.environment.metadata.policies.effective(found.stats.topic)
             one = topic_stats(found, policies, owner, sizes=sizes, earliest=earliest)
-            each[str(name)] = with_clients(one, parts.clients.of_topic(name), excluded)
+            each[str(name)] = with_clients(one, found, parts.clients.of_topic(name), excluded)
     summed = PartitionedTopicStats.model_validate(summed_fields(list(each.values())))
     summed.metadata = PartitionedMetadata(partitions=whole.partitions)
     summed.oldest_backlog_message_age_seconds = 0
@@ -138,11 +138,9 @@ def get_backlog(parts: Parts, request: Request, topic: Topic) -> OfflineTopicSta
     )
 
 
-def of_topic(
-    parts: Service, topic: TopicName, *, lines: bool = False, precise: bool = False, times: bool = False
-) -> StatsSnapshot:
+def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, times: bool = False) -> StatsSnapshot:
     """404 in the words of a broker; for a partitioned topic it names the calls to use instead."""
-    found = stats_snapshot(parts, topic, lines=lines, precise=precise, times=times)
+    found = stats_snapshot(parts, topic, lines=lines, times=times)
     if found is None:
         error = resolve.not_found(parts, topic)
         if parts.environment.metadata.partitions.find(topic) is not None:
@@ -184,8 +182,10 @@ def topic_stats(
     )
 
 
-def with_clients(shown: TopicStats, clients: TopicClients, excluded: ExcludedClients = ALL_CLIENTS) -> TopicStats:
-    """Stats with the producers and consumers that are connected to this service."""
+def with_clients(
+    shown: TopicStats, snapshot: StatsSnapshot, clients: TopicClients, excluded: ExcludedClients = ALL_CLIENTS
+) -> TopicStats:
+    """Add the producers and consumers that are connected to this service; of their subscriptions the backlog of now."""
     for name, value in clients.fields.items():
         setattr(shown, name, value)
     if not excluded.publishers:
@@ -194,6 +194,10 @@ def with_clients(shown: TopicStats, clients: TopicClients, excluded: ExcludedCli
         found = shown.subscriptions.setdefault(name, SubscriptionStats())
         for field, value in subscription.fields.items():
             setattr(found, field, value)
+        backlog = subscription.backlog(snapshot.end, snapshot.first)
+        if backlog is not None:
+            found.msg_backlog = backlog
+            found.msg_backlog_no_delayed = max(backlog - found.msg_delayed, 0)
         consumers = [{FLOW_TIME: 0, **item} for item in subscription.consumers]
         found.last_consumed_flow_timestamp = max((int(item[FLOW_TIME]) for item in consumers), default=0)
         if found.active_consumer_name is None and found.type in ONE_ACTIVE and len(consumers) == 1:

@@ -127,12 +127,12 @@ class StatsSnapshot:
 
 
 def stats_snapshot(
-    parts: Service, name: TopicName, *, lines: bool = False, precise: bool = False, times: bool = False
+    parts: Service, name: TopicName, *, lines: bool = False, times: bool = False
 ) -> StatsSnapshot | None:
     """Return the topic of this moment; None: there is no such topic. `times`: with that of the newest entry."""
     environment = parts.environment
     try:
-        stats = environment.metadata.stats.of(name, lines=lines, precise=precise)
+        stats = environment.metadata.stats.of(name, lines=lines)
     except TopicNotFound:
         return None
     unrolled = next((segment for segment in stats.segments if segment.content is None), None)

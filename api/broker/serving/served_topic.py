@@ -64,5 +64,9 @@ class ServedTopic(Protocol):
     async def remove_consumer(self, consumer: Consumer) -> None:
         """A consumer has left, and a reader's position with it."""
 
+    async def end_subscription(self, subscription: Subscription, force: bool) -> None:
+        """Remove a subscription whose cursor is deleted next. Raises Conflict while consumers are connected, unless
+        forced."""
+
     async def unsubscribe(self, subscription: Subscription, force: bool) -> None:
         """Delete a subscription and its cursor. Raises Conflict while consumers are connected, unless forced."""

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from api.broker.refusals import ConsumerBusy
 from api.broker.serving.consumer import Consumer, SubscriptionType
@@ -29,6 +29,7 @@ from api.broker.serving.dispatcher import Dispatcher
 from api.broker.serving.pending_acks import EntryKey, Group, PendingAck, PendingAcks
 from api.broker.serving.rates import Rate
 from api.broker.serving.served_topic import ServedTopic
+from api.broker.threads import Workers
 from storage.cursor import Cursor, CursorSettings
 from storage.entries.rebuild import DeliverableEntry
 from storage.errors import CompactorError, Conflict, Fenced, NotFound, Unavailable
@@ -46,8 +47,6 @@ MOST_LOOKUPS = 1_000
 _MOST_ACKED_IDS = 20_000
 """Ids of messages that were acknowledged out of order, by which mark-delete moves without a read of the topic."""
 _UINT64 = (1 << 64) - 1
-
-Answer = TypeVar("Answer")
 
 
 class AckedEntry(NamedTuple):
@@ -492,20 +491,21 @@ class Subscription:
         """Begin again at a message id, or at a publish time; the consumers have to subscribe again. Raises
         CompactorError; then they begin again where they were."""
         start: StartPosition = place if isinstance(place, MessageId) else StartTime(place)
-        await self._move(lambda cursor: cursor.reset(self._mark_before(start)), start)
+        await self._move(self.topic.store, lambda cursor: cursor.reset(self._mark_before(start)), start)
 
     async def reset(self, mark: LogPosition | None) -> None:
         """Begin again after a message, which counts as acknowledged with all before it; None: at the first one."""
-        await self._move(lambda cursor: cursor.reset(mark), EARLIEST if mark is None else StartOffset(mark.offset + 1))
+        start = EARLIEST if mark is None else StartOffset(mark.offset + 1)
+        await self._move(self.topic.database, lambda cursor: cursor.reset(mark), start)
 
-    async def _move(self, reset: Callable[[Cursor], None], start: StartPosition) -> None:
+    async def _move(self, workers: Workers, reset: Callable[[Cursor], None], start: StartPosition) -> None:
         async with self._moving:
             if self.dispatcher is not None:
                 self.dispatcher.pause()
             try:
                 if isinstance(self.position, Cursor):
                     # To its end: a reset that goes on beside what comes next would undo that.
-                    self.position = await self.topic.store.run_to_end(self._reset_cursor, self.position, reset)
+                    self.position = await workers.run_to_end(self._reset_cursor, self.position, reset)
                     self.delivered_end = 0
                 else:
                     self.start, mark = await self.topic.store.run(self._reader_start, start)
@@ -532,32 +532,18 @@ class Subscription:
             return LogPosition(first.offset - 1, MessageId(first.message_id.ledger_id, first.message_id.entry_id - 1))
         return mark
 
-    async def change(self, work: Callable[[Cursor, int], Answer]) -> Answer:
-        """Let a thread acknowledge messages on the cursor: skip, clear, expire. Consumers stay connected, and receive
-        nothing that is acknowledged now. Raises CompactorError.
+    def extend(self, end: int) -> None:
+        """Messages exist before `end`: they may be acknowledged."""
+        self._known_end = max(self._known_end, end)
 
-        `work` gets the cursor and the topic's present end.
-        """
-        cursor = self.position
-        assert isinstance(cursor, Cursor)
-
-        def acknowledge() -> Answer:
-            end = self.topic.storage.snapshot_reader().end
-            self._known_end = max(self._known_end, end)
-            return work(cursor, end)
-
-        try:
-            answer = await self.topic.store.run(acknowledge)
-        except Fenced:
-            await self.reopen(cursor)
-            raise
-        for pending in self.pending.pop_through(cursor.acknowledged_end + 1):
+    def acknowledged_outside(self) -> None:
+        """Messages were acknowledged on the cursor by another door: consumers receive none of them."""
+        assert isinstance(self.position, Cursor)
+        for pending in self.pending.pop_through(self.position.acknowledged_end + 1):
             if self.dispatcher is not None:
                 self.dispatcher.settled(pending)
         if self.dispatcher is not None:
             self.dispatcher.wake()
-        await self.flush()
-        return answer
 
     def restart(self) -> None:
         """Deliver again from the position on: the topic was truncated, and what was read of it is gone."""

@@ -1,0 +1,54 @@
+"""Subscriptions as REST moves them while clients are connected: by threads, on the state that the event loop serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import TimeoutError as LateError
+from typing import Any, TypeVar
+
+from api.broker.serving.subscription import Subscription
+from storage.cursor import Cursor
+from storage.errors import Unavailable
+from storage.model import LogPosition
+
+Answer = TypeVar("Answer")
+_SECONDS = 30.0
+
+
+class ServedSubscription:
+    """One durable subscription; see `LiveSubscription`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, subscription: Subscription, cursor: Cursor) -> None:
+        self._loop = loop
+        self._subscription = subscription
+        self.cursor = cursor
+
+    def extend(self, end: int) -> None:
+        self._call(self._extend(end))
+
+    def acknowledged(self) -> None:
+        self.cursor.flush()
+        self._call(self._acknowledged())
+
+    def reset(self, mark: LogPosition | None) -> None:
+        self._call(self._subscription.reset(mark))
+
+    def end(self, force: bool) -> None:
+        self._call(self._subscription.topic.end_subscription(self._subscription, force))
+
+    async def _extend(self, end: int) -> None:
+        self._subscription.extend(end)
+
+    async def _acknowledged(self) -> None:
+        self._subscription.acknowledged_outside()
+
+    def _call(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(_SECONDS)
+        except LateError as error:
+            future.cancel()
+            raise Unavailable(
+                f"the subscription {self._subscription.name} has not answered within {_SECONDS:g} s", "try again"
+            ) from error

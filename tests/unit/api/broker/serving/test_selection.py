@@ -1,0 +1,124 @@
+"""Which consumer an entry goes to: pure decisions, without a loop and without a topic."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from api.broker.refusals import ConsumerNotAssigned
+from api.broker.serving.consumer import Consumer, SubscriptionType
+from api.broker.serving.selection import (
+    HASH_SLOTS,
+    ChunkAssignments,
+    ConsistentHash,
+    RoundRobin,
+    SingleActive,
+    StickyRanges,
+    sticky_hash,
+)
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata
+from tests.unit.api.broker.serving.consumers import consumer
+
+FAILOVER, KEY_SHARED = SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED
+
+
+def yes(_: Consumer) -> bool:
+    return True
+
+
+def test_the_active_consumer_goes_by_priority_then_name_then_partition() -> None:
+    selector = SingleActive(1)
+    low = consumer("a", FAILOVER, priority=1)
+    selector.add(low)
+    assert selector.active is low
+    several = [consumer(name, FAILOVER) for name in "cbd"]
+    for item in several:
+        selector.add(item)
+    assert selector.active is several[0], "the second by name of the first priority, for partition 1"
+    selector.remove(several[0])
+    assert selector.active is several[2]
+    assert selector.select(0, lambda _: False) is None
+
+
+def test_consumers_take_turns_and_lower_priorities_get_what_the_others_cannot_take() -> None:
+    selector = RoundRobin()
+    first, second, low = consumer("a"), consumer("b"), consumer("c", priority=1)
+    for item in (low, first, second):
+        selector.add(item)
+    assert [selector.select(0, yes) for _ in range(4)] == [first, second, first, second]
+    assert selector.select(0, lambda item: item is not first) is second
+    assert selector.select(0, lambda item: item is low) is low
+    selector.remove(first)
+    selector.remove(second)
+    selector.remove(second)
+    assert selector.select(0, yes) is low
+
+
+def test_few_hashes_move_when_a_consumer_joins() -> None:
+    selector = ConsistentHash()
+    several = [consumer(name, KEY_SHARED) for name in "abc"]
+    for item in several:
+        selector.add(item)
+    before = [selector.select(number, yes) for number in range(0, HASH_SLOTS, 16)]
+    joined = consumer("d", KEY_SHARED)
+    selector.add(joined)
+    after = [selector.select(number, yes) for number in range(0, HASH_SLOTS, 16)]
+    assert all(new is old or new is joined for old, new in zip(before, after, strict=True))
+    assert min(Counter(item.name for item in after if item).values()) > len(after) / 10
+    selector.remove(joined)
+    assert [selector.select(number, yes) for number in range(0, HASH_SLOTS, 16)] == before
+
+
+def test_sticky_ranges_are_checked_against_their_neighbours_and_themselves() -> None:
+    selector = StickyRanges()
+    low = consumer("low", KEY_SHARED, sticky_ranges=((0, 99), (200, 299)))
+    selector.check(low)
+    selector.add(low)
+    for ranges in (((50, 60),), ((99, 150),), ((100, 199), (150, 160)), ((100, 400),)):
+        with pytest.raises(ConsumerNotAssigned, match="overlaps"):
+            selector.check(consumer("x", KEY_SHARED, sticky_ranges=ranges))
+    with pytest.raises(ConsumerNotAssigned, match="another key-shared mode"):
+        selector.check(consumer("x", KEY_SHARED))
+    middle = consumer("middle", KEY_SHARED, sticky_ranges=((100, 199),))
+    selector.check(middle)
+    selector.add(middle)
+    assert [selector.select(number, yes) for number in (0, 99, 100, 199, 200, 299, 300)] == [
+        low, low, middle, middle, low, low, None,
+    ]  # fmt: skip
+    selector.remove(low)
+    assert selector.select(0, yes) is None
+
+
+def test_a_consumer_of_ranges_does_not_fit_the_ring() -> None:
+    with pytest.raises(ConsumerNotAssigned, match="another key-shared mode"):
+        ConsistentHash().check(consumer("x", KEY_SHARED, sticky_ranges=((0, 1),)))
+
+
+def test_the_chunks_of_a_message_stay_with_a_consumer_until_the_last() -> None:
+    chunks, one, two = ChunkAssignments(), consumer("a"), consumer("b")
+    chunks.note("m", one, is_last=False)
+    chunks.note("n", two, is_last=False)
+    assert (chunks.get("m"), chunks.get("n"), chunks.get("other")) == (one, two, None)
+    chunks.remove(two)
+    assert chunks.get("n") is None
+    chunks.note("m", one, is_last=True)
+    assert chunks.get("m") is None
+
+
+def test_an_entry_without_a_key_spreads_by_producer_and_sequence() -> None:
+    hashes = {
+        sticky_hash(MessageMetadata(producer_name="p", sequence_id=number, publish_time=1)) for number in range(50)
+    }
+    assert len(hashes) > 40
+    same = [sticky_hash(MessageMetadata(producer_name="p", sequence_id=7, publish_time=at)) for at in (1, 2)]
+    assert same[0] == same[1]
+
+
+def test_the_ordering_key_comes_before_the_key() -> None:
+    metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, partition_key=b"k")
+    by_key = sticky_hash(metadata)
+    metadata.ordering_key = b"o"
+    assert sticky_hash(metadata) != by_key
+    other = MessageMetadata(producer_name="q", sequence_id=2, publish_time=1, ordering_key=b"o")
+    assert sticky_hash(metadata) == sticky_hash(other)
