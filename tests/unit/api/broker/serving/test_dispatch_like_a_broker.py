@@ -1,0 +1,367 @@
+"""Deliveries as a real broker makes them: redelivery counts, chunks, delays, permits, acknowledgements.
+
+What the broker answered is recorded in tests/clients/behaviour; here the same is shown without a network.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from api.broker.serving import subscription as subscription_module
+from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
+from api.broker.serving.subscription import AckedEntry, remaining_slots
+from api.gateway.consumer_channel import returns_dropped_slots
+from api.gateway.topics import PersistentTopic
+from storage.checksums import crc32c
+from storage.cursor import Cursor
+from storage.entries.entry import MAGIC, U32
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata
+from storage.errors import Conflict, NotFound, Unavailable
+from storage.model import EARLIEST, LATEST
+from storage.topic import Topic
+from tests.entries import batch
+from tests.unit.api.broker.serving.consumers import NotingChannel, entry
+from tests.unit.api.broker.serving.test_dispatcher import (
+    ALL,
+    EXCLUSIVE,
+    FAILOVER,
+    KEY_SHARED,
+    SHARED,
+    Reader,
+    quiet,
+    run,
+)
+from tests.unit.api.gateway.served_topic import opened, produce
+from tests.workbench import Workbench
+
+
+def append(topic: PersistentTopic, *entries: bytes) -> None:
+    """Append entries as they are."""
+    topic._held.append(entries)
+    topic.appended()
+
+
+def message(sequence_id: int = 0, **fields: Any) -> bytes:
+    """An entry of one message with any metadata."""
+    metadata = MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1, **fields).SerializeToString()
+    body = U32.pack(len(metadata)) + metadata + b"v"
+    return MAGIC + U32.pack(crc32c(body)) + body
+
+
+@pytest.mark.parametrize("type_", [SHARED, KEY_SHARED])
+def test_a_disconnect_is_no_redelivery(bench: Workbench, topic: Topic, type_: SubscriptionType) -> None:
+    """G1: restarts of consumers sent healthy messages to the dead letter topic."""
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 4) as served:
+            for _ in range(3):
+                reader = await Reader(served, "a", type_).join()
+                assert reader.channel.redeliveries == {0: 0, 1: 0, 2: 0, 3: 0}
+                await reader.leave()
+
+    run(main())
+
+
+@pytest.mark.parametrize(("type_", "count"), [(SHARED, 2), (KEY_SHARED, 2), (EXCLUSIVE, 0), (FAILOVER, 0)])
+def test_what_a_consumer_asks_for_again_counts_until_the_last_one_leaves(
+    bench: Workbench, topic: Topic, type_: SubscriptionType, count: int
+) -> None:
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 2) as served:
+            reader = await Reader(served, "a", type_).join()
+            await reader.give_back(0)
+            await reader.give_back(0)
+            assert reader.channel.redeliveries[0] == count
+            await reader.leave()
+            again = await Reader(served, "a", type_).join()
+            assert again.channel.redeliveries == {0: 0, 1: 0}
+
+    run(main())
+
+
+def test_all_chunks_of_a_message_go_to_one_consumer(bench: Workbench, topic: Topic) -> None:
+    """G2: with two shared consumers no chunked message arrived."""
+
+    def chunk(uuid: str, number: int) -> bytes:
+        return message(uuid=uuid, chunk_id=number, num_chunks_from_msg=3, total_chunk_msg_size=3)
+
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            first, second = [await Reader(served, name, SHARED).join() for name in "ab"]
+            append(served, *(chunk(uuid, number) for number in range(3) for uuid in ("m", "n", "o", "q")))
+            await quiet()
+            for reader in (first, second):
+                received = {number % 4 for number in reader.got}
+                assert reader.got == sorted(number for number in range(12) if number % 4 in received)
+            assert len(first.got) == len(second.got) == 6
+
+    run(main())
+
+
+def test_chunks_wait_for_their_consumer_and_hold_up_nothing_else(bench: Workbench, topic: Topic) -> None:
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            first = await Reader(served, "a", SHARED).join(permits=1)
+            append(served, message(uuid="m", chunk_id=0, num_chunks_from_msg=3))
+            await quiet()
+            second = await Reader(served, "b", SHARED).join()
+            append(served, *(message(uuid="m", chunk_id=number, num_chunks_from_msg=3) for number in (1, 2)), message())
+            await quiet()
+            assert (first.got, second.got) == ([0], [3])
+            await first.flow(ALL)
+            assert first.got == [0, 1, 2]
+            await first.leave()
+            assert second.got == [3, 0, 1, 2]
+
+    run(main())
+
+
+@pytest.mark.parametrize("type_", [SHARED, KEY_SHARED])
+def test_delayed_entries_are_delivered_when_they_are_due(
+    bench: Workbench, topic: Topic, type_: SubscriptionType
+) -> None:
+    """G22: they were delivered at once."""
+    now = bench.clock.now_ms()
+
+    def delayed(ms: int) -> bytes:
+        return message(partition_key=b"k", deliver_at_time=now + ms)
+
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            append(served, delayed(9_000), delayed(3_000), message(partition_key=b"k"), delayed(-1))
+            reader = await Reader(served, "a", type_).join()
+            subscription = reader.subscription
+            assert subscription.dispatcher is not None
+            assert (reader.got, subscription.dispatcher.delayed) == ([2, 3], 2)
+            await reader.acknowledge(2, 3)
+            await reader.leave()  # what waits is not acknowledged, so it is read again
+            again = await Reader(served, "a", type_).join()
+            assert again.got == []
+            bench.clock.advance(3_000)
+            again.consumer.wake()
+            await quiet()
+            assert again.got == [1]
+            await again.give_back(1)
+            assert (again.got, again.channel.redeliveries) == ([1, 1], {1: 1})
+            bench.clock.advance(6_000)
+            again.consumer.wake()
+            await quiet()
+            assert again.got == [1, 1, 0]
+
+    run(main())
+
+
+@pytest.mark.parametrize("type_", [EXCLUSIVE, FAILOVER])
+def test_one_active_consumer_gets_delayed_entries_at_once(
+    bench: Workbench, topic: Topic, type_: SubscriptionType
+) -> None:
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            append(served, message(deliver_at_time=bench.clock.now_ms() + 9_000), message())
+            assert (await Reader(served, "a", type_).join()).got == [0, 1]
+
+    run(main())
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_permits_are_taken_for_what_the_client_gives_back(returns: bool) -> None:
+    """G5: with a queue of 10, 185 MiB were pushed to a client that had read 300 messages."""
+    reader = Consumer(NotingChannel(), ConsumerOptions("a", EXCLUSIVE, returns_dropped_slots=returns), 0)
+    reader.permits = 10
+    pending = subscription_module.PendingAck((1, 0), 0, 0, 10, True, 0b11, reader)
+    reader.send(entry(0, 10), pending, 0)
+    assert (reader.permits, reader.unacked) == (0 if returns else 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("version", "returns"),
+    [
+        ("Pulsar-Java-v4.2.4", False),
+        ("Pulsar-Java-v3.0.3", False),
+        ("Pulsar-Java-v3.0.2", True),
+        ("Pulsar-Java-v2.11.4", False),
+        ("Pulsar-Java-v2.8.1", True),
+        ("Pulsar-CPP-v4.2.0", True),
+        ("Pulsar-CPP-v3.8.0", True),
+        ("Pulsar-Python-v3.13.0", True),
+        ("Pulsar Go 0.16.0", True),
+        ("another client", False),
+    ],
+)
+def test_clients_are_told_apart_by_their_version(version: str, returns: bool) -> None:
+    assert returns_dropped_slots(version) == returns
+
+
+def test_repeated_and_late_acknowledgements_read_nothing(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G6: each cost a read of the topic, 25 to 220 ms of CPU."""
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 6) as served:
+            reader = await Reader(served, "a", SHARED).join()
+            monkeypatch.setattr(Topic, "read", None)
+            await reader.acknowledge(0, 2, 3)
+            await reader.acknowledge(0, 2, 3)
+            assert reader.consumer.acknowledged.messages == 3
+            other = await Reader(served, "b", SHARED).join()
+            await reader.leave()
+            assert other.got == [1, 4, 5]
+            late = [AckedEntry(reader.ledger_id, 1)]
+            assert other.subscription.acknowledge(reader.consumer, late) == []
+            assert other.subscription.backlog(6, 0) == 2
+
+    run(main())
+
+
+def test_an_unknown_acknowledgement_is_looked_up_and_too_many_are_refused(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 6) as served:
+            reader = await Reader(served, "a", SHARED).join(permits=2)
+            ids = [AckedEntry(reader.ledger_id, number) for number in (0, 4, 5, 77)]
+            unknown = reader.subscription.acknowledge(reader.consumer, ids)
+            assert unknown == ids[1:]
+            await reader.subscription.look_up(reader.consumer, unknown, cumulative=False)
+            assert reader.subscription.backlog(6, 0) == 3
+            monkeypatch.setattr(subscription_module, "MOST_LOOKUPS", 2)
+            with pytest.raises(Unavailable, match="wait to be looked up"):
+                await reader.subscription.look_up(reader.consumer, unknown, cumulative=False)
+
+    run(main())
+
+
+def test_every_other_message_of_a_batch_is_acknowledged_in_one_step(bench: Workbench, topic: Topic) -> None:
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            append(served, batch(*((b"k", b"v") for _ in range(100))), message())
+            reader = await Reader(served, "a", SHARED).join(permits=100)
+            even = int("01" * 50, 2)
+            words = [even & (1 << 64) - 1, even >> 64]
+            ack = AckedEntry(reader.ledger_id, 0, -1, words)
+            assert reader.subscription.acknowledge(reader.consumer, [ack]) == []
+            assert (reader.consumer.unacked, reader.subscription.backlog(101, 0)) == (50, 51)
+            await reader.subscription.flush()
+            await reader.leave()
+            again = await Reader(served, "a", SHARED).join()
+            assert again.consumer.unacked == 51
+
+    run(main())
+
+
+def test_an_ack_set_costs_no_more_than_its_entry_has_slots() -> None:
+    """X1: a frame full of words took half an hour."""
+
+    class Words(list[int]):
+        def __iter__(self) -> Any:
+            raise AssertionError("all words were read")
+
+    words = Words([0b1011, -1, *range(1_000)])
+    assert remaining_slots(words[:2], 70) == 0b1011 | ((1 << 6) - 1) << 64
+    assert remaining_slots(list.__getitem__(words, slice(0, 1)), 2) == 0b11
+    assert remaining_slots([], 5) == 0
+
+
+@pytest.mark.parametrize("type_", [EXCLUSIVE, SHARED])
+def test_the_acknowledgements_of_a_reader_count(bench: Workbench, topic: Topic, type_: SubscriptionType) -> None:
+    """G15: they were delivered again after redelivery or failover."""
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 5) as served:
+            reader = await Reader(served, "a", type_, durable=False).join()
+            await reader.acknowledge(0, 1, 3)
+            assert reader.subscription.dispatcher is not None
+            reader.subscription.dispatcher.redeliver(reader.consumer, None)
+            await quiet()
+            assert reader.got[5:] == [2, 4]
+
+    run(main())
+
+
+def test_a_skip_by_another_door_is_seen_by_connected_consumers(bench: Workbench, topic: Topic) -> None:
+    """G3."""
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 10) as served:
+            reader = await Reader(served, "a", SHARED).join(permits=3)
+            subscription = reader.subscription
+            assert isinstance(subscription.position, Cursor)
+            subscription.extend(10)
+            assert subscription.position.skip(6, 10) == 6
+            subscription.acknowledged_outside()
+            assert reader.consumer.unacked == 0
+            await reader.flow(ALL)
+            assert reader.got == [0, 1, 2, 6, 7, 8, 9]
+
+    run(main())
+
+
+def test_a_reset_by_another_door_begins_there_at_once(bench: Workbench, topic: Topic) -> None:
+    """G20: a consumer that had caught up got nothing until it acknowledged."""
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 5) as served:
+            reader = await Reader(served, "a", EXCLUSIVE).join()
+            await reader.acknowledge(*range(5))
+            await reader.subscription.reset(None)
+            assert reader.channel.is_closed
+            await reader.leave()
+            assert (await Reader(served, "a", EXCLUSIVE).join()).got == [0, 1, 2, 3, 4]
+
+    run(main())
+
+
+def test_a_subscription_with_consumers_is_deleted_by_force_only_and_stays_deleted(
+    bench: Workbench, topic: Topic
+) -> None:
+    """G23: it came back with the next acknowledgement."""
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 5) as served:
+            reader = await Reader(served, "a", SHARED).join()
+            with pytest.raises(Conflict, match="active connected consumers"):
+                await served.unsubscribe(reader.subscription, force=False)
+            await served.unsubscribe(reader.subscription, force=True)
+            assert reader.channel.is_closed
+            reader.subscription.acknowledge(reader.consumer, [AckedEntry(reader.ledger_id, 1)])
+            served.cursor_writer.write_noted()
+            await quiet()
+            with pytest.raises(NotFound):
+                bench.metadata.cursors.get(topic.record.id, "s")
+
+    run(main())
+
+
+@pytest.mark.parametrize("start", [EARLIEST, LATEST])
+def test_the_mark_delete_position_is_always_known(bench: Workbench, topic: Topic, start: Any) -> None:
+    """S3."""
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 5) as served:
+            reader = await Reader(served, "a", EXCLUSIVE, durable=False, start=start).join(permits=0)
+            before = reader.subscription.delivered_before
+            assert before.entry_id == (-1 if start == EARLIEST else 4)
+            if start == LATEST:
+                produce(served, ["k"])
+                await reader.flow(ALL)
+                assert reader.subscription.delivered_before.entry_id == 4
+                await reader.acknowledge(5)
+                assert reader.subscription.delivered_before.entry_id == 5
+
+    run(main())
+
+
+def test_a_consumer_that_acknowledges_a_part_of_a_batch_gets_more(bench: Workbench, topic: Topic) -> None:
+    async def main() -> None:
+        async with opened(bench, topic, max_unacked_messages=10) as served:
+            append(served, batch(*((b"k", b"v") for _ in range(10))), message(), message())
+            reader = await Reader(served, "a", SHARED).join()
+            assert reader.got == [0]
+            reader.subscription.acknowledge(reader.consumer, [AckedEntry(reader.ledger_id, 0, -1, [0b1])])
+            await quiet()
+            assert reader.got == [0, 1, 2]
+
+    run(main())
