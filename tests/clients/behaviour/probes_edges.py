@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from api.gateway.pulsar_api_pb2 import BaseCommand
@@ -148,12 +149,26 @@ def properties_of_a_subscription(endpoint: Endpoint, topic: str) -> Any:
 
 @probe("G16")
 def subscription_with_a_rollback(endpoint: Endpoint, topic: str) -> Any:
-    """Subscribe at the latest with a rollback of a minute to a topic with five messages."""
-    produced(endpoint, topic, 5)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, initial_position=0, start_message_rollback_duration_sec=60)
+    """Begin with a rollback of an hour at a topic of five messages, of which two are two hours old."""
+    with Wire(endpoint) as wire, Wire(endpoint) as reader, Wire(endpoint) as sender:
+        sender.producer(topic)
+        for number in range(5):
+            age = 7_200_000 if number < 2 else 0
+            publish_time = int(time.time() * 1000) - age
+            sender.publish(plain(str(number), number, publish_time=publish_time), number)
+        back = {"start_message_rollback_duration_sec": 3600}
+        reader.subscribe(topic, "r", durable=False, start_message_id=EARLIEST, **back)
+        wire.subscribe(topic, initial_position=0, **back)
+        reader.flow(10)
         wire.flow(10)
-        return payloads(wire.messages(0, quiet=1.5))
+        frames = wire.messages(0, quiet=1.5)
+        seen = {"reader": payloads(reader.messages(3)), "durable": payloads(frames)}
+        if frames:
+            wire.ack(ids_of(frames))
+        wire.close_consumer()
+        wire.subscribe(topic, initial_position=0, **back)
+        wire.flow(10)
+        return {**seen, "durable again": payloads(wire.messages(0, quiet=1.5))}
 
 
 @probe("G16")

@@ -7,10 +7,23 @@ from typing import Any
 
 from tests.clients.behaviour.endpoint import Endpoint
 from tests.clients.behaviour.probes import probe
-from tests.clients.behaviour.wire import EARLIEST, SHARED, Frame, Wire, batch, outcome, plain, produced_batches, slots
+from tests.clients.behaviour.wire import (
+    CPP,
+    EARLIEST,
+    JAVA,
+    SHARED,
+    Frame,
+    Wire,
+    batch,
+    outcome,
+    plain,
+    produced_batches,
+    slots,
+)
 
 
 def _consumer(endpoint: Endpoint, topic: str) -> dict[str, Any]:
+    """Return the statistics of the only consumer of a topic."""
     for subscription in endpoint.stats(topic)["subscriptions"].values():
         for consumer in subscription["consumers"]:
             return dict(consumer)
@@ -68,19 +81,21 @@ def _compacted(endpoint: Endpoint, topic: str) -> None:
 def permits_of_a_compacted_read(endpoint: Endpoint, topic: str) -> Any:
     """Read a compacted topic of batches with dropped slots with a queue of ten; the permits that an entry takes."""
     _compacted(endpoint, topic)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, "r", durable=False, start_message_id=EARLIEST, read_compacted=True)
-        wire.flow(10)
-        entries = len(wire.messages(1))
-        taken = 10 - _consumer(endpoint, topic)["availablePermits"]
-        return {"taken per entry": taken / entries}
+    taken = {}
+    for name, version in (("C++", CPP), ("Java", JAVA)):
+        with Wire(endpoint, version=version) as wire:
+            wire.subscribe(topic, f"r{name}", durable=False, start_message_id=EARLIEST, read_compacted=True)
+            wire.flow(10)
+            entries = len(wire.messages(1))
+            taken[name] = (10 - _consumer(endpoint, topic)["availablePermits"]) / entries
+    return taken
 
 
 @probe("G5")
 def compacted_read_with_a_queue_of_ten(endpoint: Endpoint, topic: str) -> Any:
     """Give back a permit for each slot of each entry, as clients do; all entries arrive and the queue stays bounded."""
     _compacted(endpoint, topic)
-    with Wire(endpoint) as wire:
+    with Wire(endpoint, version=CPP) as wire:
         wire.subscribe(topic, "r", durable=False, start_message_id=EARLIEST, read_compacted=True)
         wire.flow(10)
         entries = 0

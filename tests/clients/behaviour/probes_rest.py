@@ -136,7 +136,7 @@ def what_is_missing_over_rest(endpoint: Endpoint, topic: str) -> Any:
 
 @probe("S10")
 def topics_of_a_missing_namespace(endpoint: Endpoint, topic: str) -> Any:
-    """List the topics of a missing namespace and of a missing tenant by the binary protocol."""
+    """List and watch the topics of a missing namespace and of a missing tenant by the binary protocol."""
     seen = []
     with Wire(endpoint) as wire:
         for number, namespace in enumerate(("public/nowhere", "nobody/nowhere")):
@@ -145,6 +145,11 @@ def topics_of_a_missing_namespace(endpoint: Endpoint, topic: str) -> Any:
             answer = wire.answer(BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE, BaseCommand.ERROR)
             topics = list(answer.get_topics_of_namespace_response.topics)
             seen.append(topics if answer.type == BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE else outcome(answer))
+            watch = {"request_id": number, "watcher_id": number, "namespace": namespace, "topics_pattern": ".*"}
+            wire.send(type=BaseCommand.WATCH_TOPIC_LIST, watch_topic_list=watch)
+            answer = wire.answer(BaseCommand.WATCH_TOPIC_LIST_SUCCESS, BaseCommand.ERROR)
+            watched = list(answer.watch_topic_list_success.topic)
+            seen.append(watched if answer.type == BaseCommand.WATCH_TOPIC_LIST_SUCCESS else outcome(answer))
     return seen
 
 

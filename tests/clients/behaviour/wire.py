@@ -35,6 +35,8 @@ LATEST = {"ledger_id": 2**63 - 1, "entry_id": 2**63 - 1}
 QUIET = 0.7
 """Seconds without a frame after which a probe takes it that none follows."""
 Id = dict[str, Any]
+PROBE, CPP, JAVA = "probe", "Pulsar-CPP-v4.0.0", "Pulsar-Java-v4.2.4"
+"""Versions that clients name: this service counts permits as they give them back."""
 _ORIGINAL_PRINCIPAL = 7
 """The number of a field of CommandConnect that only proxies send."""
 
@@ -49,7 +51,9 @@ class Frame(NamedTuple):
 class Wire:
     """One connection. A context manager, which closes the connection."""
 
-    def __init__(self, endpoint: Endpoint, role: str = SUPERUSER, original_principal: str = "") -> None:
+    def __init__(
+        self, endpoint: Endpoint, role: str = SUPERUSER, original_principal: str = "", version: str = PROBE
+    ) -> None:
         url = urlsplit(endpoint.broker_service_url)
         self.socket = socket.create_connection((str(url.hostname), int(url.port or 0)), PATIENCE)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -61,7 +65,7 @@ class Wire:
         self._numbers = itertools.count(1)
         access = {"auth_method_name": "token", "auth_data": token_of(role).encode()}
         command = BaseCommand(
-            type=BaseCommand.CONNECT, connect={"client_version": "probe", "protocol_version": 20} | access
+            type=BaseCommand.CONNECT, connect={"client_version": version, "protocol_version": 20} | access
         )
         if original_principal:
             text = original_principal.encode()
