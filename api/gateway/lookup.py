@@ -125,8 +125,7 @@ def partitions_of(parts: Service, name: TopicName, create: bool) -> int:
 
 
 def topics_of(parts: Service, namespace: str, mode: CommandGetTopicsOfNamespace.Mode) -> list[str]:
-    """The topics of a namespace, partitions one by one."""
+    """Return the topics of a namespace, partitions one by one; none of one that does not exist, as a broker does."""
     if mode == CommandGetTopicsOfNamespace.NonPersistent:
         return []
-    parts.environment.metadata.tenancy.namespace(namespace)
     return [str(item.name) for item in parts.environment.metadata.topics.in_namespace(namespace)]

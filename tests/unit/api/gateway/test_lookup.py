@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from api.gateway.commands import Refused
-from api.gateway.lookup import LookupResult, find_or_create, look_up, partitions_of
-from api.gateway.pulsar_api_pb2 import ServerError
+from api.gateway.lookup import LookupResult, find_or_create, look_up, partitions_of, topics_of
+from api.gateway.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
 from api.service import Service
 from storage.model import TopicName
 from tests.serving import serving
@@ -60,3 +60,8 @@ def test_a_topic_that_may_be_created_has_no_partitions(parts: Service) -> None:
     assert partitions_of(parts, name("whole-partition-1"), create=False) == 0
     assert look_up(parts, name("whole"), HERE, create=False) == HERE
     assert look_up(parts, name("new"), HERE, create=True) == HERE
+
+
+def test_a_namespace_that_does_not_exist_has_no_topics(parts: Service) -> None:
+    assert topics_of(parts, "public/none", CommandGetTopicsOfNamespace.Persistent) == []
+    assert topics_of(parts, "public/default", CommandGetTopicsOfNamespace.Persistent) != []
