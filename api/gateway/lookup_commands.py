@@ -36,7 +36,7 @@ async def _looked_up(connection: Connection, request: CommandLookupTopic) -> Bas
     await connection.allow(name, AuthAction.PRODUCE, AuthAction.CONSUME)
     if request.advertised_listener_name:
         raise Refused(
-            ServerError.ServiceNotReady,
+            ServerError.MetadataError,
             f"this service has no listener {request.advertised_listener_name!r}: leave out listenerName",
         )
     result = await connection.pools[WaitsFor.DATABASE].run(

