@@ -48,13 +48,13 @@ def find_or_create(parts: Service, name: TopicName, create: bool) -> tuple[Topic
             raise Refused(
                 ServerError.NotAllowedError, f"{name} is a partitioned topic: use its partitions, as clients do"
             ) from None
-    check_creation(parts, name, create)
+    _check_creation(parts, name, create)
+    _check_partition(parts, name)
     return metadata.tenancy.ensure_topic(name), True
 
 
-def check_creation(parts: Service, name: TopicName, create: bool) -> None:
-    """Check that a topic which does not exist may be created. Raises Refused: TopicNotFound, NotAllowedError."""
-    metadata = parts.environment.metadata
+def _check_creation(parts: Service, name: TopicName, create: bool) -> None:
+    """Check that a topic which does not exist may be created in its namespace. Raises Refused (TopicNotFound)."""
     if not create:
         raise Refused(
             ServerError.TopicNotFound,
@@ -62,12 +62,17 @@ def check_creation(parts: Service, name: TopicName, create: bool) -> None:
             f"choice): create it with `pulsar-admin topics create {name}`",
         )
     try:
-        metadata.tenancy.namespace(f"{name.tenant}/{name.namespace}")
+        parts.environment.metadata.tenancy.namespace(f"{name.tenant}/{name.namespace}")
     except NotFound as error:
         raise Refused(ServerError.TopicNotFound, f"Namespace not found: {error.message}") from error
+
+
+def _check_partition(parts: Service, name: TopicName) -> None:
+    """Check that a name of a partition is that of one that may exist. Raises Refused: NotAllowedError,
+    TopicNotFound."""
     if name.whole is None:
         return
-    whole = metadata.partitions.find(name.whole)
+    whole = parts.environment.metadata.partitions.find(name.whole)
     if whole is None:
         raise Refused(
             ServerError.NotAllowedError,
@@ -97,7 +102,7 @@ def look_up(parts: Service, name: TopicName, ours: LookupResult, create: bool) -
         record = parts.environment.metadata.topics.get(name)
     except TopicNotFound:
         if parts.environment.metadata.partitions.find(name) is None:
-            check_creation(parts, name, create)
+            _check_creation(parts, name, create)
         return ours
     owner = owner_of(parts, record)
     if owner is None:
@@ -120,7 +125,7 @@ def partitions_of(parts: Service, name: TopicName, create: bool) -> int:
     try:
         metadata.topics.get(name)
     except TopicNotFound:
-        check_creation(parts, name, create)
+        _check_creation(parts, name, create)
     return 0
 
 

@@ -30,6 +30,8 @@ from storage.metadata.tables import compacted_ledgers, cursors, topics as topics
 from storage.model import LogPosition
 
 MAX_NAME_BYTES = 255
+MAX_PROPERTIES_BYTES = 4 << 10
+"""Keys and values of a cursor's properties, in UTF-8, all together: statistics of a topic have those of all cursors."""
 _OF_TOPIC = select(cursors).where(cursors.c.topic_id == bindparam("topic"))
 _FIND = _OF_TOPIC.where(cursors.c.name == bindparam("name"))
 _SERVING = select(compacted_ledgers).where(
@@ -63,6 +65,7 @@ class CursorStore(Store):
                     "character",
                     "choose another one",
                 )
+            _check_size(name, properties)
             if find(connection, topic_id, name) is not None:
                 raise Conflict(
                     f"the topic {topic.name} has a cursor {name!r} already",
@@ -121,6 +124,7 @@ class CursorStore(Store):
             if name == COMPACTION_CURSOR:
                 _check_pointer(topic, pointer, properties.get(COMPACTED_LEDGER_PROPERTY, pointer))
                 properties = dict(properties) if pointer is None else {**properties, COMPACTED_LEDGER_PROPERTY: pointer}
+            _check_size(name, properties)
             _update(connection, topic_id, name, properties=dict(properties))
             return CursorRecord(name, cursor.mark_delete, properties)
 
@@ -217,11 +221,22 @@ def of_topic(connection: Connection, topic_id: int) -> list[CursorRecord]:
     return sorted(found, key=lambda cursor: cursor.name)
 
 
+def _check_size(name: str, properties: Mapping[str, str]) -> None:
+    size = sum(len(text.encode(errors="surrogatepass")) for pair in properties.items() for text in pair)
+    if size > MAX_PROPERTIES_BYTES:
+        raise InvalidInput(
+            f"the properties of the cursor {name} have {size} bytes, and at most {MAX_PROPERTIES_BYTES} are allowed",
+            "keep what is large elsewhere, and name its place in a property",
+        )
+
+
 def set_properties(connection: Connection, topic_id: int, name: str, updates: Mapping[str, str]) -> CursorRecord:
     """Merge `updates` into a cursor's properties. Raises InvalidInput, NotFound, TopicNotFound."""
     topic = topics.locked(connection, topic_id)
     cursor = _get(connection, topic, name)
     merged = {**cursor.properties, **updates}
+    if not updates.keys() <= {COMPACTED_LEDGER_PROPERTY, READ_COMPACTED_PROPERTY}:
+        _check_size(name, merged)
     pointer = cursor.properties.get(COMPACTED_LEDGER_PROPERTY)
     if name == COMPACTION_CURSOR:
         _check_pointer(topic, pointer, merged.get(COMPACTED_LEDGER_PROPERTY))

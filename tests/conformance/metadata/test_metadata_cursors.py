@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from storage.errors import InvalidInput, NotFound
-from storage.metadata.records import CursorRecord, TopicRecord
+from storage.metadata.cursors import MAX_PROPERTIES_BYTES
+from storage.metadata.records import READ_COMPACTED_PROPERTY, CursorRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import LATEST, LogPosition, MessageId
 from tests.conformance.metadata.builders import append, claim, compacted, end_of, publish_all
@@ -51,6 +52,20 @@ def test_properties_are_merged(store: MetadataStore, topic: TopicRecord) -> None
     assert store.cursors.get(topic.id, "reader").properties["ç\ud800\x00"] == "4"
     # On another cursor the name means nothing.
     store.cursors.set_properties(topic.id, "reader", {"CompactedTopicLedger": "5"})
+
+
+def test_properties_have_a_size(store: MetadataStore, topic: TopicRecord) -> None:
+    """Statistics of a topic have the properties of all of its cursors."""
+    large = {"k": "v" * MAX_PROPERTIES_BYTES}
+    store.cursors.create(topic.id, "reader", None, {"k": large["k"][1:]})
+    for attempt in (
+        lambda: store.cursors.create(topic.id, "other", None, large),
+        lambda: store.cursors.replace_properties(topic.id, "reader", large),
+        lambda: store.cursors.set_properties(topic.id, "reader", {"more": "v"}),
+    ):
+        with pytest.raises(InvalidInput, match="at most 4096 are allowed"):
+            attempt()
+    store.cursors.set_properties(topic.id, "reader", {READ_COMPACTED_PROPERTY: "true"})
 
 
 def test_the_horizon_cannot_be_reset(store: MetadataStore, topic: TopicRecord) -> None:

@@ -36,8 +36,6 @@ def name(topic: str, namespace: str = "public/default") -> TopicName:
         (name("new"), False, ServerError.TopicNotFound),
         (name("new", "public/none"), True, ServerError.TopicNotFound),
         (name("new", "none/none"), True, ServerError.TopicNotFound),
-        (name("other-partition-0"), True, ServerError.NotAllowedError),
-        (name("whole-partition-2"), True, ServerError.TopicNotFound),
     ],
     ids=str,
 )
@@ -54,8 +52,26 @@ def test_a_topic_that_cannot_be_created_is_refused_by_each_command(
         assert refused.value.error == error
 
 
+@pytest.mark.parametrize(
+    ("topic", "error"),
+    [
+        (name("other-partition-0"), ServerError.NotAllowedError),
+        (name("whole-partition-2"), ServerError.TopicNotFound),
+        (name("whole"), ServerError.NotAllowedError),
+    ],
+    ids=str,
+)
+def test_a_partition_is_created_for_its_partitioned_topic_alone(
+    parts: Service, topic: TopicName, error: ServerError
+) -> None:
+    with pytest.raises(Refused) as refused:
+        find_or_create(parts, topic, create=True)
+    assert refused.value.error == error
+
+
 def test_a_topic_that_may_be_created_has_no_partitions(parts: Service) -> None:
     assert partitions_of(parts, name("new"), create=True) == 0
+    assert partitions_of(parts, name("other-partition-0"), create=True) == 0
     assert partitions_of(parts, name("whole"), create=False) == 2
     assert partitions_of(parts, name("whole-partition-1"), create=False) == 0
     assert look_up(parts, name("whole"), HERE, create=False) == HERE
