@@ -85,11 +85,6 @@ DIFFERENT: dict[str, Difference] = {
         " PROTOBUF.",
         {("required field",): "IncompatibleSchema"},
     ),
-    "partition_name_without_a_partitioned_topic": Difference(
-        "The number of partitions of a partition's name without its partitioned topic is refused; a broker answers 0"
-        " and refuses the producer.",
-        {("metadata",): "NotAllowedError"},
-    ),
     "permits_of_a_compacted_read": Difference(
         "A compacted read takes the permits that the client gives back: those of all slots for clients of C++, of live"
         " ones for Java; a broker, which sends no set, takes those of all slots.",
