@@ -55,26 +55,27 @@ class Audit:
 
     def run(self, source: ClientSource | None) -> None:
         """Compare every topic; nobody writes, nothing fails. `source`: drain the subscriptions with it as well."""
-        stale = self._stale_lines() if any(reader.reader for reader in self.readers) else ""
         for history in self.histories:
             with self.report.collecting():
                 self._resolve(history)
         self._compact()
         for history in self.histories:
             with self.report.collecting():
-                self._check(history, stale, source)
+                self._check(history, source)
         for follower in self.followers:
             with self.report.collecting():
                 self._check_follower(follower)
         for history in self.histories:
             history.forget()
 
-    def _stale_lines(self) -> str:
-        return "\n".join(
-            str(line.get("event"))
+    def _is_stale(self, reader: LivingReader) -> bool:
+        """Return whether a service logged, since the reader connected, that readers of its topic may be stale (R7)."""
+        return any(
+            _STALE in str(line.get("event"))
+            and reader.history.full_name in str(line.get("event"))
+            and str(line.get("timestamp")) >= reader.began
             for service in self.services
             for line in service.logged()
-            if _STALE in str(line.get("event"))
         )
 
     def _resolve(self, history: History) -> None:
@@ -94,7 +95,7 @@ class Audit:
                 return
             time.sleep(0.5)
 
-    def _check(self, history: History, stale: str, source: ClientSource | None) -> None:
+    def _check(self, history: History, source: ClientSource | None) -> None:
         raws: dict[str, list[ReadMessage]] = {}
         views: list[ReadMessage] = []
         for log in history.logs:
@@ -116,7 +117,7 @@ class Audit:
         for reader in self.readers:
             if reader.history is history:
                 with self.report.collecting():
-                    reader.check(raw, views, self.reader_source, history.full_name in stale)
+                    reader.check(raw, views, self.reader_source, self._is_stale)
         if source is not None:
             for subscription in history.subscriptions.values():
                 if consumed_by_client(subscription):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import pulsar
 
@@ -22,9 +23,13 @@ _ENDS_WITHIN_SECONDS = 90
 _SILENT_TRIES = 6
 
 
+IsStale = Callable[["LivingReader"], bool]
+
+
 @dataclass
 class LivingReader:
-    """One reader. `state`: by key, the newest message by the topic's order; `ids`: of all messages since it began."""
+    """One reader. `state`: by key, the newest message by the topic's order; `ids`: of all messages since it
+    began, at the time `began` (UTC, ISO)."""
 
     history: History
     compacted: bool
@@ -35,6 +40,7 @@ class LivingReader:
     state: dict[str, ReadMessage] = field(default_factory=dict)
     ids: list[MessageId] = field(default_factory=list)
     connections: int = 0
+    began: str = ""
 
     @property
     def name(self) -> str:
@@ -55,6 +61,7 @@ class LivingReader:
         if self.reader is None:
             self.end()
             self.connections += 1
+            self.began = datetime.now(UTC).isoformat()
             self.delivery = Delivery(self.history, self.name, _QUEUE)
             self.reader = source.get().create_reader(
                 self.history.full_name,
@@ -82,10 +89,10 @@ class LivingReader:
             self.report.count("batches that a reader received again")
         return True
 
-    def check(self, raw: list[ReadMessage], view: list[ReadMessage], source: ClientSource, logged: bool) -> None:
+    def check(self, raw: list[ReadMessage], view: list[ReadMessage], source: ClientSource, is_stale: IsStale) -> None:
         """Read to the end, without traffic: nothing was skipped, and the state is the one of `view`.
 
-        `logged`: a service logged that compacted readers of this topic may have missed deletes. Raises Violation.
+        `is_stale`: a service logged that the reader may have missed deletes. Raises Violation.
         """
         if self.reader is None or self.was_cleared:
             self.end()
@@ -101,7 +108,7 @@ class LivingReader:
             self._check_complete(raw)
         if traits.expires or (traits.loses_raw and not self.compacted) or traits.hides:
             return
-        self._check_state(view, logged)
+        self._check_state(view, is_stale)
 
     def _read_to(self, final: MessageId, source: ClientSource) -> None:
         deadline, silent = time.monotonic() + _ENDS_WITHIN_SECONDS, 0
@@ -121,14 +128,15 @@ class LivingReader:
             text = f"{self.name} at {self.last} skipped {len(missed)} messages: {missed[:4]}"
             raise self.history.violation(Kind.READER, text, f"{self.name} {missed[0].serial}")
 
-    def _check_state(self, view: list[ReadMessage], logged: bool) -> None:
+    def _check_state(self, view: list[ReadMessage], is_stale: IsStale) -> None:
         expected = values(fold(self.history, view))
         actual = values(self.state)
         if expected == actual:
             return
         keys = sorted(key for key in expected.keys() | actual.keys() if expected.get(key) != actual.get(key))
+        stale = is_stale(self)
         self.end()
-        if logged and self.history.traits.loses_raw:
+        if stale and self.history.traits.loses_raw:
             self.report.count("readers with a stale state, logged")
             return
         text = f"{self.name} ends with other values of {keys}: " + "; ".join(
