@@ -96,7 +96,7 @@ def _stats(found: StatsSnapshot) -> dict[str, Any]:
                 "messageAckRate": 0.0,
                 "msgThroughputOut": 0.0,
                 "msgRateRedeliver": 0.0,
-                "numberOfEntriesSinceFirstNotAckedMessage": found.backlog(cursor),
+                "numberOfEntriesSinceFirstNotAckedMessage": found.since_mark_delete(cursor),
                 "totalNonContiguousDeletedMessagesRange": cursor.ranges,
                 "type": NO_CONSUMER,
             }

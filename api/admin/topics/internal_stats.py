@@ -118,7 +118,7 @@ def _cursor(found: StatsSnapshot, cursor: CursorStatsRecord) -> CursorStats:
         read_position=str(EntryPosition(mark.ledger_id, mark.entry_id + 1)),
         messages_consumed_counter=max(found.end - found.backlog(cursor), 0),
         last_ledger_switch_timestamp=moment(found.stats.topic.created_at),
-        number_of_entries_since_first_not_acked_message=found.backlog(cursor),
+        number_of_entries_since_first_not_acked_message=found.since_mark_delete(cursor),
         total_non_contiguous_deleted_messages_range=cursor.ranges,
         properties=_numbers(cursor.record),
     )

@@ -78,6 +78,13 @@ class StatsSnapshot:
         """Messages that a cursor has before it, less those acknowledged one by one, if they were counted."""
         return max(self.end - max(cursor.record.mark + 1, self.first) - cursor.acknowledged, 0)
 
+    def since_mark_delete(self, cursor: CursorStatsRecord) -> int:
+        """Return the distance from the mark-delete position to the end, as a broker counts it: 1 if nothing is between.
+
+        Messages that are acknowledged one by one count.
+        """
+        return self.end - max(cursor.record.mark + 1, self.first) + 1
+
     def backlog_bytes(self, cursor: CursorStatsRecord) -> int:
         """Bytes of the ledgers and segments that a cursor is not through with."""
         behind = [
