@@ -26,7 +26,8 @@ from api.http.access import AuthAction
 from storage.cursor import Cursor
 from storage.errors import CompactorError, Fenced
 from storage.ledger.seek import StartPosition, StartTime
-from storage.model import EARLIEST, LATEST
+from storage.model import EARLIEST, LATEST, MessageId
+from storage.topic import Topic
 
 if TYPE_CHECKING:
     from api.gateway.connection import Connection
@@ -97,7 +98,7 @@ def _new_consumer(connection: Connection, command: CommandSubscribe, partition: 
 def _request(command: CommandSubscribe, now_ms: int) -> SubscribeRequest:
     start: StartPosition = EARLIEST if command.initial_position == CommandSubscribe.Earliest else LATEST
     resumes = False
-    if not command.durable and command.start_message_rollback_duration_sec:
+    if command.start_message_rollback_duration_sec:
         start = StartTime(now_ms - 1000 * command.start_message_rollback_duration_sec)
     elif not command.durable and command.HasField("start_message_id"):
         start = entry_of(message_id(command.start_message_id))
@@ -252,16 +253,23 @@ def last_message_id(connection: Connection, command: BaseCommand, _: bytes) -> N
 
     async def found() -> BaseCommand:
         topic = subscription.topic
-        last = await topic.store.run(topic.storage.last_message_id, subscription.read_compacted)
+        last, before_first = await topic.store.run(_ends, topic.storage, subscription.read_compacted)
         answer = BaseCommand(type=BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE)
         response = answer.get_last_message_id_response
         response.request_id = request.request_id
         response.last_message_id.CopyFrom(id_data(last, topic.name.partition))
-        response.consumer_mark_delete_position.CopyFrom(id_data(subscription.delivered_before))
+        before = subscription.delivered_before
+        response.consumer_mark_delete_position.CopyFrom(id_data(before_first if before == EARLIEST else before))
         response.consumer_mark_delete_position.ClearField("batch_index")
         return answer
 
     connection.begin(request.request_id, found())
+
+
+def _ends(topic: Topic, read_compacted: bool) -> tuple[MessageId, MessageId]:
+    """Return the id of the last message, and the place before the first entry."""
+    extents = topic.snapshot().extents
+    return topic.last_message_id(read_compacted), MessageId(extents[0].ledger_id if extents else -1, -1)
 
 
 def consumer_stats(connection: Connection, command: BaseCommand, _: bytes) -> None:
@@ -278,7 +286,7 @@ def consumer_stats(connection: Connection, command: BaseCommand, _: bytes) -> No
         response.msg_rate_redeliver = consumer.redelivered.per_second
         response.message_ack_rate = consumer.acknowledged.per_second
         response.consumer_name = consumer.name
-        response.available_permits = max(0, consumer.permits)
+        response.available_permits = max(0, consumer.permits)  # the field has no sign
         response.unacked_messages = max(0, consumer.unacked)
         response.address = connection.address
         response.type = CommandSubscribe.SubType.Name(int(consumer.type))

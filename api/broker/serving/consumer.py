@@ -98,8 +98,6 @@ class Consumer:
         self.last_acked_at = 0
         self.last_consumed_at = 0
         self.last_flow_at = 0
-        self.was_active: bool | None = None
-        """Its state as it was reported last, of a failover consumer."""
 
     @property
     def name(self) -> str:

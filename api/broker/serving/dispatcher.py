@@ -165,7 +165,7 @@ class Dispatcher:
         self.consumers.append(consumer)
         self._selector.add(consumer)
         self._paused = False
-        self._note_active(before)
+        self._note_active(before, consumer)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"dispatch {self._deliveries.name}")
         self.wake()
@@ -179,7 +179,7 @@ class Dispatcher:
         self._chunks.remove(consumer)
         if self._is_individual:
             self._give_back(consumer.pending.values())
-        self._note_active(before)
+        self._note_active(before, None)
         self.wake()
 
     def redeliver(self, consumer: Consumer, keys: Iterable[EntryKey] | None) -> None:
@@ -249,8 +249,9 @@ class Dispatcher:
         if pages is not None:
             self._topic.spawn(pages.close())
 
-    def _note_active(self, before: Consumer | None) -> None:
-        """Begin again for another active consumer; tell each failover consumer whose state has changed."""
+    def _note_active(self, before: Consumer | None, joined: Consumer | None) -> None:
+        """Begin again for another active consumer. Tell failover consumers, as a broker does: all of a change, one that
+        has joined in any case."""
         if self._is_individual:
             return
         active = self.active
@@ -261,10 +262,8 @@ class Dispatcher:
             self.rewind()
         if self.type is SubscriptionType.FAILOVER:
             for consumer in self.consumers:
-                is_active = consumer is active
-                if consumer.was_active != is_active:
-                    consumer.was_active = is_active
-                    consumer.channel.set_active(consumer, is_active)
+                if active is not before or consumer is joined:
+                    consumer.channel.set_active(consumer, consumer is active)
 
     def _give_back(self, entries: Iterable[PendingAck]) -> None:
         for pending in list(entries):

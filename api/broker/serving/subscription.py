@@ -93,10 +93,13 @@ class Subscription:
         self.delivered_end = 0
         """The offset after the last entry that was delivered."""
         self.is_deleted = False
+        self.mark_advanced_at = 0
+        """The time in ms at which mark-delete moved last; 0: it has not."""
         self._resumes = request.resumes
         self._known_end = 0
         """Messages exist before this offset, as far as is known here."""
         self._acked_ids: dict[int, LogPosition] = {}
+        self._mark: LogPosition | None = None
         self._has_begun = False
         self._ticks_alone = 0
         self._moving = asyncio.Lock()
@@ -136,7 +139,7 @@ class Subscription:
         try:
             cursor = self._owned()
         except NotFound:
-            mark = mark_delete_before(storage, request.start) if isinstance(request.start, MessageId) else None
+            mark = self._mark_before(request.start)
             with suppress(Conflict):  # another caller was first
                 cursors.create(storage.record.id, self.name, mark, {**request.properties, **marker})
                 self.is_new = True
@@ -437,6 +440,9 @@ class Subscription:
                 if position is not None:
                     self.position.acknowledge_cumulative(position)
             self.topic.cursor_writer.note(self.position, self)
+            mark = self.position.mark_delete
+            if mark is not self._mark:
+                self._mark, self.mark_advanced_at = mark, consumer.last_acked_at
         if self.dispatcher is not None and self.dispatcher.type.is_individual:
             self.dispatcher.wake()  # there may be room now
 
