@@ -208,6 +208,7 @@ class Dispatcher:
 
     def wake(self) -> None:
         """Look again for something to do."""
+        self._waiting.search_again()
         self._woken.set()
 
     def pause(self) -> None:
@@ -303,7 +304,8 @@ class Dispatcher:
             self._take_due()
             if await self._deliver_waiting():
                 return True
-        return self._has_room() and await self._deliver_new()
+        is_searching = self._waiting.is_searching
+        return (self._has_room() and await self._deliver_new()) or is_searching
 
     def _any_takes(self) -> bool:
         return any(map(self._takes, self.consumers))

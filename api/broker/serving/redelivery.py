@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from itertools import islice
 
 from api.broker.serving.pending_acks import Group
+
+SEARCHED_GROUPS = 1_000
+"""Groups that one search looks at: those of 65,536 keys would hold the event loop for 100 ms."""
 
 
 class RedeliveryQueue:
@@ -20,7 +24,9 @@ class RedeliveryQueue:
         self._groups: dict[int, Group] = {}
         """By offset."""
         self._offsets: dict[Group, list[int]] = {}
-        """A heap for each group; offsets that were removed are still in it until they come to its top."""
+        """A heap for each group; offsets that were removed are still in it until they come to its top. The groups that
+        a search has looked at are last."""
+        self._searched = 0
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -32,7 +38,10 @@ class RedeliveryQueue:
         """Add an offset; one that waits already is left alone."""
         if offset not in self._groups:
             self._groups[offset] = group
-            heapq.heappush(self._offsets.setdefault(group, []), offset)
+            if group not in self._offsets:
+                self._offsets[group] = []
+                self.search_again()
+            heapq.heappush(self._offsets[group], offset)
 
     def remove(self, offset: int) -> None:
         """Remove an offset; one that does not wait is ignored."""
@@ -61,13 +70,30 @@ class RedeliveryQueue:
         return group is None or self._offsets[group][0] == offset
 
     def next(self, can_go: Callable[[Group], bool]) -> int | None:
-        """Return the lowest offset of the groups that can go; None: there is none."""
-        return min((heap[0] for group, heap in self._offsets.items() if can_go(group)), default=None)
+        """Return the lowest offset of the groups that can go, of `SEARCHED_GROUPS` at a time; None: there is none, or
+        `is_searching`: the next call continues."""
+        groups = list(islice(self._offsets, SEARCHED_GROUPS))
+        offset = min((self._offsets[group][0] for group in groups if can_go(group)), default=None)
+        self._searched = 0 if offset is not None else self._searched + len(groups)
+        if self.is_searching:
+            for group in groups:
+                self._offsets[group] = self._offsets.pop(group)
+        return offset
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether the last search has not looked at all groups."""
+        return 0 < self._searched < len(self._offsets)
+
+    def search_again(self) -> None:
+        """Look at all groups again: one may be able to go now."""
+        self._searched = 0
 
     def clear(self) -> None:
         """Forget all."""
         self._groups.clear()
         self._offsets.clear()
+        self.search_again()
 
     def _clean(self, group: Group, heap: list[int]) -> None:
         """Keep a waiting offset at the top of the heap."""
@@ -75,6 +101,7 @@ class RedeliveryQueue:
             heapq.heappop(heap)
         if not heap:
             del self._offsets[group]
+            self.search_again()
 
 
 _ABSENT = object()

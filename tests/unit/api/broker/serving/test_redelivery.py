@@ -6,7 +6,7 @@ import random
 
 from api.broker.serving.delayed import TICK_MS, DelayedEntries
 from api.broker.serving.draining import DrainingHashes
-from api.broker.serving.redelivery import RedeliveryQueue
+from api.broker.serving.redelivery import SEARCHED_GROUPS, RedeliveryQueue
 from tests.unit.api.broker.serving.consumers import consumer
 
 
@@ -26,6 +26,42 @@ def test_the_lowest_offset_of_the_groups_that_can_go_comes_first() -> None:
     assert queue.is_next(9)
     queue.remove(9)
     assert not queue.blocks(1)
+
+
+def test_a_search_looks_at_some_groups_and_the_next_one_continues() -> None:
+    """Entries of 50,000 keys may wait for a consumer that takes none, and the loop must not look at all in a turn."""
+    queue, count = RedeliveryQueue(), 5 * SEARCHED_GROUPS + 1
+    for group in range(count):
+        queue.add(group, group)
+    looked_at: list[object] = []
+
+    def can_go(group: object) -> bool:
+        looked_at.append(group)
+        return group == count - 1
+
+    searches = 1
+    while (offset := queue.next(can_go)) is None:
+        assert queue.is_searching
+        assert len(looked_at) == SEARCHED_GROUPS * searches
+        searches += 1
+    assert (offset, searches) == (count - 1, 6)
+    assert not queue.is_searching
+    looked_at.clear()
+    queue.remove(count - 1)
+    while queue.next(can_go) is None and queue.is_searching:
+        pass
+    assert set(looked_at) == set(range(count - 1)), "the end of a search: no group can go"
+
+
+def test_a_search_that_is_under_way_sees_what_changes() -> None:
+    queue, count = RedeliveryQueue(), 2 * SEARCHED_GROUPS
+    for group in range(count):
+        queue.add(group, group)
+    assert queue.next(lambda _: False) is None
+    queue.search_again()  # group 0 can go from here on
+    assert queue.next(lambda group: group == 0) is None
+    assert queue.is_searching
+    assert queue.next(lambda group: group == 0) == 0
 
 
 def test_a_group_keeps_its_order_whatever_is_removed() -> None:
