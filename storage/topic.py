@@ -17,10 +17,10 @@ from itertools import islice
 import pyarrow as pa
 
 from storage.environment import Environment
-from storage.errors import ObjectMissing
+from storage.errors import ObjectMissing, StateMayBeStale
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
-from storage.ledger.seek import OffsetReset, StartOffset, StartPosition
+from storage.ledger.seek import OffsetReset, StartOffset, StartPosition, StartTime
 from storage.log.bulk_append import DEFAULT_LEDGER_BYTES, DEFAULT_WAIT_MS, BulkAppend
 from storage.log.lease import OnHeld
 from storage.log.lease_renewer import LeaseRenewer
@@ -146,21 +146,36 @@ class Topic:
         return EntryReader(open_source, state, entries)
 
     def _resumed(self, start: StartPosition) -> ContinuationToken:
-        """Return the state of a compacted read that has delivered what is before `start`."""
-        compacted = self.snapshot().compacted
-        if compacted is None or start in (EARLIEST, LATEST):
+        """Return the state of a compacted read that has delivered what is before `start`. Raises StateMayBeStale."""
+        reader = self.snapshot_reader()
+        compacted = reader.snapshot.compacted
+        if compacted is None or isinstance(start, StartTime) or start in (EARLIEST, LATEST):
             return ContinuationToken(start)
-        offsets = (batch.column("offset")[0].as_py() for batch in self.read(start, max_messages=1))
-        first: int | None = next(offsets, None)
-        if first is None or first > compacted.horizon.offset:
+        first = start.offset if isinstance(start, StartOffset) else self._raw_offset_of(start, reader.first_offset)
+        if compacted.horizon.offset < first if first is not None else compacted.horizon.message_id < start:
             return ContinuationToken(start)
         try:
-            manifest = self.snapshot_reader().manifest(compacted)
+            manifest = reader.manifest(compacted)
         except ObjectMissing:  # a newer one serves already: the read itself finds out
             return ContinuationToken(start)
-        if manifest.dropped_to < first:
+        if manifest.dropped_to < (0 if first is None else first):
             return ContinuationToken(start)
+        if first is None or first < reader.first_offset:
+            raise StateMayBeStale(
+                f"raw messages of {self.name} from {start} on are trimmed, and generation {manifest.generation} lacks "
+                f"deletions, or values that expired, up to offset {manifest.dropped_to}",
+                "read again from earliest, into an empty state",
+            )
         return ContinuationToken(StartOffset(first), compacted=CompactedProgress(is_raw=True))
+
+    def _raw_offset_of(self, start: MessageId, first_offset: int) -> int | None:
+        """Return the offset of the first raw message at or after an id; None: what was there may be trimmed."""
+        for batch in self.read(start, max_messages=1):
+            offset: int = batch.column("offset")[0].as_py()
+            at = batch.column("ledger_id")[0].as_py(), batch.column("entry_id")[0].as_py()
+            if offset > first_offset or not first_offset or at == (start.ledger_id, start.entry_id):
+                return offset
+        return None
 
     def sequences(self, first_offset: int) -> Iterator[ScannedSequences]:
         """Yield the sequence ids of producers of the raw entries from an offset on, up to the topic's end of now."""

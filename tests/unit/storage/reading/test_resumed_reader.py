@@ -1,0 +1,72 @@
+"""A compacted reader that connects again: what it has delivered is known by its start alone (semantics.md R7)."""
+
+from __future__ import annotations
+
+import pytest
+
+from compactor.maintenance.retention import Retention
+from storage.errors import StateMayBeStale
+from storage.ledger.seek import StartOffset, StartPosition
+from storage.model import MessageId
+from storage.topic import Topic
+from tests.workbench import Workbench, content, ids, raw
+
+
+def resumed(topic: Topic, start: StartPosition) -> list[int]:
+    """Return the offsets that it receives."""
+    reader = topic.entry_reader(start, read_compacted=True, resumes=True)
+    try:
+        offsets: list[int] = []
+        while entries := reader.read():
+            offsets += [entry.offset for entry in entries]
+        return offsets
+    finally:
+        reader.close()
+
+
+@pytest.fixture
+def topic(bench: Workbench) -> Topic:
+    """a@0 b@1 c@2 -a@3 d@4, of which a compaction has dropped the delete of a; then e@5."""
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"), (b"c", b"2"), (b"a", None), (b"d", b"4"))])
+    bench.compact(topic)
+    bench.append(topic, [content((b"e", b"5"))])
+    assert bench.manifest(topic).dropped_to == 3
+    return topic
+
+
+def trim(bench: Workbench, topic: Topic) -> None:
+    """Remove raw up to the horizon."""
+    snapshot = topic.snapshot()
+    assert snapshot.horizon is not None
+    Retention(bench).trim(topic.record, snapshot.horizon.offset + 1, force=True)
+
+
+def test_deletes_that_a_compaction_dropped_are_read_from_raw(bench: Workbench, topic: Topic) -> None:
+    known = ids(raw(topic))
+    assert resumed(topic, entry_id(known[2])) == [2, 3, 4, 5]
+    assert resumed(topic, entry_id(known[4])) == [4, 5], "nothing was dropped after it: compacted"
+    assert resumed(topic, StartOffset(1)) == [1, 2, 3, 4, 5]
+
+
+def test_deletes_that_raw_has_lost_too_are_reported(bench: Workbench, topic: Topic) -> None:
+    known = ids(raw(topic))
+    trim(bench, topic)
+    for start in (entry_id(known[1]), StartOffset(1)):
+        with pytest.raises(StateMayBeStale, match="trimmed, and generation 1 lacks deletions"):
+            resumed(topic, start)
+    assert resumed(topic, StartOffset(4)) == [4, 5]
+    assert resumed(topic, entry_id(known[5])) == [5]
+
+
+def test_a_compacted_ledger_that_dropped_nothing_is_read(bench: Workbench) -> None:
+    topic = bench.topic("whole")
+    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"), (b"a", b"2"))])
+    bench.compact(topic)
+    known = ids(raw(topic))
+    trim(bench, topic)
+    assert resumed(topic, entry_id(known[0])) == [1, 2]
+
+
+def entry_id(message_id: MessageId) -> MessageId:
+    return MessageId(message_id.ledger_id, message_id.entry_id)
