@@ -260,10 +260,10 @@ class Cursor:
     def locate_mark(self) -> None:
         """Find the id of the message that mark-delete has come to, where it is not known; the next flush writes it.
 
-        Reads the topic. For owners that flush with `flush_together`. Raises Fenced.
+        Reads the topic, beside flushes: a store that hangs holds up none. For owners that flush with `flush_together`.
+        Raises Fenced.
         """
-        with self._flushing:
-            self._locate_mark()
+        self._locate_mark()
 
     @property
     def acknowledged_end(self) -> int:
@@ -282,10 +282,10 @@ class Cursor:
             self._check()
             if not self._lacks_mark():
                 return
-            end, highest = self._offsets.end, self._highest
+            end, highest, incarnation = self._offsets.end, self._highest, self._incarnation
         position = self._located(end, highest)
-        if position is not None:
-            with self._state:
+        with self._state:
+            if position is not None and self._incarnation == incarnation:  # else a reset came meanwhile
                 self._move(position)
 
     def _take(self) -> CursorUpdate | None:

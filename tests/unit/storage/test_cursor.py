@@ -422,6 +422,31 @@ def test_a_group_reads_no_topic_and_a_mark_is_located_beside_it(world: World) ->
     assert world.metadata.cursors.get(world.topic.id, "a").mark_delete == at(3)
 
 
+def test_a_mark_that_is_being_located_holds_up_no_flush_and_undoes_no_reset(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object that hangs must not keep acknowledgements from being written."""
+    world.metadata.cursors.create(world.topic.id, "a", None, {})
+    cursor = world.open(name="a")
+    for offset in (2, 3, 9, 1, 0):
+        cursor.acknowledge(at(offset))
+    during: list[Callable[[], object]] = []
+
+    def locating(offset: int) -> LogPosition:
+        during.pop()()
+        return at(offset)
+
+    monkeypatch.setattr(cursor, "_locate", locating)
+    during.append(lambda: flush_together(world.metadata, [cursor]) == {} or pytest.fail("it waits"))
+    cursor.locate_mark()
+    assert world.open(name="a").is_acknowledged(9)
+    for offset in (6, 7, 5, 4):
+        cursor.acknowledge(at(offset))
+    during.append(lambda: cursor.reset(at(1)))
+    cursor.locate_mark()
+    assert cursor.mark_delete == at(1)
+
+
 def test_a_group_that_cannot_be_written_is_written_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.metadata.cursors.create(world.topic.id, "a", None, {})
     cursor = world.open(name="a")
