@@ -144,7 +144,14 @@ class CursorWriter:
 class MarkLocator:
     """Finds the ids of mark-deletes of one subscription, one at a time, beside the writing of cursors."""
 
-    def __init__(self, store: Workers, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+    def __init__(
+        self,
+        store: Workers,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        on_located: Callable[[Cursor], object],
+    ) -> None:
+        """`on_located`: called with a cursor whose mark-delete has moved, to write it."""
+        self._on_located = on_located
         self._store = store
         self._spawn = spawn
         self._is_running = False
@@ -157,8 +164,11 @@ class MarkLocator:
 
     async def _locate(self, cursor: Cursor) -> None:
         try:
+            before = cursor.mark_delete
             with suppress(CompactorError):  # the next acknowledgement tries again
                 await self._store.run(cursor.locate_mark)
+            if cursor.mark_delete != before:
+                self._on_located(cursor)
         finally:
             self._is_running = False
 

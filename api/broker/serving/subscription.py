@@ -22,6 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pyroaring import BitMap
+
 from api.broker.refusals import ConsumerBusy
 from api.broker.serving.consumer import Consumer, SubscriptionType
 from api.broker.serving.cursor_writer import MarkLocator, ReaderPosition
@@ -30,9 +32,10 @@ from api.broker.serving.pending_acks import EntryKey, Group, PendingAck, Pending
 from api.broker.serving.rates import Rate
 from api.broker.serving.served_topic import ServedTopic
 from api.broker.threads import Workers
+from storage.ack_ranges import bitmap_of, mask_of
 from storage.cursor import Cursor, CursorSettings
 from storage.entries.rebuild import DeliverableEntry
-from storage.errors import CompactorError, Conflict, Fenced, NotFound, Unavailable
+from storage.errors import CompactorError, Conflict, Fenced, NotFound, StateMayBeStale, Unavailable
 from storage.ledger.seek import StartOffset, StartPosition, StartTime
 from storage.metadata.records import READ_COMPACTED_PROPERTY
 from storage.model import EARLIEST, LATEST, LogPosition, MessageId
@@ -60,6 +63,14 @@ class AckedEntry(NamedTuple):
     @property
     def key(self) -> EntryKey:
         return self.ledger_id, self.entry_id
+
+
+class AckedMessages(NamedTuple):
+    """Messages of one entry that are acknowledged: offsets `first` + i for each set bit i of `mask`."""
+
+    first: int
+    mask: int
+    last: LogPosition
 
 
 @dataclass(frozen=True)
@@ -107,7 +118,7 @@ class Subscription:
         self._moves = 0
         self._lookups = 0
         self._looking_up = asyncio.Lock()
-        self._locator = MarkLocator(topic.store, topic.spawn)
+        self._locator = MarkLocator(topic.store, topic.spawn, self._mark_located)
 
     # Opening
 
@@ -197,6 +208,8 @@ class Subscription:
         if present is None:
             if self.dispatcher is not None:
                 self.topic.spawn(self.dispatcher.close())
+            self.pending.retire()  # the new dispatcher reads them again
+            self._resumes = self._resumes and not self.durable
             self.read_compacted = consumer.options.read_compacted
             self.dispatcher = Dispatcher(self, self.topic, consumer)
         elif present is not consumer.type:
@@ -258,6 +271,7 @@ class Subscription:
         consumer.send(entry, pending, self.topic.clock.now_ms())
 
     def retire(self) -> None:
+        self._resumes = self._resumes or self._has_begun
         self.pending.retire()
 
     def return_pending(self, pending: PendingAck) -> None:
@@ -278,8 +292,13 @@ class Subscription:
         return EARLIEST if mark is None else StartOffset(mark.offset + 1)
 
     def open_reader(self, start: StartPosition) -> EntryReader:
-        resumes, self._resumes = self._resumes, False
-        return self.topic.storage.entry_reader(start, self.read_compacted, resumes)
+        try:
+            reader = self.topic.storage.entry_reader(start, self.read_compacted, self._resumes)
+        except StateMayBeStale:  # the next read continues with what is there
+            self._resumes = False
+            raise
+        self._resumes = False
+        return reader
 
     @property
     def delivered_before(self) -> MessageId:
@@ -340,10 +359,11 @@ class Subscription:
         try:
             async with self._looking_up:
                 for ack in acks:
-                    slots = await self.topic.store.run(self._positions_of, ack)
+                    acked = await self.topic.store.run(self._messages_of, ack, cumulative)
                     if self._moving.locked() or self._moves != moves or not self.durable:
                         return
-                    self._acknowledge_slots(consumer, ack, slots, cumulative)
+                    if acked is not None:
+                        self._acknowledge_messages(consumer, acked, cumulative)
         finally:
             self._lookups -= len(acks)
         self._note_acknowledged(consumer)
@@ -383,21 +403,25 @@ class Subscription:
         self._known_end = max(self._known_end, position.offset + 1)
         self.position.acknowledge_cumulative(position)
 
-    def _acknowledge_slots(
-        self, consumer: Consumer, ack: AckedEntry, slots: Sequence[tuple[int, LogPosition]], cumulative: bool
-    ) -> None:
-        rest = remaining_slots(ack.ack_set, max((slot for slot, _ in slots), default=0) + 1)
-        done = [position for slot, position in slots if not rest >> slot & 1]
-        if cumulative and ack.batch_index >= 0 and not rest:
-            done = [item for item in done if item.message_id.batch_index <= ack.batch_index]
-        if not done:
-            return
-        self._known_end = max(self._known_end, done[-1].offset + 1)
+    def _acknowledge_messages(self, consumer: Consumer, acked: AckedMessages, cumulative: bool) -> None:
+        self._known_end = max(self._known_end, acked.last.offset + 1)
         if cumulative:
-            self._acknowledge_through(consumer, done[-1])
-            return
-        base = done[0].offset
-        self.position.acknowledge_slots(base, sum(1 << (item.offset - base) for item in done), done[-1])
+            self._acknowledge_through(consumer, acked.last)
+        else:
+            self.position.acknowledge_slots(acked.first, acked.mask, acked.last)
+
+    def _messages_of(self, ack: AckedEntry, cumulative: bool) -> AckedMessages | None:
+        """Return the messages of an entry that an acknowledgement names; None: they are not in the topic. Called by a
+        thread, because a batch may have 262,144."""
+        slots = self._positions_of(ack)
+        rest = bitmap_of(remaining_slots(ack.ack_set, max((slot for slot, _ in slots), default=0) + 1))
+        acked = [position for slot, position in slots if slot not in rest]
+        if cumulative and ack.batch_index >= 0 and not rest:
+            acked = [item for item in acked if item.message_id.batch_index <= ack.batch_index]
+        if not acked:
+            return None
+        first = acked[0].offset
+        return AckedMessages(first, mask_of(BitMap([item.offset - first for item in acked])), acked[-1])
 
     def _positions_of(self, ack: AckedEntry) -> list[tuple[int, LogPosition]]:
         """Return the slots of an entry, with the positions of their messages, of which some may be gone."""
@@ -462,6 +486,10 @@ class Subscription:
         """Find the id of the message that mark-delete has come to."""
         if cursor is self.position:
             self._locator.locate(cursor)
+
+    def _mark_located(self, cursor: Cursor) -> None:
+        if cursor is self.position and not self.is_deleted:
+            self.topic.cursor_writer.note(cursor, self)
 
     async def reopen(self, fenced: Cursor) -> None:
         """Open the cursor again and disconnect the consumers. Once for a cursor that is fenced. Raises CompactorError;
