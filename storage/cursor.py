@@ -266,6 +266,12 @@ class Cursor:
         self._locate_mark()
 
     @property
+    def progress(self) -> tuple[LogPosition | None, int]:
+        """`mark_delete` and `acknowledged_end`, of one moment."""
+        with self._state:
+            return self._position, self._offsets.end
+
+    @property
     def acknowledged_end(self) -> int:
         """The last offset up to which all is acknowledged; its message's id may not be known yet."""
         with self._state:

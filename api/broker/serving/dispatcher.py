@@ -340,7 +340,7 @@ class Dispatcher:
     def _pass_on(self, entry: DeliverableEntry, live: int, first: int) -> bool:
         """Deliver, delay or hold back an entry. Return False if it has to stay where it is: no consumer takes any."""
         header = header_of(entry, self._by_key) if self._is_individual else _PLAIN
-        if header.deliver_at > self._topic.clock.now_ms():
+        if header.deliver_at and header.deliver_at > self._topic.clock.now_ms():
             self._note_gap(entry, first)
             self._delayed.add(header.deliver_at, entry.offset)
             self._set_alarm()

@@ -374,8 +374,9 @@ class Subscription:
         consumer.acknowledged.add(newly.bit_count())
         if not rest:
             self._settle(pending)
-            self._note_id(pending.position(pending.messages - 1))
-            self.position.acknowledge(pending.position(pending.messages - 1), pending.first)
+            last = pending.position(pending.messages - 1)
+            self._note_id(last)
+            self.position.acknowledge(last, pending.first)
         elif newly:
             if pending.consumer is not None:
                 pending.consumer.unacked -= newly.bit_count()
@@ -459,12 +460,12 @@ class Subscription:
     def _note_acknowledged(self, consumer: Consumer) -> None:
         consumer.last_acked_at = self.topic.clock.now_ms()
         if isinstance(self.position, Cursor):
-            if self.position.lacks_mark:
-                position = self._acked_ids.get(self.position.acknowledged_end)
-                if position is not None:
-                    self.position.acknowledge_cumulative(position)
+            mark, end = self.position.progress
+            known = self._acked_ids.get(end)
+            if known is not None and (mark is None or mark.offset < end):
+                self.position.acknowledge_cumulative(known)
+                mark = known
             self.topic.cursor_writer.note(self.position, self)
-            mark = self.position.mark_delete
             if mark is not self._mark:
                 self._mark, self.mark_advanced_at = mark, consumer.last_acked_at
         if self.dispatcher is not None and self.dispatcher.type.is_individual:
