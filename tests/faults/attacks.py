@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import socket
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from api.gateway.frames import encoded
 from api.gateway.pulsar_api_pb2 import BaseCommand
+from storage.checksums import crc32c
+from storage.entries.entry import MAGIC, U32
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
 from tests.frames import FrameParser
 
 SOCKET_SECONDS = 0.5
@@ -235,6 +239,91 @@ def large_schemas(target: Target, seconds: float) -> None:
     flood(target, "mallory", data, seconds)
 
 
+def claimed_messages(target: Target, seconds: float) -> None:
+    """X7: entries of some 30 bytes that claim 262,144 messages."""
+    entry = _entry(b"", num_messages_in_batch=262_144)
+    send = {"producer_id": 1, "sequence_id": 1, "num_messages": 262_144}
+    data = _producer("persistent://evil/app/claims") + frame(entry, type=BaseCommand.SEND, send=send) * 100
+    flood(target, "mallory", data, seconds)
+
+
+def inflating_batches(target: Target, seconds: float) -> None:
+    """X8: batches of some KiB that inflate to 90 MiB."""
+    payload = zlib.compress(bytes(90 << 20), 9)
+    entry = _entry(payload, num_messages_in_batch=2, compression=2, uncompressed_size=90 << 20)
+    send = {"producer_id": 1, "sequence_id": 1, "num_messages": 2}
+    data = _producer("persistent://evil/app/bombs") + frame(entry, type=BaseCommand.SEND, send=send)
+    flood(target, "mallory", data, seconds)
+
+
+def large_keys(target: Target, seconds: float) -> None:
+    """X6: ordering keys of 4 MiB on a key-shared subscription, delivered again and again."""
+    topic = "persistent://evil/app/keys"
+    subscribe = {"topic": topic, "subscription": "s", "sub_type": 3, "consumer_id": 1, "request_id": 1}
+    send = {"producer_id": 1, "sequence_id": 1}
+    with connected(target, "mallory") as connection, suppress(OSError):
+        connection.sendall(
+            _producer(topic)
+            + frame(type=BaseCommand.SUBSCRIBE, subscribe=subscribe)
+            + frame(type=BaseCommand.FLOW, flow={"consumer_id": 1, "message_permits": 1_000})
+        )
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            again = {"consumer_id": 1}
+            connection.sendall(
+                frame(_entry(b"v", ordering_key=bytes(4 << 20)), type=BaseCommand.SEND, send=send)
+                + frame(type=BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES, redeliver_unacknowledged_messages=again)
+            )
+            with suppress(TimeoutError):
+                while connection.recv(1 << 20):
+                    pass
+
+
+def partial_acks(target: Target, seconds: float) -> None:
+    """X6: acknowledgements of parts of a large batch, cumulative and of every other message."""
+    topic = "persistent://evil/app/acks"
+    single = SingleMessageMetadata(payload_size=0).SerializeToString()
+    entry = _entry((len(single).to_bytes(4, "big") + single) * 5_000, num_messages_in_batch=5_000)
+    subscribe = {
+        "topic": topic,
+        "subscription": f"s{time.monotonic_ns()}",
+        "consumer_id": 1,
+        "request_id": 1,
+        "sub_type": 0,
+        "initial_position": 1,
+    }
+    parser = FrameParser()
+    with connected(target, "mallory", 5) as connection, suppress(OSError):
+        connection.sendall(
+            _producer(topic)
+            + frame(entry, type=BaseCommand.SEND, send={"producer_id": 1, "sequence_id": 1, "num_messages": 5_000})
+            + frame(type=BaseCommand.SUBSCRIBE, subscribe=subscribe)
+            + frame(type=BaseCommand.FLOW, flow={"consumer_id": 1, "message_permits": 1})
+        )
+        message = None
+        while message is None and (data := connection.recv(1 << 20)):
+            answers = [answer.command for answer in parser.feed(data)]
+            message = next((item.message for item in answers if item.type == BaseCommand.MESSAGE), None)
+        assert message is not None, "the batch was not delivered"
+        message_id = {"ledger_id": message.message_id.ledger_id, "entry_id": message.message_id.entry_id}
+        every_other = {**message_id, "ack_set": [0x5555555555555555] * 78}
+        acks = frame(type=BaseCommand.ACK, ack={"consumer_id": 1, "ack_type": 1, "message_id": [every_other]})
+        acks += frame(type=BaseCommand.ACK, ack={"consumer_id": 1, "ack_type": 0, "message_id": [every_other] * 50})
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            connection.sendall(acks * 50)
+
+
+def _producer(topic: str) -> bytes:
+    return frame(type=BaseCommand.PRODUCER, producer={"topic": topic, "producer_id": 1, "request_id": 1})
+
+
+def _entry(payload: bytes, **fields: object) -> bytes:
+    metadata = MessageMetadata(producer_name="attack", sequence_id=1, publish_time=1, **fields).SerializeToString()
+    body = U32.pack(len(metadata)) + metadata + payload
+    return MAGIC + U32.pack(crc32c(body)) + body
+
+
 def _varint(number: int) -> bytes:
     data = b""
     while number > 0x7F:
@@ -258,6 +347,10 @@ ATTACKS: Mapping[str, Callable[[Target, float], None]] = {
         login_bodies,
         long_ack_sets,
         large_schemas,
+        claimed_messages,
+        inflating_batches,
+        large_keys,
+        partial_acks,
     )
 }
 """A new attack is a function in this list."""
