@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 
 from api.broker.serving.cursor_writer import CursorWriter
 from api.broker.serving.deduplication import Deduplication
+from api.broker.serving.page_budget import PageBudget
 from api.broker.serving.sequence_loads import SequenceLoads
 from api.broker.serving.subscription import SubscribeRequest, Subscription
 from api.gateway import stats
@@ -84,6 +85,7 @@ class GatewaySettings:
     max_all_pending_bytes: int
     auto_create: bool
     tail_bytes: int
+    page_bytes: int
     topic: TopicSettings
     topic_idle_ms: int
 
@@ -101,6 +103,7 @@ class GatewaySettings:
             max_all_pending_bytes=settings.broker_publish_buffer_bytes,
             auto_create=settings.broker_auto_topic_creation,
             tail_bytes=settings.broker_cache_bytes,
+            page_bytes=settings.broker_page_bytes,
             topic=TopicSettings(settings.broker_max_unacked_messages),
             topic_idle_ms=settings.producers_idle_ms,
         )
@@ -138,6 +141,7 @@ class Gateway:
         self._opening: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
         """While a topic is opened or closed; gone with the last that waits for it."""
         self._tails = TailBudget(settings.tail_bytes)
+        self._pages = PageBudget(settings.page_bytes)
         self._cursor_writer = CursorWriter(
             parts.environment.metadata, PoolWorkers(parts.pools[WaitsFor.DATABASE]), TICK_SECONDS
         )
@@ -329,6 +333,7 @@ class Gateway:
             self.settings.topic,
             Tail(self._tails),
             self._cursor_writer,
+            self._pages,
             self._deduplication(storage) if deduplicates else None,
             self._sequence_loads,
             epoch,

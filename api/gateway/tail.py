@@ -12,13 +12,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from api.broker.serving.page_budget import entry_bytes
 from storage.entries.rebuild import DeliverableEntry
 from storage.log.segment import AppendResult
 
 READ_BYTES = 4 << 20
 """What one read gives at most, and at least one entry."""
-_ENTRY_BYTES = 200
-"""What an entry takes in memory besides its bytes and the bits of its messages."""
 
 
 class TailBudget:
@@ -46,11 +45,6 @@ class TailBudget:
     def release(self, tail: Tail) -> None:
         """A tail has nothing any more."""
         self._all -= self._held.pop(tail, 0)
-
-
-def _size(entry: DeliverableEntry) -> int:
-    """The memory of an entry in a tail: a batch of 262,144 messages has a bit for each, also if its data is tiny."""
-    return len(entry.data) + entry.messages // 7 + _ENTRY_BYTES
 
 
 class Tail:
@@ -83,7 +77,7 @@ class Tail:
             )
             self._entries.append(entry)
             self._offsets.append(first.offset)
-            self._bytes += _size(entry)
+            self._bytes += entry_bytes(entry)
             self.end = entry.end
         self._budget.hold(self, self._bytes)
 
@@ -112,7 +106,7 @@ class Tail:
         """Let go of the oldest entries, of so many bytes at least; the bytes that are left."""
         gone, left = 0, self._bytes
         while gone < len(self._entries) and self._bytes - left < size:
-            left -= _size(self._entries[gone])
+            left -= entry_bytes(self._entries[gone])
             gone += 1
         del self._entries[:gone], self._offsets[:gone]
         self._bytes = left

@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 from api.broker.serving.consumer import Consumer
 from api.broker.serving.cursor_writer import CursorWriter
 from api.broker.serving.deduplication import Deduplication
+from api.broker.serving.page_budget import PageBudget
 from api.broker.serving.publishing import Outcome, PublishQueue, QueuedEntry
 from api.broker.serving.rates import Rate
 from api.broker.serving.sequence_loads import SequenceLoads
@@ -70,6 +71,7 @@ class PersistentTopic:
         settings: TopicSettings,
         tail: Tail,
         cursor_writer: CursorWriter,
+        page_budget: PageBudget,
         deduplication: Deduplication | None,
         sequence_loads: SequenceLoads,
         producer_epoch: int | None,
@@ -85,6 +87,7 @@ class PersistentTopic:
         self.max_unacked_messages = settings.max_unacked_messages
         self.tail = tail
         self.cursor_writer = cursor_writer
+        self.page_budget = page_budget
         self.store: Workers = LimitedWorkers(PoolWorkers(pools[WaitsFor.STORE]), _STORE_CALLS, _STORE_SECONDS)
         self.database: Workers = PoolWorkers(pools[WaitsFor.DATABASE])
         self.over_quota = over_quota

@@ -286,6 +286,13 @@ class Settings:
         Size(),
         "Newest entries of all topics that are kept in memory for consumers.",
     )
+    broker_page_bytes: int = _setting(
+        128 << 20,
+        "broker.page-bytes",
+        Size(),
+        "Entries that were read for all subscriptions and wait for their consumers; beyond, those of slow consumers "
+        "are read again later.",
+    )
 
     dashboard: bool = _setting(True, "dashboard", BOOLEAN, "The pages at `/` and `/dashboard`, for browsers.")
 

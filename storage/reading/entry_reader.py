@@ -3,7 +3,8 @@
 Entries of unsealed segments come as they were sent; those of ledgers and compacted parts are rebuilt of their rows
 (storage/entries/rebuild.py). A read gives what one table of the source holds, so at most some MiB. At the end it gives
 nothing, and what came since when it is asked again. A reader that has seen entries elsewhere, as they were appended,
-continues behind them with `pass_to`.
+continues behind them with `pass_to`. A caller that has no room for the entries of the last read drops them, and the
+reader continues at the first of them after `return_to`; until then it holds neither tables nor a pin.
 
 May go wrong: what the source may (raw_reader.py, compacted_reader.py); the next read continues where this one was. Not
 for two threads.
@@ -19,6 +20,7 @@ import pyarrow as pa
 from storage.entries.rebuild import DeliverableEntry, EntryBuilder
 from storage.ledger.seek import StartOffset
 from storage.log.segment_tables import SegmentEntryReader, is_large
+from storage.model import EARLIEST
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.continuation_token import CompactedProgress, ContinuationToken
 from storage.reading.raw_reader import RawReader
@@ -42,10 +44,14 @@ class EntryReader:
         self._source = open_source(state)
         self._tables: Generator[pa.Table, None, None] | None = None
         self._builder = EntryBuilder()
+        self._before = state
+        """The state before the last read, which began at the offset `_first`."""
+        self._first = -1
 
     def read(self) -> list[DeliverableEntry]:
         """The next entries, in order; none at the end of now. Raises what the source does."""
         found: list[DeliverableEntry] = []
+        before = self._current
         is_new = False
         while not found:
             if self._tables is None:
@@ -68,6 +74,8 @@ class EntryReader:
             else:
                 found += self._builder.add(table)
                 self._leave_large(table)
+        if found:
+            self._before, self._first = before, found[0].offset
         return found
 
     def _leave_large(self, table: pa.Table) -> None:
@@ -80,12 +88,16 @@ class EntryReader:
     @property
     def next_offset(self) -> int | None:
         """The offset at which the next read begins; None: it is not known yet. For a reader that came to the end."""
-        state = self._source.state or self._state
-        return state.start.offset if isinstance(state.start, StartOffset) else None
+        start = self._current.start
+        return start.offset if isinstance(start, StartOffset) else None
+
+    @property
+    def _current(self) -> ContinuationToken:
+        return self._source.state or self._state
 
     def pass_to(self, offset: int) -> None:
         """Continue at an offset: what is before it was delivered. Only for a reader that has come to the end."""
-        state = self._source.state or self._state
+        state = self._current
         compacted = state.compacted
         if isinstance(self._source, CompactedReader):
             compacted = (
@@ -93,9 +105,29 @@ class EntryReader:
                 if compacted is None
                 else replace(compacted, is_raw=True, complete_to=None)
             )
-        self.close()
-        self._state = replace(state, start=StartOffset(offset), compacted=compacted)
-        self._source = self._open_source(self._state)
+        self._continue(replace(state, start=StartOffset(offset), compacted=compacted))
+
+    def return_to(self, offset: int) -> None:
+        """Continue at an entry of the last read, or at its end: what is before it was delivered, the rest was not.
+
+        A compacted read that has delivered some of the last read is where that read ended, but for the offset: it knows
+        no more of its keys than up to there (R7). One that has delivered none of it is where it was before.
+        """
+        is_untouched = offset <= self._first
+        state = self._before if is_untouched else self._current
+        start = state.start
+        if isinstance(start, StartOffset):
+            start = StartOffset(min(start.offset, offset))
+        elif start != EARLIEST or not is_untouched:
+            start = StartOffset(offset)
+        self._continue(replace(state, start=start))
+
+    def _continue(self, state: ContinuationToken) -> None:
+        try:
+            self.close()
+        finally:
+            self._state = state
+            self._source = self._open_source(state)
 
     def close(self) -> None:
         """Release the pin, if there is one."""

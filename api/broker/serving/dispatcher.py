@@ -9,8 +9,10 @@ Types differ by their selector (selection.py) and by two properties. A *single a
 so what it does not acknowledge is delivered again by reading from the cursor. *Individual* types redeliver entry by
 entry, keep delayed entries until they are due (delayed.py), and, by key, keep a key with its consumer (draining.py).
 
-The loop takes no more from the topic before its page is gone, so a slow consumer slows only its own subscription. It
-waits until it is woken: by permits, a socket that takes bytes again, new entries, a due time, a change of consumers.
+The loop takes no more from the topic before its page is delivered, so a slow consumer slows only its own subscription.
+It waits until it is woken: by permits, a socket that takes bytes again, new entries, a due time, a change of consumers.
+What it holds of the topic counts in a budget of all subscriptions (page_budget.py), which may take it between two
+steps: pages, also those of compacted reads, and entries that were held back are read again then.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -26,8 +27,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from api.broker.serving.consumer import Consumer, SubscriptionType
 from api.broker.serving.delayed import DelayedEntries
 from api.broker.serving.draining import DrainingHashes
-from api.broker.serving.entry_pages import EntryPages
+from api.broker.serving.page_budget import entry_bytes
 from api.broker.serving.pending_acks import EntryKey, Group, PendingAck
+from api.broker.serving.read_ahead import ReadAhead, ReadPosition
 from api.broker.serving.redelivery import RedeliveryQueue
 from api.broker.serving.selection import (
     ChunkAssignments,
@@ -40,13 +42,12 @@ from api.broker.serving.selection import (
 )
 from storage.entries.entry import parse
 from storage.errors import CompactorError, InvalidRecord, StateMayBeStale
-from storage.ledger.seek import StartOffset, StartPosition
+from storage.ledger.seek import StartOffset
 from storage.model import EARLIEST
 
 if TYPE_CHECKING:
     from api.broker.serving.served_topic import ServedTopic
     from storage.entries.rebuild import DeliverableEntry
-    from storage.reading.entry_reader import EntryReader
 
 LOG = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
@@ -59,14 +60,10 @@ HELD_BYTES = 4 << 20
 """Bytes of them that stay in memory; the others are read again."""
 
 
-class Deliveries(Protocol):
+class Deliveries(ReadPosition, Protocol):
     """A subscription, as its dispatcher sees it."""
 
     name: str
-
-    @property
-    def next_position(self) -> StartPosition:
-        """The first message that is not acknowledged."""
 
     @property
     def is_full(self) -> bool:
@@ -89,9 +86,6 @@ class Deliveries(Protocol):
 
     def use_reads_of(self, consumer: Consumer) -> None:
         """Read raw or compacted, as the active consumer asks for."""
-
-    def open_reader(self, start: StartPosition) -> EntryReader:
-        """Begin to read the topic. Called by a thread."""
 
 
 class EntryHeader(NamedTuple):
@@ -130,14 +124,11 @@ class Dispatcher:
         self._chunks = ChunkAssignments()
         self._replay: Sequence[DeliverableEntry] = ()
         """The page of the topic that redelivery read last."""
-        self._page: deque[DeliverableEntry] = deque()
-        self._pages: EntryPages | None = None
-        self._next: int | None = None
-        """The offset that is read next, once the reader has come to the end; None: not known."""
-        self._at_end = False
-        self._gap_from = -1
-        """Offsets from here on, up to the next entry, are acknowledged with it; -1: none."""
+        self._replay_bytes = 0
+        self._ahead = ReadAhead(topic, deliveries)
         self._generation = 0
+        self.is_delivering = False
+        """Whether it continues as soon as it has its turn."""
         self._paused = False
         self._woken = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
@@ -215,12 +206,13 @@ class Dispatcher:
         """Deliver nothing until a consumer comes: the position is being changed."""
         self._paused = True
         self._generation += 1
+        self._ahead.drop_read()
 
     def rewind(self) -> None:
         """Begin again at the first message that is not acknowledged; what waits is read again."""
         self._generation += 1
-        self._page.clear()
-        self._replay = ()
+        self._ahead.restart()
+        self._set_replay(())
         self._waiting.clear()
         self._returned.clear()
         self._held.clear()
@@ -228,9 +220,15 @@ class Dispatcher:
         self._gaps.clear()
         self._delayed.clear()
         self._chunks.clear()
-        self._close_pages()
-        self._next, self._at_end, self._gap_from = None, False, -1
+        self._note_memory()
         self.wake()
+
+    def give_back(self) -> None:
+        """Hold no entries: what was read and is not delivered is read again."""
+        self._ahead.give_back()
+        self._set_replay(())
+        self._held = dict.fromkeys(self._held)
+        self._held_bytes = 0
 
     async def close(self) -> None:
         """End the loop and its reads."""
@@ -241,14 +239,11 @@ class Dispatcher:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-        pages, self._pages = self._pages, None
-        if pages is not None:
-            await pages.close()
+        self._topic.page_budget.release(self)
+        await self._ahead.close()
 
-    def _close_pages(self) -> None:
-        pages, self._pages = self._pages, None
-        if pages is not None:
-            self._topic.spawn(pages.close())
+    def _note_memory(self) -> None:
+        self._topic.page_budget.hold(self, self._ahead.bytes + self._replay_bytes + self._held_bytes)
 
     def _note_active(self, before: Consumer | None, joined: Consumer | None) -> None:
         """Begin again for another active consumer. Tell failover consumers, as a broker does: all of a change, one that
@@ -283,7 +278,7 @@ class Dispatcher:
                 # Pulsar's protocol cannot say so to a client; it continues with what is there, as at a broker (R7).
                 self._topic.stale_readers += 1
                 LOG.warning("the compacted reader %s continues: %s", self._deliveries.name, error)
-                self._restart_at_position()
+                self._ahead.restart_reader()
                 did_something = True
             except CompactorError as error:
                 LOG.warning("%s of %s cannot be read now: %s", self._deliveries.name, self._topic.name, error)
@@ -294,7 +289,9 @@ class Dispatcher:
                 await asyncio.sleep(RETRY_SECONDS)
                 did_something = True
             if did_something:
+                self.is_delivering = True
                 await asyncio.sleep(0)
+                self.is_delivering = False
             else:
                 await self._woken.wait()
 
@@ -323,18 +320,20 @@ class Dispatcher:
     # What is read next
 
     async def _deliver_new(self) -> bool:
-        if not self._page and not await self._read():
+        ahead = self._ahead
+        if ahead.first is None and not await self._read():
             return False
         done = 0
-        while self._page and done < ROUND_ENTRIES and self._has_room():
-            entry = self._page[0]
-            first = entry.offset if self._gap_from < 0 else min(self._gap_from, entry.offset)
+        while ahead.first is not None and done < ROUND_ENTRIES and self._has_room():
+            entry = ahead.first
+            first = entry.offset if ahead.gap_from < 0 else min(ahead.gap_from, entry.offset)
             live = self._deliveries.live_slots(entry)
             if live and not self._pass_on(entry, live, first):
                 break
-            self._page.popleft()
-            self._gap_from = entry.end
+            ahead.pop()
             done += 1
+        if done:
+            self._note_memory()
         return done > 0
 
     def _pass_on(self, entry: DeliverableEntry, live: int, first: int) -> bool:
@@ -385,37 +384,14 @@ class Dispatcher:
         return consumer
 
     async def _read(self) -> bool:
-        """Fill the page. Return whether there is anything in it. What was read before a rewind is dropped."""
-        generation = self._generation
-        if self._at_end and self._next is not None:
-            newest = self._topic.tail.read(self._next)
-            if newest is not None and not newest and self._topic.tail_is_whole:
-                return False
-            if newest:
-                self._page.extend(newest)
-                self._next = newest[-1].end
-                return True
-        if self._pages is None:
-            start = self._deliveries.next_position if self._next is None else StartOffset(self._next)
-            if self._gap_from < 0 and isinstance(start, StartOffset):
-                self._gap_from = start.offset
-            elif self._gap_from < 0 and start == EARLIEST:
-                self._gap_from = 0
-            self._pages = EntryPages(self._topic.store, lambda: self._deliveries.open_reader(start))
-        entries, following = await self._pages.next(self._next)
-        if generation != self._generation:
-            return True
-        self._at_end = not entries
-        self._next = following if self._at_end else None
-        if self._at_end and following is not None and self._gap_from < 0:
-            self._gap_from = following
-        self._page.extend(entries)
-        return bool(entries)
+        """Fill the page. Return whether anything may be in it, now or soon."""
+        try:
+            return await self._ahead.fill(self._may_read)
+        finally:
+            self._note_memory()
 
-    def _restart_at_position(self) -> None:
-        self._close_pages()
-        position = self._page[-1].end if self._page else self._gap_from
-        self._next, self._at_end = (position if position >= 0 else None), False
+    def _may_read(self) -> bool:
+        return self._topic.page_budget.admits(self)
 
     # What waits
 
@@ -443,10 +419,13 @@ class Dispatcher:
         generation = self._generation
         entries = self._in_memory(offset)
         if not entries:
+            if not self._may_read():
+                return True
             entries = await self._topic.store.run(self._read_from, offset)
             if generation != self._generation:
                 return True
-            self._replay = entries
+            self._set_replay(entries)
+            self._note_memory()
         if not entries or entries[0].offset != offset:  # compaction or a trim took it
             returned = self._returned.get(offset)
             self._drop_waiting(offset)
@@ -459,6 +438,7 @@ class Dispatcher:
                 break
             if self._waiting.is_next(entry.offset):
                 done += self._deliver_one_waiting(entry)
+        self._note_memory()
         return done > 0
 
     def _deliver_one_waiting(self, entry: DeliverableEntry) -> bool:
@@ -483,7 +463,7 @@ class Dispatcher:
         if held is not None:
             self._held_bytes -= len(held.data)
         if not len(self._waiting):
-            self._replay = ()
+            self._set_replay(())
 
     def _can_go(self, group: Group) -> bool:
         if isinstance(group, str):
@@ -501,6 +481,9 @@ class Dispatcher:
         if at < len(self._replay) and self._replay[at].offset == offset:
             return self._replay[at:]
         return self._topic.tail.read(offset) or ()
+
+    def _set_replay(self, entries: Sequence[DeliverableEntry]) -> None:
+        self._replay, self._replay_bytes = entries, sum(map(entry_bytes, entries))
 
     def _read_from(self, offset: int) -> list[DeliverableEntry]:
         reader = self._topic.storage.entry_reader(StartOffset(offset) if offset else EARLIEST)

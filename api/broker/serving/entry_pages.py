@@ -30,6 +30,8 @@ class EntryPages:
         self._open_reader = open_reader
         self._reader: EntryReader | None = None
         self._page: Page | None = None
+        self._return_to: int | None = None
+        """The offset where the next page begins; None: where the last one ended."""
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -49,12 +51,22 @@ class EntryPages:
         with suppress(CompactorError):  # the thread that reads closes it, or the pin ends by its age
             await self._workers.run(self._close_reader)
 
+    def return_to(self, offset: int) -> None:
+        """Let the next page begin at an offset of the last one, or at its end. Not while `next` waits."""
+        self._return_to = offset
+
+    async def release(self) -> None:
+        """Release what the reader holds after `return_to`."""
+        with suppress(CompactorError):  # the next read does it
+            await self._workers.run(self._release)
+
     # By threads
 
     def _read(self, passed: int | None) -> None:
         if not self._lock.acquire(timeout=_TURN_SECONDS):
             raise Unavailable("a page that was asked for before is still being read", "try again")
         try:
+            self._go_back()
             if self._page is None and not self._is_closed:
                 if self._reader is None:
                     self._reader = self._open_reader()
@@ -66,6 +78,20 @@ class EntryPages:
             self._lock.release()
             if self._is_closed:
                 self._close_reader()
+
+    def _release(self) -> None:
+        if self._lock.acquire(blocking=False):  # else the next read does it
+            try:
+                self._go_back()
+            finally:
+                self._lock.release()
+
+    def _go_back(self) -> None:
+        offset, self._return_to = self._return_to, None
+        if offset is not None and not self._is_closed:
+            self._page = None
+            if self._reader is not None:
+                self._reader.return_to(offset)
 
     def _close_reader(self) -> None:
         if self._lock.acquire(blocking=False):  # else who has it looks here again

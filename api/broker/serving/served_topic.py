@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from api.broker.serving.cursor_writer import CursorWriter
+from api.broker.serving.page_budget import PageBudget
 from api.broker.threads import Workers
 from storage.clock import Clock
 from storage.entries.rebuild import DeliverableEntry
@@ -33,6 +34,7 @@ class ServedTopic(Protocol):
     metadata: MetadataStore
     clock: Clock
     cursor_writer: CursorWriter
+    page_budget: PageBudget
     max_unacked_messages: int
     stale_readers: int
 

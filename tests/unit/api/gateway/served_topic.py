@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from api.broker.serving.cursor_writer import CursorWriter
 from api.broker.serving.deduplication import Deduplication
+from api.broker.serving.page_budget import PageBudget
 from api.broker.serving.sequence_loads import SequenceLoads
 from api.gateway.tail import Tail, TailBudget
 from api.gateway.topics import PersistentTopic, TopicSettings
@@ -38,6 +39,7 @@ async def opened(
     keys: Sequence[str] = (),
     max_unacked_messages: int = 0,
     deduplicates: bool = False,
+    page_budget: PageBudget | None = None,
 ) -> AsyncIterator[PersistentTopic]:
     """The topic with a message for each of `keys`, whose entry id is its number; no client is connected."""
     logs = TopicLogs(bench.clock, most=2, idle_ms=5_000)
@@ -50,6 +52,7 @@ async def opened(
         TopicSettings(max_unacked_messages),
         Tail(TailBudget(0)),
         CursorWriter(bench.metadata, AtOnce()),
+        page_budget or PageBudget(1 << 30),
         Deduplication(bench.metadata, storage, 100) if deduplicates else None,
         SequenceLoads(AtOnce().run),
         bench.metadata.topics.producer_epoch(storage.record.id),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.gateway import tail as tail_module
+from api.broker.serving import page_budget
 from api.gateway.tail import READ_BYTES, Tail, TailBudget
 from storage.log.segment import AppendResult
 from storage.model import LogPosition, MessageId
@@ -13,7 +13,7 @@ from storage.model import LogPosition, MessageId
 @pytest.fixture(autouse=True)
 def only_data_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds of these tests are of the entries' data."""
-    monkeypatch.setattr(tail_module, "_ENTRY_BYTES", 0)
+    monkeypatch.setattr(page_budget, "_ENTRY_BYTES", 0)
 
 
 def appended(offset: int, size: int = 10, messages: int = 1) -> tuple[bytes, AppendResult]:

@@ -39,12 +39,14 @@ class NotingChannel:
     def __init__(self) -> None:
         self.is_writable = True
         self.got: list[int] = []
+        self.offsets: list[int] = []
         self.redeliveries: dict[int, int] = {}
         self.active: list[bool] = []
         self.is_closed = False
 
     def deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
         self.got.append(entry.entry_id)
+        self.offsets.append(entry.offset)
         self.redeliveries[entry.entry_id] = redeliveries
 
     def set_active(self, consumer: Consumer, is_active: bool) -> None:

@@ -1,0 +1,155 @@
+"""The page of a topic that a subscription delivers next, and the place from which it reads the one after it.
+
+    from memory    a subscription that has come to the end reads the topic's newest entries (api/gateway/tail.py)
+    by threads     any other, by one reader (entry_pages.py), which keeps its place between two pages
+
+Invariant: entries come in order, none twice, none is left out. `give_back` drops what was not taken: the reader returns
+to the first of it, with what it knows of a compacted read (R7), and releases its buffers and its pin.
+
+For the event loop alone. Must not know: consumers, acknowledgements.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from api.broker.serving.entry_pages import EntryPages
+from api.broker.serving.page_budget import READER_BYTES, entry_bytes
+from storage.entries.rebuild import DeliverableEntry
+from storage.ledger.seek import StartOffset, StartPosition
+from storage.model import EARLIEST
+
+if TYPE_CHECKING:
+    from api.broker.serving.served_topic import ServedTopic
+    from storage.reading.entry_reader import EntryReader
+
+
+class ReadPosition(Protocol):
+    """A subscription, as its reads see it."""
+
+    @property
+    def next_position(self) -> StartPosition:
+        """The first message that is not acknowledged."""
+
+    def open_reader(self, start: StartPosition) -> EntryReader:
+        """Begin to read the topic. Called by a thread."""
+
+
+class ReadAhead:
+    """The entries that a subscription receives next."""
+
+    def __init__(self, topic: ServedTopic, position: ReadPosition) -> None:
+        self._topic = topic
+        self._position = position
+        self._page: deque[DeliverableEntry] = deque()
+        self._page_bytes = 0
+        self._reader_bytes = 0
+        self._pages: EntryPages | None = None
+        self._next: int | None = None
+        """The offset that is read next, once the reader has come to the end; None: not known."""
+        self._at_end = False
+        self._reads = 0
+        """A read that ends with another number than it began with is dropped."""
+        self.gap_from = -1
+        """Offsets from here on, up to the next entry, are acknowledged with it; -1: none."""
+
+    @property
+    def first(self) -> DeliverableEntry | None:
+        """The entry that is delivered next; None: it is not read yet."""
+        return self._page[0] if self._page else None
+
+    @property
+    def bytes(self) -> int:
+        """The memory of the page, and of the reader that continues after it."""
+        return self._page_bytes + self._reader_bytes
+
+    def pop(self) -> None:
+        """Take the first entry from the page."""
+        entry = self._page.popleft()
+        self._page_bytes -= entry_bytes(entry)
+        self.gap_from = entry.end
+
+    async def fill(self, may_read: Callable[[], bool]) -> bool:
+        """Fill the page, which is empty. Return whether there may be anything in it, now or soon. `may_read`: whether
+        memory admits another page."""
+        if self._at_end and self._next is not None:
+            newest = self._topic.tail.read(self._next)
+            if newest is not None and not newest and self._topic.tail_is_whole:
+                return False
+            if newest:
+                self._take(newest)
+                self._next = newest[-1].end
+                return True
+        if not may_read():
+            return True
+        reads, self._reader_bytes = self._reads, 0  # it cannot return while it reads
+        entries, following = await self._opened().next(self._next)
+        if reads != self._reads:
+            return True
+        self._at_end = not entries
+        self._next = following if self._at_end else None
+        if self._at_end and following is not None and self.gap_from < 0:
+            self.gap_from = following
+        self._reader_bytes = 0 if self._at_end else READER_BYTES
+        self._take(entries)
+        return bool(entries)
+
+    def _take(self, entries: Sequence[DeliverableEntry]) -> None:
+        self._page.extend(entries)
+        self._page_bytes += sum(map(entry_bytes, entries))
+
+    def _opened(self) -> EntryPages:
+        if self._pages is None:
+            start = self._position.next_position if self._next is None else StartOffset(self._next)
+            if self.gap_from < 0 and isinstance(start, StartOffset):
+                self.gap_from = start.offset
+            elif self.gap_from < 0 and start == EARLIEST:
+                self.gap_from = 0
+            self._pages = EntryPages(self._topic.store, lambda: self._position.open_reader(start))
+        return self._pages
+
+    def give_back(self) -> None:
+        """Drop the page, which is read again. A read in progress continues."""
+        first = self._page[0].offset if self._page else self.gap_from
+        if self._reader_bytes and self._pages is not None:
+            self._reader_bytes = 0
+            self._pages.return_to(first)
+            self._topic.spawn(self._pages.release())
+        elif self._page:  # of the newest entries: the reader has come to the end, and holds nothing
+            self._next = first
+        self._clear_page()
+
+    def drop_read(self) -> None:
+        """Drop what a read in progress gives. `restart` must follow."""
+        self._reads += 1
+
+    def restart(self) -> None:
+        """Begin again at the subscription's position."""
+        self._reads += 1
+        self._clear_page()
+        self._close_pages()
+        self._next, self._at_end, self.gap_from = None, False, -1
+
+    def restart_reader(self) -> None:
+        """Begin another read where this one is."""
+        self._close_pages()
+        position = self._page[-1].end if self._page else self.gap_from
+        self._next, self._at_end = (position if position >= 0 else None), False
+
+    async def close(self) -> None:
+        """End the read."""
+        pages, self._pages = self._pages, None
+        if pages is not None:
+            await pages.close()
+
+    def _clear_page(self) -> None:
+        self._page.clear()
+        self._page_bytes = 0
+
+    def _close_pages(self) -> None:
+        pages, self._pages = self._pages, None
+        self._reader_bytes = 0
+        if pages is not None:
+            self._topic.spawn(pages.close())
