@@ -339,6 +339,7 @@ class Gateway:
             epoch,
             partial(self._over_quota, record),
             self._lost,
+            self.log_throttle,
         )
 
     def _hold(self, storage: Topic) -> HeldLog:

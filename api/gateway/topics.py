@@ -32,6 +32,7 @@ from api.gateway.tail import Tail
 from api.gateway.workers import PoolWorkers
 from api.http.problems import RestException
 from api.http.thread_pools import Pools, WaitsFor
+from api.observability.logs import LogThrottle
 from storage.clock import Clock
 from storage.errors import CompactorError, Conflict, InvalidInput, NotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
@@ -77,6 +78,7 @@ class PersistentTopic:
         producer_epoch: int | None,
         over_quota: Callable[[], OverQuota | None],
         on_lost: Callable[[PersistentTopic], object],
+        log_throttle: LogThrottle,
     ) -> None:
         """`producer_epoch`: as it is stored; `over_quota`: the quota that keeps producers from it now; `on_lost`: it is
         not served here any more."""
@@ -94,7 +96,9 @@ class PersistentTopic:
         self.producers = ProducerRegistry(self, producer_epoch)
         self.subscriptions: dict[str, Subscription] = {}
         workers = PoolWorkers(pools[WaitsFor.LOG])
-        self.publishing = PublishQueue(self.name, workers, self.append, self._store_sequences_if_due, self.lost)
+        self.publishing = PublishQueue(
+            self.name, workers, self.append, self._store_sequences_if_due, self.lost, log_throttle.warn
+        )
         self.published = Rate()
         self.stale_readers = 0
         """How often a compacted reader went on although deletes that it has not read are gone (R7)."""

@@ -80,14 +80,17 @@ class PublishQueue:
         append: Callable[[Sequence[QueuedEntry]], Sequence[Outcome]],
         on_appended: Callable[[], object],
         on_lost: Callable[[BaseException], object],
+        warn: Callable[[str, str], object],
     ) -> None:
         """`append`: called by a worker. `on_appended`: a group was appended and answered; `on_lost`: the topic is
-        written elsewhere, or was deleted."""
+        written elsewhere, or was deleted. `warn`: log a text, seldom for each condition (`LogThrottle.warn`): while a
+        disk is full each client connects again and fails ten times a second."""
         self._topic = topic
         self._workers = workers
         self._append = append
         self._on_appended = on_appended
         self._on_lost = on_lost
+        self._warn = warn
         self._waiting: list[QueuedEntry] = []
         self._task: asyncio.Task[None] | None = None
         self._put = self._answered = 0
@@ -166,7 +169,8 @@ class PublishQueue:
                 placed = MessageId(first.ledger_id, first.entry_id, self._topic.partition)
                 producer.stored(entry, placed, is_duplicate=False)
         for producer, error in failing.items():
-            LOG.warning("%s: the producer %s is disconnected, to send again: %s", self._topic, producer.name, error)
+            text = f"{self._topic}: the producer {producer.name} is disconnected, to send again: {error}"
+            self._warn(text, f"producers are disconnected: {type(error).__name__}")
             producer.disconnect()
         lost = next((error for error in failing.values() if isinstance(error, Fenced | TopicNotFound)), None)
         if lost is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -15,6 +16,7 @@ from api.gateway.tail import Tail, TailBudget
 from api.gateway.topics import PersistentTopic, TopicSettings
 from api.http.thread_pools import Pools, WaitsFor
 from api.messaging.topic_logs import TopicLogs
+from api.observability.logs import LogThrottle
 from storage.entries.encode import encode_message
 from storage.topic import Topic
 from tests.workbench import Workbench
@@ -58,6 +60,7 @@ async def opened(
         bench.metadata.topics.producer_epoch(storage.record.id),
         lambda: None,
         lambda _: None,
+        LogThrottle(bench.clock, logging.getLogger(__name__)),
     )
     produce(topic, keys)
     try:

@@ -60,7 +60,13 @@ class Bench:
         self.outcomes = {name.encode(): outcome for name, outcome in outcomes.items()}
         self.groups: list[list[bytes]] = []
         self.lost: list[BaseException] = []
-        self.queue = PublishQueue(TopicName.parse("t"), AtOnce(), self._append, lambda: None, self.lost.append)
+        self.warnings: list[tuple[str, str]] = []
+        self.queue = PublishQueue(
+            TopicName.parse("t"), AtOnce(), self._append, lambda: None, self.lost.append, self._warn
+        )
+
+    def _warn(self, text: str, condition: str) -> None:
+        self.warnings.append((text, condition))
 
     def _append(self, group: Sequence[QueuedEntry]) -> list[Outcome]:
         self.groups.append([queued.entry for queued in group])
@@ -115,6 +121,17 @@ async def test_a_topic_that_is_written_elsewhere_is_lost() -> None:
     bench.put(sender, "a0")
     await bench.queue.settled()
     assert (bench.lost, sender.disconnected) == ([fenced], 1)
+
+
+@in_event_loop
+async def test_clients_that_connect_again_and_fail_are_one_condition_of_the_log() -> None:
+    bench = Bench(a0=FULL, b1=Unavailable("the disk has 5 bytes left", "make room"), c2=WRONG)
+    for name, entry in (("a", "a0"), ("b", "b1"), ("c", "c2")):
+        bench.put(Sender(name), entry)
+        await bench.queue.settled()
+    (first, condition), (second, same) = bench.warnings
+    assert "the producer a is disconnected, to send again: the disk is full" in first
+    assert ("the disk has 5 bytes left" in second, same) == (True, condition)
 
 
 @in_event_loop
