@@ -94,6 +94,7 @@ def test_the_alerts_ask_for_metrics_that_exist_and_say_what_to_do(scrape: dict[s
     groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     assert len(rules) > 5
+    assert len({rule["alert"] for rule in rules}) == len(rules)
     for rule in rules:
         used = set(_NAME.findall(rule["expr"].replace(_JOB, "")))
         assert used or re.search(r"\bup{", rule["expr"])
