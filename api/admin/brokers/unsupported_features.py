@@ -100,7 +100,7 @@ _INACTIVE = "deleting topics that are not used"
 _AUTO_SUBSCRIBE = "forbidding it: who may consume makes a subscription by consuming"
 _FILTERS = "entry filters"
 _SUBSCRIPTION_TYPES = "subscriptions by type"
-_DELAY = "delayed delivery: a log delivers in order, at once"
+_DELAY = "a policy of delayed delivery: it is always on, for shared and key-shared subscriptions"
 _GROUPS = "resource groups"
 
 ROWS: tuple[UnsupportedRoute, ...] = (

@@ -138,7 +138,9 @@ def _too_many(most: int) -> RestException:
 
 def _message(sent: ProducerMessage, producer: str, key: TextEncoding, value: TextEncoding) -> NewMessage:
     if sent.deliver_at or sent.deliver_after_ms:
-        raise RestException(400, "deliverAt and deliverAfterMs cannot be kept: a log delivers in order, at once")
+        raise RestException(
+            400, "deliverAt and deliverAfterMs are not kept over REST: leave them out, or produce with a Pulsar client"
+        )
     try:
         event_time = int(sent.event_time) if sent.event_time not in (None, "") else None
         if event_time is not None and not -LONG - 1 <= event_time <= LONG:

@@ -150,7 +150,7 @@ def delete_cursor(parts: Service, record: TopicRecord, name: str, force: bool) -
         try:
             live.end(force)
         except Conflict as error:
-            raise RestException(412, error.message) from error
+            raise RestException(412, str(error)) from error
     parts.environment.metadata.cursors.delete(record.id, name, force)
 
 

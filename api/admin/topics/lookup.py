@@ -63,9 +63,10 @@ def service_urls(parts: Service, request: Request, topic: TopicName | None = Non
     ours = settings.url if settings.advertised_url else str(request.base_url)
     holder = None if topic is None else _holder(parts, topic)
     http = (ours if holder is None else holder.url).rstrip("/")
-    found = settings.broker_service_url if holder is None else holder.broker_service_url
+    owner = settings if holder is None else holder
+    binary = owner.broker_service_url or owner.broker_service_url_tls
     host = urlsplit(http).hostname or settings.host
-    return http, found or f"pulsar://{f'[{host}]' if ':' in host else host}:{BINARY_PORT}"
+    return http, binary or f"pulsar://{f'[{host}]' if ':' in host else host}:{BINARY_PORT}"
 
 
 def _holder(parts: Service, topic: TopicName) -> ServiceRecord | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import httpx
 import pulsar
 import pytest
 
@@ -278,6 +279,15 @@ def test_a_failover_consumer_takes_over(client: pulsar.Client, topic: str) -> No
     first.close()
 
     assert [second.receive(WAIT_MS).data() for _ in range(3)] == [b"1", b"2", b"3"]
+
+
+def test_a_subscription_in_use_is_deleted_by_force_alone_and_the_refusal_says_so(
+    client: pulsar.Client, topic: str, admin: Admin
+) -> None:
+    client.subscribe(topic, "busy")
+    refused = httpx.delete(f"{admin.url}/admin/v2/{topic.replace('://', '/')}/subscription/busy")
+    assert refused.status_code == 412
+    assert refused.json()["reason"].endswith("has active connected consumers: end them, or delete it with force")
 
 
 def test_unsubscribe_deletes_the_cursor(client: pulsar.Client, topic: str, admin: Admin) -> None:

@@ -295,7 +295,7 @@ def test_a_damaged_compacted_ledger_is_told_and_raw_goes_on(rest_topic: RestTopi
         ('{"messages": []}', "messages"),
         ('{"messages": [{"payload": 5}]}', "payload"),
         ('{"messages": [{"payload": "v", "kye": "k"}]}', "kye"),
-        ('{"messages": [{"payload": "v", "deliverAt": 5}]}', "deliverAt"),
+        ('{"messages": [{"payload": "v", "deliverAt": 5}]}', "deliverAt and deliverAfterMs are not kept over REST"),
         ('{"messages": [{"payload": "v", "eventTime": "soon"}]}', "soon"),
         ('{"messages": [{"payload": "v"}], "valueSchema": "{\\"type\\": \\"AVRO\\"}"}', "AVRO"),
         ('{"messages": [{"payload": "v"}], "keySchema": "' + "[" * 100_000 + '"}', "JSON text of a SchemaInfo"),

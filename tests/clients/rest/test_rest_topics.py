@@ -235,6 +235,20 @@ def test_lookup_gives_whole_urls_of_what_is_advertised(
     assert (found["httpUrl"], found["brokerUrl"], found["nativeUrl"]) == (http, binary, binary)
 
 
+def test_lookup_names_no_port_without_tls_if_only_tls_is_served(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(
+        served.service.settings,
+        advertised_url="https://lb.example",
+        broker_service_port_tls=16651,
+        broker_service_tls_only=True,
+    )
+    monkeypatch.setattr(served.service, "settings", replace(settings, broker_service_port=None))
+    found = served.ask("GET", "/lookup/v2/topic/persistent/public/default/any").json()
+    assert {found["brokerUrl"], found["nativeUrl"], found["brokerUrlSsl"]} == {"pulsar+ssl://lb.example:16651"}
+
+
 def test_lookup_of_a_namespace_that_does_not_exist(served: Served) -> None:
     path = "/lookup/v2/topic/persistent/public/nosuch/t"
     assert _reason(served.ask("GET", path)) == (404, "Namespace not found")
