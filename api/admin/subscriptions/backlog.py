@@ -151,17 +151,19 @@ async def clear_namespace_bundle_backlog_for_subscription(
 
 
 @router.post(NAMESPACE_PATH + "/unsubscribe/{subscription}", AuthAction.CONSUME)
-async def unsubscribe_namespace(parts: Parts, namespace: Namespace, subscription: Subscription) -> None:
+async def unsubscribe_namespace(
+    parts: Parts, request: Request, namespace: Namespace, subscription: Subscription
+) -> None:
     """Delete the subscriptions of that name of all topics."""
-    await _unsubscribe(parts, namespace, None, subscription)
+    await _unsubscribe(parts, request, namespace, None, subscription)
 
 
 @router.post(_BUNDLE + "/unsubscribe/{subscription}", AuthAction.CONSUME)
 async def unsubscribe_namespace_bundle(
-    parts: Parts, namespace: Namespace, bundle: Bundle, subscription: Subscription
+    parts: Parts, request: Request, namespace: Namespace, bundle: Bundle, subscription: Subscription
 ) -> None:
     """The same for the topics of one bundle."""
-    await _unsubscribe(parts, namespace, bundle, subscription)
+    await _unsubscribe(parts, request, namespace, bundle, subscription)
 
 
 async def _clear(
@@ -174,11 +176,7 @@ async def _clear(
             try:
                 await store.run(_clear_here, parts, record, name)
             except NotTheOwner as other:
-                where = (record.name.tenant, record.name.namespace, record.name.topic, "subscription", name, "skip_all")
-                target = "/".join(("/admin/v2/persistent", *map(segment, where)))
-                answer = await parts.forwarding.send(request, other.service, "POST", target, b"")
-                if answer.status_code not in (204, 404):
-                    raise RestException(answer.status_code, f"{record.name}: {answer.text[:500]}") from other
+                await _forward(parts, request, other, "POST", record, "subscription", name, "skip_all")
 
 
 def _clear_here(parts: Service, record: TopicRecord, name: str) -> None:
@@ -190,16 +188,32 @@ def _clear_here(parts: Service, record: TopicRecord, name: str) -> None:
         return
 
 
-async def _unsubscribe(parts: Service, namespace: str, bundle: str | None, subscription: str) -> None:
+async def _unsubscribe(parts: Service, request: Request, namespace: str, bundle: str | None, subscription: str) -> None:
     name, database = _no_compaction(subscription), parts.pools[WaitsFor.DATABASE]
     for record in await database.run(_topics, parts, namespace, bundle):
-        await database.run(_delete, parts, record, name)
+        try:
+            await database.run(_delete, parts, record, name)
+        except NotTheOwner as other:
+            await _forward(parts, request, other, "DELETE", record, "subscription", name)
 
 
 def _delete(parts: Service, record: TopicRecord, name: str) -> None:
-    """What is not there is deleted."""
+    """Delete a subscription, unless there is none. Raises NotTheOwner: its consumers are connected there."""
     with suppress(NotFound):
+        parts.environment.metadata.cursors.get(record.id, name)
+        parts.forwarding.for_clients(record)
         delete_cursor(parts, record, name, False)
+
+
+async def _forward(
+    parts: Service, request: Request, other: NotTheOwner, method: str, record: TopicRecord, *path: str
+) -> None:
+    """Send a part of a request to the service that has the topic. Raises RestException for an error but 404."""
+    where = (record.name.tenant, record.name.namespace, record.name.topic, *path)
+    target = "/".join(("/admin/v2/persistent", *map(segment, where)))
+    answer = await parts.forwarding.send(request, other.service, method, target, b"")
+    if answer.status_code not in (204, 404):
+        raise RestException(answer.status_code, f"{record.name}: {answer.text[:500]}") from other
 
 
 def _topics(parts: Service, namespace: str, bundle: str | None) -> list[TopicRecord]:

@@ -281,6 +281,24 @@ def test_the_backlogs_of_a_namespace_are_cleared_where_they_lie(two: Two, rest_t
     assert refused.status_code == 503
 
 
+def test_the_subscriptions_of_a_namespace_are_deleted_where_their_consumers_are(
+    two: Two, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a connected consumer keeps the subscription, which comes back."""
+    forwarding = two.second.service.forwarding
+    monkeypatch.setattr(forwarding, "for_clients", forwarding.for_reading)  # both services are one process here
+    rest_topic.put(a="1")
+    assert rest_topic.ask("PUT", "/subscription/elsewhere", "earliest").status_code == 204
+    path = "/admin/v2/namespaces/public/default/unsubscribe"
+    two.transport.requests.clear()
+    assert two.second.ask("POST", f"{path}/nowhere").status_code == 204
+    assert two.transport.requests == []
+    assert two.second.ask("POST", f"{path}/elsewhere").status_code == 204
+    (request,) = two.transport.requests
+    assert (request.method, request.url.path) == ("DELETE", f"{rest_topic.path}/subscription/elsewhere")
+    assert rest_topic.ask("GET", "/subscriptions").json() == []
+
+
 def test_a_partition_that_was_deleted_by_itself_is_left_out(two: Two) -> None:
     parted = RestTopic(two.first, "holed")
     there = two.there(parted)
