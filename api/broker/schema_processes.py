@@ -57,18 +57,20 @@ class _Child:
             child_end.close()
         self.is_running = False
 
-    def ask(self, comparison: Comparison, seconds: float) -> tuple[str, str]:
-        """Return kind and text of the answer. Raises TimeoutError, EOFError, OSError: the child is of no more use."""
+    def ask(self, comparison: Comparison, seconds: float) -> tuple[str, str, float]:
+        """Return kind and text of the answer, and the seconds that comparing took: what is waited for before, a start
+        for example, does not count. Raises TimeoutError, EOFError, OSError: the child is of no more use."""
         if not self.is_running:
             if not self._connection.poll(START_SECONDS):
                 raise TimeoutError
             self._connection.recv()
             self.is_running = True
+        start = time.monotonic()
         self._connection.send(comparison)
         if not self._connection.poll(max(0.0, seconds)):
             raise TimeoutError
         kind, text = self._connection.recv()
-        return str(kind), str(text)
+        return str(kind), str(text), time.monotonic() - start
 
     def end(self) -> None:
         self._process.kill()
@@ -89,15 +91,13 @@ class SchemaCheck:
         if comparison.size <= SMALL_BYTES:
             with suppress(TooComplex, RecursionError):
                 return explain(comparison, SMALL_STEPS)
-        start = time.monotonic()
         try:
-            kind, text = self._processes.ask(comparison, self._left)
+            kind, text, seconds = self._processes.ask(comparison, self._left)
         except TimeoutError:
             raise TooComplex(f"comparing it takes longer than {self._seconds:g} s") from None
         except (EOFError, OSError) as error:
             raise Unavailable("the process that compared the schema has ended", "try again", is_public=True) from error
-        finally:
-            self._left -= time.monotonic() - start
+        self._left -= seconds
         if kind == "malformed":
             raise MalformedDefinition(text)
         if kind == "complex":
@@ -132,7 +132,7 @@ class SchemaProcesses:
                 if not self._checks[tenant]:
                     del self._checks[tenant]
 
-    def ask(self, comparison: Comparison, seconds: float) -> tuple[str, str]:
+    def ask(self, comparison: Comparison, seconds: float) -> tuple[str, str, float]:
         """Return what a child answers. Raises TimeoutError, EOFError, OSError, Unavailable."""
         with self._slots:
             with self._lock:
