@@ -163,7 +163,10 @@ class Gateway:
 
     async def start(self) -> None:
         """Answer on the sockets."""
-        await self._read_limits()
+        try:
+            await self._read_limits()
+        except (CompactorError, RestException) as error:  # it is read again with each keep-alive interval
+            LOG.warning("the broker's limit of messages is not known yet, and is taken as the default: %s", error)
         loop = asyncio.get_running_loop()
         self.parts.producers.on_appended = partial(self._appended, loop)
         clients = self.parts.clients

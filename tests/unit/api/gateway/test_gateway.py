@@ -12,6 +12,7 @@ from api.gateway.gateway import Gateway, GatewaySettings
 from api.gateway.lookup import LookupResult
 from api.http.thread_pools import WaitsFor
 from api.settings.settings import Settings
+from storage.errors import Unavailable
 from storage.metadata.policy_store import BROKER
 from tests.unit.api.gateway.served_topic import AtOnce
 from tests.workbench import Workbench
@@ -22,6 +23,11 @@ def test_clients_are_announced_the_brokers_limit_of_messages(bench: Workbench, s
     """Also one that is in the database, not in the settings file."""
     if size is not None:
         bench.metadata.policies.set(BROKER, "max.message.bytes", size)
+    assert asyncio.run(_announced(bench)) == (size or 5 << 20)
+
+
+async def _announced(bench: Workbench) -> int:
+    """Start a gateway, and return the size of messages that it announces."""
     parts: Any = SimpleNamespace(
         environment=SimpleNamespace(clock=bench.clock, metadata=bench.metadata),
         pools=dict.fromkeys(WaitsFor, AtOnce()),
@@ -32,9 +38,16 @@ def test_clients_are_announced_the_brokers_limit_of_messages(bench: Workbench, s
     )
     gateway = Gateway(cast(Any, parts), GatewaySettings.of(Settings()), LookupResult("", ""), [])
 
-    async def started() -> int:
-        await gateway.start()
-        await gateway.close()
-        return gateway.settings.max_message_size
+    await gateway.start()
+    await gateway.close()
+    return gateway.settings.max_message_size
 
-    assert asyncio.run(started()) == (size or 5 << 20)
+
+def test_a_database_that_is_away_keeps_no_service_from_its_start(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: Any) -> Any:
+        raise Unavailable("the database is away", "wait")
+
+    monkeypatch.setattr(bench.metadata.policies, "resolved_around", away)
+    assert asyncio.run(_announced(bench)) == 5 << 20
