@@ -3,7 +3,7 @@
 A pytest plugin. The cost of a test is its wall time with its fixtures, and the CPU seconds of this process and of the
 child processes that ended during the test; a Spark or a server that many tests share is counted where it ends.
 A test that is neither slow nor has a budget of its own (budgets.py) fails if it takes, without its fixtures, more than
-`FAST_SECONDS` of CPU, or waits for as long: `WAITING_FACTOR` allows for the other worker and for a busy machine.
+`FAST_SECONDS` of CPU, or waits for as long: `WAITING_FACTOR` allows for the other worker, the load for a busy machine.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ def _cpu() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
+def _crowd() -> float:
+    """Return how many processes want each core, at least 1: among so many a test that waits for none takes as long."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
     item.stash[_CPU], item.stash[_WALL] = _cpu(), time.monotonic()
@@ -54,7 +59,7 @@ def pytest_runtest_makereport(
     report = yield
     cpu, wall = _cpu() - item.stash.get(_CALL, _cpu()), call.stop - call.start
     bound = FAST_SECONDS * MACHINE_FACTOR
-    too_long = cpu > bound or wall > bound * WAITING_FACTOR
+    too_long = cpu > bound or wall > bound * WAITING_FACTOR * _crowd()
     if too_long and report.when == "call" and report.passed and not {"slow", "budgeted"} & set(item.keywords):
         report.outcome = "failed"
         report.longrepr = (
