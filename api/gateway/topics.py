@@ -240,10 +240,13 @@ class PersistentTopic:
 
     async def remove_subscription(self, subscription: Subscription) -> None:
         """Close a subscription and disconnect its consumers; its cursor stays as it is."""
+        self._take_out(subscription)
+        await subscription.close()
+
+    def _take_out(self, subscription: Subscription) -> None:
         if self.subscriptions.get(subscription.name) is subscription:
             del self.subscriptions[subscription.name]
         subscription.disconnect()
-        await subscription.close()
 
     async def end_subscription(self, subscription: Subscription, force: bool) -> None:
         """Remove a subscription whose cursor is deleted next. Raises Conflict while consumers are connected, unless
@@ -255,7 +258,9 @@ class PersistentTopic:
                 is_public=True,
             )
         subscription.is_deleted = True
-        await self.remove_subscription(subscription)
+        self._take_out(subscription)
+        # A thread of the database may wait for this, and closing waits for threads of the store.
+        self.spawn(subscription.close())
 
     async def unsubscribe(self, subscription: Subscription, force: bool) -> None:
         """Delete a subscription and its cursor. Raises Conflict while consumers are connected, unless forced."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -31,7 +31,6 @@ from api.broker.serving.dispatcher import Dispatcher
 from api.broker.serving.pending_acks import EntryKey, Group, PendingAck, PendingAcks
 from api.broker.serving.rates import Rate
 from api.broker.serving.served_topic import ServedTopic
-from api.broker.threads import Workers
 from storage.ack_ranges import bitmap_of, mask_of
 from storage.cursor import Cursor, CursorSettings
 from storage.entries.rebuild import DeliverableEntry
@@ -499,7 +498,7 @@ class Subscription:
             if self.position is not fenced:
                 return
             try:
-                self.position = await self.topic.store.run(self._owned)
+                self.position = await self.topic.database.run(self._owned)
             except NotFound:
                 self.is_deleted = True
             self.topic.cursor_writer.forget(fenced)
@@ -512,7 +511,7 @@ class Subscription:
     def _restart(self) -> None:
         """Begin at the position as it is now."""
         self._moves += 1
-        self._has_begun = False
+        self._has_begun = self._resumes = False
         self.pending.clear()
         self._acked_ids.clear()
         if self.durable:
@@ -526,21 +525,22 @@ class Subscription:
         """Begin again at a message id, or at a publish time; the consumers have to subscribe again. Raises
         CompactorError; then they begin again where they were."""
         start: StartPosition = place if isinstance(place, MessageId) else StartTime(place)
-        await self._move(self.topic.store, lambda cursor: cursor.reset(self._mark_before(start)), start)
+        # Before the move, and not during it: threads of the store wait for `reset`, which waits for other moves.
+        mark = await self.topic.store.run(self._mark_before, start) if self.durable else None
+        await self._move(mark, start)
 
     async def reset(self, mark: LogPosition | None) -> None:
         """Begin again after a message, which counts as acknowledged with all before it; None: at the first one."""
-        start = EARLIEST if mark is None else StartOffset(mark.offset + 1)
-        await self._move(self.topic.database, lambda cursor: cursor.reset(mark), start)
+        await self._move(mark, EARLIEST if mark is None else StartOffset(mark.offset + 1))
 
-    async def _move(self, workers: Workers, reset: Callable[[Cursor], None], start: StartPosition) -> None:
+    async def _move(self, mark: LogPosition | None, start: StartPosition) -> None:
         async with self._moving:
             if self.dispatcher is not None:
                 self.dispatcher.pause()
             try:
                 if isinstance(self.position, Cursor):
                     # To its end: a reset that goes on beside what comes next would undo that.
-                    self.position = await workers.run_to_end(self._reset_cursor, self.position, reset)
+                    self.position = await self.topic.database.run_to_end(self._reset_cursor, self.position, mark)
                     self.delivered_end = 0
                 else:
                     self.start, mark = await self.topic.store.run(self._reader_start, start)
@@ -549,12 +549,12 @@ class Subscription:
                 self._restart()
                 self.disconnect()
 
-    def _reset_cursor(self, cursor: Cursor, reset: Callable[[Cursor], None]) -> Cursor:
+    def _reset_cursor(self, cursor: Cursor, mark: LogPosition | None) -> Cursor:
         try:
-            reset(cursor)
+            cursor.reset(mark)
         except Fenced:
             cursor = self._owned()
-            reset(cursor)
+            cursor.reset(mark)
         return cursor
 
     def _mark_before(self, start: StartPosition) -> LogPosition | None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, cast
 
 import pytest
 
 from api.broker.serving.consumer import SubscriptionType
 from api.broker.serving.subscription import AckedEntry, SubscribeRequest, Subscription
+from storage.cursor import Cursor
 from storage.errors import StateMayBeStale, Unavailable
 from storage.ledger.seek import StartOffset, StartPosition
 from storage.model import EARLIEST, LogPosition, MessageId
 from storage.reading.entry_reader import EntryReader
 from storage.topic import Topic
 from tests.unit.api.broker.serving.consumers import NotingChannel, consumer
-from tests.unit.api.gateway.served_topic import opened
+from tests.unit.api.gateway.served_topic import AtOnce, opened
 from tests.workbench import Workbench
 
 
@@ -96,6 +97,10 @@ def test_a_reader_that_connects_again_still_does_so_after_its_read_could_not_be_
                 subscription.open_reader(StartOffset(0))
             subscription.open_reader(StartOffset(0))
             assert seen == [True, True, True, False]
+            subscription._resumes = True
+            await subscription.seek(0)
+            subscription.open_reader(StartOffset(0))
+            assert seen[4:] == [False], "it asked for that place"
 
     asyncio.run(main())
 
@@ -153,6 +158,54 @@ def test_a_mark_that_was_located_is_written_without_another_acknowledgement(benc
             assert mark.offset == 4
 
     asyncio.run(main())
+
+
+class Hanging(AtOnce):
+    """Threads of a store that does not answer."""
+
+    async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        await asyncio.Event().wait()
+
+    run_to_end = run
+
+
+def test_moves_and_deletions_by_rest_wait_for_no_thread_of_the_store(bench: Workbench, topic: Topic) -> None:
+    """Threads of the store wait for `reset`, and those of the database for `end_subscription`: if these waited for the
+    store, directly or by a seek before them, requests of one client would hold all threads."""
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 3) as served:
+            reading = consumer("a", SubscriptionType.EXCLUSIVE)
+            reading.permits = 10
+            subscription = await served.subscribe(reading, SubscribeRequest("s", start=EARLIEST))
+            assert subscription.dispatcher is not None
+            subscription.dispatcher.add(reading)
+            await quiet()
+            acked = [AckedEntry(*pending.entry_key) for pending in reading.pending.values()]
+            subscription.acknowledge(reading, acked)
+            store, served.store = served.store, Hanging()
+            seeking = asyncio.create_task(subscription.seek(0))
+            await quiet()
+            fenced = subscription.position
+            assert isinstance(fenced, Cursor)
+            await within_turns(subscription.reopen(fenced))
+            assert subscription.position is not fenced
+            await within_turns(subscription.reset(None))
+            assert subscription.position.mark_delete is None
+            await within_turns(served.end_subscription(subscription, force=True))
+            assert served.subscriptions == {}
+            seeking.cancel()
+            served.store = store
+
+    asyncio.run(main())
+
+
+async def within_turns(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work that waits for nothing that hangs."""
+    task = asyncio.create_task(work)
+    await quiet()
+    assert task.done()
+    await task
 
 
 async def quiet() -> None:
