@@ -151,8 +151,8 @@ class Topic:
         compacted = reader.snapshot.compacted
         if compacted is None or isinstance(start, StartTime) or start in (EARLIEST, LATEST):
             return ContinuationToken(start)
-        first = start.offset if isinstance(start, StartOffset) else self._raw_offset_of(start, reader.first_offset)
-        if compacted.horizon.offset < first if first is not None else compacted.horizon.message_id < start:
+        first = start.offset if isinstance(start, StartOffset) else self._offset_of(start, reader.first_offset)
+        if compacted.horizon.offset < first if first is not None else compacted.horizon.message_id <= start:
             return ContinuationToken(start)
         try:
             manifest = reader.manifest(compacted)
@@ -168,13 +168,15 @@ class Topic:
             )
         return ContinuationToken(StartOffset(first), compacted=CompactedProgress(is_raw=True))
 
-    def _raw_offset_of(self, start: MessageId, first_offset: int) -> int | None:
-        """Return the offset of the first raw message at or after an id; None: what was there may be trimmed."""
-        for batch in self.read(start, max_messages=1):
-            offset: int = batch.column("offset")[0].as_py()
-            at = batch.column("ledger_id")[0].as_py(), batch.column("entry_id")[0].as_py()
-            if offset > first_offset or not first_offset or at == (start.ledger_id, start.entry_id):
-                return offset
+    def _offset_of(self, start: MessageId, first_offset: int) -> int | None:
+        """Return the offset of the first message at or after an id; None: it may have been trimmed."""
+        for read_compacted in (False, True):
+            for batch in self.read(start, read_compacted, max_messages=1):
+                offset: int = batch.column("offset")[0].as_py()
+                at = batch.column("ledger_id")[0].as_py(), batch.column("entry_id")[0].as_py()
+                is_whole = not read_compacted and (not first_offset or offset > first_offset)
+                if is_whole or at == (start.ledger_id, start.entry_id):
+                    return offset
         return None
 
     def sequences(self, first_offset: int) -> Iterator[ScannedSequences]:

@@ -56,6 +56,7 @@ def test_deletes_that_raw_has_lost_too_are_reported(bench: Workbench, topic: Top
         with pytest.raises(StateMayBeStale, match="trimmed, and generation 1 lacks deletions"):
             resumed(topic, start)
     assert resumed(topic, StartOffset(4)) == [4, 5]
+    assert resumed(topic, entry_id(known[4])) == [4, 5], "it is the last one of the compacted ledger"
     assert resumed(topic, entry_id(known[5])) == [5]
 
 
@@ -66,6 +67,16 @@ def test_a_compacted_ledger_that_dropped_nothing_is_read(bench: Workbench) -> No
     known = ids(raw(topic))
     trim(bench, topic)
     assert resumed(topic, entry_id(known[0])) == [1, 2]
+
+
+def test_a_reader_that_has_read_up_to_the_horizon_misses_nothing(bench: Workbench) -> None:
+    """Its last message is a delete, which is nowhere any more."""
+    topic = bench.topic("ended")
+    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"), (b"a", None))])
+    bench.compact(topic)
+    known = ids(raw(topic))
+    trim(bench, topic)
+    assert resumed(topic, entry_id(known[2])) == []
 
 
 def entry_id(message_id: MessageId) -> MessageId:
