@@ -165,6 +165,14 @@ class Connection(asyncio.Protocol):
         else:
             self.resume()
 
+    def hold(self, reason: str) -> None:
+        """Handle no command until `go_on` with the same reason."""
+        self._incoming.hold(reason)
+
+    def go_on(self, reason: str) -> None:
+        """Handle commands again, unless there is another reason not to."""
+        self._incoming.go_on(reason)
+
     def resume(self) -> None:
         """Read on, once half of what may wait is appended."""
         if self._published_entries <= self.settings.max_pending_publishes // 2:
@@ -307,9 +315,9 @@ class Connection(asyncio.Protocol):
 
     def begin(
         self, request_id: int, work: Coroutine[Any, Any, BaseCommand | None], kind: int = BaseCommand.ERROR
-    ) -> None:
-        """Do what waits in a task, whose result is the answer. `kind`: the request's type, if its answer has its
-        own."""
+    ) -> bool:
+        """Do what waits in a task, whose result is the answer. `kind`: the request's type, if its answer has its own.
+        Return False for a request that is refused, because too many are under way."""
         role = self.role
         try:
             if len(self._requests) >= MOST_OF_CONNECTION:
@@ -319,7 +327,7 @@ class Connection(asyncio.Protocol):
         except Refused as error:
             work.close()
             self.send(failure(request_id, error, kind))
-            return
+            return False
         self._incoming.charge(REQUEST_SECONDS)
         task = asyncio.create_task(self._answer(request_id, work, kind))
         self._requests.add(task)
@@ -336,6 +344,7 @@ class Connection(asyncio.Protocol):
             self.gateway.admission.leave(role, kind in _LOOKUPS)
 
         task.add_done_callback(ended)
+        return True
 
     async def _answer(self, request_id: int, work: Coroutine[Any, Any, BaseCommand | None], kind: int) -> None:
         try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from api.gateway.connection import Connection
 
 LOG = logging.getLogger(__name__)
+ACKS_AT_ONCE = 500
+"""Messages of one command that are acknowledged in one step of the event loop: 50,000 take 0.6 s."""
 
 
 def subscribe(connection: Connection, command: BaseCommand, _: bytes) -> None:
@@ -120,24 +123,36 @@ def ack(connection: Connection, command: BaseCommand, _: bytes) -> None:
         return
     subscription = consumer.subscription
     is_cumulative = request.ack_type == CommandAck.Cumulative
-    refused = _refused_ack(connection, consumer, request)
-    unknown: list[AckedEntry] = []
-    try:
-        if refused is None and is_cumulative:
-            unknown = [
-                item for item in _acked(request.message_id[:1]) if not subscription.acknowledge_to(consumer, item)
-            ]
-        elif refused is None:
-            unknown = subscription.acknowledge(consumer, _acked(request.message_id))
-    except Fenced as error:  # another process has moved or deleted the cursor
-        refused = refusal(error)
-        if isinstance(subscription.position, Cursor):
-            subscription.write_failed(subscription.position, error)
-    if not unknown and not request.HasField("request_id"):
+    ids, unknown = request.message_id[:1] if is_cumulative else request.message_id, list[AckedEntry]()
+
+    def acknowledge(some: Sequence[MessageIdData]) -> Refused | None:
+        try:
+            acks = _acked(some)
+            if is_cumulative:
+                unknown.extend(item for item in acks if not subscription.acknowledge_to(consumer, item))
+            else:
+                unknown.extend(subscription.acknowledge(consumer, acks))
+        except Fenced as error:  # another process has moved or deleted the cursor
+            if isinstance(subscription.position, Cursor):
+                subscription.write_failed(subscription.position, error)
+            return refusal(error)
+        return None
+
+    refused = _refused_ack(connection, consumer, request) or acknowledge(ids[:ACKS_AT_ONCE])
+    in_pieces = refused is None and len(ids) > ACKS_AT_ONCE
+    if not in_pieces and not unknown and not request.HasField("request_id"):
         return
 
     async def acknowledged() -> BaseCommand | None:
         error = refused
+        if in_pieces:
+            try:
+                for start in range(ACKS_AT_ONCE, len(ids), ACKS_AT_ONCE):
+                    await asyncio.sleep(0)
+                    if error is None and connection.consumers.get(request.consumer_id) is consumer:
+                        error = acknowledge(ids[start : start + ACKS_AT_ONCE])
+            finally:
+                connection.go_on("acknowledging")
         try:
             if unknown:
                 await subscription.look_up(consumer, unknown, cumulative=is_cumulative)
@@ -156,7 +171,10 @@ def ack(connection: Connection, command: BaseCommand, _: bytes) -> None:
             answer.ack_response.error, answer.ack_response.message = error.error, error.message
         return answer
 
-    connection.begin(request.request_id, acknowledged())
+    if in_pieces:
+        connection.hold("acknowledging")  # what follows must not overtake the rest
+    if not connection.begin(request.request_id, acknowledged()) and in_pieces:
+        connection.go_on("acknowledging")
 
 
 def _acked(ids: Iterable[MessageIdData]) -> list[AckedEntry]:
