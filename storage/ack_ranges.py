@@ -38,7 +38,7 @@ def range_number(offset: int) -> int:
 
 
 def encode(bitmap: BitMap) -> bytes:
-    """A bitmap as it is stored, in Roaring's portable format; at most MAX_STRETCH_BYTES."""
+    """A bitmap as it is stored, in Roaring's portable format; at most MAX_RANGE_BYTES."""
     bitmap.run_optimize()
     return bytes(bitmap.serialize())
 
