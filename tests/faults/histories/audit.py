@@ -23,7 +23,7 @@ from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
 from storage.model import MessageId
 from storage.objects.registry import open_store
-from tests.faults.histories.calls import NO_ANSWER, Answer, Caller, read_all
+from tests.faults.histories.calls import GIVES_UP_SECONDS, NO_ANSWER, Answer, Caller, read_all
 from tests.faults.histories.history import Fate, History, ReadMessage, Sender, SentMessage
 from tests.faults.histories.operators import unpause
 from tests.faults.histories.pulsar_clients import ClientSource
@@ -231,7 +231,7 @@ class Audit:
                 raise history.violation(Kind.KEY, text, f"{name} {key} {value}")
 
     def _check_verify(self, history: History, log: str) -> None:
-        answer = self.call.until("POST", f"{history.admin_of(log)}/compaction/verify", [200])
+        answer = self.call.until("POST", f"{history.admin_of(log)}/compaction/verify", [200], timeout=GIVES_UP_SECONDS)
         (result,) = answer.json()
         if result["total"]:
             text = f"verify of {log} finds {result['counts']}: {result['differences'][:5]}"
