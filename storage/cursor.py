@@ -308,7 +308,7 @@ class Cursor:
             )
 
     def _put_back(self, update: CursorUpdate, error: BaseException) -> None:
-        """What was taken was not written. For the holder of `_flushing`."""
+        """Count what was taken as not written again. For the holder of `_flushing`."""
         if isinstance(error, Fenced):
             self._fenced = error
         gathered, oldest = self._taken
@@ -318,7 +318,7 @@ class Cursor:
             self._oldest = oldest if oldest is not None else self._oldest
 
     def _note_written(self, update: CursorUpdate, merged: MergeResult) -> None:
-        """What was taken is written, and merged with what other owners wrote. For the holder of `_flushing`."""
+        """Take over the result of a write, merged with what other owners wrote. For the holder of `_flushing`."""
         with self._state:
             self._stored = merged.mark_delete
             for acknowledged in (update.mark_delete, merged.mark_delete):

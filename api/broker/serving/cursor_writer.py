@@ -174,7 +174,7 @@ class MarkLocator:
 
 
 class ReaderPosition:
-    """What a reader without a cursor has acknowledged, in memory: the interface of `Cursor`, without a database."""
+    """Acknowledgements of a reader without a cursor, in memory: the interface of `Cursor`, without a database."""
 
     def __init__(self, mark: LogPosition | None) -> None:
         """`mark`: the message before the first one that is delivered; None: nothing is before it."""

@@ -105,7 +105,6 @@ class Dispatcher:
         """`first`: the first consumer, whose type and key-shared mode those after it share; it is not added yet."""
         self.type = first.type
         self.consumers: list[Consumer] = []
-        self.is_sticky = first.type is SubscriptionType.KEY_SHARED and first.options.sticky_ranges is not None
         self._deliveries = deliveries
         self._topic = topic
         self._selector = _selector(first, topic.name.partition)

@@ -74,7 +74,7 @@ class AckedMessages(NamedTuple):
 
 @dataclass(frozen=True)
 class SubscribeRequest:
-    """What a consumer asks of a subscription. `start`: of a new cursor or of a reader; `resumes`: a reader that may
+    """Options of a consumer for its subscription. `start`: of a new cursor or of a reader; `resumes`: a reader that may
     have read before it, as one that connects again has; `properties`: of a new cursor."""
 
     name: str
