@@ -1,6 +1,6 @@
 """The FastAPI application: routes, errors and pages around a running service.
 
-Where to add: a group of routes → a module in `api/admin` with a `router`, and a line in `ROUTERS`.
+Where to add: a group of routes → a module in `api/rest` with a `router`, and a line in `ROUTERS`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,6 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
-from api.admin.brokers import broker_info, broker_stats, health, unsupported_features
-from api.admin.compaction import garbage, runs, trigger, trim, verify
-from api.admin.messages import produce, read, single_messages
-from api.admin.policies import backlog_quotas, named_policies, pulsar_policies
-from api.admin.subscriptions import backlog, cursors
-from api.admin.tenancy import namespaces, permissions, tenants
-from api.admin.topics import internal_stats, lifecycle, lookup, non_persistent, partitioned, schemas, stats
 from api.dashboard import DASHBOARD_ROUTERS
 from api.http import openapi, partition_fan_out, problems
 from api.http.access import Authentication
@@ -26,6 +19,13 @@ from api.http.limits import RequestLimiter
 from api.http.paths import EncodedSlashes
 from api.http.request_metrics import HttpMetrics
 from api.http.router import Routes
+from api.rest.brokers import broker_info, broker_stats, health, unsupported_features
+from api.rest.compaction import garbage, runs, trigger, trim, verify
+from api.rest.messages import produce, read, single_messages
+from api.rest.policies import backlog_quotas, named_policies, pulsar_policies
+from api.rest.subscriptions import backlog, cursors
+from api.rest.tenancy import namespaces, permissions, tenants
+from api.rest.topics import internal_stats, lifecycle, lookup, non_persistent, partitioned, schemas, stats
 from api.service import Service
 
 ROUTERS: tuple[Routes, ...] = (

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from api.gateway.gateway import Gateway
+    from api.pulsar.gateway import Gateway
 
 LOG = logging.getLogger(__name__)
 _BACKLOG = 2048
@@ -82,7 +82,7 @@ def serve(settings: Settings) -> None:
         from api.service import running
 
         with running(here) as service:
-            from api.gateway.gateway import open_gateway
+            from api.pulsar.gateway import open_gateway
 
             gateway = open_gateway(service, broker, broker_tls)
             serve_app(make_app(service), here, listener, service.polls.end, gateway)

@@ -18,14 +18,14 @@ from api.background.control_loop_setup import control_loop
 from api.background.maintenance_loop import MaintenanceLoop
 from api.broker.schema_processes import SchemaProcesses
 from api.broker.schemas import SchemaRegistry
+from api.broker.serving.connected_clients import ConnectedClients
+from api.broker.serving.logs import TopicLogs
 from api.components import open_for_writing, store_trial
 from api.http.access import AuthorizationService
 from api.http.long_polls import LongPolls
 from api.http.owner_proxy import OwnerProxy
 from api.http.single_flight import RunPoller, SingleFlight
 from api.http.thread_pools import Pools, WaitsFor, make_pools
-from api.messaging.connected_clients import ConnectedClients
-from api.messaging.topic_logs import TopicLogs
 from api.observability.metrics import AppendTotals, Metrics, MetricSources
 from api.settings.settings import Settings
 from compactor.scheduling.control_loop import ControlLoop
@@ -36,7 +36,7 @@ from storage.log.ledger_id_recovery import keep_lost_ids
 from storage.log.log_space import LogRoom
 
 if TYPE_CHECKING:
-    from api.admin.brokers.health import HealthCheckResult
+    from api.rest.brokers.health import HealthCheckResult
 
 _OF_A_REQUEST = 0.8
 """The part of a request's time after which a store that does not answer is given up."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from api.gateway.pulsar_api_pb2 import BaseCommand
+from api.pulsar.pulsar_api_pb2 import BaseCommand
 
 
 class Frame(NamedTuple):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from api.admin import resolve
 from api.http.problems import public_reason
+from api.rest import resolve
 from api.service import Service
 from storage.errors import CompactorError
 from storage.ledger.seek import StartOffset

@@ -18,8 +18,6 @@ from urllib.parse import urlencode
 from fastapi import Request
 from starlette.responses import Response
 
-from api.admin import resolve
-from api.admin.compaction import runs as run_routes
 from api.dashboard.message_browser import messages_view
 from api.dashboard.partitioned_topic import partitioned_view
 from api.dashboard.policy_table import policies_of
@@ -31,6 +29,8 @@ from api.http.paths import Topic
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
+from api.rest import resolve
+from api.rest.compaction import runs as run_routes
 from api.service import Parts
 from api.settings.shown import described
 from storage.metadata.records import TopicSummary

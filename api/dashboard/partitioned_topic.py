@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from api.admin import resolve
 from api.dashboard.topics_table import TopicRow, rows_of
+from api.rest import resolve
 from api.service import Service
 from storage.model import TopicName
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from api.admin.policies.scopes import PolicyScope
 from api.reports import policies_document
+from api.rest.policies.scopes import PolicyScope
 from api.service import Service
 from storage.model import TopicName
 from storage.options.policies import POLICIES

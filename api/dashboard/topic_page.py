@@ -12,9 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from api.admin import resolve
-from api.admin.compaction.runs import get_compaction_control
-from api.admin.topics.stats_snapshot import StatsSnapshot, stats_snapshot
+from api.broker.serving.connected_clients import TopicClients
 from api.dashboard.formats import count, share, size
 from api.dashboard.message_browser import text_of
 from api.dashboard.policy_table import PolicyRow, policy_rows
@@ -22,9 +20,11 @@ from api.dashboard.run_timeline import bar, longest_ms
 from api.dashboard.topic_picture import Extent, Mark, draw
 from api.http.owner_proxy import NotTheOwner
 from api.http.problems import public_reason
-from api.messaging.connected_clients import TopicClients
 from api.observability.redaction import redacted
 from api.reports import run_document
+from api.rest import resolve
+from api.rest.compaction.runs import get_compaction_control
+from api.rest.topics.stats_snapshot import StatsSnapshot, stats_snapshot
 from api.service import Service
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from storage.errors import CompactorError

@@ -8,7 +8,7 @@
 
 So nothing that a caller can make large runs on the event loop, and a caller without permission costs nothing.
 
-Every module of `api/admin` makes its router with `Routes("tag")`. A route states only what the table does not give:
+Every module of `api/rest` makes its router with `Routes("tag")`. A route states only what the table does not give:
 
     operation id   the name of the function, in camel case; its words are the `action` of the audit log
     summary        the first sentence of its docstring

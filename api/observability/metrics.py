@@ -23,7 +23,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from api.messaging.connected_clients import ClientCounts, ConnectedClients
+from api.broker.serving.connected_clients import ClientCounts, ConnectedClients
 from api.observability.run_totals import RunTotals, TopicRunTotals
 from compactor.scheduling.due import TopicsCheckResult
 from storage.clock import Clock

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from api.admin.topics.lookup import BINARY_PORT
 from api.cli import healthcheck
 from api.http.access import PROBES
+from api.rest.topics.lookup import BINARY_PORT
 from api.settings.settings import SETTINGS, Settings
 from tests.servers import versitygw
 

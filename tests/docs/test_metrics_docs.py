@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.admin.compaction.runs import SchedulerStatus
 from api.components import open_environment
 from api.observability.metrics import METRICS, AppendTotals, MetricDefinition, Metrics, MetricSources
+from api.rest.compaction.runs import SchedulerStatus
 from api.settings.settings import Settings
 from compactor.scheduling.due import TopicsCheckResult
 from tests.clocks import ManualClock

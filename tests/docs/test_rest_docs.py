@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from api.admin.brokers.unsupported_features import REFUSED, ROWS, UnsupportedRoute
 from api.app import ROUTERS
+from api.rest.brokers.unsupported_features import REFUSED, ROWS, UnsupportedRoute
 
 NOT_OFFERED = (Path(__file__).resolve().parents[2] / "docs" / "rest-not-offered.md").read_text(encoding="utf-8")
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rest.md").read_text(encoding="utf-8")

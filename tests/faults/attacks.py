@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
-from api.gateway.frames import encoded
-from api.gateway.pulsar_api_pb2 import BaseCommand
+from api.pulsar.frames import encoded
+from api.pulsar.pulsar_api_pb2 import BaseCommand
 from storage.checksums import crc32c
 from storage.entries.entry import MAGIC, U32
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata

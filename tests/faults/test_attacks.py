@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from api.gateway.pulsar_api_pb2 import BaseCommand
 from api.http.tokens import create
+from api.pulsar.pulsar_api_pb2 import BaseCommand
 from storage.entries.encode import encode_message
 from tests.faults import attacks
 from tests.faults.attacks import ATTACKS, VICTIM, Target, connect_frame, frame

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from api.broker.serving.logs import may_come_again
 from api.broker.threads import Workers
-from api.messaging.topic_logs import may_come_again
 from storage.errors import CompactorError, Fenced, InvalidRecord, TopicNotFound
 from storage.log.group_commit import Answer
 from storage.model import MessageId, TopicName

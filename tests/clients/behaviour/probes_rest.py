@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from api.gateway.pulsar_api_pb2 import BaseCommand
+from api.pulsar.pulsar_api_pb2 import BaseCommand
 from tests.clients.behaviour.endpoint import Endpoint, settled
 from tests.clients.behaviour.probes import probe
 from tests.clients.behaviour.wire import SHARED, Wire, ids_of, outcome, plain, produced

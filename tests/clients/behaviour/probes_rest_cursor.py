@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from api.gateway.pulsar_api_pb2 import BaseCommand
+from api.pulsar.pulsar_api_pb2 import BaseCommand
 from tests.clients.behaviour.endpoint import Endpoint, settled
 from tests.clients.behaviour.probes import probe
 from tests.clients.behaviour.wire import EARLIEST, EXCLUSIVE, FAILOVER, SHARED, Wire, ids_of, payloads, plain, produced

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from api.gateway.frames import encoded
-from api.gateway.pulsar_api_pb2 import (
+from api.pulsar.frames import encoded
+from api.pulsar.pulsar_api_pb2 import (
     BaseCommand,
     CommandAck,
     CommandLookupTopicResponse,

@@ -11,7 +11,7 @@ import httpx
 import pulsar
 import pytest
 
-from api.gateway.pulsar_api_pb2 import BaseCommand, ServerError
+from api.pulsar.pulsar_api_pb2 import BaseCommand, ServerError
 from tests.clients.python.conftest import WAIT_MS, Admin, all_of, wait_for
 from tests.clients.python.frame_client import FrameClient, frame_client
 from tests.servers.compactor_service import RunningService

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pulsar
 import pytest
 
-from api.gateway.frames import encoded
-from api.gateway.pulsar_api_pb2 import BaseCommand
+from api.pulsar.frames import encoded
+from api.pulsar.pulsar_api_pb2 import BaseCommand
 from tests.clients.python.conftest import WAIT_MS, connected
 from tests.servers.compactor_service import RunningService, compactor_service
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from api.gateway.pulsar_api_pb2 import BaseCommand
+from api.pulsar.pulsar_api_pb2 import BaseCommand
 from storage.entries.encode import encode_message
 from tests.clients.python.conftest import Admin, connected
 from tests.clients.python.frame_client import FrameClient, frame_client

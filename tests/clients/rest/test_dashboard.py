@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from api.broker.serving.connected_clients import SubscriptionClients, TopicClients
 from api.http.tokens import create
-from api.messaging.connected_clients import SubscriptionClients, TopicClients
 from tests.asgi import TestClient
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served, serving

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from api.admin.brokers import broker_stats
 from api.http.thread_pools import Pool, WaitsFor
+from api.rest.brokers import broker_stats
 from storage.errors import Misconfigured
 from storage.model import TopicName
 from tests.clients.rest.conftest import RestTopic
@@ -205,7 +205,7 @@ def test_what_a_backlog_is_made_of(rest_topic: RestTopic) -> None:
 
 
 def test_a_long_backlog_is_not_read_to_its_end(rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.admin.subscriptions.backlog.MOST_ENTRIES", 2)
+    monkeypatch.setattr("api.rest.subscriptions.backlog.MOST_ENTRIES", 2)
     rest_topic.put(a="1", b="2")
     assert rest_topic.ask("PUT", "/subscription/s", "earliest").status_code == 204
     found = rest_topic.ask("POST", "/subscription/s/analyzeBacklog").json()

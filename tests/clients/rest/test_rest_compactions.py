@@ -10,9 +10,9 @@ from unittest import mock
 
 import pytest
 
-from api.admin.compaction import runs
 from api.http.single_flight import MAX_AGE_MS, RunPoller
 from api.http.thread_pools import Pool, WaitsFor
+from api.rest.compaction import runs
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import RunRecord
 from storage.model import LogPosition

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from api.admin.messages import read
 from api.app import make_app
 from api.http.owner_proxy import FORWARDED, OwnerProxy
+from api.rest.messages import read
 from api.service import running
 from api.settings.settings import Settings
 from storage.metadata.records import ServiceRecord

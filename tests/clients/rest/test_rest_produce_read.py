@@ -9,9 +9,9 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from api.admin.messages.read import ARROW, JSON_LINES, NEXT
+from api.broker.serving.key_routing import partition_of
 from api.http.owner_proxy import FORWARDED
-from api.messaging.key_routing import partition_of
+from api.rest.messages.read import ARROW, JSON_LINES, NEXT
 from storage.errors import StorageFull
 from tests.clients.rest.conftest import RestTopic, assert_refused
 from tests.serving import Served
@@ -268,7 +268,7 @@ def test_an_error_of_one_message_does_not_name_where_the_store_is(
     def fails(*_: object) -> None:
         raise StorageFull("the file /var/lib/log/0.log in file:///srv/store cannot be written", "free space")
 
-    monkeypatch.setattr("api.admin.messages.produce._appended", fails)
+    monkeypatch.setattr("api.rest.messages.produce._appended", fails)
     monkeypatch.setattr(cast(Any, served.client.app).state.log_throttle, "_at", {})  # it has logged none like it
     (ack,) = RestTopic(served, "elsewhere").produce({"key": "k", "payload": "1"})
     assert (ack["errorCode"], "/srv" in ack["errorMsg"], "/var" in ack["errorMsg"]) == (1, False, False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.messaging.connected_clients import SubscriptionClients, TopicClients
+from api.broker.serving.connected_clients import SubscriptionClients, TopicClients
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served
 from tests.workbench import content

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from api.admin.compaction.trigger import summed
+from api.rest.compaction.trigger import summed
 from compactor.scheduling.status import CompactionStatus, StatusAndError
 from storage.errors import TopicNotFound
 from storage.metadata.records import ServiceRecord

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from api.gateway.pulsar_api_pb2 import BaseCommand
+from api.pulsar.pulsar_api_pb2 import BaseCommand
 from tests.faults.histories.history import History, Sender, SentMessage, Subscription, slot
 from tests.faults.histories.report import Kind, Report
 from tests.faults.histories.rest_actors import draw

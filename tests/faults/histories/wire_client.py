@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Self
 
-from api.gateway.frames import encoded
-from api.gateway.pulsar_api_pb2 import BaseCommand, CommandLookupTopicResponse
+from api.pulsar.frames import encoded
+from api.pulsar.pulsar_api_pb2 import BaseCommand, CommandLookupTopicResponse
 from storage.entries.entry import parse
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 

@@ -10,7 +10,7 @@ import pytest
 
 from api.broker.avro_resolution import MalformedDefinition
 from api.broker.schema_compatibility import Comparison, Definition, SchemaType, explain, join_parts, split_parts
-from api.gateway.pulsar_api_pb2 import Schema
+from api.pulsar.pulsar_api_pb2 import Schema
 
 
 def avro(*fields: str, required: bool = False) -> bytes:

@@ -11,12 +11,12 @@ import pytest
 from fastapi import Body, Depends, Request
 from fastapi.dependencies.models import Dependant
 
-from api.admin.models import long_body
 from api.app import ROUTERS
 from api.http.access import AuthAction
 from api.http.router import Routes
 from api.http.thread_pools import WaitsFor
 from api.http.tokens import create
+from api.rest.models import long_body
 from api.settings.settings import Settings
 from tests.asgi import TestClient, access_of, application
 

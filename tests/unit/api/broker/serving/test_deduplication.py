@@ -11,7 +11,7 @@ import pytest
 
 from api.broker.serving import deduplication
 from api.broker.serving.deduplication import Deduplication
-from api.messaging.topic_logs import HeldLog, TopicLogs
+from api.broker.serving.logs import HeldLog, TopicLogs
 from compactor.maintenance.retention import Retention
 from compactor.maintenance.truncation import truncate
 from storage.entries.encode import encode_message

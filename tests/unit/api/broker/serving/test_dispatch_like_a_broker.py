@@ -12,8 +12,8 @@ import pytest
 from api.broker.serving import subscription as subscription_module
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.subscription import AckedEntry, remaining_slots
-from api.gateway.consumer_channel import returns_dropped_slots
-from api.gateway.topics import PersistentTopic
+from api.pulsar.consumer_channel import returns_dropped_slots
+from api.pulsar.topics import PersistentTopic
 from storage.checksums import crc32c
 from storage.cursor import Cursor
 from storage.entries.entry import MAGIC, U32
@@ -33,7 +33,7 @@ from tests.unit.api.broker.serving.test_dispatcher import (
     quiet,
     run,
 )
-from tests.unit.api.gateway.served_topic import opened, produce
+from tests.unit.api.pulsar.served_topic import opened, produce
 from tests.workbench import Workbench
 
 

@@ -17,7 +17,7 @@ from storage.model import EARLIEST, LogPosition, MessageId
 from storage.reading.entry_reader import EntryReader
 from storage.topic import Topic
 from tests.unit.api.broker.serving.consumers import NotingChannel, consumer
-from tests.unit.api.gateway.served_topic import AtOnce, opened
+from tests.unit.api.pulsar.served_topic import AtOnce, opened
 from tests.workbench import Workbench
 
 

@@ -1,1 +1,0 @@
-"""Open logs of topics, and which partition a key goes to."""

@@ -1,0 +1,155 @@
+"""What a connection has received: its frames are handled in turns, and reading pauses while some of them wait.
+
+Nothing is read from the socket while frames wait for their turn (turns.py), while a large frame waits for memory
+(receive_buffers.py), or while the connection holds as many entries to append, or as many bytes of requests under way,
+as it may. So a connection has at most one
+frame and the last piece of its bytes in memory. Must not know: commands.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container
+from typing import Protocol
+
+from api.pulsar.frames import Frame, FrameParser, MalformedFrame
+from api.pulsar.receive_buffers import SMALL_BYTES, ReceiveBuffers
+from api.pulsar.turns import Turns
+
+LOG = logging.getLogger(__name__)
+REQUEST_SECONDS = 0.000_15
+"""What the loop spends on a request besides its command: a task, a thread's answer."""
+
+
+class Client(Protocol):
+    """The connection."""
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    @property
+    def address(self) -> str: ...
+
+    def handle(self, frame: Frame) -> None:
+        """Handle a frame. Raises MalformedFrame."""
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def cut_off(self, reason: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Incoming:
+    """The bytes of one connection."""
+
+    def __init__(
+        self, client: Client, turns: Turns, buffers: ReceiveBuffers, max_frame_bytes: int, kinds: Container[int]
+    ) -> None:
+        """`kinds`: types of commands that are expected."""
+        self._client = client
+        self._turns = turns
+        self._buffers = buffers
+        self._frames = FrameParser(max_frame_bytes, kinds)
+        self._holds: set[str] = set()
+        self._is_working = False
+        self._expects = 0
+        self._waits_for_memory = False
+        self._charged = 0.0
+        self.is_paused = False
+
+    def allow(self, max_frame_bytes: int, kinds: Container[int]) -> None:
+        """Accept frames up to that size, with commands of these types, from now on."""
+        self._frames.allow(max_frame_bytes, kinds)
+
+    def put(self, data: bytes) -> None:
+        """Take bytes of the socket, and handle their frames now or in turn."""
+        self._frames.put(data)
+        self._continue()
+
+    def charge(self, seconds: float) -> None:
+        """Count time that a command costs the loop later, as if it was used now."""
+        self._charged += seconds
+
+    def hold(self, reason: str) -> None:
+        """Handle no frame until `go_on` with the same reason."""
+        self._holds.add(reason)
+        self._update()
+
+    def go_on(self, reason: str) -> None:
+        """Handle frames again, unless there is another reason to hold them."""
+        if reason in self._holds:
+            self._holds.discard(reason)
+            self._continue()
+
+    def granted(self) -> None:
+        """Continue to read: the memory for the frame is reserved."""
+        self._waits_for_memory = False
+        self._update()
+
+    def cut_off(self, reason: str) -> None:
+        """End the connection."""
+        self._client.cut_off(reason)
+
+    def end(self) -> None:
+        """Drop what was received: the connection has ended."""
+        self._turns.remove(self)
+        self._buffers.release(self)
+        self._frames.clear()
+
+    # For Turns
+
+    @property
+    def role(self) -> str:
+        return self._client.role
+
+    @property
+    def has_work(self) -> bool:
+        return not self._holds and not self._client.is_closed and self._frames.is_complete
+
+    def work(self, seconds: float) -> float:
+        started = self._turns.now()
+        self._is_working, self._charged = True, 0.0
+        used = 0.0
+        try:
+            while used < seconds and not self._holds and not self._client.is_closed:
+                frame = self._frames.take()
+                if frame is None:
+                    break
+                self._client.handle(frame)
+                used = self._turns.now() - started + self._charged
+        except MalformedFrame as error:
+            self._client.cut_off(str(error))
+        except Exception:
+            LOG.exception("a command of %s failed, and it is cut off", self._client.address)
+            self._client.close()
+        finally:
+            self._is_working = False
+        self._update()
+        return used
+
+    # How far the socket is read
+
+    def _continue(self) -> None:
+        if not self._is_working and not self._client.is_closed:
+            self._turns.add(self)
+            self._update()
+
+    def _update(self) -> None:
+        """Reserve memory for the frame that arrives, and pause or resume reading."""
+        if self._client.is_closed or self._is_working:
+            return
+        expected = self._frames.incomplete_bytes
+        if expected != self._expects:
+            self._expects = expected
+            self._buffers.release(self)
+            self._waits_for_memory = expected > SMALL_BYTES and not self._buffers.reserve(self, self.role, expected)
+        pauses = bool(self._holds) or self._waits_for_memory or self.has_work
+        if pauses != self.is_paused:
+            self.is_paused = pauses
+            (self._client.pause_reading if pauses else self._client.resume_reading)()

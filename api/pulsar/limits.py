@@ -1,0 +1,387 @@
+"""Bounds of every command that a client sends: its bytes, its texts, its repeated fields and its numbers.
+
+A command is checked twice. Before it is parsed its bytes are compared with what its type may have; a large one is
+walked over on the wire, field by field and without a copy, so that a command full of small fields costs no more than
+`STRUCTURE_BYTES` of them. After it is parsed each field is compared with its bound, and a text must be UTF-8, which
+protobuf does not check. Both refusals name the command, the field and the limit.
+
+Values are those of a Pulsar broker where it has them (`maxConsumerMetadataSize`). A test compares the table with the
+protocol's definitions: a text, bytes or a repeated field without a bound does not pass. Must not know: connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+
+from api.pulsar.commands import Refused
+from api.pulsar.pulsar_api_pb2 import BaseCommand, ServerError
+
+STRUCTURE_BYTES = 16 << 10
+"""A command besides the bytes of a schema; up to this size it is parsed at once."""
+METADATA_BYTES = 1_024
+"""Keys and values of the metadata of a producer or consumer, as Pulsar's maxConsumerMetadataSize."""
+PROPERTIES_BYTES = 4 << 10
+SCHEMA_BYTES = 1 << 20
+TOKEN_BYTES = 16 << 10
+NAME_BYTES = 1_024
+"""A name of a topic has three parts of 255 bytes each; Pulsar bounds no other name."""
+PATTERN_BYTES = 1_024
+HASH_RANGES = 256
+MESSAGE_IDS = 50_000
+"""Acknowledged or redelivered by one command; Pulsar's clients group 1,000 acknowledgements."""
+ACK_SET_WORDS = 4_096
+"""Of 64 messages each: the largest batch has 262,144."""
+CONNECT_BYTES = 20 << 10
+"""A frame of a client that is not connected yet: a token and some texts."""
+_UNGROUPED_BYTES = 256
+_GROUPED_BYTES = 512 << 10
+_INT32, _INT64 = (1 << 31) - 1, (1 << 63) - 1
+_SCHEMA_PROPERTIES_BYTES = 4 << 10
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text in UTF-8."""
+
+    most: int = NAME_BYTES
+
+
+@dataclass(frozen=True)
+class Data:
+    """Bytes that are not looked into."""
+
+    most: int
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that is not negative."""
+
+    most: int
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Keys with values, all of them together."""
+
+    most: int
+    error: ServerError = ServerError.NotAllowedError
+
+
+@dataclass(frozen=True)
+class Items:
+    """A repeated field; `fields` are those of each item."""
+
+    most: int
+    fields: Mapping[str, Bound] | None = None
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A message inside of a command."""
+
+    fields: Mapping[str, Bound]
+
+
+Bound = Text | Data | Number | Pairs | Items | Fields
+
+
+@dataclass(frozen=True)
+class CommandLimits:
+    """The bounds of a type of command. `most_bytes`: without a walk over its fields; None: a large one is walked."""
+
+    fields: Mapping[str, Bound]
+    most_bytes: int | None = None
+
+
+_SCHEMA = Fields({"name": Text(), "schema_data": Data(SCHEMA_BYTES), "properties": Pairs(_SCHEMA_PROPERTIES_BYTES)})
+_MESSAGE_ID = Fields(
+    {"ack_set": Items(ACK_SET_WORDS), "first_chunk_message_id": Fields({"ack_set": Items(ACK_SET_WORDS)})}
+)
+_TOPIC: Mapping[str, Bound] = {"topic": Text()}
+_ONLY_NUMBERS = CommandLimits({}, _UNGROUPED_BYTES)
+_REQUEST = CommandLimits({})
+
+LIMITS: Mapping[int, CommandLimits] = {
+    BaseCommand.CONNECT: CommandLimits(
+        {
+            "client_version": Text(),
+            "auth_data": Data(TOKEN_BYTES),
+            "auth_method_name": Text(),
+            "proxy_to_broker_url": Text(),
+            "original_principal": Text(),
+        },
+        CONNECT_BYTES,
+    ),
+    BaseCommand.PING: _ONLY_NUMBERS,
+    BaseCommand.PONG: _ONLY_NUMBERS,
+    BaseCommand.LOOKUP: CommandLimits(
+        {**_TOPIC, "original_principal": Text(), "advertised_listener_name": Text()},
+    ),
+    BaseCommand.PARTITIONED_METADATA: CommandLimits({**_TOPIC, "original_principal": Text()}),
+    BaseCommand.GET_TOPICS_OF_NAMESPACE: CommandLimits(
+        {"namespace": Text(), "topics_pattern": Text(PATTERN_BYTES), "topics_hash": Text()}
+    ),
+    BaseCommand.WATCH_TOPIC_LIST: CommandLimits(
+        {"namespace": Text(), "topics_pattern": Text(PATTERN_BYTES), "topics_hash": Text()}
+    ),
+    BaseCommand.WATCH_TOPIC_LIST_CLOSE: _REQUEST,
+    BaseCommand.PRODUCER: CommandLimits(
+        {
+            **_TOPIC,
+            "producer_name": Text(),
+            "initial_subscription_name": Text(),
+            "metadata": Pairs(METADATA_BYTES, ServerError.MetadataError),
+            "schema": _SCHEMA,
+        }
+    ),
+    BaseCommand.SEND: _ONLY_NUMBERS,
+    BaseCommand.CLOSE_PRODUCER: _REQUEST,
+    BaseCommand.SUBSCRIBE: CommandLimits(
+        {
+            **_TOPIC,
+            "subscription": Text(),
+            "consumer_name": Text(),
+            "metadata": Pairs(METADATA_BYTES, ServerError.MetadataError),
+            "subscription_properties": Pairs(PROPERTIES_BYTES),
+            "schema": _SCHEMA,
+            "start_message_id": _MESSAGE_ID,
+            "start_message_rollback_duration_sec": Number(_INT32),
+            "key_shared_meta": Fields({"hash_ranges": Items(HASH_RANGES)}),
+        }
+    ),
+    BaseCommand.FLOW: CommandLimits({"message_permits": Number(_INT32)}, _UNGROUPED_BYTES),
+    BaseCommand.ACK: CommandLimits({"message_id": Items(MESSAGE_IDS)}, _GROUPED_BYTES),
+    BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: CommandLimits({"message_ids": Items(MESSAGE_IDS)}, _GROUPED_BYTES),
+    BaseCommand.UNSUBSCRIBE: _REQUEST,
+    BaseCommand.SEEK: CommandLimits({"message_id": _MESSAGE_ID, "message_publish_time": Number(_INT64)}),
+    BaseCommand.CLOSE_CONSUMER: _REQUEST,
+    BaseCommand.GET_LAST_MESSAGE_ID: _REQUEST,
+    BaseCommand.CONSUMER_STATS: _REQUEST,
+    BaseCommand.GET_SCHEMA: CommandLimits({**_TOPIC, "schema_version": Data(NAME_BYTES)}),
+    BaseCommand.GET_OR_CREATE_SCHEMA: CommandLimits({**_TOPIC, "schema": _SCHEMA}),
+    BaseCommand.AUTH_RESPONSE: CommandLimits(
+        {"client_version": Text(), "response": Fields({"auth_method_name": Text(), "auth_data": Data(TOKEN_BYTES)})},
+        CONNECT_BYTES,
+    ),
+    BaseCommand.NEW_TXN: _REQUEST,
+    BaseCommand.ADD_PARTITION_TO_TXN: _REQUEST,
+    BaseCommand.ADD_SUBSCRIPTION_TO_TXN: _REQUEST,
+    BaseCommand.END_TXN: _REQUEST,
+    BaseCommand.TC_CLIENT_CONNECT_REQUEST: _REQUEST,
+}
+"""Every command that a client may send. The ids in ACK and REDELIVER are bounded by the bytes of the command alone:
+looking at each would cost more than parsing them."""
+
+
+class OverLimit(Refused):
+    """A command beyond its bounds. `request_id` None: it cannot be answered."""
+
+    def __init__(self, kind: int, reason: str, request_id: int | None, error: ServerError) -> None:
+        super().__init__(error, f"{BaseCommand.Type.Name(BaseCommand.Type.ValueType(kind))}: {reason}")
+        self.request_id = request_id
+
+
+class Unreadable(Exception):
+    """Bytes that are no fields of protobuf."""
+
+
+def check_bytes(kind: int, data: bytes) -> None:
+    """Check a command of that type, as it was sent, before it is parsed. Raises OverLimit and Unreadable."""
+    limits = LIMITS[kind]
+    if limits.most_bytes is not None:
+        if len(data) > limits.most_bytes:
+            reason = f"the command has {len(data)} bytes, and at most {limits.most_bytes} are allowed"
+            raise OverLimit(kind, reason, None, ServerError.NotAllowedError)
+    elif len(data) > STRUCTURE_BYTES:
+        _Walk(kind).over(memoryview(data))
+
+
+def check_fields(kind: int, command: BaseCommand) -> None:
+    """Check the fields of a command that is parsed. Raises OverLimit."""
+    fields = LIMITS[kind].fields
+    if fields:
+        message = getattr(command, BaseCommand.DESCRIPTOR.fields_by_number[kind].name)
+        defect = _defect(message, fields, "")
+        if defect is not None:
+            raise OverLimit(kind, defect[0], getattr(message, "request_id", None), defect[1])
+
+
+_Defect = tuple[str, ServerError]
+
+
+def _defect(message: Message, fields: Mapping[str, Bound], path: str) -> _Defect | None:
+    """The first field beyond its bound: the reason and the error of the protocol."""
+    for name, bound in fields.items():
+        value = getattr(message, name)
+        defect = _CHECKS[type(bound)](value, bound, path + name)
+        if defect is not None:
+            return defect
+    return None
+
+
+def _text_defect(value: str | bytes, bound: Text, path: str) -> _Defect | None:
+    if not isinstance(value, str):
+        return f"{path} is not UTF-8", ServerError.NotAllowedError
+    if len(value) <= bound.most // 4 or len(value.encode()) <= bound.most:
+        return None
+    return _too_many(path, len(value.encode()), bound.most, "bytes")
+
+
+def _data_defect(value: bytes, bound: Data, path: str) -> _Defect | None:
+    return None if len(value) <= bound.most else _too_many(path, len(value), bound.most, "bytes")
+
+
+def _number_defect(value: int, bound: Number, path: str) -> _Defect | None:
+    return None if value <= bound.most else (f"{path} is {value}, and above {bound.most}", ServerError.NotAllowedError)
+
+
+def _pairs_defect(items: Iterable[Message], bound: Pairs, path: str) -> _Defect | None:
+    size = 0
+    for item in items:
+        for part in ("key", "value"):
+            text = getattr(item, part)
+            if not isinstance(text, str):
+                return f"{path}.{part} is not UTF-8", ServerError.NotAllowedError
+            size += len(text.encode())
+    return None if size <= bound.most else _too_many(path, size, bound.most, "bytes", bound.error)
+
+
+def _items_defect(items: list[Message], bound: Items, path: str) -> _Defect | None:
+    if len(items) > bound.most:
+        return _too_many(path, len(items), bound.most, "items")
+    if bound.fields is not None:
+        for item in items:
+            defect = _defect(item, bound.fields, f"{path}.")
+            if defect is not None:
+                return defect
+    return None
+
+
+def _fields_defect(message: Message, bound: Fields, path: str) -> _Defect | None:
+    return _defect(message, bound.fields, f"{path}.")
+
+
+_CHECKS: Mapping[type, Callable[..., _Defect | None]] = {
+    Text: _text_defect,
+    Data: _data_defect,
+    Number: _number_defect,
+    Pairs: _pairs_defect,
+    Items: _items_defect,
+    Fields: _fields_defect,
+}
+
+
+def _too_many(path: str, count: int, most: int, unit: str, error: ServerError = ServerError.NotAllowedError) -> _Defect:
+    return f"{path} has {count} {unit}, and at most {most} are allowed", error
+
+
+_FIELD_BYTES = 8
+"""What a field counts besides its content: reading it takes time, however small it is."""
+MOST_FIELDS = STRUCTURE_BYTES // _FIELD_BYTES
+_PAIR_BYTES = 16
+"""What a key and its value have around them on the wire, at most, while both are small."""
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_LONGEST_VARINT = 10
+
+
+class _Walk:
+    """A walk over the fields of a large command. It ends at its end, or after as many fields as a command may have."""
+
+    def __init__(self, kind: int) -> None:
+        self._kind = kind
+        self._structure = self._fields = 0
+        self._defect: _Defect | None = None
+        self._request_id: int | None = None
+
+    def over(self, data: memoryview) -> None:
+        """Check a command. Raises OverLimit and Unreadable."""
+        at = 0
+        while at < len(data):
+            number, at, size, _ = _field(data, at)
+            if number == self._kind and size is not None:
+                self._count(0, f"field {number}")
+                parent = BaseCommand.DESCRIPTOR.fields_by_number[number]
+                self._message(data[at : at + size], parent, LIMITS[number].fields, "")
+            else:
+                self._count(size or 0, f"field {number}")
+            at += size or 0
+            if self._is_over:
+                break
+        if self._defect is not None:
+            reason, error = self._defect
+            raise OverLimit(self._kind, reason, self._request_id, error)
+
+    @property
+    def _is_over(self) -> bool:
+        """Return whether the answer is known: the refusal and the request that it answers."""
+        return self._defect is not None and (self._request_id is not None or self._fields > MOST_FIELDS)
+
+    def _message(self, data: memoryview, parent: Any, bounds: Mapping[str, Bound], path: str) -> None:
+        at = 0
+        while at < len(data) and not self._is_over:
+            number, at, size, value = _field(data, at)
+            field = parent.message_type.fields_by_number.get(number)
+            name = path + (f"field {number}" if field is None else field.name)
+            bound = None if field is None else bounds.get(field.name)
+            if size is None:
+                self._count(0, name)
+                if name == "request_id":
+                    self._request_id = value
+                continue
+            if isinstance(bound, Data):
+                self._count(0, name)
+                if size > bound.most:
+                    self._defect = self._defect or _too_many(name, size, bound.most, "bytes")
+            elif isinstance(bound, Fields):
+                self._count(0, name)
+                self._message(data[at : at + size], field, bound.fields, f"{name}.")
+            else:
+                if isinstance(bound, Text | Pairs) and size > bound.most + _PAIR_BYTES:
+                    error = bound.error if isinstance(bound, Pairs) else ServerError.NotAllowedError
+                    self._defect = self._defect or _too_many(name, size, bound.most, "bytes", error)
+                self._count(size, name)
+            at += size
+
+    def _count(self, size: int, name: str) -> None:
+        self._structure += size + _FIELD_BYTES
+        self._fields += 1
+        if self._structure > STRUCTURE_BYTES and self._defect is None:
+            reason = f"with {name} the command has more than {STRUCTURE_BYTES} bytes besides those of a schema"
+            self._defect = reason, ServerError.NotAllowedError
+
+
+def _field(data: memoryview, at: int) -> tuple[int, int, int | None, int]:
+    """Return a field's number, where its content begins and its length. Raises Unreadable.
+
+    Of a varint: where it ends, None, and its value.
+    """
+    tag, at = _varint(data, at)
+    number, wire_type = tag >> 3, tag & 7
+    if wire_type == _VARINT:
+        value, at = _varint(data, at)
+        return number, at, None, value
+    if wire_type == _LENGTH:
+        size, at = _varint(data, at)
+    else:
+        size = {_FIXED64: 8, _FIXED32: 4}.get(wire_type, len(data))
+    if at + size > len(data):
+        raise Unreadable
+    return number, at, size, 0
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    end = min(len(data), at + _LONGEST_VARINT)
+    while at < end:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise Unreadable

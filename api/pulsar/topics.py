@@ -1,0 +1,344 @@
+"""A topic that this service serves to Pulsar's clients: its producers, its subscriptions, the log that they share.
+
+A topic is opened with the first producer or consumer, which takes the writer's lease, and closed a while after the last
+one. Who loses the lease, or the topic, tells all of them to come again: they look the topic up, and find its owner.
+
+For the event loop alone, but for `append`, which a thread calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from api.broker.serving.consumer import Consumer
+from api.broker.serving.cursor_writer import CursorWriter
+from api.broker.serving.deduplication import Deduplication
+from api.broker.serving.page_budget import PageBudget
+from api.broker.serving.publishing import Outcome, PublishQueue, QueuedEntry
+from api.broker.serving.rates import Rate
+from api.broker.serving.sequence_loads import SequenceLoads
+from api.broker.serving.subscription import SubscribeRequest, Subscription
+from api.broker.threads import LimitedWorkers, Workers
+from api.http.problems import RestException
+from api.http.thread_pools import Pools, WaitsFor
+from api.observability.logs import LogThrottle
+from api.pulsar.commands import Refused
+from api.pulsar.producers import Producer, ProducerRegistry
+from api.pulsar.pulsar_api_pb2 import ServerError
+from api.pulsar.tail import Tail
+from api.pulsar.workers import PoolWorkers
+from storage.clock import Clock
+from storage.errors import CompactorError, Conflict, InvalidInput, NotFound
+from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+from storage.topic import Topic
+
+if TYPE_CHECKING:
+    from api.broker.serving.logs import HeldLog
+    from compactor.maintenance.backlog_limits import OverQuota
+
+LOG = logging.getLogger(__name__)
+_STORE_CALLS = 4
+"""Reads of one topic's messages that are under way at once: an object that hangs leaves threads to other topics."""
+_STORE_SECONDS = 30.0
+_READER_TICKS = 60
+"""For so many ticks a reader's position is kept after a seek, until the reader comes again."""
+
+
+@dataclass(frozen=True)
+class TopicSettings:
+    """What the settings say for every topic. `max_unacked_messages` 0: any number."""
+
+    max_unacked_messages: int
+
+
+class PersistentTopic:
+    """One topic, open."""
+
+    def __init__(
+        self,
+        storage: Topic,
+        held: HeldLog,
+        metadata: MetadataStore,
+        clock: Clock,
+        pools: Pools,
+        settings: TopicSettings,
+        tail: Tail,
+        cursor_writer: CursorWriter,
+        page_budget: PageBudget,
+        deduplication: Deduplication | None,
+        sequence_loads: SequenceLoads,
+        producer_epoch: int | None,
+        over_quota: Callable[[], OverQuota | None],
+        on_lost: Callable[[PersistentTopic], object],
+        log_throttle: LogThrottle,
+    ) -> None:
+        """`producer_epoch`: as it is stored; `over_quota`: the quota that keeps producers from it now; `on_lost`: it is
+        not served here any more."""
+        self.storage = storage
+        self.metadata = metadata
+        self.clock = clock
+        self.pools = pools
+        self.max_unacked_messages = settings.max_unacked_messages
+        self.tail = tail
+        self.cursor_writer = cursor_writer
+        self.page_budget = page_budget
+        self.store: Workers = LimitedWorkers(PoolWorkers(pools[WaitsFor.STORE]), _STORE_CALLS, _STORE_SECONDS)
+        self.database: Workers = PoolWorkers(pools[WaitsFor.DATABASE])
+        self.over_quota = over_quota
+        self.producers = ProducerRegistry(self, producer_epoch)
+        self.subscriptions: dict[str, Subscription] = {}
+        workers = PoolWorkers(pools[WaitsFor.LOG])
+        self.publishing = PublishQueue(
+            self.name, workers, self.append, self._store_sequences_if_due, self.lost, log_throttle.warn
+        )
+        self.published = Rate()
+        self.stale_readers = 0
+        """How often a compacted reader went on although deletes that it has not read are gone (R7)."""
+        self.idle_since: int | None = clock.now_ms()
+        self._is_closed = False
+        self._held = held
+        self._deduplication = deduplication
+        self._sequence_loads = sequence_loads
+        self._is_storing_sequences = False
+        self._on_lost = on_lost
+        self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def record(self) -> TopicRecord:
+        return self.storage.record
+
+    @property
+    def name(self) -> TopicName:
+        return self.storage.name
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another process may write the topic, or it was deleted."""
+        return self._held.is_lost
+
+    @property
+    def tail_is_whole(self) -> bool:
+        """Whether nothing was appended but what the tail has been told of."""
+        return not self._held.is_lost
+
+    @property
+    def is_deduplicating(self) -> bool:
+        """Whether entries that come again are found out."""
+        return self._deduplication is not None
+
+    def check_open(self) -> None:
+        """Raises Refused if it was closed since it was found: its client is to look it up again."""
+        if self._is_closed:
+            raise Refused(ServerError.ServiceNotReady, f"{self.name} is given up here: look it up again")
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do something beside; an error of it is logged."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, CompactorError | RestException):
+            LOG.warning("%s: %s", self.name, error)
+        elif error is not None:
+            LOG.error("%s: what was done beside failed", self.name, exc_info=error)
+
+    # Publishing
+
+    def append(self, group: Sequence[QueuedEntry]) -> list[Outcome]:
+        """Append entries; for each its place, why it was not taken, or the id that stands for a duplicate."""
+        if self._deduplication is None:
+            return list(self._held.append([queued.entry for queued in group]))
+        return list(self._deduplication.append(group, self._held.append))
+
+    def last_sequence_id(self, producer_name: str) -> int:
+        """The highest sequence id that a producer of that name has stored; -1: none, or it is not known."""
+        return -1 if self._deduplication is None else self._deduplication.last_sequence_id(producer_name)
+
+    async def load_sequences(self) -> None:
+        """Return when the topic knows what its producers have stored, if it deduplicates. Consumers need not wait.
+
+        Raises CompactorError, RestException.
+        """
+        if self._deduplication is not None:
+            await self._sequence_loads.load(self.record.id, self._deduplication)
+
+    def _store_sequences_if_due(self) -> None:
+        """Begin to store what producers have stored, if it is due."""
+        deduplication = self._deduplication
+        if deduplication is not None and not self._is_storing_sequences and deduplication.is_store_due():
+            self._is_storing_sequences = True
+            self.spawn(self._store_sequences(deduplication))
+
+    async def _store_sequences(self, deduplication: Deduplication) -> None:
+        try:
+            await self.pools[WaitsFor.DATABASE].run_to_end(deduplication.store)
+        finally:
+            self._is_storing_sequences = False
+
+    def appended(self) -> None:
+        """Entries have come, by whatever way."""
+        for subscription in self.subscriptions.values():
+            if subscription.dispatcher is not None:
+                subscription.dispatcher.wake()
+
+    # Consumers
+
+    async def subscribe(self, consumer: Consumer, request: SubscribeRequest) -> Subscription:
+        """Take a consumer in, and its subscription if it is new. Raises Refused, CompactorError."""
+        name = request.name
+        if name == COMPACTION_CURSOR:
+            raise InvalidInput(f"{name} is the compactor's own subscription", "use another name", is_public=True)
+        if request.read_compacted and consumer.type.is_individual:
+            raise InvalidInput(
+                "readCompacted only allowed on failover or exclusive subscriptions",
+                "use such a subscription, or read without it",
+                is_public=True,
+            )
+        async with self._opening.setdefault(name, asyncio.Lock()):
+            subscription = self.subscriptions.get(name)
+            if subscription is not None and subscription.durable != request.durable:
+                raise InvalidInput(
+                    f"Durable subscription with the same name already exists: {name}", "use another name",
+                    is_public=True,
+                )  # fmt: skip
+            if subscription is None:
+                subscription = Subscription(self, request)
+                await subscription.open(request)
+                self.subscriptions[name] = subscription
+            else:
+                await subscription.join(request)
+            self.check_open()
+            subscription.check(consumer)
+        self.idle_since = None
+        return subscription
+
+    async def remove_consumer(self, consumer: Consumer) -> None:
+        """A consumer has left, and a reader's position with it."""
+        subscription = consumer.subscription
+        if subscription is None or subscription.dispatcher is None:
+            return
+        subscription.dispatcher.remove(consumer)
+        if not subscription.consumers and not subscription.durable:
+            await self.remove_subscription(subscription)
+        elif not subscription.consumers:
+            async with self._opening.setdefault(subscription.name, asyncio.Lock()):
+                if not subscription.consumers:
+                    await subscription.close()
+        self._note_idle()
+
+    async def remove_subscription(self, subscription: Subscription) -> None:
+        """Close a subscription and disconnect its consumers; its cursor stays as it is."""
+        self._take_out(subscription)
+        await subscription.close()
+
+    def _take_out(self, subscription: Subscription) -> None:
+        if self.subscriptions.get(subscription.name) is subscription:
+            del self.subscriptions[subscription.name]
+        subscription.disconnect()
+
+    async def end_subscription(self, subscription: Subscription, force: bool) -> None:
+        """Remove a subscription whose cursor is deleted next. Raises Conflict while consumers are connected, unless
+        forced."""
+        if subscription.consumers and not force:
+            raise Conflict(
+                f"Subscription {subscription.name} has active connected consumers",
+                "end them, or delete it with force",
+                is_public=True,
+            )
+        subscription.is_deleted = True
+        self._take_out(subscription)
+        # A thread of the database may wait for this, and closing waits for threads of the store.
+        self.spawn(subscription.close())
+
+    async def unsubscribe(self, subscription: Subscription, force: bool) -> None:
+        """Delete a subscription and its cursor. Raises Conflict while consumers are connected, unless forced."""
+        async with self._opening.setdefault(subscription.name, asyncio.Lock()):
+            await self.end_subscription(subscription, force)
+            if subscription.durable:
+                with contextlib.suppress(NotFound):
+                    await self.database.run(self.metadata.cursors.delete, self.record.id, subscription.name)
+
+    def truncated(self) -> None:
+        """The topic was truncated: what was read of it is dropped, and subscriptions continue with what comes."""
+        self.tail.clear()
+        for subscription in self.subscriptions.values():
+            subscription.restart()
+
+    # Producers
+
+    def remove_producer(self, producer: Producer) -> None:
+        self.producers.remove(producer)
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if not len(self.producers) and not any(item.consumers for item in self.subscriptions.values()):
+            self.idle_since = self.clock.now_ms()
+
+    # Ending
+
+    def tick(self, seconds: float) -> None:
+        """Take the rates of the `seconds` since the last call; refuse the producers of a topic that is over its quota.
+
+        Called about once a second.
+        """
+        is_over = self.over_quota() is not None
+        for producer in self.producers.all:
+            producer.published.tick(seconds)
+            if is_over:
+                producer.connection.close_producer(producer)  # it connects again, and is refused with the reason
+        self.published.tick(seconds)
+        for subscription in list(self.subscriptions.values()):
+            subscription.dispatched.tick(seconds)
+            for consumer in subscription.consumers:
+                consumer.delivered.tick(seconds)
+                consumer.redelivered.tick(seconds)
+                consumer.acknowledged.tick(seconds)
+            if subscription.is_left(_READER_TICKS):
+                self.spawn(self.remove_subscription(subscription))
+        if self.idle_since is None:
+            self._note_idle()
+
+    def lost(self, error: BaseException) -> None:
+        """The topic is not this service's any more."""
+        LOG.info("%s is not served here any more: %s", self.name, error)
+        self._on_lost(self)
+
+    async def close(self) -> None:
+        """Tell producers and consumers to come again, write down what is to be written, give up the log. Once."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            for producer in self.producers.all:
+                producer.connection.close_producer(producer)
+            await self.publishing.settled()
+            for subscription in list(self.subscriptions.values()):
+                subscription.disconnect()
+                try:
+                    await subscription.close()
+                except (CompactorError, RestException) as error:
+                    LOG.warning("the subscription %s of %s: %s", subscription.name, self.name, error)
+            if self._deduplication is not None:
+                self._deduplication.pass_to(self.tail.end)
+        finally:  # while this process holds the lease of a topic that it does not serve, no process serves it
+            self.tail.clear()
+            await self.pools[WaitsFor.LOG].finish(self._release)
+
+    def _release(self) -> None:
+        try:
+            if self._deduplication is not None:
+                self._deduplication.store()
+        finally:
+            self._held.release()

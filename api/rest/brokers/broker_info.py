@@ -1,0 +1,131 @@
+"""What Pulsar's tools ask of a broker: the live brokers, its health, its version, its settings.
+
+No setting can be changed while the service runs, so there are no dynamic ones to list, and changes are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import Request
+from starlette.responses import Response
+
+from api.http.access import AuthAction
+from api.http.problems import RestException
+from api.http.router import Routes
+from api.rest.models import PulsarAnswer
+from api.rest.topics.lookup import service_urls
+from api.service import Parts, Service
+from compactor.maintenance.tasks import MaintenanceTask
+from storage.metadata.policy_store import BROKER
+
+router = Routes("brokers", "/admin/v2/brokers")
+
+PULSAR_VERSION = "4.2.4"
+"""The broker whose answers these are."""
+_TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}}, "description": "Plain text."}}
+_FIXED = {
+    "brokerServiceCompactionPhaseOneLoopTimeInSeconds": "30",
+    "compactionServiceFactoryClassName": "org.apache.pulsar.compaction.PulsarCompactionServiceFactory",
+}
+"""Settings that tools may read and that mean nothing here: a broker's defaults."""
+
+
+class BrokerInfo(PulsarAnswer):
+    """A service process."""
+
+    broker_id: str
+    service_url: str
+
+
+@router.get("", AuthAction.SUPERUSER)
+def list_brokers(parts: Parts, request: Request) -> list[str]:
+    """Host and port of each live service process; one that was killed is among them for up to 15 s."""
+    return _brokers(parts, request)
+
+
+@router.get("/version", AuthAction.ANYONE, response_class=Response, responses=_TEXT)
+def get_version() -> Response:
+    """The version of Pulsar whose admin API this is."""
+    return Response(PULSAR_VERSION, media_type="application/json")
+
+
+@router.get("/health", AuthAction.ANYONE, refuses=(503,), response_class=Response, responses=_TEXT)
+def health_check(parts: Parts) -> Response:
+    """`ok` if the database answers; 503 if it does not."""
+    parts.environment.metadata.tenancy.tenants()
+    return Response("ok", media_type="application/json")
+
+
+@router.get("/ready", AuthAction.ANYONE, response_class=Response, responses=_TEXT)
+def is_ready() -> Response:
+    """`ok`: it answers. `/readyz` checks more."""
+    return Response("ok", media_type="application/json")
+
+
+@router.get("/leaderBroker", AuthAction.SUPERUSER, refuses=(404,))
+def get_leader_broker(parts: Parts) -> BrokerInfo:
+    """The service that schedules compactions."""
+    services = parts.environment.metadata.services
+    name = services.leader()
+    found = next((item for item in services.live() if item.name == name), None)
+    if found is None:
+        raise RestException(404, "Couldn't find leader broker")
+    return BrokerInfo(broker_id=urlsplit(found.url).netloc, service_url=found.url)
+
+
+@router.get("/configuration", AuthAction.SUPERUSER)
+def list_dynamic_configurations() -> list[str]:
+    """The settings that can be changed while the service runs: none."""
+    return []
+
+
+@router.get("/configuration/values", AuthAction.SUPERUSER)
+def get_dynamic_configurations() -> dict[str, str]:
+    """Those that were changed: none."""
+    return {}
+
+
+@router.get("/configuration/runtime", AuthAction.SUPERUSER)
+def get_runtime_configurations(parts: Parts) -> dict[str, str]:
+    """The settings of compaction by Pulsar's names. `compactor config show` has all."""
+    policies = parts.environment.metadata.policies
+    broker = {**policies.broker_defaults, **policies.of_scope(BROKER)}
+    values = {
+        "brokerServiceCompactionMonitorIntervalInSeconds": parts.settings.compaction_monitor_interval_ms // 1000,
+        "brokerServiceCompactionThresholdInBytes": broker.get("compaction.threshold.bytes", 0),
+        "topicCompactionRetainNullKey": broker.get("compaction.retain-null-key", False),
+    }
+    return dict(sorted({**_FIXED, **{name: str(value).lower() for name, value in values.items()}}.items()))
+
+
+@router.post("/configuration/{name}/{value}", AuthAction.SUPERUSER, refuses=(412,))
+def update_dynamic_configuration(name: str, value: str) -> Response:
+    """Refused: 412."""
+    raise RestException(412, "Can't update non-dynamic configuration")
+
+
+@router.delete("/configuration/{name}", AuthAction.SUPERUSER, refuses=(412,))
+def delete_dynamic_configuration(name: str) -> Response:
+    """Refused: 412."""
+    raise RestException(412, "Can't delete non-dynamic configuration")
+
+
+@router.get("/backlog-quota-check", AuthAction.SUPERUSER)
+def backlog_quota_check(parts: Parts) -> None:
+    """Let this service compare backlogs with their quotas now, and expire messages."""
+    parts.maintenance.maintenance.hasten(MaintenanceTask.BACKLOG)
+
+
+@router.get("/{cluster}", AuthAction.SUPERUSER, refuses=(404,))
+def list_cluster_brokers(parts: Parts, request: Request, cluster: str) -> list[str]:
+    """As `listBrokers`, of the one cluster."""
+    if cluster != parts.settings.cluster_name:
+        raise RestException(404, f"Cluster does not exist: cluster={cluster}")
+    return _brokers(parts, request)
+
+
+def _brokers(parts: Service, request: Request) -> list[str]:
+    live = [urlsplit(item.url).netloc for item in parts.environment.metadata.services.live()]
+    return sorted(set(live)) or [urlsplit(service_urls(parts, request)[0]).netloc]

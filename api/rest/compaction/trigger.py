@@ -1,0 +1,75 @@
+"""Compaction by hand and its status; of a partitioned topic that of each of its partitions.
+
+A trigger is a request in SQL, so it survives the process that took it; the service that leads executes it. The status
+comes from the runs in SQL, and survives as well (S7).
+"""
+
+from __future__ import annotations
+
+from api.http.access import ANY_USE, AuthAction, CallerName, InFull
+from api.http.paths import TOPIC_PATH, Topic
+from api.http.problems import RestException
+from api.http.router import Routes
+from api.reports import shown_error
+from api.rest import resolve
+from api.rest.models import PulsarAnswer
+from api.service import Parts
+from compactor.scheduling import status
+from compactor.scheduling.status import CompactionStatus, StatusAndError
+from storage.errors import CompactionRunning, TopicNotFound
+from storage.metadata.records import MANUAL
+from storage.model import TopicName
+
+router = Routes("compaction")
+
+RUNNING = "Compaction already in progress"
+
+
+class LongRunningProcessStatus(PulsarAnswer):
+    """How the newest compaction of a topic stands."""
+
+    status: CompactionStatus
+    last_error: str = ""
+
+
+@router.put(TOPIC_PATH + "/compaction", AuthAction.COMPACT, refuses=(409,))
+def compact(parts: Parts, caller: CallerName, topic: Topic) -> None:
+    """Compact a topic, or every partition of one. 409 while it, or any of them, is compacted or paused."""
+    resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
+    records = resolve.topics(parts, topic)
+    if len(records) > 1:
+        now = {item.id: parts.environment.metadata.compaction_control.activity(item.id) for item in records}
+        if any(item.running for item in now.values()):
+            raise RestException(409, RUNNING)
+        # What refuses does it before anything is triggered.
+        records.sort(key=lambda item: not now[item.id].control.paused)
+    for record in records:
+        try:
+            parts.control.trigger(record, MANUAL, caller)
+        except CompactionRunning as error:
+            raise RestException(409, RUNNING) from error
+        except TopicNotFound as error:
+            raise resolve.not_found(parts, record.name) from error
+
+
+@router.get(TOPIC_PATH + "/compaction", *ANY_USE)
+def compaction_status(parts: Parts, topic: Topic, in_full: InFull) -> LongRunningProcessStatus:
+    """How compaction stands; of a partitioned topic: RUNNING if any partition is, then ERROR, then NOT_RUN."""
+    found = {}
+    for record in resolve.topics(parts, topic):
+        state = status.compaction_status(parts.environment.metadata, record.id)
+        found[record.name] = StatusAndError(state.status, shown_error(state.last_error, in_full=in_full) or "")
+    whole = summed(found)
+    return LongRunningProcessStatus(status=whole.status, last_error=whole.last_error)
+
+
+def summed(found: dict[TopicName, StatusAndError]) -> StatusAndError:
+    """The status of several topics as one; with several, the error names the topic."""
+    if len(found) == 1:
+        return next(iter(found.values()))
+    for worst in (CompactionStatus.RUNNING, CompactionStatus.ERROR, CompactionStatus.NOT_RUN):
+        of_it = {name: state for name, state in found.items() if state.status is worst}
+        if of_it:
+            errors = [f"{name}: {state.last_error}" for name, state in of_it.items() if state.last_error]
+            return StatusAndError(worst, "; ".join(errors))
+    return StatusAndError(CompactionStatus.SUCCESS, "")

@@ -1,0 +1,42 @@
+"""Verifying a topic: the compacted ledger is derived again, and every difference named. Changes nothing.
+
+One at a time a service: it reads all objects of the topic. The report is the one of `compactor verify --output json`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api.documents import VerifyReport
+from api.http.access import AuthAction, InFull
+from api.http.paths import TOPIC_PATH, Topic
+from api.http.problems import RestException
+from api.http.router import Routes
+from api.http.thread_pools import WaitsFor
+from api.reports import verify_document
+from api.rest import resolve
+from api.service import Parts
+from compactor.engines.engine import InProcessEngine
+from compactor.verify.verify import Verifier
+
+router = Routes("compactions", known_query=True)
+
+
+@router.post(
+    TOPIC_PATH + "/compaction/verify",
+    AuthAction.COMPACT,
+    AuthAction.ADMIN,
+    refuses=(409,),
+    waits_for=WaitsFor.WORK,
+    response_model=list[VerifyReport],
+)
+def verify_topic(parts: Parts, topic: Topic, in_full: InFull) -> Any:
+    """A report of the topic, or one of each partition. 409 while another one is under way here."""
+    records = resolve.topics(parts, topic)
+    if not parts.verifying.acquire(blocking=False):
+        raise RestException(409, "another topic is being verified by this service: try again when it has finished")
+    try:
+        verifier = Verifier(parts.patient, InProcessEngine())
+        return [verify_document(verifier.verify(record.name), in_full=in_full) for record in records]
+    finally:
+        parts.verifying.release()

@@ -1,0 +1,125 @@
+"""The policies of a namespace as Pulsar's `Policies` has them: all its fields in its order, at their defaults.
+
+Source: what a broker 4.2 answers for a new namespace; a field without a value is left out, as a broker does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from api.rest.tenancy.bundles import BUNDLES
+
+PULSAR_ACTIONS = ("produce", "consume", "functions", "sources", "sinks", "packages")
+"""The actions that Pulsar's clients can read; they fail at any other."""
+
+_TEMPLATE: Mapping[str, Any] = {
+    "auth_policies": None,
+    "replication_clusters": None,
+    "allowed_clusters": [],
+    "bundles": BUNDLES,
+    "backlog_quota_map": {},
+    "clusterDispatchRate": {},
+    "topicDispatchRate": {},
+    "subscriptionDispatchRate": {},
+    "replicatorDispatchRate": {},
+    "clusterSubscribeRate": {},
+    "persistence": None,
+    "deduplicationEnabled": None,
+    "autoTopicCreationOverride": None,
+    "autoSubscriptionCreationOverride": None,
+    "publishMaxMessageRate": {},
+    "latency_stats_sample_rate": {},
+    "message_ttl_in_seconds": None,
+    "subscription_expiration_time_minutes": None,
+    "retention_policies": None,
+    "deleted": False,
+    "encryption_required": False,
+    "delayed_delivery_policies": None,
+    "inactive_topic_policies": None,
+    "subscription_auth_mode": "None",
+    "max_producers_per_topic": None,
+    "max_consumers_per_topic": None,
+    "max_consumers_per_subscription": None,
+    "max_unacked_messages_per_consumer": None,
+    "max_unacked_messages_per_subscription": None,
+    "max_subscriptions_per_topic": None,
+    "compaction_threshold": None,
+    "offload_threshold": -1,
+    "offload_threshold_in_seconds": -1,
+    "offload_deletion_lag_ms": None,
+    "max_topics_per_namespace": None,
+    "schema_auto_update_compatibility_strategy": None,
+    "schema_compatibility_strategy": "UNDEFINED",
+    "is_allow_auto_update_schema": True,
+    "schema_validation_enforced": False,
+    "offload_policies": None,
+    "deduplicationSnapshotIntervalSeconds": None,
+    "subscription_types_enabled": [],
+    "allowed_topic_property_keys_for_metrics": None,
+    "properties": {},
+    "resource_group_name": None,
+    "migrated": False,
+    "dispatcherPauseOnAckStatePersistentEnabled": None,
+    "entryFilters": None,
+    "clusterThatCanDeleteNamespace": None,
+}
+_NEUTRAL: Mapping[str, Sequence[object]] = {
+    "deduplicationSnapshotIntervalSeconds": (0,),
+    "offload_deletion_lag_ms": (-1,),
+    "schema_auto_update_compatibility_strategy": ("Full",),
+    "subscription_expiration_time_minutes": (0,),
+    **{name: (0,) for name in _TEMPLATE if name.startswith("max_")},
+}
+"""What clients send besides a broker's defaults that has no effect either, by field: no limit, or an older default."""
+_IGNORED = ("bundles",)
+"""Accepted with any value: the bundles are the same for every namespace."""
+
+
+def policies_document(
+    permissions: Mapping[str, Sequence[str]],
+    topic_permissions: Mapping[str, Mapping[str, Sequence[str]]],
+    cluster: str,
+    settings: Mapping[str, object],
+) -> dict[str, Any]:
+    """The document of a namespace, with these of its fields set; of permissions only what Pulsar's clients can read."""
+    document = {
+        **_TEMPLATE,
+        "auth_policies": {
+            "namespace_auth": for_pulsar(permissions),
+            "destination_auth": {topic: for_pulsar(granted) for topic, granted in topic_permissions.items()},
+            "subscription_auth_roles": {},
+        },
+        "replication_clusters": [cluster],
+        **settings,
+    }
+    return {name: value for name, value in document.items() if value is not None}
+
+
+def for_pulsar(permissions: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Permissions by role, without actions that Pulsar's clients do not know."""
+    known = {role: [action for action in actions if action in PULSAR_ACTIONS] for role, actions in permissions.items()}
+    return {role: actions for role, actions in known.items() if actions}
+
+
+def unsupported(document: Mapping[str, Any], supported: Collection[str]) -> list[str]:
+    """The fields of a policies document that would have an effect in a broker and have none here, by name.
+
+    A field at its default has none; of a field that Pulsar 4.2 does not know, null, false and what is empty.
+    """
+    return sorted(
+        name
+        for name, value in document.items()
+        if name not in supported
+        and name not in _IGNORED
+        and (_TEMPLATE.get(name) is True or not _is_empty(value))
+        and value != _TEMPLATE.get(name)
+        and value not in _NEUTRAL.get(name, ())
+    )
+
+
+def _is_empty(value: object) -> bool:
+    """Return whether a value sets nothing: null, false, or a text, list or object that holds nothing else."""
+    if isinstance(value, Mapping):
+        return all(_is_empty(item) for item in value.values())
+    return value is None or value is False or value == "" or value == []

@@ -1,0 +1,82 @@
+"""The scopes of policies as paths name them: a topic, a namespace, the broker.
+
+A route takes its scope as a dependency, `scope: PolicyScope = kind.of`, and looks it up in the database when
+it runs. The policies of a partitioned topic are stored with each of its partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Depends
+
+from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic
+from api.rest import resolve
+from api.service import Service
+from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
+from storage.model import TopicName
+from storage.options.resolution import PolicyOrigin, PolicyResolution
+
+
+@dataclass(frozen=True)
+class PolicyScope:
+    """A scope that a request names; it need not exist. `topic`: also a partitioned one, as a whole. Without topic and
+    namespace it is the broker's."""
+
+    origin: PolicyOrigin
+    topic: TopicName | None = None
+    namespace: str | None = None
+
+    def keys(self, service: Service) -> list[str]:
+        """The keys of PolicyStore under which its policies are stored, at least one. Raises RestException: 404, 412."""
+        if self.topic is not None:
+            return list(map(topic_scope, resolve.with_policies(service, self.topic)))
+        if self.namespace is None:
+            return [BROKER]
+        resolve.namespace(service, self.namespace)
+        return [namespace_scope(self.namespace)]
+
+    def resolved(self, service: Service) -> PolicyResolution:
+        """The policies that hold in it, wherever they are set: for a topic, or for one that sets nothing. Raises
+        RestException: 404, 412."""
+        store = service.environment.metadata.policies
+        if self.topic is not None:
+            return store.resolved(resolve.with_policies(service, self.topic)[0])
+        return store.resolved_around(self.keys(service)[0])
+
+    def settings(self, service: Service) -> dict[str, object]:
+        """What the scope itself sets, by name; also UnreadableStoredValue. Raises RestException: 404, 412."""
+        return service.environment.metadata.policies.settings(self.keys(service)[0])
+
+    def change(self, service: Service, values: Mapping[str, object], removed: Collection[str] | None = ()) -> None:
+        """As PolicyStore.change, under all its keys. Raises RestException: 404, 412."""
+        service.environment.metadata.policies.change(self.keys(service), values, removed)
+
+
+@dataclass(frozen=True)
+class ScopeKind:
+    """A kind of scope. `label`: in operation ids; `path`: what the paths of its routes begin with; `of`: the default of
+    a route's parameter that is the scope."""
+
+    label: str
+    path: str
+    of: Any
+
+
+async def _topic(topic: Topic) -> PolicyScope:
+    return PolicyScope(PolicyOrigin.TOPIC, topic=topic)
+
+
+async def _namespace(namespace: Namespace) -> PolicyScope:
+    return PolicyScope(PolicyOrigin.NAMESPACE, namespace=namespace)
+
+
+async def _broker() -> PolicyScope:
+    return PolicyScope(PolicyOrigin.BROKER)
+
+
+TOPIC = ScopeKind("Topic", TOPIC_PATH, Depends(_topic))
+NAMESPACE = ScopeKind("Namespace", NAMESPACE_PATH, Depends(_namespace))
+BROKER_KIND = ScopeKind("Broker", "/brokers", Depends(_broker))

@@ -1,0 +1,239 @@
+"""What is before subscriptions, by Pulsar's calls: its size, what it is made of, and clearing it by namespace.
+
+What is done to a namespace is done to its topics one by one, each where its messages are, so a service asks others for
+theirs. A failure ends it; what was done stays, and the same call does the rest.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import islice
+from typing import Annotated, Any
+
+from fastapi import Body, Path, Request
+
+from api.http.access import AuthAction
+from api.http.owner_proxy import NotTheOwner
+from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded, segment
+from api.http.problems import RestException
+from api.http.router import Routes
+from api.http.thread_pools import WaitsFor
+from api.rest import resolve
+from api.rest.messages.entry_response import MOST_ENTRIES, entries
+from api.rest.models import PulsarAnswer
+from api.rest.subscriptions.cursor_access import (
+    ONE,
+    ResetCursorData,
+    Subscription,
+    delete_cursor,
+    next_of,
+    opened,
+    subscription_of,
+)
+from api.rest.subscriptions.cursors import clear_backlog
+from api.rest.tenancy.bundles import bundle_of, check_bundle
+from api.service import Parts, Service
+from compactor.maintenance.backlog_limits import bytes_behind, extents
+from storage.cursor import Cursor
+from storage.errors import NotFound
+from storage.ledger.seek import StartOffset
+from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
+from storage.model import EARLIEST, MessageId
+from storage.reading.position_text import first_at
+
+router = Routes("backlog")
+
+_BUNDLE = NAMESPACE_PATH + "/{bundle}"
+Bundle = Annotated[str, Path(description="One of the namespace's bundles: only its topics.")]
+
+
+class AnalyzedBacklog(PulsarAnswer):
+    """What a subscription has before it, in the order in which a broker writes it; there are no filters."""
+
+    entries: int = 0
+    messages: int = 0
+    marker_messages: int = 0
+    filter_rejected_entries: int = 0
+    filter_accepted_entries: int = 0
+    filter_rescheduled_entries: int = 0
+    filter_rejected_messages: int = 0
+    filter_accepted_messages: int = 0
+    filter_rescheduled_messages: int = 0
+    aborted: bool = False
+    first_message_id: str | None = None
+    last_message_id: str | None = None
+
+
+@router.put(TOPIC_PATH + "/backlogSize", AuthAction.CONSUME, refuses=(405,), waits_for=WaitsFor.STORE)
+def get_backlog_size_by_message_id(parts: Parts, topic: Topic, place: Annotated[ResetCursorData, Body()]) -> int:
+    """About how many bytes are at a message or behind it; -1:-1: how many there are."""
+    resolve.refuse_partitioned(parts, topic, "calculate backlog size is not allowed for partitioned-topic")
+    record = resolve.local_topic(parts, topic)
+    environment = parts.environment
+    some = extents(environment.metadata.snapshot(record.id), environment.log)
+    if place.message_id == EARLIEST:
+        return bytes_behind(some, 0)
+    first = first_at(opened(parts, record), place.message_id)
+    return 0 if first is None else bytes_behind(some, first.offset)
+
+
+@router.post(
+    ONE + "/analyzeBacklog",
+    AuthAction.CONSUME,
+    refuses=(405,),
+    waits_for=WaitsFor.STORE,
+    response_model_exclude_none=True,
+)
+def analyze_subscription_backlog(
+    parts: Parts, topic: Topic, subscription: Subscription, place: Annotated[ResetCursorData | None, Body()] = None
+) -> AnalyzedBacklog:
+    """Read and count what a subscription has before it, from its position or a message on, to 10,000 entries."""
+    resolve.refuse_partitioned(
+        parts,
+        topic,
+        "Analyze backlog on a partitioned topic is not allowed, please try do it on specific topic partition",
+    )
+    name, record = decoded(subscription), resolve.local_topic(parts, topic)
+    with subscription_of(record, name):
+        mark = parts.environment.metadata.cursors.get(record.id, name).mark_delete
+    source = opened(parts, record)
+    start: StartOffset | MessageId = next_of(mark) if place is None else place.message_id
+    cursor = None
+    if name != COMPACTION_CURSOR:
+        end = source.snapshot_reader().end
+        cursor = Cursor(parts.environment.metadata, parts.environment.clock, record, name, source.locate, lambda: end)
+    found = AnalyzedBacklog()
+    for rows in islice(entries(source, start), MOST_ENTRIES + 1):
+        remaining = [row for row in rows if cursor is None or not cursor.is_acknowledged(row["offset"])]
+        if not remaining:
+            continue
+        if found.entries == MOST_ENTRIES:
+            found.aborted = True
+            break
+        found.entries += 1
+        found.messages += len(remaining)
+        found.first_message_id = found.first_message_id or _entry_id(remaining[0])
+        found.last_message_id = _entry_id(remaining[-1])
+    found.filter_accepted_entries, found.filter_accepted_messages = found.entries, found.messages
+    return found
+
+
+def _entry_id(row: dict[str, Any]) -> str:
+    return f"{row['ledger_id']}:{row['entry_id']}"
+
+
+@router.post(NAMESPACE_PATH + "/clearBacklog", AuthAction.CONSUME, refuses=(409, 507))
+async def clear_namespace_backlog(parts: Parts, request: Request, namespace: Namespace) -> None:
+    """Acknowledge all that there is for all subscriptions of all topics; `__compaction` stays where it is."""
+    await _clear(parts, request, namespace, None, None)
+
+
+@router.post(NAMESPACE_PATH + "/clearBacklog/{subscription}", AuthAction.CONSUME, refuses=(409, 507))
+async def clear_namespace_backlog_for_subscription(
+    parts: Parts, request: Request, namespace: Namespace, subscription: Subscription
+) -> None:
+    """The same for the subscriptions of that name."""
+    await _clear(parts, request, namespace, None, subscription)
+
+
+@router.post(_BUNDLE + "/clearBacklog", AuthAction.CONSUME, refuses=(409, 507))
+async def clear_namespace_bundle_backlog(parts: Parts, request: Request, namespace: Namespace, bundle: Bundle) -> None:
+    """The same for the topics of one bundle."""
+    await _clear(parts, request, namespace, bundle, None)
+
+
+@router.post(_BUNDLE + "/clearBacklog/{subscription}", AuthAction.CONSUME, refuses=(409, 507))
+async def clear_namespace_bundle_backlog_for_subscription(
+    parts: Parts, request: Request, namespace: Namespace, bundle: Bundle, subscription: Subscription
+) -> None:
+    """The same for the subscriptions of that name, of the topics of one bundle."""
+    await _clear(parts, request, namespace, bundle, subscription)
+
+
+@router.post(NAMESPACE_PATH + "/unsubscribe/{subscription}", AuthAction.CONSUME)
+async def unsubscribe_namespace(
+    parts: Parts, request: Request, namespace: Namespace, subscription: Subscription
+) -> None:
+    """Delete the subscriptions of that name of all topics."""
+    await _unsubscribe(parts, request, namespace, None, subscription)
+
+
+@router.post(_BUNDLE + "/unsubscribe/{subscription}", AuthAction.CONSUME)
+async def unsubscribe_namespace_bundle(
+    parts: Parts, request: Request, namespace: Namespace, bundle: Bundle, subscription: Subscription
+) -> None:
+    """The same for the topics of one bundle."""
+    await _unsubscribe(parts, request, namespace, bundle, subscription)
+
+
+async def _clear(
+    parts: Service, request: Request, namespace: str, bundle: str | None, subscription: str | None
+) -> None:
+    wanted = None if subscription is None else _no_compaction(subscription)
+    database, store = parts.pools[WaitsFor.DATABASE], parts.pools[WaitsFor.STORE]
+    for record in await database.run(_topics, parts, namespace, bundle):
+        for name in await database.run(_subscriptions, parts, record, wanted):
+            try:
+                await store.run(_clear_here, parts, record, name)
+            except NotTheOwner as other:
+                await _forward(parts, request, other, "POST", record, "subscription", name, "skip_all")
+
+
+def _clear_here(parts: Service, record: TopicRecord, name: str) -> None:
+    """Raises NotTheOwner. What was deleted meanwhile has no backlog."""
+    try:
+        parts.forwarding.for_reading(record)
+        clear_backlog(parts, record, name)
+    except NotFound:
+        return
+
+
+async def _unsubscribe(parts: Service, request: Request, namespace: str, bundle: str | None, subscription: str) -> None:
+    name, database = _no_compaction(subscription), parts.pools[WaitsFor.DATABASE]
+    for record in await database.run(_topics, parts, namespace, bundle):
+        try:
+            await database.run(_delete, parts, record, name)
+        except NotTheOwner as other:
+            await _forward(parts, request, other, "DELETE", record, "subscription", name)
+
+
+def _delete(parts: Service, record: TopicRecord, name: str) -> None:
+    """Delete a subscription, unless there is none. Raises NotTheOwner: its consumers are connected there."""
+    with suppress(NotFound):
+        parts.environment.metadata.cursors.get(record.id, name)
+        parts.forwarding.for_clients(record)
+        delete_cursor(parts, record, name, False)
+
+
+async def _forward(
+    parts: Service, request: Request, other: NotTheOwner, method: str, record: TopicRecord, *path: str
+) -> None:
+    """Send a part of a request to the service that has the topic. Raises RestException for an error but 404."""
+    where = (record.name.tenant, record.name.namespace, record.name.topic, *path)
+    target = "/".join(("/admin/v2/persistent", *map(segment, where)))
+    answer = await parts.forwarding.send(request, other.service, method, target, b"")
+    if answer.status_code not in (204, 404):
+        raise RestException(answer.status_code, f"{record.name}: {answer.text[:500]}") from other
+
+
+def _topics(parts: Service, namespace: str, bundle: str | None) -> list[TopicRecord]:
+    resolve.namespace(parts, namespace)
+    wanted = None if bundle is None else check_bundle(bundle)
+    found = parts.environment.metadata.topics.in_namespace(namespace)
+    return [item for item in found if wanted is None or bundle_of(item.name) == wanted]
+
+
+def _subscriptions(parts: Service, record: TopicRecord, wanted: str | None) -> list[str]:
+    names = (item.name for item in parts.environment.metadata.cursors.of_topic(record.id))
+    return [name for name in names if name != COMPACTION_CURSOR and wanted in (None, name)]
+
+
+def _no_compaction(subscription: str) -> str:
+    """The name of a subscription in a path. Raises RestException (412) for `__compaction`: it is a topic's horizon
+    (A4)."""
+    name = decoded(subscription)
+    if name == COMPACTION_CURSOR:
+        raise RestException(
+            412, f"{COMPACTION_CURSOR} is the compaction horizon of each topic: delete it topic by topic"
+        )
+    return name

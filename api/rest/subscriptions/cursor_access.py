@@ -1,0 +1,212 @@
+"""What calls on subscriptions share: places as Pulsar's clients send them, a cursor's owner for the time of a request.
+
+What is done to a subscription of a partitioned topic is done to that of each partition. `__compaction` is never moved
+(A4), and never expires (S9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Annotated, Any
+
+from fastapi import Body, Path, Request
+from pydantic import Field
+
+from api.http.access import AuthAction, require_here
+from api.http.paths import TOPIC_PATH, decoded
+from api.http.problems import RestException, reported_as
+from api.http.thread_pools import WaitsFor, pools_of
+from api.rest import resolve
+from api.rest.models import INT, LONG, PulsarBody, TextByName
+from api.service import Service
+from storage.cursor import Cursor
+from storage.errors import Conflict, NotFound
+from storage.ledger.seek import StartOffset, StartTime
+from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
+from storage.model import EARLIEST, LATEST, LogPosition, MessageId, TopicName
+from storage.reading.position_text import first_at, mark_delete_before
+from storage.topic import Topic as OpenTopic
+
+ONE = TOPIC_PATH + "/subscription/{subscription}"
+
+Subscription = Annotated[str, Path(description="Its name; __compaction is the compaction cursor.")]
+
+
+class ResetCursorData(PulsarBody):
+    """A place: a message id, as Pulsar's clients send it. `excluded`: the message behind it. `properties`: of a new
+    subscription."""
+
+    ledger_id: int = Field(ge=-1, le=LONG)
+    entry_id: int = Field(ge=-1, le=LONG)
+    partition_index: int = -1
+    batch_index: int = Field(-1, ge=-1, le=INT)
+    batch_size: int = 0
+    excluded: bool = False
+    is_excluded: bool = False
+    properties: TextByName | None = None
+    first_chunk_message_id: dict[str, Any] | None = None
+    ack_set: dict[str, Any] | None = None
+
+    @property
+    def message_id(self) -> MessageId:
+        """The id; -1 for an entry: from the ledger's first."""
+        if self.ledger_id == -1:
+            return EARLIEST
+        if self.ledger_id == LONG:
+            return LATEST
+        return MessageId(self.ledger_id, self.entry_id, self.partition_index, self.batch_index)
+
+    @property
+    def after(self) -> bool:
+        """Whether the message itself counts as acknowledged."""
+        return self.excluded or self.is_excluded
+
+
+PlaceBody = Annotated[ResetCursorData | str | None, Body(description='A message id, "earliest" or "latest".')]
+
+
+class OwnedCursor:
+    """A cursor with its topic, for the time of a request: the one that connected consumers share, if there are any."""
+
+    def __init__(self, parts: Service, record: TopicRecord, name: str) -> None:
+        refuse_compaction(name)
+        self.topic = opened(parts, record)
+        reader = self.topic.snapshot_reader()
+        # where raw is trimmed, a compacted ledger may still hold what this cursor's reader gets
+        self.begin = reader.snapshot.topic.start_offset if reader.snapshot.compacted else reader.first_offset
+        environment = parts.environment
+        self._live = parts.clients.subscription(record, name)
+        if self._live is not None:
+            self._live.extend(self.end)
+            self.cursor = self._live.cursor
+        else:
+            self.cursor = Cursor(
+                environment.metadata, environment.clock, record, name, self.topic.locate, lambda: self.end
+            )
+
+    @property
+    def end(self) -> int:
+        """The offset of the next message. Raises SegmentNotLocal where it is not known here."""
+        return self.topic.snapshot_reader().end
+
+    def __enter__(self) -> OwnedCursor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            return
+        if self._live is not None:
+            self._live.acknowledged()
+        else:
+            self.cursor.close()
+
+    def acknowledge_to(self, position: LogPosition | None) -> None:
+        """All up to a message, whose id need not exist any more."""
+        if position is not None:
+            self.cursor.acknowledge_cumulative(position)
+
+
+def subscription_of(record: TopicRecord, name: str) -> AbstractContextManager[None]:
+    """Inside it, NotFound becomes a RestException (404) in a broker's words."""
+    return reported_as(f"Subscription {name} not found for topic {record.name}")
+
+
+def each(
+    parts: Service, topic: TopicName, subscription: str, do: Callable[[TopicRecord, str], object], reads: bool = True
+) -> None:
+    """Do it to the subscription of the topic, or of each partition that has it. `reads`: it needs messages.
+
+    A partition may lack it because the same request failed behind it: asked again, it is done to the others.
+    """
+    name = decoded(subscription)
+    records = resolve.local_topics(parts, topic) if reads else resolve.topics(parts, topic)
+    for record in records:  # the cursor of connected consumers is where they are
+        parts.forwarding.for_clients(record)
+    missing = 0
+    for record in records:
+        try:
+            do(record, name)
+        except NotFound:
+            missing += 1
+    if missing == len(records):
+        raise RestException(404, f"Subscription {name} not found for topic {records[0].name}")
+
+
+def reset_cursor_to(parts: Service, record: TopicRecord, name: str, mark: LogPosition | None) -> None:
+    """Move a cursor; connected consumers subscribe again and begin there. Raises NotFound."""
+    refuse_compaction(name)
+    live = parts.clients.subscription(record, name)
+    if live is not None:
+        live.reset(mark)
+    else:
+        parts.environment.metadata.cursors.reset(record.id, name, mark)
+
+
+def delete_cursor(parts: Service, record: TopicRecord, name: str, force: bool) -> None:
+    """Delete a cursor; connected consumers are disconnected if forced. Raises NotFound, RestException (412)."""
+    live = parts.clients.subscription(record, name)
+    if live is not None:
+        try:
+            live.end(force)
+        except Conflict as error:
+            raise RestException(412, str(error)) from error
+    parts.environment.metadata.cursors.delete(record.id, name, force)
+
+
+def opened(parts: Service, record: TopicRecord) -> OpenTopic:
+    return OpenTopic(parts.environment, record)
+
+
+def next_of(mark: LogPosition | None) -> StartOffset:
+    """Where a cursor continues that has this mark-delete position."""
+    return StartOffset(mark.offset + 1 if mark else 0)
+
+
+def before_time(topic: OpenTopic, timestamp: int) -> LogPosition | None:
+    """The message before the first one that was published then or later."""
+    last = topic.snapshot_reader().last_position()  # before the search: what is appended during it is no older message
+    first = first_at(topic, StartTime(timestamp))
+    if first is None:
+        return last or topic.snapshot().horizon
+    return mark_delete_before(topic, first.offset)
+
+
+def position_of(topic: OpenTopic, place: ResetCursorData | MessageId) -> LogPosition | None:
+    """The mark-delete position of a place."""
+    if isinstance(place, MessageId):
+        return mark_delete_before(topic, place)
+    if place.after and place.message_id not in (EARLIEST, LATEST):
+        at = first_at(topic, place.message_id)
+        if at is not None and at.message_id == place.message_id:
+            return at
+    return mark_delete_before(topic, place.message_id)
+
+
+def place_of(body: ResetCursorData | str | None) -> ResetCursorData | MessageId:
+    if body is None:
+        return LATEST
+    if isinstance(body, ResetCursorData):
+        return body
+    named = {"earliest": EARLIEST, "latest": LATEST}.get(body)
+    if named is None:
+        raise RestException(400, f"{body[:40]!r} is no place: give a message id, earliest or latest")
+    return named
+
+
+async def changes_it(request: Request, subscription: Subscription, force: bool = False) -> None:
+    """A route's dependency, behind `allowed(Action.CONSUME)`: `__compaction` is no consumer's. With it goes the
+    compacted ledger, and what is trimmed of raw is lost with that, if forced. Raises RestException (403)."""
+    if decoded(subscription) == COMPACTION_CURSOR:
+        action = AuthAction.ADMIN if force else AuthAction.COMPACT
+        await pools_of(request)[WaitsFor.DATABASE].run(require_here, request, action)
+
+
+def refuse_compaction(name: str) -> None:
+    """A4."""
+    if name == COMPACTION_CURSOR:
+        raise RestException(
+            412,
+            f"the cursor {COMPACTION_CURSOR} cannot be reset or skipped: it is the compaction horizon; compact the "
+            "topic to move it on, or delete the cursor to give up the compacted ledger",
+        )

@@ -1,0 +1,256 @@
+"""Subscriptions: durable cursors of a topic, by Pulsar's calls: list, create, delete, properties, peek; reset, skip,
+expire, as far as a broker allows it on a partitioned topic.
+
+A role that may compact can list `__compaction`, create it by hand (without a horizon) and delete it (R8).
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Annotated
+
+from fastapi import Body, Depends, Path, Query
+from starlette.responses import Response
+
+from api.http.access import AuthAction
+from api.http.paths import TOPIC_PATH, Topic, decoded
+from api.http.problems import RestException
+from api.http.query_parameters import AUTHORITATIVE
+from api.http.router import Routes
+from api.http.thread_pools import WaitsFor
+from api.rest import resolve
+from api.rest.messages.entry_response import ENTRY, MOST_ENTRIES, NOT_FOUND, entries, entry_response, refuse_far
+from api.rest.models import LONG, TextByName
+from api.rest.subscriptions.cursor_access import (
+    ONE,
+    OwnedCursor,
+    PlaceBody,
+    ResetCursorData,
+    Subscription,
+    before_time,
+    changes_it,
+    delete_cursor,
+    each,
+    next_of,
+    opened,
+    place_of,
+    position_of,
+    refuse_compaction,
+    reset_cursor_to,
+    subscription_of,
+)
+from api.service import Parts, Service
+from storage.errors import Conflict
+from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
+from storage.model import EARLIEST, LATEST, MessageId
+from storage.reading.position_text import is_behind_end, mark_delete_before
+
+router = Routes("subscriptions")
+
+EXISTS = "Subscription already exists for topic"
+Seconds = Annotated[int, Path(ge=0, le=LONG // 1000)]
+
+
+@router.get(TOPIC_PATH + "/subscriptions", AuthAction.ADMIN, AuthAction.CONSUME, AUTHORITATIVE)
+def get_subscriptions(parts: Parts, topic: Topic) -> list[str]:
+    """Their names; of a partitioned topic those of all partitions."""
+    records = resolve.topics(parts, topic)
+    return sorted({item.name for record in records for item in parts.environment.metadata.cursors.of_topic(record.id)})
+
+
+@router.put(ONE, AuthAction.CONSUME, Depends(changes_it), AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
+def create_subscription(
+    parts: Parts, topic: Topic, subscription: Subscription, place: PlaceBody = None, replicated: bool = False
+) -> None:
+    """Make one; without a place it begins with messages that are still to come. What it needs is not trimmed."""
+    name, asked = decoded(subscription), place_of(place)
+    records = resolve.local_topics(parts, topic)
+    first = asked.message_id if isinstance(asked, ResetCursorData) else asked
+    if records and all(is_behind_end(opened(parts, record), first) for record in records):
+        raise RestException(
+            412, f"Unable to find position for position specified: {first} is behind the end of {topic}"
+        )
+    found = [_created(parts, record, name, asked) for record in records]
+    if found and not any(found):
+        raise RestException(409, EXISTS)
+
+
+@router.delete(ONE, AuthAction.CONSUME, Depends(changes_it), AUTHORITATIVE, refuses=(409,))
+def delete_subscription(
+    parts: Parts,
+    topic: Topic,
+    subscription: Subscription,
+    force: Annotated[
+        bool,
+        Query(description="Disconnect its consumers. __compaction also where its keys would be lost: raw is trimmed."),
+    ] = False,
+) -> None:
+    """Delete one. With `__compaction` go the compacted ledger and a run that is under way."""
+    each(parts, topic, subscription, lambda record, name: delete_cursor(parts, record, name, force), False)
+
+
+@router.get(ONE + "/properties", AuthAction.CONSUME, AUTHORITATIVE)
+def get_subscription_properties(parts: Parts, topic: Topic, subscription: Subscription) -> dict[str, str]:
+    """The properties of a subscription."""
+    found: dict[str, str] = {}
+    name = decoded(subscription)
+    for record in resolve.topics(parts, topic):
+        with subscription_of(record, name):
+            found |= parts.environment.metadata.cursors.get(record.id, name).properties
+    return found
+
+
+@router.put(ONE + "/properties", AuthAction.CONSUME, Depends(changes_it), AUTHORITATIVE)
+def update_subscription_properties(
+    parts: Parts, topic: Topic, subscription: Subscription, properties: Annotated[TextByName, Body()]
+) -> None:
+    """Set them, instead of those that there were."""
+    cursors = parts.environment.metadata.cursors
+    each(
+        parts, topic, subscription, lambda record, name: cursors.replace_properties(record.id, name, properties), False
+    )
+
+
+@router.get(ONE + "/position/{position}", AuthAction.CONSUME, AUTHORITATIVE, **ENTRY)
+def peek_nth_message(
+    parts: Parts,
+    topic: Topic,
+    subscription: Subscription,
+    position: Annotated[
+        int, Path(ge=1, le=LONG, description=f"1: the next entry that it delivers; at most {MOST_ENTRIES}.")
+    ],
+) -> Response:
+    """An entry that is still to be delivered. As in a broker, a subscription that does not exist is made, at the
+    earliest message."""
+    refuse_far(position)
+    resolve.refuse_partitioned(parts, topic, "Peek messages on a partitioned topic is not allowed")
+    name = decoded(subscription)
+    record = resolve.local_topic(parts, topic)
+    cursors = parts.environment.metadata.cursors
+    if name == COMPACTION_CURSOR:
+        with subscription_of(record, name):
+            mark = cursors.get(record.id, name).mark_delete
+        rows = entries(opened(parts, record), next_of(mark))
+    else:
+        if all(item.name != name for item in cursors.of_topic(record.id)):
+            _created(parts, record, name, EARLIEST)
+        with OwnedCursor(parts, record, name) as owned:
+            cursor = owned.cursor
+            found = entries(owned.topic, next_of(cursor.mark_delete))
+            rows = (item for item in found if not all(cursor.is_acknowledged(row["offset"]) for row in item))
+    entry = next(islice(rows, position - 1, None), None)
+    if entry is None:
+        raise RestException(404, NOT_FOUND)
+    return entry_response(entry)
+
+
+@router.post(ONE + "/resetcursor/{timestamp}", AuthAction.CONSUME, AUTHORITATIVE, waits_for=WaitsFor.STORE)
+def reset_cursor_to_time(
+    parts: Parts, topic: Topic, subscription: Subscription, timestamp: Annotated[int, Path(ge=0, le=LONG)]
+) -> None:
+    """Deliver again, or first, what was published at that time (ms) or later."""
+
+    def reset(record: TopicRecord, name: str) -> None:
+        refuse_compaction(name)
+        reset_cursor_to(parts, record, name, before_time(opened(parts, record), timestamp))
+
+    each(parts, topic, subscription, reset)
+
+
+@router.post(ONE + "/resetcursor", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE)
+def reset_cursor(parts: Parts, topic: Topic, subscription: Subscription, place: PlaceBody = None) -> None:
+    """Move a subscription to a message, which it delivers next."""
+    resolve.refuse_partitioned(parts, topic, "Reset-cursor at position is not allowed for partitioned-topic")
+
+    def reset(record: TopicRecord, name: str) -> None:
+        refuse_compaction(name)
+        reset_cursor_to(parts, record, name, position_of(opened(parts, record), place_of(place)))
+
+    each(parts, topic, subscription, reset)
+
+
+@router.post(ONE + "/skip/{count}", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405, 409), waits_for=WaitsFor.STORE)
+def skip_messages(
+    parts: Parts, topic: Topic, subscription: Subscription, count: Annotated[int, Path(ge=0, le=LONG)]
+) -> None:
+    """Acknowledge the first `count` messages that are not."""
+    resolve.refuse_partitioned(parts, topic, "Skip messages on a partitioned topic is not allowed")
+
+    def skip(record: TopicRecord, name: str) -> None:
+        with OwnedCursor(parts, record, name) as owned:
+            owned.cursor.skip(count, owned.end, owned.begin)
+
+    each(parts, topic, subscription, skip)
+
+
+@router.post(ONE + "/skip_all", AuthAction.CONSUME, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
+def skip_all_messages(parts: Parts, topic: Topic, subscription: Subscription) -> None:
+    """Acknowledge all that there is."""
+    each(parts, topic, subscription, lambda record, name: clear_backlog(parts, record, name))
+
+
+@router.post(
+    ONE + "/expireMessages/{seconds}", AuthAction.CONSUME, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE
+)
+def expire_messages(parts: Parts, topic: Topic, subscription: Subscription, seconds: Seconds) -> None:
+    """Acknowledge the messages that are older."""
+    each(parts, topic, subscription, lambda record, name: _expire(parts, record, name, seconds))
+
+
+@router.post(ONE + "/expireMessages", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405, 409), waits_for=WaitsFor.STORE)
+def expire_messages_to_position(
+    parts: Parts, topic: Topic, subscription: Subscription, place: Annotated[ResetCursorData, Body()]
+) -> None:
+    """Acknowledge the messages before one; `excluded`: that one, too."""
+    resolve.refuse_partitioned(parts, topic, "Expire message at position is not supported for partitioned-topic")
+
+    def expire(record: TopicRecord, name: str) -> None:
+        with OwnedCursor(parts, record, name) as owned:
+            owned.acknowledge_to(position_of(owned.topic, place))
+
+    each(parts, topic, subscription, expire)
+
+
+@router.post(
+    TOPIC_PATH + "/all_subscription/expireMessages/{seconds}",
+    AuthAction.CONSUME,
+    AUTHORITATIVE,
+    refuses=(409,),
+    waits_for=WaitsFor.STORE,
+)
+def expire_messages_for_all_subscriptions(parts: Parts, topic: Topic, seconds: Seconds) -> None:
+    """Acknowledge older messages for all subscriptions but `__compaction`."""
+    for record in resolve.local_topics(parts, topic):
+        for cursor in parts.environment.metadata.cursors.of_topic(record.id):
+            if cursor.name != COMPACTION_CURSOR:
+                _expire(parts, record, cursor.name, seconds)
+
+
+def clear_backlog(parts: Service, record: TopicRecord, name: str) -> None:
+    """Acknowledge all that a topic holds; its messages are here."""
+    with OwnedCursor(parts, record, name) as owned:
+        owned.acknowledge_to(mark_delete_before(owned.topic, LATEST))
+
+
+def _expire(parts: Service, record: TopicRecord, name: str, seconds: int) -> None:
+    with OwnedCursor(parts, record, name) as owned:
+        before = parts.environment.clock.now_ms() - seconds * 1000
+        owned.acknowledge_to(before_time(owned.topic, max(before, 0)))
+
+
+def _created(parts: Service, record: TopicRecord, name: str, place: ResetCursorData | MessageId) -> bool:
+    """Whether it was made: it may exist."""
+    metadata = parts.environment.metadata
+    properties = (place.properties or {}) if isinstance(place, ResetCursorData) else {}
+    if name == COMPACTION_CURSOR:
+        if any(item.name == name for item in metadata.cursors.of_topic(record.id)):
+            return False
+        metadata.cursors.ensure(record.id, name)
+        if properties:
+            metadata.cursors.set_properties(record.id, name, properties)
+        return True
+    try:
+        metadata.cursors.create(record.id, name, position_of(opened(parts, record), place), properties)
+    except Conflict:
+        return False
+    return True

@@ -1,0 +1,187 @@
+"""Namespaces: making, listing and deleting them, and their policies as one document of Pulsar's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import Body
+from pydantic import ConfigDict, Field, ValidationError
+
+from api.http.access import ANY_USE, AuthAction
+from api.http.paths import NAMESPACE_PATH, Namespace
+from api.http.problems import RestException, reported_as, shown_errors
+from api.http.router import Routes
+from api.rest import resolve
+from api.rest.models import LONG, PulsarBody
+from api.rest.policies.backlog_quotas import BacklogQuota, QuotaType, quota_values, quotas_of
+from api.rest.policies.namespace_policies import policies_document, unsupported
+from api.rest.policies.pulsar_policies import (
+    DEDUPLICATION,
+    THRESHOLD,
+    TTL,
+    RetentionPolicies,
+    namespace_threshold_values,
+    retention_values,
+    set_retention,
+    set_strategy,
+    strategy_values,
+    ttl_values,
+)
+from api.rest.tenancy.bundles import BUNDLES, bundle_of, check_bundle
+from api.rest.tenancy.tenants import Tenant
+from api.service import Parts, Service
+from storage.metadata.policy_store import namespace_scope
+from storage.options.policies import SchemaCompatibilityStrategy
+
+router = Routes("namespaces")
+
+NO_NAMESPACE = "Namespace does not exist"
+_NO_POLICY = "{} cannot be set here; leave it out, and grant permissions by POST …/permissions/{{role}} when it is made"
+_SHOWN = 300
+QuotaKind = Annotated[QuotaType, Field(strict=False)]
+
+
+class _InitialPolicies(PulsarBody):
+    """Of Pulsar's policies of a namespace, those that a new one begins with."""
+
+    model_config = ConfigDict(alias_generator=None)
+
+    replication_clusters: list[str] = Field(default_factory=list)
+    retention_policies: RetentionPolicies | None = None
+    compaction_threshold: int | None = Field(None, le=LONG)
+    message_ttl_in_seconds: int | None = None
+    deduplicationEnabled: bool | None = None  # noqa: N815  Pulsar's document mixes both ways to write names
+    schema_compatibility_strategy: SchemaCompatibilityStrategy = Field(
+        SchemaCompatibilityStrategy.UNDEFINED, strict=False
+    )
+    backlog_quota_map: dict[QuotaKind, BacklogQuota] = Field(default_factory=dict)
+
+
+@router.get("/namespaces/{tenant}", AuthAction.ADMIN, refuses=(404,))
+def list_namespaces(parts: Parts, tenant: Tenant) -> list[str]:
+    """The namespaces of a tenant, by name."""
+    with reported_as("Tenant not found"):
+        return parts.environment.metadata.tenancy.namespaces(tenant)
+
+
+@router.get(NAMESPACE_PATH, AuthAction.ADMIN)
+def get_policies(parts: Parts, namespace: Namespace) -> dict[str, Any]:
+    """All policies that Pulsar has for a namespace; those that this service has not are at their defaults."""
+    metadata = parts.environment.metadata
+    found = resolve.namespace(parts, namespace, NO_NAMESPACE)
+    settings = metadata.policies.of_scope(namespace_scope(namespace))
+    quotas = {kind.value: quota.model_dump(by_alias=True) for kind, quota in quotas_of(settings).items()}
+    return policies_document(
+        found.permissions,
+        metadata.tenancy.topic_permissions_in(namespace),
+        parts.settings.cluster_name,
+        {
+            "retention_policies": set_retention(settings),
+            "compaction_threshold": settings.get(THRESHOLD),
+            "message_ttl_in_seconds": settings.get(TTL),
+            "deduplicationEnabled": settings.get(DEDUPLICATION),
+            "schema_compatibility_strategy": set_strategy(settings),
+            "backlog_quota_map": quotas,
+        },
+    )
+
+
+@router.put(NAMESPACE_PATH, AuthAction.ADMIN, refuses=(409,))
+def create_namespace(
+    parts: Parts,
+    namespace: Namespace,
+    policies: Annotated[dict[str, Any] | None, Body(description="Pulsar's policies document; may be left out.")] = None,
+) -> None:
+    """Make a namespace. Of its policies, retention, threshold, time to live, quotas, deduplication and schema strategy
+    are set; another one that is not at its default is refused."""
+    document = policies or {}
+    unset = unsupported(document, _InitialPolicies.model_fields)
+    if unset:
+        raise RestException(
+            412, f"the namespace is not made: {_NO_POLICY.format(', '.join(map(repr, unset))[:_SHOWN])}"
+        )
+    initial = _initial_policies(document)
+    cluster = parts.settings.cluster_name
+    if set(initial.replication_clusters) - {cluster}:
+        raise RestException(412, f"Invalid cluster id: there is one cluster, {cluster}")
+    with reported_as("Tenant does not exist", "Namespace already exists"):
+        parts.environment.metadata.tenancy.create_namespace(namespace, _values(initial))
+
+
+@router.delete(NAMESPACE_PATH, AuthAction.ADMIN, refuses=(405, 409))
+def delete_namespace(parts: Parts, namespace: Namespace, force: bool = False) -> None:
+    """Delete a namespace without topics. `force` is refused, as by a broker whose settings do not allow it."""
+    if force:
+        raise RestException(405, "Broker doesn't allow forced deletion of namespaces")
+    with reported_as(NO_NAMESPACE, "Cannot delete non empty namespace"):
+        parts.environment.metadata.tenancy.delete_namespace(namespace)
+
+
+@router.get(NAMESPACE_PATH + "/topics", *ANY_USE)
+def list_namespace_topics(parts: Parts, namespace: Namespace, mode: str = "PERSISTENT") -> list[str]:
+    """The topics of a namespace, partitions one by one; none for the mode NON_PERSISTENT."""
+    resolve.namespace(parts, namespace)
+    if mode == "NON_PERSISTENT":
+        return []
+    return [str(item.name) for item in parts.environment.metadata.topics.in_namespace(namespace)]
+
+
+@router.get(NAMESPACE_PATH + "/bundles", AuthAction.ADMIN)
+def get_bundles(parts: Parts, namespace: Namespace) -> dict[str, Any]:
+    """The ranges of hashes into which topics fall: the same four for every namespace."""
+    resolve.namespace(parts, namespace)
+    return BUNDLES
+
+
+@router.get(NAMESPACE_PATH + "/replication", AuthAction.ADMIN)
+def get_namespace_replication_clusters(parts: Parts, namespace: Namespace) -> list[str]:
+    """The one cluster."""
+    resolve.namespace(parts, namespace)
+    return [parts.settings.cluster_name]
+
+
+@router.put(NAMESPACE_PATH + "/unload", AuthAction.ADMIN)
+def unload_namespace(parts: Parts, namespace: Namespace) -> None:
+    """Gives up the leases of the topics that this service writes, and tells their clients to look them up again."""
+    _unload(parts, namespace)
+
+
+@router.put(NAMESPACE_PATH + "/{bundle}/unload", AuthAction.ADMIN)
+def unload_namespace_bundle(parts: Parts, namespace: Namespace, bundle: str) -> None:
+    """As of the namespace, of the topics of one bundle."""
+    _unload(parts, namespace, check_bundle(bundle))
+
+
+def _unload(parts: Service, namespace: str, bundle: str | None = None) -> None:
+    resolve.namespace(parts, namespace)
+    for record in parts.producers.topics:
+        if resolve.namespace_of(record.name) == namespace and bundle in (None, bundle_of(record.name)):
+            parts.producers.close_topic(record.id)
+
+
+def _initial_policies(document: Mapping[str, Any]) -> _InitialPolicies:
+    """Raises RestException 400."""
+    try:
+        return _InitialPolicies.model_validate(
+            {name: document[name] for name in _InitialPolicies.model_fields if name in document}
+        )
+    except ValidationError as error:
+        raise RestException(400, f"the policies cannot be taken: {shown_errors(error)}") from error
+
+
+def _values(initial: _InitialPolicies) -> dict[str, object]:
+    """The policies to set, by name. Raises RestException (412)."""
+    values: dict[str, object] = {}
+    if initial.retention_policies is not None:
+        values |= retention_values(initial.retention_policies)
+    if initial.compaction_threshold is not None:
+        values |= namespace_threshold_values(initial.compaction_threshold)
+    if initial.message_ttl_in_seconds is not None:
+        values |= ttl_values(initial.message_ttl_in_seconds)
+    if initial.deduplicationEnabled is not None:
+        values[DEDUPLICATION] = initial.deduplicationEnabled
+    values |= strategy_values(initial.schema_compatibility_strategy)
+    for kind, quota in initial.backlog_quota_map.items():
+        values |= quota_values(kind, quota)
+    return values

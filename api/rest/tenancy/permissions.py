@@ -1,0 +1,118 @@
+"""Permissions: what roles may do in a tenant, in a namespace, or with a topic; for a topic all three hold.
+
+What is granted for a partitioned topic holds for its partitions.
+
+Pulsar's clients know `produce` and `consume`, and fail at words that they do not know; `compact` and `admin` are this
+service's own and are listed only where they are asked for (`?all=true`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import Body, Path
+
+from api.http.access import GRANTABLE, AuthAction, topic_grants
+from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded
+from api.http.problems import RestException, reported_as
+from api.http.router import Routes
+from api.rest import resolve
+from api.rest.policies.namespace_policies import for_pulsar
+from api.rest.tenancy.tenants import NO_TENANT, Tenant
+from api.service import Parts
+
+router = Routes("permissions")
+
+NOT_SET = "Permissions are not set at the topic level"
+MAX_ROLE_BYTES = 1024
+Role = Annotated[str, Path(description="Role, as the token's subject names it.")]
+Actions = Annotated[list[str], Body(description="All that the role may do there, in place of what it might.")]
+
+
+@router.get(NAMESPACE_PATH + "/permissions", AuthAction.ADMIN)
+def get_namespace_permissions(parts: Parts, namespace: Namespace, all: bool = False) -> dict[str, list[str]]:
+    """What was granted in the namespace, by role. `all`: with what Pulsar's clients do not know."""
+    found = resolve.namespace(parts, namespace).permissions
+    return {role: list(actions) for role, actions in found.items()} if all else for_pulsar(found)
+
+
+@router.post(NAMESPACE_PATH + "/permissions/{role}", AuthAction.ADMIN)
+def grant_namespace_permission(parts: Parts, namespace: Namespace, role: Role, actions: Actions) -> None:
+    """Let a role do exactly this in the namespace."""
+    check_actions(actions)
+    with reported_as("Namespace does not exist"):
+        parts.environment.metadata.tenancy.permit(namespace, check_role(role), sorted(set(actions)))
+
+
+@router.delete(NAMESPACE_PATH + "/permissions/{role}", AuthAction.ADMIN)
+def revoke_namespace_permission(parts: Parts, namespace: Namespace, role: Role) -> None:
+    """Take what was granted to a role in the namespace; nothing is no error."""
+    with reported_as("Namespace does not exist"):
+        parts.environment.metadata.tenancy.revoke(namespace, check_role(role))
+
+
+@router.get(TOPIC_PATH + "/permissions", AuthAction.ADMIN)
+def get_topic_permissions(parts: Parts, topic: Topic, all: bool = False) -> dict[str, list[str]]:
+    """What its namespace and the topic itself grant, by role. `all`: with what Pulsar's clients do not know."""
+    resolve.topics(parts, topic)
+    tenancy = parts.environment.metadata.tenancy
+    found: dict[str, list[str]] = {}
+    for granted in (tenancy.namespace(resolve.namespace_of(topic)).permissions, *topic_grants(tenancy, topic)):
+        for role, actions in granted.items():
+            found[role] = sorted({*found.get(role, ()), *actions})
+    return found if all else for_pulsar(found)
+
+
+@router.post(TOPIC_PATH + "/permissions/{role}", AuthAction.ADMIN)
+def grant_topic_permission(parts: Parts, topic: Topic, role: Role, actions: Actions) -> None:
+    """Let a role do exactly this with the topic, besides what its namespace grants."""
+    check_actions(actions)
+    with reported_as(f"Topic {topic} not found"):
+        parts.environment.metadata.tenancy.permit(str(topic), check_role(role), sorted(set(actions)))
+
+
+@router.delete(TOPIC_PATH + "/permissions/{role}", AuthAction.ADMIN)
+def revoke_topic_permission(parts: Parts, topic: Topic, role: Role) -> None:
+    """Take what was granted to a role for the topic; 412 if that was nothing."""
+    with reported_as(f"Topic {topic} not found"):
+        if not parts.environment.metadata.tenancy.revoke(str(topic), check_role(role)):
+            raise RestException(412, NOT_SET)
+
+
+@router.get("/tenants/{tenant}/permissions", AuthAction.ADMIN, refuses=(404,))
+def get_tenant_permissions(parts: Parts, tenant: Tenant) -> dict[str, list[str]]:
+    """What was granted in the tenant, for all its namespaces, by role. Pulsar has no such call."""
+    with reported_as(NO_TENANT):
+        found = parts.environment.metadata.tenancy.tenant(tenant).permissions
+    return {role: list(actions) for role, actions in found.items()}
+
+
+@router.post("/tenants/{tenant}/permissions/{role}", AuthAction.ADMIN, refuses=(404,))
+def grant_tenant_permission(parts: Parts, tenant: Tenant, role: Role, actions: Actions) -> None:
+    """Let a role do exactly this in all namespaces of the tenant. Pulsar has no such call."""
+    check_actions(actions)
+    with reported_as(NO_TENANT):
+        parts.environment.metadata.tenancy.permit(tenant, check_role(role), sorted(set(actions)))
+
+
+@router.delete("/tenants/{tenant}/permissions/{role}", AuthAction.ADMIN, refuses=(404,))
+def revoke_tenant_permission(parts: Parts, tenant: Tenant, role: Role) -> None:
+    """Take what was granted to a role in the tenant. Pulsar has no such call."""
+    with reported_as(NO_TENANT):
+        parts.environment.metadata.tenancy.revoke(tenant, check_role(role))
+
+
+def check_role(role: str) -> str:
+    """As it is kept. 412 for what no token can name."""
+    name = decoded(role)
+    if not name.isprintable() or len(name.encode()) > MAX_ROLE_BYTES:
+        raise RestException(412, f"A role is text that can be printed, of {MAX_ROLE_BYTES} bytes at most")
+    return name
+
+
+def check_actions(actions: Sequence[str]) -> None:
+    """400 for a word that is no action."""
+    unknown = sorted(set(actions) - set(GRANTABLE))
+    if unknown:
+        raise RestException(400, f"{unknown[0]!r} is no action: there are {', '.join(GRANTABLE)}")

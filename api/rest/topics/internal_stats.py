@@ -1,0 +1,135 @@
+"""What is behind a topic: ledgers, cursors, the compacted ledger; from SQL, without reading any of them."""
+
+from __future__ import annotations
+
+from api.http.access import ANY_USE
+from api.http.paths import TOPIC_PATH, Topic
+from api.http.router import Routes
+from api.http.thread_pools import WaitsFor
+from api.rest import resolve
+from api.rest.models import moment
+from api.rest.topics.stats import of_topic, partitioned
+from api.rest.topics.stats_models import (
+    CursorStats,
+    LedgerInfo,
+    PartitionedMetadata,
+    PartitionedTopicInternalStats,
+    PositionInfo,
+    StoredCursorInfo,
+    StoredLedgerInfo,
+    TopicInternalInfo,
+    TopicInternalStats,
+)
+from api.rest.topics.stats_snapshot import EntryPosition, StatsSnapshot, stats_snapshot
+from api.service import Parts, Service
+from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, CursorRecord, PartitionedTopic
+from storage.metadata.stats import CursorStatsRecord
+
+router = Routes("stats")
+
+
+@router.get(TOPIC_PATH + "/internalStats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
+def get_internal_stats(parts: Parts, topic: Topic) -> TopicInternalStats:
+    """Ledgers and cursors of a topic."""
+    return internal_stats(of_topic(parts, topic, lines=True))
+
+
+@router.get(
+    TOPIC_PATH + "/partitioned-internalStats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True
+)
+def get_partitioned_internal_stats(parts: Parts, topic: Topic) -> PartitionedTopicInternalStats:
+    """Ledgers and cursors of each partition."""
+    whole = partitioned(parts, topic)
+    return PartitionedTopicInternalStats(
+        metadata=PartitionedMetadata(partitions=whole.partitions),
+        partitions={name: internal_stats(found) for name, found in _partitions(parts, whole).items()},
+    )
+
+
+@router.get(TOPIC_PATH + "/internal-info", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
+def get_internal_info(parts: Parts, topic: Topic) -> TopicInternalInfo:
+    """What metadata holds of a topic, or of each partition of a partitioned one."""
+    whole = parts.environment.metadata.partitions.find(topic)
+    if whole is None:
+        return internal_info(of_topic(parts, topic, lines=True))
+    return TopicInternalInfo(
+        partitions={name: internal_info(found) for name, found in _partitions(parts, whole).items()}
+    )
+
+
+def internal_stats(found: StatsSnapshot) -> TopicInternalStats:
+    """The model of one topic; its counts have lines."""
+    stats, extents = found.stats, found.extents
+    unrolled = next((extent for extent in extents if extent.open), None)
+    compacted = stats.compacted
+    return TopicInternalStats(
+        entries_added_counter=found.entries,
+        number_of_entries=found.entries,
+        total_size=found.size,
+        current_ledger_entries=unrolled.entries if unrolled else 0,
+        current_ledger_size=unrolled.size if unrolled else 0,
+        last_ledger_created_timestamp=moment(max([stats.topic.created_at, *(extent.created_at for extent in extents)])),
+        last_confirmed_entry=str(found.last_entry),
+        ledgers=[
+            LedgerInfo(ledger_id=extent.ledger_id, entries=extent.entries, size=extent.size) for extent in extents
+        ],
+        cursors={cursor.record.name: _cursor(found, cursor) for cursor in stats.cursors},
+        properties=dict(stats.properties),
+        compacted_ledger=LedgerInfo(ledger_id=-1, entries=-1, size=-1)
+        if compacted is None
+        else LedgerInfo(ledger_id=compacted.ledger_id, entries=compacted.messages, size=compacted.logical_bytes),
+    )
+
+
+def internal_info(found: StatsSnapshot) -> TopicInternalInfo:
+    """The model of one topic; its counts have lines."""
+    topic, extents = found.stats.topic, found.extents
+    created = moment(topic.created_at)
+    changed = moment(max([topic.created_at, *(extent.created_at for extent in extents)]))
+    return TopicInternalInfo(
+        version=topic.generation,
+        creation_date=created,
+        modification_date=changed,
+        ledgers=[
+            StoredLedgerInfo(
+                ledger_id=extent.ledger_id,
+                entries=None if extent.open else extent.entries,
+                size=None if extent.open else extent.size,
+                timestamp=extent.created_at,
+            )
+            for extent in extents
+        ],
+        cursors={
+            cursor.record.name: StoredCursorInfo(
+                creation_date=created,
+                modification_date=changed,
+                mark_delete=PositionInfo(**found.position(cursor)._asdict()),
+                properties=_numbers(cursor.record) or None,
+            )
+            for cursor in found.stats.cursors
+        },
+    )
+
+
+def _cursor(found: StatsSnapshot, cursor: CursorStatsRecord) -> CursorStats:
+    mark = found.position(cursor)
+    return CursorStats(
+        mark_delete_position=str(mark),
+        read_position=str(EntryPosition(mark.ledger_id, mark.entry_id + 1)),
+        messages_consumed_counter=max(found.end - found.backlog(cursor), 0),
+        last_ledger_switch_timestamp=moment(found.stats.topic.created_at),
+        number_of_entries_since_first_not_acked_message=found.since_mark_delete(cursor),
+        total_non_contiguous_deleted_messages_range=cursor.ranges,
+        properties=_numbers(cursor.record),
+    )
+
+
+def _numbers(record: CursorRecord) -> dict[str, int]:
+    """The properties that Pulsar has as numbers: its clients read no others here. Those of subscriptions are texts."""
+    value = record.properties.get(COMPACTED_LEDGER_PROPERTY) if record.name == COMPACTION_CURSOR else None
+    return {} if value is None else {COMPACTED_LEDGER_PROPERTY: int(value)}
+
+
+def _partitions(parts: Service, whole: PartitionedTopic) -> dict[str, StatsSnapshot]:
+    found = {str(name): stats_snapshot(parts, name, lines=True) for name in resolve.partition_names(whole)}
+    return {name: counts for name, counts in found.items() if counts is not None}

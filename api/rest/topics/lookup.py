@@ -1,0 +1,79 @@
+"""Lookup: which service has a topic. Any service answers REST for any topic; the holder of the writer's lease does it
+fastest, and serves it to Pulsar's clients (api/pulsar).
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from fastapi import Request
+from starlette.responses import Response
+
+from api.http.access import ANY_USE
+from api.http.paths import Topic
+from api.http.router import Routes
+from api.rest import resolve
+from api.rest.models import PulsarAnswer
+from api.rest.tenancy.bundles import bundle_of
+from api.service import Parts, Service
+from storage.errors import TopicNotFound
+from storage.metadata.records import ServiceRecord
+from storage.model import TopicName
+
+router = Routes("lookup", "/lookup/v2")
+
+BINARY_PORT = 6650
+"""Pulsar's own."""
+
+
+class LookupData(PulsarAnswer):
+    """Where a topic is served."""
+
+    broker_url: str
+    http_url: str
+    native_url: str
+    broker_url_ssl: str = ""
+
+
+@router.get("/topic/persistent/{tenant}/{namespace}/{topic}", *ANY_USE)
+def lookup_topic(parts: Parts, request: Request, topic: Topic) -> LookupData:
+    """The service that has the topic's lease, or else this one."""
+    resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
+    http, binary = service_urls(parts, request, topic)
+    holder = _holder(parts, topic)
+    tls = parts.settings.broker_service_url_tls if holder is None else holder.broker_service_url_tls
+    return LookupData(broker_url=binary, http_url=http, native_url=binary, broker_url_ssl=tls or "")
+
+
+@router.get(
+    "/topic/persistent/{tenant}/{namespace}/{topic}/bundle",
+    *ANY_USE,
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}},
+)
+def lookup_bundle(parts: Parts, topic: Topic) -> Response:
+    """The bundle that a topic is in, one of those of its namespace."""
+    resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
+    return Response(bundle_of(topic), media_type="text/plain")
+
+
+def service_urls(parts: Service, request: Request, topic: TopicName | None = None) -> tuple[str, str]:
+    """URLs, for HTTP and for Pulsar's protocol, of the service that has the topic, or of this one."""
+    settings = parts.settings
+    ours = settings.url if settings.advertised_url else str(request.base_url)
+    holder = None if topic is None else _holder(parts, topic)
+    http = (ours if holder is None else holder.url).rstrip("/")
+    owner = settings if holder is None else holder
+    binary = owner.broker_service_url or owner.broker_service_url_tls
+    host = urlsplit(http).hostname or settings.host
+    return http, binary or f"pulsar://{f'[{host}]' if ':' in host else host}:{BINARY_PORT}"
+
+
+def _holder(parts: Service, topic: TopicName) -> ServiceRecord | None:
+    """The service whose process holds the topic's lease, if one does."""
+    metadata = parts.environment.metadata
+    try:
+        lease = metadata.leases.current(metadata.topics.get(topic).id)
+    except TopicNotFound:
+        return None
+    return None if lease is None else metadata.services.of_owner(lease.owner)

@@ -1,0 +1,207 @@
+"""Partitioned topics as a whole: created, listed, grown, described, deleted."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Depends, Query, Request
+from pydantic import BaseModel, ValidationError
+
+from api.http.access import ANY_USE, AuthAction
+from api.http.paths import TOPIC_PATH, Namespace, Topic
+from api.http.problems import RestException, reported_as
+from api.http.router import Routes
+from api.http.thread_pools import WaitsFor
+from api.rest import resolve
+from api.rest.models import UNREADABLE, MissingBody, PulsarBody, int_number, parsed, read_body, unreadable
+from api.rest.topics.lifecycle import EXISTS, NO_NAMESPACE, connected, refuse_clients, written_by_a_service
+from api.service import Parts, Service
+from storage.errors import Conflict, LeaseHeld, NotFound, TopicNotFound
+from storage.metadata.partitions import MAX_PARTITIONS
+from storage.metadata.records import PartitionedTopic
+from storage.model import TopicName
+
+router = Routes("partitioned topics")
+
+
+class PartitionedTopicMetadata(BaseModel):
+    """How many partitions a topic has; 0: it is none of the partitioned ones."""
+
+    partitions: int
+    deleted: bool = False
+    properties: dict[str, str] | None = None
+
+
+class _PartitionsBody(PulsarBody):
+    """The other form of the body, `application/vnd.partitioned-topic-metadata+json`."""
+
+    partitions: int
+    properties: dict[str, str] | None = None
+    deleted: bool = False
+
+
+_NUMBER = {"type": "integer", "minimum": 1, "maximum": MAX_PARTITIONS, "example": 3}
+_TEXT = {"type": "string", "pattern": "^[0-9]{1,5}$", "description": "Read as a number."}
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "description": "How many partitions; with properties in Pulsar's own content type.",
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"anyOf": [_NUMBER, _TEXT]}},
+            "application/vnd.partitioned-topic-metadata+json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["partitions"],
+                    "properties": {
+                        "partitions": _NUMBER,
+                        "deleted": {"type": "boolean"},
+                        "properties": {"type": "object", "additionalProperties": {"type": "string"}},
+                    },
+                    "additionalProperties": False,
+                }
+            },
+        },
+    }
+}
+
+
+def _wanted(body: bytes) -> _PartitionsBody:
+    """The body from either form. Raises UnreadableBody."""
+    value = parsed(body)
+    if isinstance(value, dict):
+        try:
+            return _PartitionsBody.model_validate(value)
+        except ValidationError as error:
+            raise unreadable(
+                "Cannot deserialize value of type `org.apache.pulsar.common.partition.PartitionedTopicMetadata` "
+                f"({error.error_count()} errors)"
+            ) from error
+    if value is None:
+        raise MissingBody
+    return _PartitionsBody(partitions=int_number(body))
+
+
+async def _wanted_body(request: Request) -> _PartitionsBody:
+    return await read_body(request, _wanted)
+
+
+Wanted = Annotated[_PartitionsBody, Depends(_wanted_body)]
+
+
+@router.get("/persistent/{tenant}/{namespace}/partitioned", *ANY_USE)
+def list_partitioned_topics(parts: Parts, namespace: Namespace) -> list[str]:
+    """The partitioned topics of a namespace, without their partitions."""
+    resolve.namespace(parts, namespace)
+    return [str(item.name) for item in parts.environment.metadata.partitions.in_namespace(namespace)]
+
+
+@router.put(TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE)
+def create_partitioned_topic(parts: Parts, topic: Topic, wanted: Wanted) -> None:
+    """Make a partitioned topic with its partitions."""
+    _check_number(wanted.partitions)
+    if topic.partition >= 0:
+        raise RestException(412, "Partitioned Topic Name should not contain '-partition-'")
+    with reported_as(NO_NAMESPACE, EXISTS):
+        parts.environment.metadata.partitions.create(topic, wanted.partitions, wanted.properties or {})
+
+
+@router.post(
+    TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE
+)
+def update_partitioned_topic(
+    parts: Parts,
+    topic: Topic,
+    wanted: Wanted,
+    force: bool = False,
+) -> None:
+    """Add partitions; they get the policies of those that there are. There can never be fewer."""
+    _check_number(wanted.partitions)
+    before = _whole(parts, topic, f"Topic {topic} is not the partitioned topic.", 409)
+    if wanted.partitions < before.partitions:
+        current = f"can't be less than the current partitions {before.partitions}."
+        raise RestException(409, f"Desired partitions {wanted.partitions} {current}")
+    try:
+        after = parts.environment.metadata.partitions.update(topic, wanted.partitions)
+    except Conflict as error:
+        raise RestException(409, " ".join(str(error).split())) from error
+    resolve.share_policies(parts, after)
+
+
+@router.post(TOPIC_PATH + "/createMissedPartitions", AuthAction.ADMIN, refuses=(409,))
+def create_missed_partitions(parts: Parts, topic: Topic) -> None:
+    """Bring back partitions that were deleted by themselves, empty, with the policies of the others."""
+    whole = _whole(parts, topic, f"Topic {topic} is not the partitioned topic.", 409)
+    resolve.share_policies(parts, parts.environment.metadata.partitions.update(topic, whole.partitions))
+
+
+@router.get(TOPIC_PATH + "/partitions", *ANY_USE, response_model_exclude_none=True)
+def get_partitioned_metadata(
+    parts: Parts,
+    topic: Topic,
+    check_auto_creation: Annotated[
+        bool,
+        Query(
+            alias="checkAllowAutoCreation",
+            description="0 also for a topic that does not exist yet, if producers and consumers may create it.",
+        ),
+    ] = False,
+) -> PartitionedTopicMetadata:
+    """Return how many partitions the topic has; 0 for one without. A request for a topic does not create it."""
+    whole = parts.environment.metadata.partitions.find(topic)
+    if whole is not None:
+        return PartitionedTopicMetadata(partitions=whole.partitions, properties=dict(whole.properties) or None)
+    if check_auto_creation and parts.settings.broker_auto_topic_creation and topic.partition < 0:
+        resolve.namespace(parts, resolve.namespace_of(topic), NO_NAMESPACE)
+    else:
+        resolve.topic(parts, topic)
+    return PartitionedTopicMetadata(partitions=0)
+
+
+@router.delete(TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(409,), waits_for=WaitsFor.LOG)
+def delete_partitioned_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
+    """Delete it with its partitions, all or nothing; as `deleteTopic`."""
+    metadata = parts.environment.metadata
+    whole = metadata.partitions.find(topic)
+    if whole is None:
+        raise _not_partitioned(parts, topic)
+    each = resolve.partitions(parts, whole)
+    if not force:
+        refuse_clients(parts, *(item.name for item in each))
+    for item in each:
+        parts.producers.close_topic(item.id)
+    written = [item for item in each if metadata.leases.current(item.id) is not None]
+    others = [item for item in written if not written_by_a_service(parts, item.id)]
+    if others and not force:
+        raise RestException(412, connected(len(others)))
+    try:
+        metadata.partitions.delete(topic, force=force or bool(written))
+    except LeaseHeld as error:
+        raise RestException(412, connected()) from error
+    except NotFound as error:
+        raise RestException(404, f"Topic {topic} not found.") from error
+
+
+def _not_partitioned(parts: Service, topic: TopicName) -> RestException:
+    """Why it cannot be deleted as a partitioned topic."""
+    try:
+        parts.environment.metadata.topics.get(topic)
+    except TopicNotFound:
+        return RestException(404, f"Topic {topic} not found.")
+    way = "Instead of calling delete-partitioned-topic please call delete."
+    return RestException(409, f"{topic} is a non-partitioned topic. {way}")
+
+
+def _check_number(partitions: int) -> None:
+    """406 in the words of a broker."""
+    if partitions <= 0:
+        raise RestException(406, "Number of partitions should be more than 0")
+    if partitions > MAX_PARTITIONS:
+        raise RestException(406, f"Number of partitions should be less than or equal to {MAX_PARTITIONS}")
+
+
+def _whole(parts: Service, topic: TopicName, reason: str, status: int) -> PartitionedTopic:
+    whole = parts.environment.metadata.partitions.find(topic)
+    if whole is None:
+        resolve.topic(parts, topic)
+        raise RestException(status, reason)
+    return whole

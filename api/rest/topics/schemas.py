@@ -1,0 +1,220 @@
+"""The schema of a topic, as `pulsar-admin schemas` asks for it: its versions, a new one, whether one may follow.
+
+Clients send their schemas themselves (api/pulsar); the rules are the same (api/broker/schemas.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from fastapi import Body, Path
+from pydantic import Field
+
+from api.broker.schema_compatibility import SchemaType, join_parts, split_parts
+from api.broker.schemas import IncompatibleSchema, type_name
+from api.http.access import ANY_USE, AuthAction
+from api.http.paths import Topic
+from api.http.problems import RestException
+from api.http.router import Routes
+from api.http.thread_pools import WaitsFor
+from api.rest import resolve
+from api.rest.models import PulsarAnswer, PulsarBody
+from api.service import Parts, Service
+from storage.metadata.schemas import SchemaRecord
+from storage.model import TopicName
+
+router = Routes("schemas")
+
+PATH = "/schemas/{tenant}/{namespace}/{topic}"
+Version = Annotated[int, Path(ge=0, le=2**63 - 1, description="The version, from 0.")]
+
+
+class GetSchemaResponse(PulsarAnswer):
+    """One version of a schema. `timestamp`: when it was stored, ms since the Unix epoch; `data`: its definition."""
+
+    version: int
+    type: str
+    timestamp: int
+    data: str
+    properties: dict[str, str]
+
+
+class GetAllVersionsSchemaResponse(PulsarAnswer):
+    """All versions of a schema, oldest first."""
+
+    get_schema_responses: list[GetSchemaResponse]
+
+
+class SchemaMetadataEntry(PulsarAnswer):
+    """One version. A broker keeps it in an entry of a ledger; here there is none."""
+
+    ledger_id: int = -1
+    entry_id: int = -1
+    version: int
+
+
+class SchemaMetadata(PulsarAnswer):
+    """The versions of a schema, without their definitions. `info`: the newest."""
+
+    info: SchemaMetadataEntry
+    index: list[SchemaMetadataEntry]
+
+
+class LongSchemaVersion(PulsarAnswer):
+    """A version."""
+
+    version: int
+
+
+class PostSchemaResponse(PulsarAnswer):
+    """The version that holds a schema which was posted."""
+
+    version: LongSchemaVersion
+
+
+class IsCompatibilityResponse(PulsarAnswer):
+    """Whether a schema may be a topic's next, and the strategy that decides it."""
+
+    compatibility: bool
+    schema_compatibility_strategy: str
+
+
+class PostSchemaPayload(PulsarBody):
+    """A schema. `schema`: its definition, for AVRO and JSON an Avro definition."""
+
+    type: str
+    definition: str = Field("", alias="schema")
+    properties: dict[str, str] | None = None
+
+    @property
+    def record(self) -> SchemaRecord:
+        """Raises RestException (400)."""
+        try:
+            kind = SchemaType[self.type]
+        except KeyError:
+            names = ", ".join(item.name for item in SchemaType)
+            raise RestException(400, f"there is no schema type {self.type[:40]!r}: it is one of {names}") from None
+        data = self.definition.encode()
+        if kind is SchemaType.KEY_VALUE:
+            data = _pair_data(data)
+        return SchemaRecord(-1, kind, "", data, self.properties or {})
+
+
+Payload = Annotated[PostSchemaPayload, Body()]
+
+
+@router.get(PATH + "/schema", *ANY_USE)
+def get_schema(parts: Parts, topic: Topic) -> GetSchemaResponse:
+    """The newest version of a topic's schema."""
+    return _shown(_found(parts, topic))
+
+
+@router.get(PATH + "/schema/{version}", *ANY_USE)
+def get_schema_version(parts: Parts, topic: Topic, version: Version) -> GetSchemaResponse:
+    """One version of a topic's schema."""
+    return _shown(_found(parts, topic, version))
+
+
+@router.get(PATH + "/schemas", *ANY_USE)
+def get_schemas(parts: Parts, topic: Topic) -> GetAllVersionsSchemaResponse:
+    """All versions of a topic's schema."""
+    versions = parts.schemas.versions(topic)
+    if not versions:
+        raise _missing(topic)
+    return GetAllVersionsSchemaResponse(get_schema_responses=[_shown(item) for item in versions])
+
+
+@router.get(PATH + "/metadata", *ANY_USE)
+def get_schema_metadata(parts: Parts, topic: Topic) -> SchemaMetadata:
+    """The versions of a topic's schema, without their definitions."""
+    entries = [SchemaMetadataEntry(version=item.version) for item in parts.schemas.outlines(topic)]
+    if not entries:
+        raise _missing(topic)
+    return SchemaMetadata(info=entries[-1], index=entries)
+
+
+@router.post(
+    PATH + "/schema",
+    AuthAction.PRODUCE,
+    refuses=(409,),
+    waits_for=WaitsFor.SCHEMAS,
+    response_model=PostSchemaResponse,
+)
+def post_schema(parts: Parts, topic: Topic, schema: Payload) -> Any:
+    """Store a schema as the topic's next version, unless a version is the same; the topic need not exist."""
+    resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
+    stored = parts.schemas.ensure(topic, schema.record)
+    return PostSchemaResponse(version=LongSchemaVersion(version=stored.version))
+
+
+@router.delete(PATH + "/schema", AuthAction.ADMIN, response_model=LongSchemaVersion)
+def delete_schema(parts: Parts, topic: Topic, force: bool = False) -> Any:
+    """Delete all versions of a topic's schema. `force` changes nothing: they are rows that nothing else needs."""
+    newest = parts.environment.metadata.schemas.delete(topic)
+    if newest is None:
+        raise _missing(topic)
+    return LongSchemaVersion(version=newest)
+
+
+@router.post(PATH + "/compatibility", *ANY_USE, waits_for=WaitsFor.SCHEMAS, response_model=IsCompatibilityResponse)
+def check_schema(parts: Parts, topic: Topic, schema: Payload) -> Any:
+    """Whether a schema may be the topic's next version. Nothing is stored."""
+    registry, fits = parts.schemas, True
+    try:
+        registry.check(topic, schema.record)
+    except IncompatibleSchema:
+        fits = False
+    return IsCompatibilityResponse(compatibility=fits, schema_compatibility_strategy=registry.strategy(topic))
+
+
+@router.post(PATH + "/version", *ANY_USE, refuses=(404,), response_model=LongSchemaVersion)
+def get_version_of_schema(parts: Parts, topic: Topic, schema: Payload) -> Any:
+    """The version of a topic's schema that is the same."""
+    found = parts.schemas.same(topic, schema.record)
+    if found is None:
+        raise _missing(topic)
+    return LongSchemaVersion(version=found.version)
+
+
+def _found(parts: Service, topic: TopicName, version: int | None = None) -> SchemaRecord:
+    """Raises RestException (404)."""
+    found = parts.schemas.find(topic, version)
+    if found is None:
+        raise _missing(topic)
+    return found
+
+
+def _missing(topic: TopicName) -> RestException:
+    return RestException(404, f"Schema not found: {topic.whole or topic} has no such schema")
+
+
+def _shown(schema: SchemaRecord) -> GetSchemaResponse:
+    return GetSchemaResponse(
+        version=schema.version,
+        type=type_name(schema.type),
+        timestamp=schema.created_at,
+        data=_pair_text(schema.data) if schema.type == SchemaType.KEY_VALUE else schema.data.decode(errors="replace"),
+        properties=dict(schema.properties),
+    )
+
+
+def _pair_data(text: bytes) -> bytes:
+    """Return the definitions of key and value as they are stored, of `{"key": …, "value": …}`. Raises RestException
+    (400)."""
+    try:
+        pair = json.loads(text)
+        parts = [b"" if pair[name] == "" else json.dumps(pair[name]).encode() for name in ("key", "value")]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        message = 'the definition of a KEY_VALUE schema is {"key": …, "value": …}, each a definition or ""'
+        raise RestException(400, message) from None
+    return join_parts(*parts)
+
+
+def _pair_text(data: bytes) -> str:
+    """Return the inverse of `_pair_data`; what is not stored so is shown as it is."""
+    try:
+        key, value = (json.loads(part) if part else "" for part in split_parts(data))
+    except (ValueError, RecursionError):
+        return data.decode(errors="replace")
+    return json.dumps({"key": key, "value": value})

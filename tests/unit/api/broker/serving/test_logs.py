@@ -1,0 +1,167 @@
+"""Open logs: shared, bounded, released; and what becomes of them when their topic or lease is gone."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from api.broker.serving.logs import TopicLogs
+from storage.entries.encode import encode_message
+from storage.errors import Fenced, InvalidRecord, LeaseHeld, Unavailable
+from storage.log.active_segment_file import ActiveSegmentFile, PlacedEntry
+from storage.log.group_commit import Done
+from storage.log.segment import AppendResult
+from storage.log.topic_log import TopicLog
+from tests.workbench import Workbench
+
+
+def entry(payload: bytes = b"v") -> bytes:
+    return encode_message(b"k", payload, producer="p", sequence_id=0, publish_time=1)
+
+
+@pytest.fixture
+def producers(bench: Workbench) -> Iterator[TopicLogs]:
+    created = TopicLogs(bench.clock, most=2, idle_ms=5_000)
+    yield created
+    created.drain()
+
+
+def test_many_threads_share_one_log(bench: Workbench, producers: TopicLogs) -> None:
+    topic = bench.topic()
+    found: list[object] = []
+
+    def append() -> None:
+        found.extend(producers.append(topic, [entry(), entry()]))
+
+    threads = [threading.Thread(target=append) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(isinstance(item, AppendResult) for item in found)
+    assert [message.offset for message in topic.messages()] == list(range(16))
+    assert [item.name for item in producers.topics] == [topic.name]
+
+
+def test_behind_a_message_that_failed_none_of_its_request_is_taken(
+    bench: Workbench, producers: TopicLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a client that repeats what failed would turn the order of a key round."""
+    topic = bench.topic()
+    write, submit = ActiveSegmentFile.write, TopicLog.submit
+    failures = [OSError(errno.EIO, "the disk fails once")]
+
+    def failing_once(file: ActiveSegmentFile, entries: Sequence[PlacedEntry]) -> None:
+        if entries[0].offset == 1 and failures:
+            raise failures.pop()
+        write(file, entries)
+
+    def one_after_the_other(log: TopicLog, data: bytes, done: Done, check: Callable[[], object] = lambda: None) -> None:
+        answered = threading.Event()
+        submit(log, data, lambda answer: (done(answer), answered.set()), check)
+        assert answered.wait(60)
+
+    monkeypatch.setattr(ActiveSegmentFile, "write", failing_once)
+    monkeypatch.setattr(TopicLog, "submit", one_after_the_other)
+    too_large = encode_message(b"k", bytes(6 << 20), producer="p", sequence_id=0, publish_time=1)
+    answers = producers.append(topic, [entry(b"1"), entry(b"2"), too_large, entry(b"3"), entry(b"4")])
+    kinds = [type(answer) for answer in answers]
+    assert kinds == [AppendResult, Unavailable, Unavailable, Unavailable, Unavailable]
+    assert "a message before it in the request failed: cannot write to" in str(answers[4])
+    again = producers.append(topic, [entry(b"2"), too_large, entry(b"3"), entry(b"4")])
+    assert [type(answer) for answer in again] == [AppendResult, InvalidRecord, AppendResult, AppendResult]
+    assert [message.payload for message in topic.messages()] == [b"1", b"2", b"3", b"4"]
+
+
+def test_what_nobody_uses_is_given_back(bench: Workbench, producers: TopicLogs) -> None:
+    topic = bench.topic()
+    producers.append(topic, [entry()])
+    assert bench.metadata.leases.current(topic.record.id) is not None
+    assert producers.close_idle() == 0
+    bench.clock.advance(5_000)
+    assert producers.close_idle() == 1
+    assert bench.metadata.leases.current(topic.record.id) is None
+    producers.append(topic, [entry()])
+    assert len(list(topic.messages())) == 2
+    bench.clock.advance(-3_600_000)
+    assert producers.close_idle() == 1, "the clock was set back"
+
+
+def test_the_oldest_makes_room(bench: Workbench, producers: TopicLogs) -> None:
+    for name in ("a", "b", "a", "c"):
+        producers.append(bench.topic(name), [entry()])
+        bench.clock.advance(1)
+    assert {str(topic.name.topic) for topic in producers.topics} == {"a", "c"}
+
+
+def test_one_that_does_not_end_as_it_should_holds_up_nobody(
+    bench: Workbench, producers: TopicLogs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b"):
+        producers.append(bench.topic(name), [entry()])
+    ended = TopicLog.__exit__
+
+    def fail(log: TopicLog, *_: object) -> None:
+        ended(log, None, None, None)
+        raise OSError("no more files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TopicLog, "__exit__", fail)
+        assert isinstance(producers.append(bench.topic("c"), [entry()])[0], AppendResult)
+    assert "did not end as it should" in caplog.text
+
+
+def test_a_lease_that_another_has(bench: Workbench, producers: TopicLogs) -> None:
+    topic = bench.topic()
+    lease = bench.metadata.leases.acquire(topic.record.id, "import:1:ab", 60_000)
+    with pytest.raises(LeaseHeld, match="import:1:ab"):
+        producers.append(topic, [entry()])
+    assert producers.topics == []
+    bench.metadata.leases.release(lease)
+    assert isinstance(producers.append(topic, [entry()])[0], AppendResult)
+
+
+def test_one_that_lost_its_lease_is_opened_anew(
+    bench: Workbench, producers: TopicLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = bench.topic()
+    producers.append(topic, [entry()])
+    (one,) = producers._open.values()
+    assert one.log is not None
+    monkeypatch.setattr(one.log, "append", lambda _: (_ for _ in ()).throw(Fenced("lost", "open it again")))
+    assert isinstance(producers.append(topic, [entry()])[0], Fenced)
+    assert producers.topics == []
+    assert isinstance(producers.append(topic, [entry()])[0], AppendResult)
+
+
+def test_a_topic_that_was_deleted_and_made_again(bench: Workbench, producers: TopicLogs) -> None:
+    old = bench.topic()
+    producers.append(old, [entry(), entry()])
+    bench.metadata.tenancy.delete_topic(old.record.id)
+    new = bench.topic()
+    assert isinstance(producers.append(new, [entry()])[0], AppendResult)
+    assert [message.offset for message in new.messages()] == [0]
+
+
+def test_a_topic_can_be_given_back_at_once(bench: Workbench, producers: TopicLogs) -> None:
+    topic = bench.topic()
+    producers.append(topic, [entry()])
+    assert producers.is_open(topic.record)
+    producers.close_topic(topic.record.id)
+    assert not producers.is_open(topic.record)
+    assert bench.metadata.leases.current(topic.record.id) is None
+
+
+def test_nothing_is_taken_after_the_end(bench: Workbench) -> None:
+    producers = TopicLogs(bench.clock, most=2, idle_ms=5_000)
+    producers.start()
+    topic = bench.topic()
+    producers.append(topic, [entry()])
+    producers.drain()
+    assert bench.metadata.leases.current(topic.record.id) is None
+    with pytest.raises(Unavailable):
+        producers.append(topic, [entry()])
+    assert len(list(topic.messages())) == 1

@@ -1,0 +1,83 @@
+"""Lookup of topics that do not exist: as a broker answers, also for names of partitions and missing namespaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from api.pulsar.commands import Refused
+from api.pulsar.lookup import LookupResult, find_or_create, look_up, partitions_of, topics_of
+from api.pulsar.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
+from api.service import Service
+from storage.model import TopicName
+from tests.serving import serving
+
+HERE = LookupResult("pulsar://here", "")
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder: Path = tmp_path_factory.mktemp("lookup")
+    with serving(folder) as served:
+        metadata = served.service.environment.metadata
+        metadata.partitions.create(name("whole"), 2, {})
+        yield served.service
+
+
+def name(topic: str, namespace: str = "public/default") -> TopicName:
+    return TopicName.parse(f"persistent://{namespace}/{topic}")
+
+
+@pytest.mark.parametrize(
+    ("topic", "create", "error"),
+    [
+        (name("new"), False, ServerError.TopicNotFound),
+        (name("new", "public/none"), True, ServerError.TopicNotFound),
+        (name("new", "none/none"), True, ServerError.TopicNotFound),
+    ],
+    ids=str,
+)
+def test_a_topic_that_cannot_be_created_is_refused_by_each_command(
+    parts: Service, topic: TopicName, create: bool, error: ServerError
+) -> None:
+    for ask in (
+        lambda: partitions_of(parts, topic, create),
+        lambda: look_up(parts, topic, HERE, create),
+        lambda: find_or_create(parts, topic, create),
+    ):
+        with pytest.raises(Refused) as refused:
+            ask()
+        assert refused.value.error == error
+
+
+@pytest.mark.parametrize(
+    ("topic", "error"),
+    [
+        (name("other-partition-0"), ServerError.NotAllowedError),
+        (name("whole-partition-2"), ServerError.TopicNotFound),
+        (name("whole"), ServerError.NotAllowedError),
+    ],
+    ids=str,
+)
+def test_a_partition_is_created_for_its_partitioned_topic_alone(
+    parts: Service, topic: TopicName, error: ServerError
+) -> None:
+    with pytest.raises(Refused) as refused:
+        find_or_create(parts, topic, create=True)
+    assert refused.value.error == error
+
+
+def test_a_topic_that_may_be_created_has_no_partitions(parts: Service) -> None:
+    assert partitions_of(parts, name("new"), create=True) == 0
+    assert partitions_of(parts, name("other-partition-0"), create=True) == 0
+    assert partitions_of(parts, name("whole"), create=False) == 2
+    assert partitions_of(parts, name("whole-partition-1"), create=False) == 0
+    assert look_up(parts, name("whole"), HERE, create=False) == HERE
+    assert look_up(parts, name("new"), HERE, create=True) == HERE
+
+
+def test_a_namespace_that_does_not_exist_has_no_topics(parts: Service) -> None:
+    assert topics_of(parts, "public/none", CommandGetTopicsOfNamespace.Persistent) == []
+    assert topics_of(parts, "public/default", CommandGetTopicsOfNamespace.Persistent) != []

@@ -1,0 +1,231 @@
+"""Answers to PRODUCER and SEND, frame by frame, over a real topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
+
+import pytest
+
+from api.pulsar.connection import Connection
+from api.pulsar.frames import encoded
+from api.pulsar.gateway import Gateway
+from api.pulsar.pulsar_api_pb2 import BaseCommand, ProducerAccessMode, ServerError
+from api.pulsar.topics import PersistentTopic
+from storage.entries.encode import encode_message
+from storage.errors import Unavailable
+from storage.metadata.topics import TopicStore
+from storage.topic import Topic
+from tests.frames import FrameParser
+from tests.unit.api.pulsar.fairness import shared_parts
+from tests.unit.api.pulsar.served_topic import opened
+from tests.workbench import Workbench
+
+
+class GatedPool:
+    """Log threads that append only while the gate is open."""
+
+    size = 1
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        await self.gate.wait()
+        return work(*arguments)
+
+    run_to_end = finish = run
+
+
+class Client(asyncio.Transport):
+    """A client of the topic: it sends commands and keeps the answers."""
+
+    def __init__(self, topic: PersistentTopic) -> None:
+        super().__init__()
+        self._parser = FrameParser()
+        self.answers: list[BaseCommand] = []
+        gateway = SimpleNamespace(
+            parts=SimpleNamespace(
+                pools=topic.pools,
+                access=SimpleNamespace(verifier=None, asks_sql=lambda *_: False, require=lambda *_: None),
+            ),
+            settings=SimpleNamespace(
+                max_message_size=5 << 20,
+                max_pending_publishes=1_000,
+                max_pending_bytes=1 << 20,
+                auto_create=True,
+                liveness_seconds=0,
+            ),
+            clock=topic.clock,
+            **shared_parts(topic.clock, topic.pools),
+            server_version="test",
+            take=lambda _: True,
+            drop=lambda _: None,
+            publishing=lambda _, size: False,
+            topic=self._topic_of(topic),
+            ensure_subscription=lambda topic, name: Gateway.ensure_subscription(cast(Gateway, None), topic, name),
+        )
+        self.connection = Connection(cast(Gateway, gateway))
+        self.connection.connection_made(self)
+        self.send(type=BaseCommand.CONNECT, connect={"client_version": "t", "protocol_version": 20})
+
+    @staticmethod
+    def _topic_of(topic: PersistentTopic) -> Callable[..., Any]:
+        async def find(*_: object) -> PersistentTopic:
+            return topic
+
+        return find
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def write(self, data: Any) -> None:
+        self.answers += [frame.command for frame in self._parser.feed(bytes(data))]
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def send(self, entry: bytes = b"", **command: object) -> None:
+        self.connection.data_received(b"".join(encoded(BaseCommand(**command), entry)))
+
+    def request_producer(self, name: str, **fields: object) -> None:
+        producer = {"topic": "persistent://public/default/t", "producer_id": 1, "request_id": 1, "producer_name": name}
+        self.send(type=BaseCommand.PRODUCER, producer=producer | fields)
+
+    async def answer(self, kind: int) -> BaseCommand:
+        """Return the first answer of that type, which the event loop gives soon."""
+        for _ in range(200):
+            for command in self.answers:
+                if command.type == kind:
+                    return command
+            await asyncio.sleep(0)
+        raise AssertionError(f"no answer of type {kind}: {self.answers}")
+
+    async def last_sequence_id(self) -> int:
+        return (await self.answer(BaseCommand.PRODUCER_SUCCESS)).producer_success.last_sequence_id
+
+    def publish(self, name: str, sequence_id: int) -> None:
+        entry = encode_message(b"k", b"v", producer=name, sequence_id=sequence_id, publish_time=1)
+        send = {"producer_id": 1, "sequence_id": sequence_id, "num_messages": 1}
+        self.send(entry, type=BaseCommand.SEND, send=send)
+
+    @property
+    def receipts(self) -> list[tuple[int, bool]]:
+        """The sequence id of each receipt, and whether its entry was stored, not a duplicate."""
+        receipts = [command.send_receipt for command in self.answers if command.type == BaseCommand.SEND_RECEIPT]
+        return [(receipt.sequence_id, receipt.message_id.entry_id < 1 << 63) for receipt in receipts]
+
+
+@asynccontextmanager
+async def deduplicating(bench: Workbench, storage: Topic) -> AsyncIterator[tuple[PersistentTopic, GatedPool]]:
+    """The topic, which deduplicates, and the pool through which it appends."""
+    async with opened(bench, storage, deduplicates=True) as topic:
+        pool = GatedPool()
+        topic.publishing._workers = pool
+        yield topic, pool
+
+
+async def _turns() -> None:
+    """Let all tasks run that can."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def test_a_producer_that_reconnects_learns_of_entries_that_are_still_being_appended(
+    bench: Workbench, topic: Topic
+) -> None:
+    async def main() -> None:
+        async with deduplicating(bench, topic) as (served, pool):
+            first = Client(served)
+            first.request_producer("A")
+            assert await first.last_sequence_id() == -1
+            pool.gate.clear()
+            first.publish("A", 0)
+            await _turns()  # it is being appended
+            first.connection.connection_lost(None)
+            second = Client(served)
+            second.request_producer("A")
+            await _turns()
+            pool.gate.set()
+            assert await second.last_sequence_id() == 0
+            second.publish("A", 1)
+            await second.answer(BaseCommand.SEND_RECEIPT)
+            assert second.receipts == [(1, True)]
+
+    asyncio.run(main())
+
+
+def test_a_producer_of_another_name_does_not_wait_for_the_queue(bench: Workbench, topic: Topic) -> None:
+    async def main() -> None:
+        async with deduplicating(bench, topic) as (served, pool):
+            first, second = Client(served), Client(served)
+            first.request_producer("A")
+            assert await first.last_sequence_id() == -1
+            pool.gate.clear()
+            first.publish("A", 0)
+            second.request_producer("B")
+            assert await second.last_sequence_id() == -1
+            pool.gate.set()
+
+    asyncio.run(main())
+
+
+def test_a_producer_whose_epoch_cannot_be_stored_is_refused_and_holds_up_no_other(
+    bench: Workbench, topic: Topic
+) -> None:
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            first, second = Client(served), Client(served)
+            with patch.object(
+                TopicStore, "raise_producer_epoch", side_effect=Unavailable("the database hangs", "wait")
+            ):
+                first.request_producer("A", producer_access_mode=ProducerAccessMode.ExclusiveAccess)
+                assert (await first.answer(BaseCommand.ERROR)).error.error == ServerError.ServiceNotReady
+            second.request_producer("B", producer_access_mode=ProducerAccessMode.ExclusiveAccess)
+            success = (await second.answer(BaseCommand.PRODUCER_SUCCESS)).producer_success
+            assert success.topic_epoch == bench.metadata.topics.producer_epoch(topic.record.id)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["pulsar.repl.us-east", "pulsar.repl.us-east-->compactor"])
+def test_a_geo_replicator_is_refused(bench: Workbench, topic: Topic, name: str) -> None:
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            client = Client(served)
+            client.request_producer(name)
+            error = (await client.answer(BaseCommand.ERROR)).error
+            assert error.error == ServerError.NotAllowedError
+            assert name in error.message
+            assert "replication" in error.message
+            assert not len(served.producers)
+
+    asyncio.run(main())
+
+
+def test_the_initial_subscription_of_a_producer_begins_at_the_first_message(bench: Workbench, topic: Topic) -> None:
+    async def main() -> None:
+        async with opened(bench, topic, ["a", "b"]) as served:
+            client = Client(served)
+            client.request_producer("A", initial_subscription_name="s")
+            await client.answer(BaseCommand.PRODUCER_SUCCESS)
+            assert bench.metadata.cursors.get(topic.record.id, "s").mark_delete is None
+
+    asyncio.run(main())

@@ -1,0 +1,218 @@
+"""Access modes of producers, and what becomes of those that wait or are over a quota."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+import pytest
+
+from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
+from api.broker.serving.publishing import QueuedEntry
+from api.broker.serving.subscription import SubscribeRequest
+from api.pulsar.commands import Refused
+from api.pulsar.connection import Connection
+from api.pulsar.producers import Producer
+from api.pulsar.pulsar_api_pb2 import BaseCommand, CommandProducer, ProducerAccessMode, ServerError
+from api.pulsar.topics import PersistentTopic
+from storage.entries.encode import encode_message
+from storage.errors import Fenced
+from storage.topic import Topic
+from tests.unit.api.pulsar.served_topic import opened
+from tests.workbench import Workbench
+
+SHARED, EXCLUSIVE = ProducerAccessMode.SharedAccess, ProducerAccessMode.ExclusiveAccess
+WAITING, FENCING = ProducerAccessMode.WaitForExclusive, ProducerAccessMode.ExclusiveWithFencing
+
+
+class ClosingConnection:
+    """Notes which producers are sent away, and what they are sent."""
+
+    def __init__(self) -> None:
+        self.closed: list[Producer] = []
+        self.sent: list[BaseCommand] = []
+        self.waiting = 0
+
+    def send(self, command: BaseCommand) -> None:
+        self.sent.append(command)
+
+    def publishing(self, entries: int, _size: int) -> None:
+        self.waiting += entries
+
+    def close_producer(self, producer: Producer) -> None:
+        self.closed.append(producer)
+        producer.topic.remove_producer(producer)
+
+
+def add(
+    topic: PersistentTopic, name: str, mode: ProducerAccessMode, topic_epoch: int | None = None
+) -> tuple[Producer, asyncio.Future[None] | None]:
+    command = CommandProducer(
+        topic=str(topic.name), producer_id=1, request_id=1, producer_access_mode=mode, topic_epoch=topic_epoch
+    )
+    producer = Producer(cast(Connection, ClosingConnection()), topic, command, name)
+    return producer, topic.producers.add(producer)
+
+
+async def epoch_of(topic: PersistentTopic, name: str, mode: ProducerAccessMode, topic_epoch: int | None = None) -> int:
+    """Add an exclusive producer, confirm it and remove it; return its epoch."""
+    producer, _ = add(topic, name, mode, topic_epoch)
+    await topic.producers.confirm(producer)
+    topic.producers.remove(producer)
+    assert producer.topic_epoch is not None
+    return producer.topic_epoch
+
+
+def refusal_of(topic: PersistentTopic, name: str, mode: ProducerAccessMode, topic_epoch: int | None = None) -> int:
+    with pytest.raises(Refused) as refused:
+        add(topic, name, mode, topic_epoch)
+    return refused.value.error
+
+
+@pytest.fixture
+def run(bench: Workbench, topic: Topic) -> Callable[[Callable[[PersistentTopic], Coroutine[Any, Any, None]]], None]:
+    """Runs a test with the topic open."""
+
+    def runs(test: Callable[[PersistentTopic], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            async with opened(bench, topic) as served:
+                await test(served)
+
+        asyncio.run(main())
+
+    return runs
+
+
+def test_who_may_be_beside_whom(run: Any) -> None:
+    async def test(topic: PersistentTopic) -> None:
+        shared, _ = add(topic, "a", SHARED)
+        add(topic, "b", SHARED)
+        assert refusal_of(topic, "b", SHARED) == ServerError.ProducerBusy
+        assert refusal_of(topic, "c", EXCLUSIVE) == ServerError.ProducerFenced
+        for other in topic.producers.all:
+            topic.producers.remove(other)
+        add(topic, "c", EXCLUSIVE)
+        assert refusal_of(topic, "a", SHARED) == ServerError.ProducerBusy
+        assert shared.is_closed
+
+    run(test)
+
+
+def test_one_that_waits_gets_its_turn_and_one_that_has_gone_does_not(run: Any) -> None:
+    async def test(topic: PersistentTopic) -> None:
+        first, none = add(topic, "a", EXCLUSIVE)
+        assert none is None
+        gone, its_turn = add(topic, "b", WAITING)
+        last, turn = add(topic, "c", WAITING)
+        assert its_turn is not None
+        assert turn is not None
+        topic.producers.remove(gone)
+        assert its_turn.cancelled()
+        topic.producers.remove(first)
+        await turn
+        assert first.topic_epoch is not None
+        assert last.topic_epoch is not None
+        assert last.topic_epoch > first.topic_epoch
+        assert topic.producers.all == [last]
+
+    run(test)
+
+
+def test_fencing_sends_all_others_away(run: Any) -> None:
+    async def test(topic: PersistentTopic) -> None:
+        first, _ = add(topic, "a", EXCLUSIVE)
+        _, turn = add(topic, "b", WAITING)
+        last, _ = add(topic, "c", FENCING)
+        assert cast(Any, first.connection).closed == [first]
+        assert turn is not None
+        with pytest.raises(Refused):
+            await turn
+        assert topic.producers.all == [last]
+
+    run(test)
+
+
+def test_a_fenced_producer_stays_fenced_where_the_topic_is_opened_next(bench: Workbench, topic: Topic) -> None:
+    async def first_service() -> tuple[int, int]:
+        async with opened(bench, topic) as served:
+            fenced = await epoch_of(served, "a", EXCLUSIVE)
+            rightful = await epoch_of(served, "b", FENCING)
+            assert refusal_of(served, "a", EXCLUSIVE, fenced) == ServerError.ProducerFenced
+            return fenced, rightful
+
+    async def second_service(fenced: int, rightful: int) -> None:
+        async with opened(bench, topic) as served:
+            for mode in (EXCLUSIVE, WAITING, FENCING):
+                assert refusal_of(served, "a", mode, fenced) == ServerError.ProducerFenced
+            assert await epoch_of(served, "b", EXCLUSIVE, rightful) == rightful
+            assert await epoch_of(served, "c", EXCLUSIVE) > rightful
+
+    fenced, rightful = asyncio.run(first_service())
+    bench.clock.advance(-60_000)  # the clock of the next service may be late
+    asyncio.run(second_service(fenced, rightful))
+
+
+def test_an_exclusive_producer_is_none_whose_epoch_another_service_has_passed(bench: Workbench, topic: Topic) -> None:
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            producer, _ = add(served, "a", EXCLUSIVE)
+            assert producer.topic_epoch is not None
+            bench.metadata.topics.raise_producer_epoch(topic.record.id, producer.topic_epoch + 1)
+            with pytest.raises(Fenced):
+                await served.producers.confirm(producer)
+
+    asyncio.run(main())
+
+
+def test_a_topic_epoch_that_no_service_gave_is_refused(run: Any) -> None:
+    async def test(topic: PersistentTopic) -> None:
+        assert refusal_of(topic, "a", EXCLUSIVE, (1 << 64) - 1) == ServerError.NotAllowedError
+
+    run(test)
+
+
+def test_a_topic_that_was_given_up_meanwhile_takes_nobody(run: Any) -> None:
+    async def test(topic: PersistentTopic) -> None:
+        await topic.close()
+        assert refusal_of(topic, "a", SHARED) == ServerError.ServiceNotReady
+        consumer = Consumer(cast(Any, None), ConsumerOptions("c", SubscriptionType.EXCLUSIVE), 0)
+        with pytest.raises(Refused, match="look it up again"):
+            await topic.subscribe(consumer, SubscribeRequest("s"))
+
+    run(test)
+
+
+def test_producers_are_sent_away_while_the_topic_is_over_its_quota(run: Any) -> None:
+    async def test(topic: PersistentTopic) -> None:
+        sent_away, _ = add(topic, "a", SHARED)
+        topic.tick(1)
+        assert topic.producers.all == [sent_away]
+        topic.over_quota = lambda: cast(Any, "over")
+        topic.tick(1)
+        assert topic.producers.all == []
+        assert cast(Any, sent_away.connection).closed == [sent_away]
+
+    run(test)
+
+
+def test_what_can_never_be_taken_is_refused_and_the_rest_goes_on(run: Any) -> None:
+    async def test(topic: PersistentTopic) -> None:
+        sender, _ = add(topic, "a", SHARED)
+        entries = [encode_message(b"k", b"v", producer="a", sequence_id=n, publish_time=1) for n in range(3)]
+        broken = entries[0][:-1] + b"w"
+        for number, entry in enumerate((entries[0], b"no entry", entries[2])):
+            topic.publishing.put(QueuedEntry(sender, number, 0, 1, entry))
+        await topic.publishing.settled()
+        answers = cast(Any, sender.connection).sent
+        assert [item.send_receipt.sequence_id for item in answers if item.HasField("send_receipt")] == [0, 2]
+        assert [item.send_error.error for item in answers if item.HasField("send_error")] == [
+            ServerError.NotAllowedError
+        ]
+        topic.publishing.put(QueuedEntry(sender, 3, 0, 1, broken))
+        topic.publishing.put(QueuedEntry(sender, 4, 0, 1, entries[2]))
+        await topic.publishing.settled()
+        assert answers[-1].send_error.error == ServerError.ChecksumError
+        assert cast(Any, sender.connection).closed == [sender]
+
+    run(test)

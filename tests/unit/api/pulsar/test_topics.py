@@ -1,0 +1,40 @@
+"""The end of a topic that is open: whatever fails on the way, other processes can serve it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from api.http.problems import RestException
+from storage.errors import CompactorError, Unavailable
+from storage.topic import Topic
+from tests.unit.api.pulsar.served_topic import opened
+from tests.workbench import Workbench
+
+
+@pytest.mark.parametrize(
+    "error", [RestException(503, "the object store has not answered"), Unavailable("down", "wait")]
+)
+def test_a_topic_whose_subscriptions_cannot_be_written_is_released(
+    bench: Workbench, topic: Topic, error: RestException | CompactorError, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise error
+
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            held = served._held
+            failing = SimpleNamespace(name="s", disconnect=lambda: None, close=fail)
+            served.subscriptions["s"] = served.subscriptions["t"] = cast(Any, failing)
+            held._logs.close_topic(topic.record.id)  # unloaded: the last one that uses it gives the lease back
+            await served.close()
+            with topic.append_log(wait_ms=0):
+                pass
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert "the subscription s of" in caplog.text

@@ -1,0 +1,111 @@
+"""Watchers: bounded before anything waits; a namespace is matched again only if its topics have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from api.pulsar.commands import Refused
+from api.pulsar.pulsar_api_pb2 import BaseCommand, ServerError
+from api.pulsar.topic_patterns import Matches
+from api.pulsar.watching import MOST_WATCHERS, NamespaceWatch, Watched, Watchers
+from tests.event_loop import in_event_loop
+
+TOPICS = ("persistent://a/b/x1", "persistent://a/b/y")
+
+
+class Threads:
+    """Threads that count what they do."""
+
+    size = 1
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        self.runs += 1
+        return work(*arguments)
+
+    run_to_end = run
+
+
+class Client:
+    def __init__(self, count: int) -> None:
+        self.watchers = Watchers()
+        self.sent: list[BaseCommand] = []
+        matches = Matches.of("a/b/x.*", TOPICS)
+        for number in range(count):
+            self.watchers.reserve(number)
+            self.watchers.set(number, Watched("a/b", "a/b/x.*", TOPICS, matches))
+
+    def send(self, command: BaseCommand, entry: bytes = b"") -> None:
+        self.sent.append(command)
+
+
+class Namespace:
+    """A namespace that is watched, and a clock that a listing moves."""
+
+    def __init__(self) -> None:
+        self.topics = list(TOPICS)
+        self.threads = Threads()
+        self.now = 0.0
+        self.listing_seconds = 0.0
+        self.listings = 0
+        self.watch = NamespaceWatch(self._listed, self.threads, lambda: self.now)
+
+    async def _listed(self, _: str) -> list[str]:
+        self.listings += 1
+        self.now += self.listing_seconds
+        return list(self.topics)
+
+
+def test_places_are_taken_before_the_first_list_is_made() -> None:
+    watchers = Watchers()
+    for number in range(MOST_WATCHERS):
+        watchers.reserve(number)
+    with pytest.raises(Refused) as refused:
+        watchers.reserve(MOST_WATCHERS)
+    assert refused.value.error == ServerError.TooManyRequests
+    watchers.reserve(0)
+    watchers.remove(1)
+    watchers.reserve(MOST_WATCHERS)
+    assert len(watchers) == MOST_WATCHERS
+
+
+def test_a_watcher_that_was_closed_meanwhile_stays_closed() -> None:
+    watchers = Watchers()
+    watchers.reserve(1)
+    watchers.remove(1)
+    watchers.set(1, Watched("a/b", "x", (), Matches((), "")))
+    assert not watchers.all
+
+
+@in_event_loop
+async def test_a_change_is_matched_once_for_all_watchers_of_a_pattern() -> None:
+    namespace, clients = Namespace(), [Client(100), Client(100)]
+    await namespace.watch.notify(clients)
+    namespace.threads.runs = 0
+    for _ in range(5):
+        await namespace.watch.notify(clients)
+    assert namespace.threads.runs == 0
+    namespace.topics.append("persistent://a/b/x2")
+    namespace.topics.remove("persistent://a/b/x1")
+    await namespace.watch.notify(clients)
+    await namespace.watch.notify(clients)
+    assert namespace.threads.runs == 1
+    updates = [command.watch_topic_update for command in clients[0].sent]
+    assert len(updates) == 100
+    assert list(updates[0].new_topics) == ["persistent://a/b/x2"]
+    assert list(updates[0].deleted_topics) == ["persistent://a/b/x1"]
+
+
+@in_event_loop
+async def test_a_pass_that_takes_long_is_rare() -> None:
+    namespace, clients = Namespace(), [Client(1)]
+    namespace.listing_seconds = 1.0
+    for _ in range(40):
+        await namespace.watch.notify(clients)
+        namespace.now += 0.5
+    assert namespace.listings <= 3
