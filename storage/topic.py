@@ -16,6 +16,7 @@ from itertools import islice
 
 import pyarrow as pa
 
+from storage.entries.sequence_ids import SEQUENCE_COLUMNS, ScannedSequences, scan
 from storage.environment import Environment
 from storage.errors import ObjectMissing, StateMayBeStale
 from storage.ledger import rows
@@ -35,12 +36,9 @@ from storage.reading.continuation_token import CompactedProgress, ContinuationTo
 from storage.reading.entry_reader import EntryReader
 from storage.reading.key_lookup import point_read
 from storage.reading.last_message import LastMessageFinder
-from storage.reading.limits import ReadLimits, limited
-from storage.reading.page_reader import PageReader
+from storage.reading.page_reader import PageReader, ReadLimits, limited
 from storage.reading.raw_reader import RawReader
-from storage.reading.retention_filter import RetentionFilter, retention_filter
-from storage.reading.sequence_scan import COLUMNS as SEQUENCE_COLUMNS, ScannedSequences, scan
-from storage.reading.snapshot_reader import SnapshotReader, messages
+from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, messages, retention_filter
 
 
 class Topic:

@@ -13,7 +13,7 @@ from api.service import Service
 from storage.errors import CompactorError
 from storage.ledger.seek import StartOffset
 from storage.model import EARLIEST, Message, TopicName
-from storage.reading.limits import ReadLimits
+from storage.reading.page_reader import ReadLimits
 from storage.topic import Topic
 
 PAGE_MESSAGES = 25

@@ -14,10 +14,10 @@ from typing import Any
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from compactor.scheduling.due import cause_of
 from storage.log.directory import LogDirectory
+from storage.log.unsealed_counts import with_open_segments
 from storage.metadata.records import CompactionControl, RunState, TopicSummary
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
-from storage.reading.topic_counts import with_open_segments
 
 PAGE_ROWS = 50
 MOST_RUNS = 1_000

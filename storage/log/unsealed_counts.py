@@ -3,6 +3,7 @@
     unsealed_end       where a segment ends: one small file is read, and no frame unless that file is damaged
     last_publish_time  when its last entry was published: a few frames are read
     UnsealedCounter    its messages and logical bytes, as its row will say: only what came since the last count is read
+    with_open_segments the counts of topics in lists, with those of their open segments
 
 What a reader cannot see yet does not count (segment_reader.py). A segment in another log directory cannot be counted
 here. What cannot be read counts as before, or not at all: the reader or sealer of the segment reports why.
@@ -13,6 +14,7 @@ Memory: a few numbers a segment. Must not know: SQL.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from storage.errors import CompactorError, DataLoss
@@ -20,7 +22,8 @@ from storage.log.directory import LogDirectory
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
 from storage.log.segment import LocalSegment
 from storage.log.segment_reader import SegmentReader
-from storage.metadata.records import SegmentRecord, TopicRecord
+from storage.metadata.records import SegmentRecord, SegmentState, TopicActiveSegment, TopicRecord, TopicSummary
+from storage.metadata.store import MetadataStore
 
 
 @dataclass(frozen=True)
@@ -120,3 +123,35 @@ class UnsealedCounter:
         except (CompactorError, OSError):
             return before
         return counted
+
+
+def with_open_segments(
+    metadata: MetadataStore, log: LogDirectory, summaries: Sequence[TopicSummary]
+) -> list[TopicSummary]:
+    """Return the summaries with the messages and bytes of open segments added to what is not sealed."""
+    uid = log.known_uid
+    if uid is None:
+        return list(summaries)  # nothing was ever appended here
+    listed = {summary.topic_id for summary in summaries}
+    written = [topic.id for topic in metadata.segments.topics_with([SegmentState.OPEN], uid) if topic.id in listed]
+    active = {item.topic.id: item for item in metadata.segments.active_segments(written)}
+    return [
+        _counted(log, summary, active[summary.topic_id]) if summary.topic_id in active else summary
+        for summary in summaries
+    ]
+
+
+def _counted(log: LogDirectory, summary: TopicSummary, active: TopicActiveSegment) -> TopicSummary:
+    if active.open is None:
+        return summary
+    try:
+        end = unsealed_end(log, active.topic, active.open)
+    except (CompactorError, OSError):
+        return summary
+    if end is None:
+        return summary
+    return replace(
+        summary,
+        unsealed_messages=summary.unsealed_messages + end.next_offset - active.open.first_offset,
+        unsealed_bytes=summary.unsealed_bytes + end.size,
+    )

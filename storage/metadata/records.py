@@ -46,7 +46,7 @@ class TopicSummary:
     """A topic in a list: its raw ledgers counted, and the compacted ledger that serves, if any.
 
     `messages`, `logical_bytes`: of sealed ledgers; `unsealed_…`: of rolled segments, and of the open one once
-    storage/reading/topic_counts.py has added it."""
+    storage/log/unsealed_counts.py has added it."""
 
     topic_id: int
     name: TopicName

@@ -44,8 +44,7 @@ from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, LATEST
 from storage.reading.continuation_token import CompactedProgress, ContinuationToken
 from storage.reading.raw_reader import RawReader, last_offset
-from storage.reading.retention_filter import RetentionFilter
-from storage.reading.snapshot_reader import SnapshotReader
+from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader
 
 PIN_TTL_MS = 60_000
 """The TTL of a pin: it is renewed when a third of it is over."""

@@ -44,8 +44,7 @@ from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import SegmentRecord, TopicSnapshot
 from storage.model import IndexLocation, LedgerRecord, Message, RowsObject
 from storage.objects.interface import ObjectStore
-from storage.reading.retention_filter import RetentionFilter
-from storage.reading.snapshot_reader import SnapshotReader, naming_compacted, row_messages
+from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, naming_compacted, row_messages
 
 _OFFSET = int(key_index.OFFSET_MASK)
 _MARKER = int(key_index.MARKER)

@@ -6,7 +6,8 @@ continues keeps its source open between two pages, and with it the pin of a comp
 Each poll at the end takes a new snapshot, so a reader sees segments roll, ledgers come and go, and still one sequence
 of messages.
 
-A page holds at most the messages and bytes that were asked for, and at least one message if there is one (R10, L3). An
+A page holds at most the messages and bytes that were asked for, and at least one message if there is one: a message
+larger than the page makes the page grow (R10, L3). An
 error behind messages that were found is left to the next page. Waiting polls: the writer may be another process. Not
 for use by two threads. Must not know: HTTP, formats.
 """
@@ -17,23 +18,57 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 
 from storage.clock import Clock
 from storage.entries.chunk_assembler import ChunkAssembler
 from storage.errors import CompactorError
+from storage.ledger import rows
 from storage.ledger.seek import StartOffset
 from storage.log.segment_tables import is_large
 from storage.model import Message
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.continuation_token import ContinuationToken
-from storage.reading.limits import PageBudget, ReadLimits
 from storage.reading.raw_reader import RawReader, last_offset
 from storage.reading.snapshot_reader import row_messages
 
 POLL_SECONDS = 0.1
 CHUNK_EXPIRY_MS = 600_000
 """A chunked message that is incomplete for that long, by publish times, does not make pages begin at it any more."""
+
+
+@dataclass(frozen=True)
+class ReadLimits:
+    """At most this many messages, and that many logical bytes; None: no limit."""
+
+    messages: int | None = None
+    bytes: int | None = None
+
+
+class PageBudget:
+    """Counts rows of a page until a limit is reached."""
+
+    def __init__(self, limits: ReadLimits) -> None:
+        self.is_full = limits.messages == 0
+        self._messages, self._bytes = limits.messages, limits.bytes
+        self._is_empty = True
+
+    def take(self, table: pa.Table) -> int:
+        """How many of the first rows of `table` (not empty) fit; they count as delivered."""
+        taken = len(table) if self._messages is None else min(len(table), self._messages)
+        if self._bytes is not None:
+            filled = np.cumsum(rows.logical_sizes(table))
+            fits = int(np.searchsorted(filled, self._bytes, "right"))
+            if self._is_empty:  # not "nothing was used of the limit": messages may be empty
+                fits = max(fits, 1)
+            taken = min(taken, fits)
+            self._bytes -= int(filled[taken - 1]) if taken else 0
+        if self._messages is not None:
+            self._messages -= taken
+        self._is_empty = self._is_empty and not taken
+        self.is_full = taken < len(table) or self._messages == 0
+        return taken
 
 
 @dataclass(frozen=True)
@@ -72,7 +107,7 @@ class PageReader:
         self._seen: list[tuple[int, ContinuationToken]] = []
         """The tables that chunks of incomplete messages are in: first offset, and the state behind it."""
 
-    def poll(self, limits: ReadLimits = ReadLimits(), wait_ms: int = 0) -> list[pa.RecordBatch]:  # noqa: B008
+    def poll(self, limits: ReadLimits = ReadLimits(), wait_ms: int = 0) -> list[pa.RecordBatch]:
         """The rows of the next page; empty if nothing came within `wait_ms`. Raises as `rows`."""
         deadline = self._clock.now_ms() + wait_ms
         was_begun = self._tables is not None
@@ -117,7 +152,7 @@ class PageReader:
                 raise
         return MessagesPage(page, self.next)
 
-    def stream(self, limits: ReadLimits = ReadLimits()) -> Generator[Message, None, None]:  # noqa: B008
+    def stream(self, limits: ReadLimits = ReadLimits()) -> Generator[Message, None, None]:
         """Yield the messages up to the topic's end of now; `next` continues behind what was yielded. Once.
 
         Raises as `rows`.
@@ -146,7 +181,7 @@ class PageReader:
                         self.next = behind = self._behind(row)
         self.next = self._here() if behind is None or self._chunks.oldest is None else behind
 
-    def stream_rows(self, limits: ReadLimits = ReadLimits()) -> Generator[pa.RecordBatch, None, None]:  # noqa: B008
+    def stream_rows(self, limits: ReadLimits = ReadLimits()) -> Generator[pa.RecordBatch, None, None]:
         """As `stream`, but rows, chunks by themselves."""
         budget = PageBudget(limits)
         with closing(self._source.tables()) as tables:
@@ -206,6 +241,14 @@ class PageReader:
     def _here(self) -> ContinuationToken:
         """Where the source is, behind the last table."""
         return self._source.state or self._state
+
+
+def limited(tables: Generator[pa.Table, None, None], limits: ReadLimits) -> Generator[pa.RecordBatch, None, None]:
+    """Tables as record batches, none empty, until a limit is reached; then `tables` is closed."""
+    budget = PageBudget(limits)
+    with closing(tables):
+        while not budget.is_full and (table := next(tables, None)) is not None:
+            yield from table.slice(0, budget.take(table)).combine_chunks().to_batches()
 
 
 def _size_of(message: Message) -> int:

@@ -37,8 +37,7 @@ from storage.metadata.policy_store import topic_scope
 from storage.model import Message, RowsObject, StoredObject
 from storage.objects.interface import StoreLocation
 from storage.options.resolution import CompactionTriggers
-from storage.reading.limits import ReadLimits
-from storage.reading.page_reader import PageReader
+from storage.reading.page_reader import PageReader, ReadLimits
 from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.entries import one, produce

@@ -10,7 +10,7 @@ import pytest
 from storage.errors import ObjectDamaged
 from storage.ledger.seek import StartOffset
 from storage.log.segment import SegmentPaths
-from storage.reading.limits import ReadLimits
+from storage.reading.page_reader import ReadLimits
 from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.conformance.test_worked_examples import at

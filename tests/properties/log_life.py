@@ -21,7 +21,7 @@ from storage.metadata.policy_store import topic_scope
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.objects.registry import open_store
-from storage.reading.limits import ReadLimits
+from storage.reading.page_reader import ReadLimits
 from storage.topic import Topic
 from tests.properties.log_model import AskingClock, NoHeartbeat, Reading, Row, rows_of, times, values
 from tests.workbench import TINY, Workbench

@@ -17,8 +17,7 @@ from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.segment import AppendResult
 from storage.model import MessageId
 from storage.reading.continuation_token import ContinuationToken
-from storage.reading.limits import ReadLimits
-from storage.reading.page_reader import PageReader
+from storage.reading.page_reader import PageReader, ReadLimits
 from storage.reading.position_text import parse_start
 from storage.topic import Topic
 from tests.clocks import ManualClock

@@ -29,7 +29,7 @@ from storage.log.segment import AppendResult
 from storage.metadata.leases import LeaseStore
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.model import EARLIEST, LATEST, MessageId
-from storage.reading.limits import ReadLimits
+from storage.reading.page_reader import ReadLimits
 from tests.budgets import IN_CI, IN_SOAK
 from tests.properties.log_life import LogLife
 from tests.properties.log_model import (

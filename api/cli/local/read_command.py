@@ -124,7 +124,7 @@ def _follow(
 ) -> None:
     """Print messages as they come, up to `limit`, or until the process is ended."""
     from api.formats.jsonl import JsonLinesWriter
-    from storage.reading.limits import ReadLimits
+    from storage.reading.page_reader import ReadLimits
     from storage.reading.snapshot_reader import messages
 
     stdout = data_stream()

@@ -36,7 +36,7 @@ def list_topics(context: typer.Context, output: Output = OutputFormat.TABLE) -> 
     Of each: its messages, how many of them are not sealed yet, their logical bytes, and the compacted ledger.
     """
     with open_environment(context.obj) as environment:
-        from storage.reading.topic_counts import with_open_segments
+        from storage.log.unsealed_counts import with_open_segments
 
         metadata = environment.metadata
         summaries = with_open_segments(metadata, environment.log, metadata.topics.summaries())

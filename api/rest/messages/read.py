@@ -38,8 +38,7 @@ from storage.ledger import rows
 from storage.ledger.seek import OffsetReset
 from storage.model import Message, TopicName
 from storage.reading.continuation_token import ContinuationToken
-from storage.reading.limits import ReadLimits
-from storage.reading.page_reader import MessagesPage, PageReader, RowsPage
+from storage.reading.page_reader import MessagesPage, PageReader, ReadLimits, RowsPage
 from storage.reading.position_text import check_begins, parse_start
 from storage.topic import Topic as OpenTopic
 

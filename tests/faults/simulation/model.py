@@ -20,7 +20,7 @@ from compactor import reference
 from compactor.run.plan import RunPolicies
 from storage.metadata.records import CursorRecord, RunRecord, RunState, TopicRecord, TopicSnapshot
 from storage.model import EARLIEST, LedgerRecord, Message, MessageId
-from storage.reading.retention_filter import BOTH
+from storage.reading.snapshot_reader import BOTH
 
 
 class Violation(BaseException):

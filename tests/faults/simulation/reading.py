@@ -17,7 +17,7 @@ from storage.ledger.manifest import read_manifest
 from storage.metadata.records import TopicSnapshot
 from storage.model import EARLIEST, Message, MessageId
 from storage.reading.continuation_token import ContinuationToken
-from storage.reading.limits import ReadLimits
+from storage.reading.page_reader import ReadLimits
 from storage.reading.position_text import parse_start
 from storage.reading.snapshot_reader import messages
 from storage.topic import Topic

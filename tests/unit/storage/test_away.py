@@ -14,7 +14,7 @@ from storage.ledger.seek import StartOffset
 from storage.log.directory import LogDirectory
 from storage.model import EARLIEST, LATEST
 from storage.reading.continuation_token import ContinuationToken
-from storage.reading.limits import ReadLimits
+from storage.reading.page_reader import ReadLimits
 from storage.reading.position_text import check_begins, first_at, mark_delete_before
 from storage.topic import Topic
 from tests.entries import one, produce

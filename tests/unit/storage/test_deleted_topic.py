@@ -20,8 +20,7 @@ from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord
 from storage.model import EARLIEST
 from storage.reading.continuation_token import ContinuationToken
-from storage.reading.limits import ReadLimits
-from storage.reading.page_reader import PageReader
+from storage.reading.page_reader import PageReader, ReadLimits
 from storage.topic import Topic
 from tests.entries import one
 from tests.workbench import Workbench, content, raw

@@ -22,7 +22,7 @@ from storage.metadata.records import COMPACTION_CURSOR, Pin
 from storage.model import EARLIEST, LATEST, Message, MessageId
 from storage.reading.compacted_reader import PIN_TTL_MS
 from storage.reading.continuation_token import ContinuationToken
-from storage.reading.limits import ReadLimits
+from storage.reading.page_reader import ReadLimits
 from storage.reading.snapshot_reader import row_messages
 from storage.topic import Topic
 from tests.pulsar_entries import entry, metadata

@@ -9,7 +9,7 @@ from storage.entries.encode import encode_batch, encode_message
 from storage.errors import Unavailable
 from storage.ledger.rows import CompressionType
 from storage.log.bulk_append import INPUT_SCHEMA
-from storage.reading.limits import ReadLimits
+from storage.reading.page_reader import ReadLimits
 from storage.topic import Topic
 from tests.workbench import Workbench
 

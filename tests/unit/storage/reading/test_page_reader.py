@@ -11,8 +11,7 @@ from storage.errors import StateMayBeStale
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message
 from storage.reading.continuation_token import ContinuationToken
-from storage.reading.limits import ReadLimits
-from storage.reading.page_reader import CHUNK_EXPIRY_MS
+from storage.reading.page_reader import CHUNK_EXPIRY_MS, ReadLimits
 from storage.reading.position_text import parse_start
 from storage.topic import Topic
 from tests.chunked import Row, append, message, whole

@@ -12,8 +12,7 @@ from storage.errors import ObjectMissing, OffsetOutOfRange
 from storage.ledger.seek import OffsetReset, StartOffset, StartPosition, StartTime
 from storage.model import EARLIEST, LATEST, Message, MessageId
 from storage.objects.interface import ObjectStore
-from storage.reading.limits import ReadLimits
-from storage.reading.page_reader import PageReader
+from storage.reading.page_reader import PageReader, ReadLimits
 from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.clocks import ManualClock

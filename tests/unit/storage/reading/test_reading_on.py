@@ -11,8 +11,7 @@ from storage.ledger.manifest import read_manifest
 from storage.ledger.seek import OffsetReset, StartOffset, StartTime
 from storage.metadata.policy_store import topic_scope
 from storage.model import EARLIEST, LATEST, MessageId
-from storage.reading.limits import ReadLimits
-from storage.reading.page_reader import PageReader
+from storage.reading.page_reader import PageReader, ReadLimits
 from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.entries import NOW, one, produce

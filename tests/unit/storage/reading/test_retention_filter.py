@@ -12,8 +12,7 @@ from storage.metadata.policy_store import topic_scope
 from storage.model import EARLIEST
 from storage.options.policies import TopicPolicies
 from storage.reading.last_message import LastMessageFinder
-from storage.reading.retention_filter import BOTH, RetentionFilter, filter_under, retention_filter
-from storage.reading.snapshot_reader import SnapshotReader
+from storage.reading.snapshot_reader import BOTH, RetentionFilter, SnapshotReader, filter_under, retention_filter
 from storage.topic import Topic
 from tests.workbench import Workbench
 
