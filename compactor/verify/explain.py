@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap64
 
-from compactor.verify.chunks import assembled, records_of as chunked_records
+from compactor.verify.unkeyed import assembled, records_of as chunked_records
 from compactor.verify.compare import (
     RowsByOffset,
     TaskFindings,

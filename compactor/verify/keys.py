@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import numpy as np
 from pyroaring import BitMap64
 
-from compactor.verify.chunks import RangeChunksCheck, certain_of, check_tables, records_of
+from compactor.verify.unkeyed import RangeChunksCheck, certain_of, check_tables, records_of
 from compactor.verify.compare import (
     I64,
     Mask,

@@ -1,6 +1,6 @@
 """Verify: derive the compacted ledger of a topic again from what there is, and name every difference.
 
-    metadata   the rows of the database and the manifest against each other                        (metadata_check.py)
+    metadata   the rows of the database and the manifest against each other                        (metadata.py)
     objects    one task an object: raw ledgers, parts, indexes                            (object_checks.py, parts.py)
     keys       one task a hash range: winners from raw against the visible index                           (keys.py)
     details    only where index and parts differ: what exactly                                          (explain.py)
@@ -30,9 +30,9 @@ from compactor.verify.compare import TaskFindings
 from compactor.verify.explain import explain_range, explain_unkeyed, with_keys
 from compactor.verify.findings import DifferenceKind, Findings
 from compactor.verify.keys import check_range, check_unkeyed
-from compactor.verify.metadata_check import check_metadata
+from compactor.verify.metadata import check_metadata
 from compactor.verify.object_checks import check_index, check_ledger
-from compactor.verify.parts import check_part
+from compactor.verify.objects import check_part
 from compactor.verify.plan import VerifyPlan
 from compactor.verify.report import DETAILED_RANGES, Report, ReportBuilder
 from compactor.verify.run_history import RunHistory

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from compactor.verify.chunks import chunk_fingerprint
+from compactor.verify.unkeyed import chunk_fingerprint
 from compactor.verify.compare import (
     I64,
     RowsByOffset,
