@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from compactor.maintenance.retention import TrimResult
     from compactor.maintenance.retention_plan import TrimCandidate
-    from compactor.verify.findings import Difference
-    from compactor.verify.report import Report
+    from compactor.verify.findings import Difference, Report
     from storage.metadata.records import RunRecord
     from storage.model import TopicName
     from storage.options.policies import UnreadableStoredValue

@@ -5,9 +5,7 @@ Written from the rules (semantics.md P4–P6, P8–P10) and docs/format.md, apar
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -15,52 +13,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from compactor.verify.findings import Difference, DifferenceKind, Findings
+from compactor.verify.findings import Difference, DifferenceKind, Findings, Fingerprint
+from compactor.verify.plan import Mask
+from compactor.verify.run_history import I64
 from storage.ledger import rows
+from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, IndexRecords
+from storage.ledger.manifest import Manifest
 from storage.ledger.rows_file import RowsReader
 from storage.model import MessageId, RowsObject
 from storage.objects.interface import ObjectStore
 
-I64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 ID_COLUMNS = ("ledger_id", "entry_id", "batch_index")
 UNKEYED_SLOTS = {"whole_entries": rows.RowType.WHOLE_ENTRY, "chunks": rows.RowType.CHUNK}
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """How many things there are, and the sum of their mixed bits modulo 2⁶⁴: equal for equal sets."""
-
-    count: int = 0
-    total: int = 0
-
-    def __add__(self, other: Fingerprint) -> Fingerprint:
-        return Fingerprint(self.count + other.count, (self.total + other.total) % 2**64)
-
-    def __sub__(self, other: Fingerprint) -> Fingerprint:
-        return Fingerprint(self.count - other.count, (self.total - other.total) % 2**64)
-
-
-@dataclass
-class TaskFindings:
-    """What one task found. `counts` and `fingerprints`, by name, are added up over all tasks.
-
-    `complete`: whether all that the fingerprints are of could be read. `dropped_to`: the highest winner of a key that
-    is rightly gone, −1: none. `last_alive`: the id of the last live row of a part.
-    """
-
-    findings: Findings
-    counts: Counter[str] = field(default_factory=Counter)
-    fingerprints: dict[str, Fingerprint] = field(default_factory=dict)
-    complete: bool = True
-    dropped_to: int = -1
-    last_alive: MessageId | None = None
-
-    def add(self, name: str, fingerprint: Fingerprint) -> None:
-        """Add to the fingerprint of that name."""
-        self.fingerprints[name] = self.fingerprints.get(name, Fingerprint()) + fingerprint
 
 
 def mixed(*columns: npt.NDArray[np.generic]) -> U64:
@@ -168,6 +134,16 @@ class RowsByOffset:
         at = order[np.minimum(np.searchsorted(present, offsets, sorter=order), len(present) - 1)]
         found = np.flatnonzero(present[at] == offsets)
         return found, table.take(pa.array(at[found]))
+
+
+def live_groups(store: ObjectStore, manifest: Manifest, columns: list[str]) -> Iterator[pa.Table]:
+    """The live rows of all parts, a row group at a time."""
+    for part in manifest.parts:
+        deleted = read_deleted(store, part)
+        reader = RowsReader(store, part.rows)
+        for number in range(len(reader.groups)):
+            table = reader.read(number, columns)
+            yield table.filter(pa.array(alive(deleted, part.first.offset, table.column("offset").to_numpy())))
 
 
 def check_size(store: ObjectStore, findings: Findings, name: str, size: int, *, exactly: bool) -> None:

@@ -1,4 +1,4 @@
-"""Verify, second stage: winners from raw against the index of the compacted ledger. One task a hash range.
+"""Verify, second and third stage: winners from raw against the index of the compacted ledger. One task a hash range.
 
 The first stage has proven each raw index against its rows. So the newest raw record of a key, or that of the largest
 event time (P9), is the message that the compacted ledger must serve, unless a policy took it away; and what it serves
@@ -22,35 +22,38 @@ Memory: about 100 bytes a record of the range (`plan.RANGE_RECORDS` bounds it).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
-from pyroaring import BitMap64
 
-from compactor.verify.unkeyed import RangeChunksCheck, certain_of, check_tables, records_of
 from compactor.verify.compare import (
-    I64,
-    Mask,
     RowsByOffset,
-    TaskFindings,
     align,
-    compare_bitmaps,
-    fingerprint,
+    key_hash,
+    keyed_rows,
     largest_of_each,
     last_of_each,
+    live_groups,
     mixed_records,
     name_records,
     newest_of_each,
     numbers,
     plain,
+    records_of,
+    split,
     summed,
 )
-from compactor.verify.findings import DifferenceKind, Findings
-from compactor.verify.plan import CHUNK_TABLES, VerifyPlan, WinnerOrder
-from compactor.verify.run_history import ALWAYS
-from storage.ledger import key_index
-from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange, IndexRecords
-from storage.model import IndexLocation, LedgerRecord
+from compactor.verify.findings import UNREADABLE, Difference, DifferenceKind, Findings, TaskFindings
+from compactor.verify.plan import Mask, VerifyPlan, WinnerOrder
+from compactor.verify.run_history import ALWAYS, I64
+from compactor.verify.unkeyed import RangeChunksCheck, assembled, certain_of, records_of_messages
+from storage.ledger import chunk_table, key_index
+from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange, IndexRecords
+from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
+
+_KEY_COLUMNS = ["offset", "key", "payload", "event_time", "slot"]
 
 
 def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
@@ -65,7 +68,7 @@ def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindin
     if chunks is None:
         return answer
     answer.complete = True
-    chunked = records_of(chunks.live.complete)
+    chunked = records_of_messages(chunks.live.complete)
     tombstones = int(np.count_nonzero(chunked.offset & TOMBSTONE))
     answer.counts.update({"values": len(chunked) - tombstones, "tombstones": tombstones})
     winners = _winners(store, plan, wanted, chunks, answer.findings)
@@ -236,56 +239,76 @@ class _Range:
         name_records(self._answer.findings, kind, self._plan.where, records, what)
 
 
-def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """Rows without a key, whole entries and chunks of no message: the index's bitmaps against those of raw (P6, P8);
-    and the chunk tables by themselves (P10)."""
-    answer = TaskFindings(Findings(plan.limit))
-    tables = check_tables(store, plan, answer.findings)
-    if tables is not None:
-        answer.add(CHUNK_TABLES, tables)
-    bitmaps = unkeyed_bitmaps(store, plan, answer.findings)
-    if bitmaps is None:
-        return answer
-    for name, bitmap in bitmaps.items():
-        answer.add(name, fingerprint(_offsets(bitmap)))
-    if not plan.serving.policies.get("retain_null_key"):
-        compare_bitmaps(answer.findings, plan.where, "null_keys", BitMap64(), bitmaps["null_keys"])
-    dropped_to, limited_to = plan.history.null_keys_dropped_to, plan.history.unkeyed_dropped_to
-    for ledger in plan.below:
-        span = BitMap64(range(ledger.first_offset, ledger.last_offset + 1))
-        with answer.findings.reading(ledger.index.name):
-            for name, bitmap in bitmaps.items():
-                mine = bitmap & span
-                may_be_gone = max(limited_to, dropped_to if name == "null_keys" else -1)
-                raw = _that_took_part_of(plan, ledger, key_index.read_unkeyed(store, ledger.index, name), mine)
-                if ledger.first_offset <= may_be_gone:
-                    raw &= mine  # what was dropped by a run does not come back
-                compare_bitmaps(answer.findings, plan.where, name, raw, mine)
-    return answer
+def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
+    """The keys of hash range `number` of which index and parts do not say the same."""
+    findings = Findings(plan.limit)
+    where = f"index and parts of {plan.where}"
+    wanted = plan.ranges[number]
+    with findings.reading(where):
+        index = visible_records(store, plan, wanted, findings)
+        if index is None:
+            return TaskFindings(findings)
+        live = _live_records(store, plan, wanted)
+        newest = last_of_each(live.hi, live.lo, live.offset & OFFSET_MASK)
+        twice = np.ones(len(live), dtype=np.bool_)
+        twice[newest] = False
+        what = "a part has a live row of a key that has a newer live row"
+        name_records(findings, DifferenceKind.EXTRA, where, live.take(twice), what)
+        _compare_live(findings, where, live.take(newest), index.take(index.offset & MARKER == 0), plan.by_event)
+    return TaskFindings(findings)
 
 
-def _that_took_part_of(plan: VerifyPlan, ledger: LedgerRecord, raw: BitMap64, found: BitMap64) -> BitMap64:
-    """Those offsets of a ledger that a run has read; of which that is not known, those that are `found`."""
-    begins = plan.history.raw_from(np.array([ledger.last_offset], dtype=np.int64))
-    to = plan.start_offset if begins is None else int(begins[0])
-    below = BitMap64(range(ledger.first_offset, min(to, ledger.last_offset + 1)))
-    return raw - below | raw & below & found if begins is None else raw - below
+def _compare_live(findings: Findings, where: str, live: IndexRecords, index: IndexRecords, by_event: bool) -> None:
+    no_record, no_row, row, record = split(live, index)
+    same = row.offset == record.offset
+    displaced = plain(row) != plain(record)
+    if by_event and row.event_time is not None and record.event_time is not None:
+        same &= row.event_time == record.event_time
+    name_records(findings, DifferenceKind.EXTRA, where, no_record, "a live row is not in the index")
+    name_records(findings, DifferenceKind.MISSING, where, no_row, "a key of the index has no live row")
+    what = "the index names another row of the key than the one that is alive"
+    name_records(findings, DifferenceKind.ALTERED, where, record.take(displaced), what)
+    what = "flag or event time in the index are not those of the row"
+    name_records(findings, DifferenceKind.ALTERED, where, record.take(~same & ~displaced), what)
 
 
-def unkeyed_bitmaps(store: ObjectStore, plan: VerifyPlan, findings: Findings) -> dict[str, BitMap64] | None:
-    """The offsets of the rows outside the key map, by class, of all levels; None if one cannot be read."""
-    bitmaps = {name: BitMap64() for name in key_index.UNKEYED_CLASSES}
-    read = 0
-    for location in plan.locations:
-        with findings.reading(location.name):
-            for name, bitmap in bitmaps.items():
-                bitmap |= key_index.read_unkeyed(store, location, name)
-            read += 1
-    return bitmaps if read == len(plan.locations) else None
+def _live_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange) -> IndexRecords:
+    """A record for each live keyed row, and each chunked message, of the range."""
+    found = []
+    for table in live_groups(store, plan.serving, _KEY_COLUMNS):
+        records = records_of(keyed_rows(table), plan.hasher)
+        if wanted.bits:
+            records = records.take(records.hi >> np.uint64(64 - wanted.bits) == wanted.prefix)
+        found.append(records)
+    chunks = chunk_table.read_tables(store, plan.serving.chunks, wanted)
+    found.append(records_of_messages(assembled(np.concatenate([chunk_table.none(), *chunks])).complete))
+    return key_index.concatenated(found)
 
 
-def _offsets(bitmap: BitMap64) -> I64:
-    return np.frombuffer(bitmap.to_array(), dtype=np.int64) if bitmap else np.empty(0, dtype=np.int64)
+def with_keys(store: ObjectStore, plan: VerifyPlan, differences: Sequence[Difference]) -> tuple[Difference, ...]:
+    """The differences, with the keys of those that only have a hash, where a row at their offset has it."""
+    return tuple(
+        found if found.key is not None or found.key_hash is None or found.offset is None
+        else replace(found, key=_key_at(store, plan, found.offset, found.key_hash))
+        for found in differences
+    )  # fmt: skip
+
+
+def _key_at(store: ObjectStore, plan: VerifyPlan, offset: int, wanted: str) -> bytes | None:
+    """The key of the row at an offset, in raw or in a part, if it has that hash. Damage was found already."""
+    extents = [(ledger.first_offset, ledger.last_offset, ledger.rows_object) for ledger in plan.ledgers]
+    parts = plan.manifest.parts if plan.manifest else ()
+    extents += [(part.first.offset, part.last.offset, part.rows) for part in parts]
+    for rows_object in [rows_object for first, last, rows_object in extents if first <= offset <= last]:
+        with suppress(*UNREADABLE):
+            rows, at = RowsByOffset(store, rows_object), np.array([offset])
+            for number, _ in rows.groups(at):
+                table = keyed_rows(rows.rows(number, at, _KEY_COLUMNS)[1])
+                records = records_of(table, plan.hasher)
+                if len(records) and key_hash(records, 0) == wanted:
+                    key: bytes = table.column("key")[0].as_py()
+                    return key
+    return None
 
 
 def _joined(runs: list[IndexRecords]) -> IndexRecords:

@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from compactor.verify.run_history import RunHistory
+from compactor.verify.run_history import I64, RunHistory
 from storage.errors import ObjectDamaged
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import HashRange, IndexDirectory
@@ -26,7 +26,6 @@ from storage.ledger.manifest import Manifest
 from storage.model import IndexLocation, LedgerRecord
 from storage.objects.interface import StoreLocation
 
-I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 CHUNK_TABLES = "chunk tables"
 """The name of the fingerprint of all live chunks."""

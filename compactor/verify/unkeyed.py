@@ -1,4 +1,6 @@
-"""Verify: chunked messages (P10). Raw says which chunks must be live, the chunk tables which ones are.
+"""Verify: rows outside the key map, above all chunked messages (P10).
+
+Raw says which chunks must be live, the chunk tables which ones are.
 
 The first stage has proven the chunk table of each raw ledger against its rows, and adds up the live chunks of the
 parts; the fingerprint of the tables of the compacted ledger must be the same. So the tables stand for the parts' rows,
@@ -20,22 +22,33 @@ chunk of the hash range.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 from pyroaring import BitMap64
 
-from compactor.verify.compare import Fingerprint, Mask, compare_bitmaps, fingerprint, plain
-from compactor.verify.findings import Difference, DifferenceKind, Findings
-from compactor.verify.plan import VerifyPlan
-from compactor.verify.run_history import EXPIRED, OVERDUE, RETAINED
-from storage.ledger import chunk_table
+from compactor.verify.compare import (
+    compare_bitmaps,
+    fingerprint,
+    live_groups,
+    numbers,
+    of_messages,
+    plain,
+    unkeyed_masks,
+)
+from compactor.verify.findings import Difference, DifferenceKind, Findings, Fingerprint, TaskFindings
+from compactor.verify.plan import CHUNK_TABLES, Mask, VerifyPlan
+from compactor.verify.run_history import EXPIRED, I64, OVERDUE, RETAINED
+from storage.ledger import chunk_table, key_index
 from storage.ledger.chunk_table import EMPTY, Chunks
 from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange, IndexRecords
+from storage.model import LedgerRecord
 from storage.objects.interface import ObjectStore
 
+_CHUNK_COLUMNS = ["publish_time", "chunk_uuid", "chunk_index", "chunk_count"]
+_COLUMNS = ["offset", "key", "payload", "event_time", "slot", *_CHUNK_COLUMNS]
 _COMPARED = tuple(name for name in chunk_table.RECORD.names or () if name != "retained_at")
 
 
@@ -108,7 +121,7 @@ def _identity(chunk: np.void) -> tuple[int, ...]:
     return tuple(int(chunk[name]) for name in ("uuid_hi", "uuid_lo", "key_hi", "key_lo", "count"))
 
 
-def records_of(messages: Iterable[ChunkedMessage]) -> IndexRecords:
+def records_of_messages(messages: Iterable[ChunkedMessage]) -> IndexRecords:
     """A record for each of some messages with a key."""
     keyed = [message for message in messages if message.keyed]
     unsigned = partial(np.array, dtype=np.uint64)
@@ -141,7 +154,7 @@ class RangeChunksCheck:
 
     def winners(self) -> IndexRecords:
         """Records of the messages of raw."""
-        return records_of(self._raw.complete)
+        return records_of_messages(self._raw.complete)
 
     def _is_uncertain(self, message: ChunkedMessage) -> bool:
         offsets = message.offsets
@@ -239,3 +252,88 @@ def _check_bounds(table: chunk_table.ChunkTable, messages: ChunkedMessages, find
 def certain_of(winners: IndexRecords, uncertain: set[int]) -> Mask:
     """Which winners are no uncertain messages."""
     return ~np.isin(plain(winners), np.array(sorted(uncertain), dtype=np.int64))
+
+
+def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
+    """Rows without a key, whole entries and chunks of no message: the index's bitmaps against those of raw (P6, P8);
+    and the chunk tables by themselves (P10)."""
+    answer = TaskFindings(Findings(plan.limit))
+    tables = check_tables(store, plan, answer.findings)
+    if tables is not None:
+        answer.add(CHUNK_TABLES, tables)
+    bitmaps = unkeyed_bitmaps(store, plan, answer.findings)
+    if bitmaps is None:
+        return answer
+    for name, bitmap in bitmaps.items():
+        answer.add(name, fingerprint(_offsets(bitmap)))
+    if not plan.serving.policies.get("retain_null_key"):
+        compare_bitmaps(answer.findings, plan.where, "null_keys", BitMap64(), bitmaps["null_keys"])
+    dropped_to, limited_to = plan.history.null_keys_dropped_to, plan.history.unkeyed_dropped_to
+    for ledger in plan.below:
+        span = BitMap64(range(ledger.first_offset, ledger.last_offset + 1))
+        with answer.findings.reading(ledger.index.name):
+            for name, bitmap in bitmaps.items():
+                mine = bitmap & span
+                may_be_gone = max(limited_to, dropped_to if name == "null_keys" else -1)
+                raw = _that_took_part_of(plan, ledger, key_index.read_unkeyed(store, ledger.index, name), mine)
+                if ledger.first_offset <= may_be_gone:
+                    raw &= mine  # what was dropped by a run does not come back
+                compare_bitmaps(answer.findings, plan.where, name, raw, mine)
+    return answer
+
+
+def _that_took_part_of(plan: VerifyPlan, ledger: LedgerRecord, raw: BitMap64, found: BitMap64) -> BitMap64:
+    """Those offsets of a ledger that a run has read; of which that is not known, those that are `found`."""
+    begins = plan.history.raw_from(np.array([ledger.last_offset], dtype=np.int64))
+    to = plan.start_offset if begins is None else int(begins[0])
+    below = BitMap64(range(ledger.first_offset, min(to, ledger.last_offset + 1)))
+    return raw - below | raw & below & found if begins is None else raw - below
+
+
+def unkeyed_bitmaps(store: ObjectStore, plan: VerifyPlan, findings: Findings) -> dict[str, BitMap64] | None:
+    """The offsets of the rows outside the key map, by class, of all levels; None if one cannot be read."""
+    bitmaps = {name: BitMap64() for name in key_index.UNKEYED_CLASSES}
+    read = 0
+    for location in plan.locations:
+        with findings.reading(location.name):
+            for name, bitmap in bitmaps.items():
+                bitmap |= key_index.read_unkeyed(store, location, name)
+            read += 1
+    return bitmaps if read == len(plan.locations) else None
+
+
+def _offsets(bitmap: BitMap64) -> I64:
+    return np.frombuffer(bitmap.to_array(), dtype=np.int64) if bitmap else np.empty(0, dtype=np.int64)
+
+
+def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
+    """The rows outside the key map, and the chunks, of which index and parts do not say the same."""
+    findings = Findings(plan.limit)
+    where = f"index and parts of {plan.where}"
+    with findings.reading(where):
+        live = {name: BitMap64() for name in key_index.UNKEYED_CLASSES}
+        chunks = BitMap64()
+        for table in live_groups(store, plan.serving, _COLUMNS):
+            offsets = numbers(table, "offset")
+            for name, mask in unkeyed_masks(table).items():
+                live[name] |= BitMap64(offsets[mask].tolist())
+            chunks |= BitMap64(offsets[of_messages(table)].tolist())
+        read = chunk_table.read_tables(store, plan.serving.chunks, HashRange())
+        tables = np.concatenate([chunk_table.none(), *read])
+        by_offset = dict(zip(chunk_table.offsets(tables).tolist(), tables, strict=True))
+        compare_bitmaps(findings, f"{where} (chunk tables)", "chunks", chunks, BitMap64(by_offset))
+        if chunks == BitMap64(by_offset):
+            _compare_chunks(store, plan, by_offset, findings)
+        for name, bitmap in (unkeyed_bitmaps(store, plan, findings) or {}).items():
+            compare_bitmaps(findings, where, name, live[name], bitmap)
+    return TaskFindings(findings)
+
+
+def _compare_chunks(store: ObjectStore, plan: VerifyPlan, tables: Mapping[int, np.void], findings: Findings) -> None:
+    """Name the chunks of which tables and parts have the offset, but do not say the same."""
+    for table in live_groups(store, plan.serving, _COLUMNS):
+        for chunk in chunk_table.chunk_records(table, plan.hasher):
+            offset = int(chunk["offset"] & OFFSET_MASK)
+            if any(chunk[name] != tables[offset][name] for name in chunk.dtype.names if name != "retained_at"):
+                what = "the chunk table does not say what the row of the chunk says"
+                findings.add(Difference(DifferenceKind.ALTERED, plan.where, what, offset))

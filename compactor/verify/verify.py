@@ -1,12 +1,12 @@
 """Verify: derive the compacted ledger of a topic again from what there is, and name every difference.
 
     metadata   the rows of the database and the manifest against each other                        (metadata.py)
-    objects    one task an object: raw ledgers, parts, indexes                            (object_checks.py, parts.py)
+    objects    one task an object: raw ledgers, parts, indexes                                          (objects.py)
     keys       one task a hash range: winners from raw against the visible index                           (keys.py)
-    details    only where index and parts differ: what exactly                                          (explain.py)
+    details    only where index and parts differ: what exactly                                             (keys.py)
 
 Each raw index is proven against its rows, each live row of a part against raw bit for bit, the index of the compacted
-ledger against its parts (by fingerprints) and against the winners in raw, its chunk tables likewise (chunks.py):
+ledger against its parts (by fingerprints) and against the winners in raw, its chunk tables likewise (unkeyed.py):
 together that leaves nothing of it unproven.
 What raw no longer has is proven by checksums and against itself only, and the report says so.
 
@@ -26,16 +26,13 @@ from functools import partial
 
 from compactor.engines.engine import Engine, Progress, SilentProgress, answers
 from compactor.run.plan import Sizing, range_bits
-from compactor.verify.compare import TaskFindings
-from compactor.verify.explain import explain_range, explain_unkeyed, with_keys
-from compactor.verify.findings import DifferenceKind, Findings
-from compactor.verify.keys import check_range, check_unkeyed
+from compactor.verify.findings import DETAILED_RANGES, DifferenceKind, Findings, Report, ReportBuilder, TaskFindings
+from compactor.verify.keys import check_range, explain_range, with_keys
 from compactor.verify.metadata import check_metadata
-from compactor.verify.object_checks import check_index, check_ledger
-from compactor.verify.objects import check_part
+from compactor.verify.objects import check_index, check_ledger, check_part
 from compactor.verify.plan import VerifyPlan
-from compactor.verify.report import DETAILED_RANGES, Report, ReportBuilder
 from compactor.verify.run_history import RunHistory
+from compactor.verify.unkeyed import check_unkeyed, explain_unkeyed
 from storage.environment import Environment
 from storage.errors import Fenced, ObjectDamaged
 from storage.heartbeat import Heartbeat

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from compactor.run.plan import RunPolicies
-from compactor.verify.findings import DifferenceKind
-from compactor.verify.report import Report
+from compactor.verify.findings import DifferenceKind, Report
 from compactor.verify.verify import Verifier
 from storage.errors import ObjectDamaged
 from storage.ledger import chunk_table

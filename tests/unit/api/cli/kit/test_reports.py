@@ -13,8 +13,7 @@ from api.cli.kit.output import show
 from api.cli.kit.reports import show_runs, trim_lines, verify_lines
 from api.cli.kit.shared_arguments import OutputFormat
 from api.reports import verify_document
-from compactor.verify.findings import Difference, DifferenceKind
-from compactor.verify.report import Report
+from compactor.verify.findings import Difference, DifferenceKind, Report
 from storage.model import TopicName
 
 TRIM = {
