@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, cast
 
-from fastapi import Depends, Request
+from fastapi import Depends, HTTPException, Request
 
 from api.background.control_loop_setup import control_loop
 from api.background.maintenance_loop import MaintenanceLoop
@@ -20,12 +20,12 @@ from api.broker.schema_processes import SchemaProcesses
 from api.broker.schemas import SchemaRegistry
 from api.broker.serving.connected_clients import ConnectedClients
 from api.broker.serving.logs import TopicLogs
+from api.broker.threads import Pools, WaitsFor, make_pools
 from api.components import open_for_writing, store_trial
 from api.http.access import AuthorizationService
 from api.http.long_polls import LongPolls
 from api.http.owner_proxy import OwnerProxy
 from api.http.single_flight import RunPoller, SingleFlight
-from api.http.thread_pools import Pools, WaitsFor, make_pools
 from api.observability.metrics import AppendTotals, Metrics, MetricSources
 from api.settings.settings import Settings
 from compactor.scheduling.control_loop import ControlLoop
@@ -105,7 +105,7 @@ def running(settings: Settings) -> Iterator[Service]:
         quick = environment.store.within(settings.limits_request_timeout_ms * _OF_A_REQUEST / 1000)
         if quick is not environment.store:
             parts.callback(quick.close)
-        pools = make_pools(settings, environment.clock)
+        pools = make_pools(settings, environment.clock, (HTTPException,))
         for pool in pools.values():
             parts.callback(pool.close)
         runs = RunPoller(environment.metadata, environment.clock, pools[WaitsFor.DATABASE])

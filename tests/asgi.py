@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from fastapi import FastAPI
 
+from api.broker.threads import make_pools
 from api.http import problems
 from api.http.access import Authentication, AuthorizationService
 from api.http.audit import Audit
 from api.http.limits import RequestLimiter
 from api.http.router import Routes
-from api.http.thread_pools import make_pools
 from api.settings.settings import Settings
 from storage.clock import Clock
 from tests.clocks import ManualClock

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from storage.errors import Conflict, InvalidInput
+from storage.errors import Conflict, InvalidInput, Unavailable
+from storage.metadata.records import ServiceRecord, TopicRecord
 
 
 class ConsumerBusy(Conflict):
@@ -11,3 +12,24 @@ class ConsumerBusy(Conflict):
 
 class ConsumerNotAssigned(InvalidInput):
     """A key-shared consumer asks for a mode or for hash ranges that the other consumers do not leave it."""
+
+
+class PoolBusy(Unavailable):
+    """A pool of threads that refuses a call, or has not made it within its deadline; the pool has logged it.
+
+    `kind`: deadline, stuck, queue or threads. `resource`: the resource that the pool's threads block on.
+    """
+
+    def __init__(self, message: str, kind: str, resource: str) -> None:
+        super().__init__(message, "try again", is_public=True)
+        self.kind = kind
+        self.resource = resource
+
+
+class NotTheOwner(Exception):
+    """Another service owns the topic: the request is for that service. `service`: the owner."""
+
+    def __init__(self, service: ServiceRecord, topic: TopicRecord) -> None:
+        super().__init__(f"{topic.name} is local to {service.name}, {service.url}")
+        self.service = service
+        self.topic = topic

@@ -1,16 +1,17 @@
-"""What a request waits for, and the threads that wait: each kind of waiting has a pool of its own.
+"""Threads for blocking calls: one pool for each resource that a call can block on.
 
-A route declares what it waits for, `waits_for=WaitsFor.STORE`; without that, the database. A store that hangs holds the
-threads of the routes that need it, and no other route notices.
+A route declares the resource that it blocks on, `waits_for=WaitsFor.STORE`; the default is the database. A store that
+hangs occupies only the threads of calls that need the store.
 
-A pool has a bound for each thing that a hanging part could use up: threads, requests that wait for one, and the time
-until the answer. A request beyond the last two is answered 503 with Retry-After; so is, at once, a request that comes
-while all threads are held and none has got anywhere for `STUCK_MS`. A thread cannot be stopped: it keeps its place in
-the pool until what it waits for ends (by the store's and the database's own time-outs), and its result is
-dropped. What no thread has begun at the deadline is never begun.
+A pool bounds everything that a hanging resource could exhaust: threads, queued calls and the time until a result.
+A call beyond the last two is refused with `PoolBusy`. If all threads are occupied and none has finished a call for
+`STUCK_MS`, new calls are refused at once. A thread cannot be stopped: it keeps its place in the pool until its call
+ends (by the time-outs of store and database), and the result is dropped. A queued call whose deadline has passed is
+not started.
 
-The threads are daemons, so one that hangs does not delay the end of the process. Must not know: routes, HTTP but for
-the refusal.
+The threads are daemons, so one that hangs does not delay the end of the process.
+
+`LimitedWorkers` bounds the calls of one topic: an object of the topic that hangs then leaves threads for other topics.
 """
 
 from __future__ import annotations
@@ -24,36 +25,31 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from fastapi import HTTPException, Request
-
-from api.http.owner_proxy import NotTheOwner
-from api.http.problems import RestException
+from api.broker.refusals import NotTheOwner, PoolBusy
 from api.observability.logs import LogThrottle
 from api.settings.settings import Settings
 from storage.clock import Clock
-from storage.errors import CompactorError
+from storage.errors import CompactorError, Unavailable
 
 LOG = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 STUCK_MS = 5_000
-"""How long all threads may be held without one of them ending before the pool takes no more requests."""
+"""Time without a finished call after which a pool whose threads are all occupied refuses new calls."""
 PARSERS = 2
 """Threads that parse bodies: they wait for nothing, and each may hold a body many times over."""
 SCHEMA_CHECKS = 8
 """Threads that wait for the processes which compare schemas (`api/broker/schema_processes.py`)."""
 SEQUENCE_READERS = 8
 """Threads that read sequence ids of producers, of one topic each."""
-_PARSED_HERE_BYTES = 4 << 10
-"""A body up to this size takes less time to parse than to hand to a thread."""
-_PER_THREAD = 16
-"""Requests that wait for a thread, for each thread there is."""
+_QUEUED_PER_THREAD = 16
+"""Calls that may wait for a thread, for each thread of the pool."""
 
 
 class WaitsFor(StrEnum):
-    """What the thread of a route waits for."""
+    """The resource that a call blocks on."""
 
     DATABASE = "database"
     LOG = "log directory"
@@ -64,66 +60,123 @@ class WaitsFor(StrEnum):
     SEQUENCES = "sequence ids of producers"
 
 
-@dataclass(eq=False)
-class _Job:
-    """A call that a thread makes. `dropped`: no request waits for it. `ends_other`: it is made all the same."""
+class Workers(Protocol):
+    """Threads for one kind of blocking call."""
 
-    work: Callable[[], Any]
+    async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
+        """Return or raise what `work` does, called by a thread. Raises Unavailable: no thread is free in time."""
+
+    async def run_to_end(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
+        """Do the same without a deadline: for work that must not overlap with the caller's next step."""
+
+
+class LimitedWorkers:
+    """Workers that make at most `most` calls at once. For one event loop."""
+
+    def __init__(self, workers: Workers, most: int, seconds: float) -> None:
+        """`seconds`: the time that a call waits for its turn."""
+        self._workers = workers
+        self._turns = asyncio.Semaphore(most)
+        self._seconds = seconds
+
+    async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
+        await self._take_turn()
+        try:
+            return await self._workers.run(work, *arguments)
+        finally:
+            self._turns.release()
+
+    async def run_to_end(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
+        await self._take_turn()
+        try:
+            return await self._workers.run_to_end(work, *arguments)
+        finally:
+            self._turns.release()
+
+    async def _take_turn(self) -> None:
+        if not self._turns.locked():
+            await self._turns.acquire()  # at once
+            return
+        try:
+            await asyncio.wait_for(self._turns.acquire(), self._seconds)
+        except TimeoutError as error:
+            raise Unavailable(
+                f"other reads of the topic have not ended within {self._seconds:g} s", "try again", is_public=True
+            ) from error
+
+
+@dataclass(eq=False)
+class _Job(Generic[Answer]):
+    """A call for a thread.
+
+    `is_required`: the call ends other work, so the pool neither refuses nor skips it. `is_abandoned`: no task waits
+    for the result any more.
+    """
+
+    work: Callable[[], Answer]
     context: contextvars.Context
     loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Any]
-    dropped: bool = False
-    ends_other: bool = False
-
-
-def _job(work: Callable[[], Any]) -> _Job:
-    loop = asyncio.get_running_loop()
-    return _Job(work, contextvars.copy_context(), loop, loop.create_future())
+    future: asyncio.Future[Answer]
+    is_required: bool = False
+    is_abandoned: bool = False
 
 
 class _Steps(Generic[Answer]):
-    """The steps of a generator. It cannot be closed during one, so the thread that makes the step closes it behind."""
+    """The steps of a generator, which cannot be closed during a step: then the thread that runs the step closes it."""
 
-    def __init__(self, parts: Generator[Answer, None, None]) -> None:
-        self._parts = parts
+    def __init__(self, generator: Generator[Answer, None, None]) -> None:
+        self._generator = generator
         self._lock = threading.Lock()
         self._is_running = False
-        self._is_left = False
+        self._is_closed = False
 
     def take(self, end: object) -> Answer | object:
-        """What the next step yields; `end` behind the last one."""
+        """Return the next item, or `end` after the last one."""
         with self._lock:
-            if self._is_left:
+            if self._is_closed:
                 return end
             self._is_running = True
         try:
-            return next(self._parts, end)
+            return next(self._generator, end)
         finally:
             with self._lock:
                 self._is_running = False
-                is_left = self._is_left
-            if is_left:
-                self._parts.close()
+                is_closed = self._is_closed
+            if is_closed:
+                self._generator.close()
 
-    def leave(self) -> None:
-        """Close the generator, or let the step that runs close it."""
+    def close(self) -> None:
+        """Close the generator, or let the running step close it."""
         with self._lock:
-            self._is_left = True
+            self._is_closed = True
             if self._is_running:
                 return
-        self._parts.close()
+        self._generator.close()
 
 
 class Pool:
-    """Threads for one kind of waiting. For the tasks of any event loop."""
+    """Threads for one kind of blocking call. Usable from any event loop.
 
-    def __init__(self, what: WaitsFor, threads: int, deadline_ms: int | None, clock: Clock) -> None:
-        """`deadline_ms` None: the work may take as long as it takes."""
-        self._what = what
+    All calls take the same way; `run`, `run_to_end` and `finish` differ in two things: whether the caller stops
+    waiting at the pool's deadline, and whether the pool may refuse the call or skip it after the deadline.
+    """
+
+    def __init__(
+        self,
+        resource: WaitsFor,
+        threads: int,
+        deadline_ms: int | None,
+        clock: Clock,
+        expected_errors: tuple[type[Exception], ...] = (),
+    ) -> None:
+        """`deadline_ms`: time until a caller of `run` stops waiting; None: it does not. `expected_errors`: types that
+        are logged without a traceback when no caller waits for the result, besides CompactorError."""
+        self._resource = resource
         self._threads = threads
         self._deadline_ms = deadline_ms
         self._clock = clock
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._expected_errors: tuple[type[Exception], ...] = (CompactorError, *expected_errors)
+        self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._started = 0
         self._waiting = 0
@@ -133,109 +186,89 @@ class Pool:
 
     @property
     def size(self) -> int:
-        """The most threads that the pool starts."""
+        """The largest number of threads that the pool starts."""
         return self._threads
 
     async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        """What `work` returns or raises, called by a thread of the pool. Raises RestException (503)."""
-        return await self._run(self._deadline_ms, work, *arguments)
+        """Return or raise what `work` does, called by a thread. Raises PoolBusy, also at the deadline."""
+        return await self._call(_job(work, arguments), self._deadline_ms)
 
     async def run_to_end(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        """As `run`, but without the deadline: for what must not run beside what comes next."""
-        return await self._run(None, work, *arguments)
+        """Do the same without a deadline: for work that must not overlap with the caller's next step."""
+        return await self._call(_job(work, arguments), None)
 
-    async def _run(self, deadline_ms: int | None, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        job = self._begin(lambda: work(*arguments))
-        try:
-            await asyncio.wait({job.future}, timeout=None if deadline_ms is None else deadline_ms / 1000)
-        finally:
-            job.dropped = True
-        if not job.future.done():
-            raise self._refused("deadline", f"has not answered within {deadline_ms} ms")
-        found: Answer = job.future.result()
-        return found
+    async def finish(self, work: Callable[[], Answer]) -> Answer:
+        """Return or raise what `work` does. `work` ends other work, for example it releases a lease.
 
-    async def each(self, parts: Generator[Answer, None, None]) -> AsyncGenerator[Answer, None]:
-        """What a generator yields, each step made by a thread of the pool.
-
-        A thread closes it, too, also when the client goes away or a step misses its deadline.
+        The pool never refuses it. At the deadline the caller gets PoolBusy, and a thread calls `work` nevertheless.
         """
-        steps, end = _Steps(parts), object()
+        return await self._call(_job(work, is_required=True), self._deadline_ms)
+
+    async def each(self, generator: Generator[Answer, None, None]) -> AsyncGenerator[Answer, None]:
+        """Yield the items of a generator; a thread of the pool makes each step. Raises PoolBusy.
+
+        A thread also closes the generator, even if the client disconnects or a step misses its deadline.
+        """
+        steps, end = _Steps(generator), object()
         try:
-            while (found := await self.run(steps.take, end)) is not end:
-                yield cast(Answer, found)
-        finally:  # the client may have gone away: nothing is waited for
-            self._finish(steps.leave, dropped=True)
+            while (item := await self.run(steps.take, end)) is not end:
+                yield cast(Answer, item)
+        finally:  # nothing waits for it: the client may have disconnected
+            self._enqueue(_job(steps.close, is_required=True, is_abandoned=True))
 
     def close(self) -> None:
-        """Begin nothing more. Threads that hang are left to end with the process."""
+        """Start no more calls. Threads that hang end with the process."""
         for _ in range(self._started):
             self._jobs.put(None)
 
-    async def finish(self, work: Callable[[], Answer]) -> Answer:
-        """Return what `work` returns or raises, which ends other work: a lease is released, for example.
-
-        It is never refused for want of a thread. After the deadline the caller gets RestException (503), and a thread
-        calls `work` all the same.
-        """
-        job = self._finish(work)
-        deadline = self._deadline_ms
+    async def _call(self, job: _Job[Answer], deadline_ms: int | None) -> Answer:
+        """Return the result of a call. Raises PoolBusy."""
+        self._enqueue(job)
         try:
-            await asyncio.wait({job.future}, timeout=None if deadline is None else deadline / 1000)
+            await asyncio.wait({job.future}, timeout=None if deadline_ms is None else deadline_ms / 1000)
         finally:
-            job.dropped = True
+            job.is_abandoned = True
         if not job.future.done():
-            raise self._refused("deadline", f"has not answered within {deadline} ms")
-        answer: Answer = job.future.result()
-        return answer
+            raise self._refusal("deadline", f"has not answered within {deadline_ms} ms")
+        return job.future.result()
 
-    def _finish(self, work: Callable[[], Any], dropped: bool = False) -> _Job:
-        """Queue what ends other work; `dropped`: no caller waits for it."""
-        job = _job(work)
-        job.ends_other, job.dropped = True, dropped
+    def _enqueue(self, job: _Job[Any]) -> None:
+        """Queue a call, and start a thread if none is free. Raises PoolBusy, but not for a required call."""
         with self._lock:
+            if not job.is_required and self._running >= self._threads:
+                self._check_room()
             if self._running + self._waiting >= self._started < self._threads:
-                self._start()
+                self._start_thread()
             self._waiting += 1
         self._jobs.put(job)
-        return job
 
-    def _begin(self, work: Callable[[], Any]) -> _Job:
-        """Queue a call, and start a thread if none is free. Raises RestException (503)."""
-        job = _job(work)
-        with self._lock:
-            if self._running >= self._threads:
-                stuck_ms = self._clock.now_ms() - self._moved_at
-                if stuck_ms >= STUCK_MS:
-                    raise self._refused("stuck", f"has not answered any of {self._running} requests for {stuck_ms} ms")
-                if self._waiting >= self._threads * _PER_THREAD:
-                    raise self._refused("queue", f"is waited for by {self._running + self._waiting} requests already")
-            if self._running + self._waiting >= self._started < self._threads:
-                self._start()
-            self._waiting += 1
-        self._jobs.put(job)
-        return job
+    def _check_room(self) -> None:
+        """Raise PoolBusy if no thread makes progress, or if the queue is full. The caller holds the lock."""
+        stuck_ms = self._clock.now_ms() - self._moved_at
+        if stuck_ms >= STUCK_MS:
+            raise self._refusal("stuck", f"has not answered any of {self._running} requests for {stuck_ms} ms")
+        if self._waiting >= self._threads * _QUEUED_PER_THREAD:
+            raise self._refusal("queue", f"is waited for by {self._running + self._waiting} requests already")
 
-    def _start(self) -> None:
-        """Start one thread more; if that is impossible, the existing ones continue. Raises RestException (503) if none
-        is."""
+    def _start_thread(self) -> None:
+        """Start one more thread. If that is impossible, the existing ones continue. Raises PoolBusy if none exists."""
         try:
-            threading.Thread(target=self._serve, name=f"{self._what.name.lower()}-pool", daemon=True).start()
+            threading.Thread(target=self._serve, name=f"{self._resource.name.lower()}-pool", daemon=True).start()
         except RuntimeError as error:
             if not self._started:
-                raise self._refused("threads", f"has no thread ({error})") from error
+                raise self._refusal("threads", f"has no thread ({error})") from error
             self._log_throttle.warn(
-                f"{self._started} threads, and not {self._threads}, wait for the {self._what} ({error}): raise the "
+                f"{self._started} threads, and not {self._threads}, wait for the {self._resource} ({error}): raise the "
                 "limit of threads (ulimit -u, TasksMax)",
                 "threads",
             )
         else:
             self._started += 1
 
-    def _refused(self, kind: str, reason: str) -> RestException:
-        """The refusal, which is logged once a minute for each kind."""
-        self._log_throttle.warn(f"requests are answered 503: the {self._what} {reason}", kind)
-        return RestException(503, f"the {self._what} {reason}: try again", {"Retry-After": "1"})
+    def _refusal(self, kind: str, reason: str) -> PoolBusy:
+        """Return the refusal, which is logged once a minute for each kind."""
+        self._log_throttle.warn(f"requests are answered 503: the {self._resource} {reason}", kind)
+        return PoolBusy(f"the {self._resource} {reason}", kind, self._resource)
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -244,53 +277,65 @@ class Pool:
                 self._running += 1
                 self._moved_at = self._clock.now_ms()
             try:
-                if job.ends_other or not job.dropped:
-                    self._call(job)
+                if job.is_required or not job.is_abandoned:
+                    self._execute(job)
             finally:
                 with self._lock:
                     self._running -= 1
                     self._moved_at = self._clock.now_ms()
             del job
 
-    def _call(self, job: _Job) -> None:
+    def _execute(self, job: _Job[Any]) -> None:
         try:
-            found, error = job.context.run(job.work), None
+            result, error = job.context.run(job.work), None
         except BaseException as raised:  # the task that waits raises it
-            found, error = None, raised
+            result, error = None, raised
 
-        def tell() -> None:
+        def settle() -> None:
             if job.future.done():
                 return
             if error is None:
-                job.future.set_result(found)
+                job.future.set_result(result)
             elif isinstance(error, StopIteration):  # no future takes one
                 job.future.set_exception(RuntimeError("a generator ended where none was"))
             else:
                 job.future.set_exception(error)
-                job.future.exception()  # it counts as seen, also if no caller waits any more
-            if error is not None and job.dropped:
+                job.future.exception()  # counts as retrieved, also if no caller waits any more
+            if error is not None and job.is_abandoned:
                 self._log_late(error)
 
         with suppress(RuntimeError):  # the loop has ended
-            job.loop.call_soon_threadsafe(tell, context=job.context)
+            job.loop.call_soon_threadsafe(settle, context=job.context)
 
     def _log_late(self, error: BaseException) -> None:
-        """Log an error that no request gets any more; one that was not foreseen with its traceback."""
-        if isinstance(error, NotTheOwner):  # nothing failed: there is no request any more to forward
+        """Log an error that no caller receives any more; an unexpected one with its traceback."""
+        if isinstance(error, NotTheOwner):  # nothing failed: no request is left to forward
             return
-        reason = f"the {self._what} failed for a request that has ended already: {type(error).__name__}: {error}"
-        if isinstance(error, CompactorError | HTTPException):
+        reason = f"the {self._resource} failed for a request that has ended already: {type(error).__name__}: {error}"
+        if isinstance(error, self._expected_errors):
             self._log_throttle.warn(reason, f"late {type(error).__name__}")
         else:
             LOG.error(reason, exc_info=error)
 
 
+def _job(
+    work: Callable[..., Answer],
+    arguments: tuple[Any, ...] = (),
+    *,
+    is_required: bool = False,
+    is_abandoned: bool = False,
+) -> _Job[Answer]:
+    loop = asyncio.get_running_loop()
+    context = contextvars.copy_context()
+    return _Job(lambda: work(*arguments), context, loop, loop.create_future(), is_required, is_abandoned)
+
+
 Pools = Mapping[WaitsFor, Pool]
-"""A pool for each kind of waiting."""
+"""A pool for each resource."""
 
 
-def make_pools(settings: Settings, clock: Clock) -> Pools:
-    """As the settings say."""
+def make_pools(settings: Settings, clock: Clock, expected_errors: tuple[type[Exception], ...] = ()) -> Pools:
+    """Return pools of the sizes in `settings`. `expected_errors`: as `Pool` has them."""
     deadline = settings.limits_request_timeout_ms
     sizes = {
         WaitsFor.DATABASE: (settings.threads_database, deadline),
@@ -301,17 +346,6 @@ def make_pools(settings: Settings, clock: Clock) -> Pools:
         WaitsFor.SCHEMAS: (SCHEMA_CHECKS, deadline),
         WaitsFor.SEQUENCES: (SEQUENCE_READERS, None),
     }
-    return {what: Pool(what, threads, most, clock) for what, (threads, most) in sizes.items()}
-
-
-def pools_of(request: Request) -> Pools:
-    """The pools of the service that a request came to."""
-    return cast(Pools, request.app.state.pools)
-
-
-async def parse_body(request: Request, parse: Callable[[bytes], Answer]) -> Answer:
-    """What `parse` makes of the request's body, called by a thread if the body is large."""
-    body = await request.body()
-    if len(body) <= _PARSED_HERE_BYTES:
-        return parse(body)
-    return await pools_of(request)[WaitsFor.PARSING].run(parse, body)
+    return {
+        resource: Pool(resource, threads, most, clock, expected_errors) for resource, (threads, most) in sizes.items()
+    }

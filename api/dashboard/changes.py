@@ -14,13 +14,14 @@ from urllib.parse import urlencode
 from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
+from api.broker.threads import WaitsFor
 from api.dashboard.policy_table import policies_of
 from api.dashboard.rendering import HEADERS, TOPIC_PAGE, form_of, page, problem, rendered, require, topic_path
 from api.http.access import AuthAction, caller_of
+from api.http.context import pools_of
 from api.http.paths import Topic
 from api.http.problems import RestException, public_reason
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor, pools_of
 from api.rest import resolve
 from api.rest.compaction import runs as run_routes, trigger
 from api.rest.compaction.trim import TrimRequest, trim_topic

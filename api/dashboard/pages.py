@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 from fastapi import Request
 from starlette.responses import Response
 
+from api.broker.threads import WaitsFor
 from api.dashboard.message_browser import messages_view
 from api.dashboard.partitioned_topic import partitioned_view
 from api.dashboard.policy_table import policies_of
@@ -28,7 +29,6 @@ from api.http.access import ANY_USE, AuthAction, allowed_on, caller_of
 from api.http.paths import Topic
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
 from api.rest import resolve
 from api.rest.compaction import runs as run_routes
 from api.service import Parts

@@ -12,13 +12,13 @@ from typing import Any
 
 from markupsafe import Markup
 
+from api.broker.refusals import NotTheOwner
 from api.broker.serving.connected_clients import TopicClients
 from api.dashboard.formats import count, share, size
 from api.dashboard.message_browser import text_of
 from api.dashboard.policy_table import PolicyRow, policy_rows
 from api.dashboard.run_timeline import bar, longest_ms
 from api.dashboard.topic_picture import Extent, Mark, draw
-from api.http.owner_proxy import NotTheOwner
 from api.http.problems import public_reason
 from api.observability.redaction import redacted
 from api.reports import run_document

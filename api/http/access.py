@@ -26,9 +26,10 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.broker.threads import WaitsFor
+from api.http.context import pools_of
 from api.http.paths import decoded
 from api.http.problems import RestException
-from api.http.thread_pools import WaitsFor, pools_of
 from storage.errors import InvalidInput, NotFound
 from storage.model import TopicName
 

@@ -16,8 +16,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from api.broker.threads import Pools, WaitsFor
 from api.http.problems import RestException
-from api.http.thread_pools import Pools, WaitsFor
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
 from storage.log.unsealed_counts import UnsealedEnd, unsealed_end

@@ -25,6 +25,7 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from api.broker.refusals import NotTheOwner
 from api.http.paths import kept
 from api.http.problems import RestException, answer
 from storage.clock import Clock
@@ -60,15 +61,6 @@ _CONNECT_SECONDS = 5.0
 MOST_CONNECTIONS = 512
 _KEPT_CONNECTIONS = 20
 _CAUSE_CHARACTERS = 200
-
-
-class NotTheOwner(Exception):
-    """Another service is to answer this request."""
-
-    def __init__(self, service: ServiceRecord, topic: TopicRecord) -> None:
-        super().__init__(f"{topic.name} is local to {service.name}, {service.url}")
-        self.service = service
-        self.topic = topic
 
 
 class OwnerProxy:

@@ -17,10 +17,12 @@ from urllib.parse import quote, unquote
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
-from api.http.owner_proxy import NotTheOwner, OwnerProxy
+from api.broker.refusals import NotTheOwner
+from api.broker.threads import WaitsFor
+from api.http.context import pools_of
+from api.http.owner_proxy import OwnerProxy
 from api.http.paths import segment
 from api.http.problems import RestException, answer
-from api.http.thread_pools import WaitsFor, pools_of
 from api.rest import resolve
 from api.rest.messages.single_messages import AGE
 from storage.errors import TopicNotFound

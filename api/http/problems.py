@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
+from api.broker.refusals import PoolBusy
 from api.observability.logs import LogThrottle
 from api.observability.redaction import shown
 from storage import errors
@@ -115,7 +116,9 @@ def public_reason(error: errors.CompactorError) -> str:
 
 def log_for_operators(request: Request, error: Exception) -> None:
     """Log an error, of which the answer has only the public text, in full."""
-    if isinstance(error, errors.Misconfigured | errors.Unavailable | errors.DataLoss):
+    if isinstance(error, errors.Misconfigured | errors.Unavailable | errors.DataLoss) and not isinstance(
+        error, PoolBusy
+    ):
         route = getattr(request.scope.get("route"), "path", "")
         text = f"{request.method} {route} is answered {status_of(error)}: {' '.join(str(error).split())}"
         condition = f"{type(error).__name__} {request.method} {route}"

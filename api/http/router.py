@@ -4,7 +4,7 @@
     body         read up to `BODY_BYTES` unless the route reads it itself; its JSON is parsed by a thread, within the
                  bounds of `api/http/json_bounds.py`, before FastAPI sees it
     endpoint     one that is no coroutine is called by a thread of the pool of what it waits for
-                 (`api/http/thread_pools.py`), which also makes the bytes of its answer
+                 (`api/broker/threads.py`), which also makes the bytes of its answer
 
 So nothing that a caller can make large runs on the event loop, and a caller without permission costs nothing.
 
@@ -32,12 +32,13 @@ from pydantic import TypeAdapter
 from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
+from api.broker.threads import WaitsFor
 from api.http import json_bounds
 from api.http.access import AuthAction, PermissionCheck, allowed
+from api.http.context import parse_body, pools_of
 from api.http.limits import BODY_BYTES, hold_body_to
 from api.http.problems import RestException, refusals
 from api.http.query_parameters import KNOWN_QUERY
-from api.http.thread_pools import WaitsFor, parse_body, pools_of
 
 _WORDS = re.compile("[A-Z]+(?![a-z])|[A-Za-z][a-z]*")
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])

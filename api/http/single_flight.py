@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from api.http.thread_pools import Pool
+from api.broker.threads import Pool
 from api.reports import run_document
 from storage.clock import Clock
 from storage.metadata.store import MetadataStore

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from api.http.problems import RestException
-from api.http.thread_pools import WaitsFor
+from api.broker.threads import WaitsFor
 from api.pulsar.commands import Refused
 from api.pulsar.pulsar_api_pb2 import ServerError
+from storage.errors import Unavailable
 
 Answer = TypeVar("Answer")
 MOST_OF_CONNECTION = 5_000
@@ -26,14 +26,14 @@ _PART_OF_THREADS = 4
 
 
 class Threads(Protocol):
-    """Threads of one kind, as api/http/thread_pools.py has them."""
+    """Threads of one kind, as api/broker/threads.py has them."""
 
     @property
     def size(self) -> int:
         """The most threads that there are."""
 
     async def run(self, work: Callable[..., Answer], *arguments: object) -> Answer:
-        """Return what `work` returns. Raises RestException (503)."""
+        """Return what `work` returns. Raises Unavailable."""
 
     async def run_to_end(self, work: Callable[..., Answer], *arguments: object) -> Answer:
         """As `run`, without a deadline."""
@@ -70,8 +70,10 @@ class _GatedThreads:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 await self._gate.acquire()
         except TimeoutError:
-            raise RestException(
-                503, f"other requests of the role have held its threads for {self._timeout_ms} ms: try again"
+            raise Unavailable(
+                f"other requests of the role have held its threads for {self._timeout_ms} ms",
+                "try again",
+                is_public=True,
             ) from None
 
 

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from api.broker.serving.consumer import Consumer
+from api.broker.threads import WaitsFor
 from api.http.access import AuthAction, Caller
 from api.http.audit import note_change
-from api.http.thread_pools import WaitsFor
 from api.pulsar.admission import MOST_OF_CONNECTION, RoleThreads
 from api.pulsar.commands import Refused, failure, refusal
 from api.pulsar.frames import PADDING_BYTES, Frame, MalformedFrame, decoded, encoded

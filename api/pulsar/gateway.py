@@ -1,7 +1,7 @@
 """The gateway: Pulsar's binary protocol on a port of its own, over the log, the readers and the cursors of REST.
 
 It runs in the event loop of the HTTP server. What waits for database, log directory or store runs in the threads of
-`api/http/thread_pools.py`. A topic is opened once for all its producers and consumers (topics.py); once a second
+`api/broker/threads.py`. A topic is opened once for all its producers and consumers (topics.py); once a second
 cursors are flushed, topics that nobody uses are closed, and those that were lost tell their clients to look them up
 again.
 """
@@ -20,16 +20,16 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from api.broker.refusals import NotTheOwner
 from api.broker.serving.connected_clients import ClientCounts, TopicClients
 from api.broker.serving.cursor_writer import CursorWriter
 from api.broker.serving.deduplication import Deduplication
 from api.broker.serving.page_budget import PageBudget
 from api.broker.serving.sequence_loads import SequenceLoads
 from api.broker.serving.subscription import SubscribeRequest, Subscription
+from api.broker.threads import WaitsFor
 from api.http.connections import Listener, most_connections
-from api.http.owner_proxy import NotTheOwner
 from api.http.problems import RestException
-from api.http.thread_pools import WaitsFor
 from api.observability.logs import LogThrottle
 from api.pulsar import stats
 from api.pulsar.admission import Admission
@@ -43,7 +43,6 @@ from api.pulsar.tail import Tail, TailBudget
 from api.pulsar.topics import PersistentTopic, TopicSettings
 from api.pulsar.turns import Turns
 from api.pulsar.watching import NamespaceWatch
-from api.pulsar.workers import PoolWorkers
 from api.service import Service
 from storage.cursor import Cursor
 from storage.errors import CompactorError, LeaseHeld, NotFound
@@ -142,9 +141,7 @@ class Gateway:
         """While a topic is opened or closed; gone with the last that waits for it."""
         self._tails = TailBudget(settings.tail_bytes)
         self._pages = PageBudget(settings.page_bytes)
-        self._cursor_writer = CursorWriter(
-            parts.environment.metadata, PoolWorkers(parts.pools[WaitsFor.DATABASE]), TICK_SECONDS
-        )
+        self._cursor_writer = CursorWriter(parts.environment.metadata, parts.pools[WaitsFor.DATABASE], TICK_SECONDS)
         self._ticked_ms = self.clock.now_ms()
         self._sequence_loads = SequenceLoads(parts.pools[WaitsFor.SEQUENCES].run_to_end)
         self._servers: list[asyncio.Server] = []

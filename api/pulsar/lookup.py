@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from api.http.owner_proxy import NotTheOwner
+from api.broker.refusals import NotTheOwner
 from api.pulsar.commands import Refused
 from api.pulsar.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
 from api.service import Service

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
-from api.http.thread_pools import WaitsFor
 from api.pulsar import lookup
 from api.pulsar.commands import Refused, success
 from api.pulsar.lookup import parse_name

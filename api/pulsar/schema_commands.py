@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
-from api.http.thread_pools import WaitsFor
 from api.pulsar.commands import Refused
 from api.pulsar.lookup import parse_name
 from api.pulsar.pulsar_api_pb2 import BaseCommand, Schema, ServerError

@@ -24,15 +24,13 @@ from api.broker.serving.publishing import Outcome, PublishQueue, QueuedEntry
 from api.broker.serving.rates import Rate
 from api.broker.serving.sequence_loads import SequenceLoads
 from api.broker.serving.subscription import SubscribeRequest, Subscription
-from api.broker.threads import LimitedWorkers, Workers
+from api.broker.threads import LimitedWorkers, Pools, WaitsFor, Workers
 from api.http.problems import RestException
-from api.http.thread_pools import Pools, WaitsFor
 from api.observability.logs import LogThrottle
 from api.pulsar.commands import Refused
 from api.pulsar.producers import Producer, ProducerRegistry
 from api.pulsar.pulsar_api_pb2 import ServerError
 from api.pulsar.tail import Tail
-from api.pulsar.workers import PoolWorkers
 from storage.clock import Clock
 from storage.errors import CompactorError, Conflict, InvalidInput, NotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
@@ -90,12 +88,12 @@ class PersistentTopic:
         self.tail = tail
         self.cursor_writer = cursor_writer
         self.page_budget = page_budget
-        self.store: Workers = LimitedWorkers(PoolWorkers(pools[WaitsFor.STORE]), _STORE_CALLS, _STORE_SECONDS)
-        self.database: Workers = PoolWorkers(pools[WaitsFor.DATABASE])
+        self.store: Workers = LimitedWorkers(pools[WaitsFor.STORE], _STORE_CALLS, _STORE_SECONDS)
+        self.database: Workers = pools[WaitsFor.DATABASE]
         self.over_quota = over_quota
         self.producers = ProducerRegistry(self, producer_epoch)
         self.subscriptions: dict[str, Subscription] = {}
-        workers = PoolWorkers(pools[WaitsFor.LOG])
+        workers = pools[WaitsFor.LOG]
         self.publishing = PublishQueue(
             self.name, workers, self.append, self._store_sequences_if_due, self.lost, log_throttle.warn
         )

@@ -13,9 +13,9 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 
+from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
 from api.observability.logs import LogThrottle
 from api.rest.tenancy.bundles import RANGES, bundle_of
 from api.rest.topics.stats_models import NO_CONSUMER

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from fastapi import Body
 from pydantic import BaseModel, Field
 
+from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
 from api.reports import document_of, shown_error
 from api.rest.models import StrictBody
 from api.service import Parts

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 from fastapi import Body, Query
 
+from api.broker.threads import WaitsFor
 from api.documents import TrimReport
 from api.http.access import AuthAction, InFull
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
 from api.reports import trim_document
 from api.rest import resolve
 from api.rest.models import StrictBody, done

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from api.broker.threads import WaitsFor
 from api.documents import VerifyReport
 from api.http.access import AuthAction, InFull
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
 from api.reports import verify_document
 from api.rest import resolve
 from api.service import Parts

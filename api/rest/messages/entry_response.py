@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 from starlette.responses import Response
 
+from api.broker.threads import WaitsFor
 from api.http.problems import RestException
-from api.http.thread_pools import WaitsFor
 from api.rest.models import moment
 from storage.entries.encode import encode_batch
 from storage.entries.entry import parse

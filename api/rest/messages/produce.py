@@ -16,15 +16,15 @@ from fastapi import Path, Query, Request
 from starlette.responses import Response
 
 from api.background.maintenance_loop import QUOTA_CHECK_MS
+from api.broker.refusals import NotTheOwner
 from api.broker.serving.key_routing import partition_of
+from api.broker.threads import WaitsFor
 from api.formats.text_encoding import TextEncoding, to_text
 from api.http.access import AuthAction
-from api.http.owner_proxy import NotTheOwner
 from api.http.paths import TOPIC_PATH, Topic, segment
 from api.http.problems import RestException, log_for_operators, public_reason, status_of
 from api.http.query_parameters import AUTHORITATIVE
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
 from api.observability.redaction import shown
 from api.rest import resolve
 from api.rest.messages.produce_models import JSON_LINES, NewMessage, ProducerAck, ProducerAcks, ProducerMessages, parsed

@@ -1,7 +1,7 @@
 """Bodies of produce requests: Pulsar's `ProducerMessages`, or JSON Lines as `compactor produce` reads them.
 
 Bounds, before anything is made of a body: how many messages it may hold, and how many values in all. So a parser takes
-milliseconds at a time, whatever was sent. All of this runs in a thread (`api/http/thread_pools.py`).
+milliseconds at a time, whatever was sent. All of this runs in a thread (`api/broker/threads.py`).
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ import pyarrow as pa
 from fastapi import Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
+from api.broker.threads import WaitsFor
 from api.formats.jsonl import JsonLinesWriter
 from api.formats.text_encoding import TextEncoding
 from api.http.access import AuthAction, caller_of
@@ -30,7 +31,6 @@ from api.http.owner_proxy import FORWARDED
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException, refusals
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
 from api.rest import resolve
 from api.service import Parts, Service
 from storage.errors import InvalidInput, OffsetOutOfRange, SegmentNotLocal

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from api.broker.serving.key_routing import partition_of
+from api.broker.threads import WaitsFor
 from api.formats.jsonl import JsonLinesWriter
 from api.formats.text_encoding import TextEncoding, to_bytes
 from api.http.access import AuthAction
@@ -23,7 +24,6 @@ from api.http.paths import TOPIC_PATH, Topic, decoded
 from api.http.problems import RestException
 from api.http.query_parameters import AUTHORITATIVE
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
 from api.rest import resolve
 from api.rest.messages.entry_response import (
     ENTRY,

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 from fastapi import Body, Path, Request
 
+from api.broker.refusals import NotTheOwner
+from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
-from api.http.owner_proxy import NotTheOwner
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded, segment
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
 from api.rest import resolve
 from api.rest.messages.entry_response import MOST_ENTRIES, entries
 from api.rest.models import PulsarAnswer

@@ -13,10 +13,11 @@ from typing import Annotated, Any
 from fastapi import Body, Path, Request
 from pydantic import Field
 
+from api.broker.threads import WaitsFor
 from api.http.access import AuthAction, require_here
+from api.http.context import pools_of
 from api.http.paths import TOPIC_PATH, decoded
 from api.http.problems import RestException, reported_as
-from api.http.thread_pools import WaitsFor, pools_of
 from api.rest import resolve
 from api.rest.models import INT, LONG, PulsarBody, TextByName
 from api.service import Service

@@ -12,12 +12,12 @@ from typing import Annotated
 from fastapi import Body, Depends, Path, Query
 from starlette.responses import Response
 
+from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
 from api.http.paths import TOPIC_PATH, Topic, decoded
 from api.http.problems import RestException
 from api.http.query_parameters import AUTHORITATIVE
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
 from api.rest import resolve
 from api.rest.messages.entry_response import ENTRY, MOST_ENTRIES, NOT_FOUND, entries, entry_response, refuse_far
 from api.rest.models import LONG, TextByName

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
 from api.rest import resolve
 from api.rest.models import moment
 from api.rest.topics.stats import of_topic, partitioned

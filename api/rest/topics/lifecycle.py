@@ -12,12 +12,12 @@ from typing import Annotated, Any
 from fastapi import Body, Query
 from pydantic import BaseModel, Field
 
+from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE, AuthAction
 from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import RestException, reported_as
 from api.http.query_parameters import AUTHORITATIVE, KNOWN_QUERY
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
 from api.rest import resolve
 from api.rest.brokers.unsupported_features import check_no_shadow
 from api.rest.models import StrictBody, TextByName

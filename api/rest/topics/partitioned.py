@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Request
 from pydantic import BaseModel, ValidationError
 
+from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE, AuthAction
 from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import RestException, reported_as
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
 from api.rest import resolve
 from api.rest.models import UNREADABLE, MissingBody, PulsarBody, int_number, parsed, read_body, unreadable
 from api.rest.topics.lifecycle import EXISTS, NO_NAMESPACE, connected, refuse_clients, written_by_a_service

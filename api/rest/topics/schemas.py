@@ -13,11 +13,11 @@ from pydantic import Field
 
 from api.broker.schema_compatibility import SchemaType, join_parts, split_parts
 from api.broker.schemas import IncompatibleSchema, type_name
+from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE, AuthAction
 from api.http.paths import Topic
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
 from api.rest import resolve
 from api.rest.models import PulsarAnswer, PulsarBody
 from api.service import Parts, Service

@@ -11,11 +11,11 @@ from fastapi import Depends, Query, Request
 from pydantic import BaseModel
 
 from api.broker.serving.connected_clients import TopicClients
+from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
 from api.rest import resolve
 from api.rest.topics.lookup import service_urls
 from api.rest.topics.stats_models import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.http.thread_pools import Pool, WaitsFor
+from api.broker.threads import Pool, WaitsFor
 from api.rest.brokers import broker_stats
 from storage.errors import Misconfigured
 from storage.model import TopicName

@@ -10,8 +10,8 @@ from unittest import mock
 
 import pytest
 
+from api.broker.threads import Pool, WaitsFor
 from api.http.single_flight import MAX_AGE_MS, RunPoller
-from api.http.thread_pools import Pool, WaitsFor
 from api.rest.compaction import runs
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import RunRecord

@@ -10,10 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from api.http.owner_proxy import NotTheOwner
-from api.http.problems import RestException
-from api.http.thread_pools import STUCK_MS, Pool, WaitsFor
-from storage.errors import Unavailable
+from api.broker.refusals import NotTheOwner, PoolBusy
+from api.broker.threads import STUCK_MS, Pool, WaitsFor
+from storage.errors import Unavailable, public_text
 from storage.metadata.records import ServiceRecord
 from tests.clocks import ManualClock
 from tests.event_loop import in_event_loop
@@ -53,9 +52,10 @@ async def test_what_hangs_holds_its_own_pool_alone_and_the_next_are_refused_at_o
     queued = asyncio.create_task(store.run(int, "8"))  # they may be just about to end
     await asyncio.sleep(0)
     clock.advance(STUCK_MS)
-    with pytest.raises(RestException, match="object store has not answered any of 2 requests") as refused:
+    with pytest.raises(PoolBusy, match="object store has not answered any of 2 requests") as refused:
         await store.run(int, "9")
-    assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "1"})
+    assert (refused.value.kind, refused.value.resource) == ("stuck", WaitsFor.STORE)
+    assert public_text(refused.value) == "the object store has not answered any of 2 requests for 5000 ms: try again"
     leave.set()
     assert (await asyncio.gather(*tasks), await queued) == ([True, True], 8)
     assert await store.run(int, "9") == 9
@@ -69,9 +69,9 @@ async def test_at_the_deadline_the_answer_comes_and_what_has_not_begun_never_doe
     begun: list[str] = []
     started = threading.Event()
     while not started.is_set():  # on a busy machine a call may miss its deadline before it begins
-        with pytest.raises(RestException, match="has not answered within 1 ms"):
+        with pytest.raises(PoolBusy, match="has not answered within 1 ms"):
             await pool.run(lambda: (started.set(), leave.wait(30)))
-    with pytest.raises(RestException, match="has not answered within 1 ms"):
+    with pytest.raises(PoolBusy, match="has not answered within 1 ms"):
         await pool.run(begun.append, "too late")
     leave.set()
     # Not `pool.run`: its own deadline is as short.
@@ -79,7 +79,7 @@ async def test_at_the_deadline_the_answer_comes_and_what_has_not_begun_never_doe
     while not settled.is_set():
         try:
             await pool.run(settled.set)
-        except RestException:
+        except PoolBusy:
             continue
     assert begun == []
     assert [record.message for record in caplog.records] == [
@@ -93,7 +93,7 @@ async def test_a_queue_has_an_end(leave: threading.Event) -> None:
     tasks = await hung(pool, leave, 1)
     waiting = [asyncio.create_task(pool.run(int, "1")) for _ in range(16)]
     await asyncio.sleep(0)
-    with pytest.raises(RestException, match="is waited for by 17 requests already"):
+    with pytest.raises(PoolBusy, match="is waited for by 17 requests already"):
         await pool.run(int, "1")
     leave.set()
     await asyncio.gather(*tasks, *waiting)
@@ -180,7 +180,7 @@ async def test_what_ends_other_work_is_called_also_by_a_pool_that_refuses(leave:
     pool = Pool(WaitsFor.LOG, 1, FAR_MS, clock)
     tasks = await hung(pool, leave, 1)
     clock.advance(STUCK_MS)
-    with pytest.raises(RestException):
+    with pytest.raises(PoolBusy):
         await pool.run(int, "1")
     finished = asyncio.create_task(pool.finish(lambda: "released"))
     await asyncio.sleep(0)
@@ -198,10 +198,10 @@ async def test_what_ends_other_work_is_called_also_after_its_deadline(leave: thr
         begun.set()
         leave.wait(30)
 
-    with pytest.raises(RestException, match="within 1 ms"):
+    with pytest.raises(PoolBusy, match="within 1 ms"):
         await pool.run(hang)
     await asyncio.to_thread(begun.wait, 30)
-    with pytest.raises(RestException, match="within 1 ms"):
+    with pytest.raises(PoolBusy, match="within 1 ms"):
         await pool.finish(released.set)
     leave.set()
     assert await asyncio.to_thread(released.wait, 30)
@@ -259,8 +259,8 @@ async def test_where_no_thread_can_be_made_the_request_is_refused_and_the_next_o
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", none_left)
-        with pytest.raises(RestException, match="has no thread") as refused:
+        with pytest.raises(PoolBusy, match="has no thread") as refused:
             await pool.run(begun.append, 1)
-    assert refused.value.status_code == 503
+    assert refused.value.kind == "threads"
     assert await pool.run(int, "7") == 7
     assert begun == []

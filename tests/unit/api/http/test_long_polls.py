@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from api.broker.threads import Pool, WaitsFor
 from api.http import long_polls
 from api.http.long_polls import LongPolls
 from api.http.problems import RestException
-from api.http.thread_pools import Pool, WaitsFor
 from storage.errors import Unavailable
 from tests.entries import one, produce
 from tests.event_loop import in_event_loop

@@ -16,7 +16,8 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from api.http.owner_proxy import NotTheOwner, OwnerProxy
+from api.broker.refusals import NotTheOwner
+from api.http.owner_proxy import OwnerProxy
 from api.http.paths import segment
 from api.http.problems import RestException
 from storage.environment import Environment

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from api.broker.refusals import PoolBusy
 from api.http.problems import RestException
 from api.reports import shown_error
 from storage.errors import (
@@ -52,6 +53,15 @@ def test_no_answer_holds_a_secret_nor_where_store_and_database_are(error: Compac
         assert hidden not in answer or isinstance(error, InvalidInput)
     assert "hunter2" not in answer
     assert "is no topic" in answer or "cannot be reached" in answer or "see the log of the service" in answer
+
+
+def test_a_pool_that_refuses_is_answered_with_the_time_to_wait_and_not_logged_twice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answer = answering(PoolBusy("the database has not answered within 1 ms", "deadline", "database")).get("/read")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json() == {"reason": "the database has not answered within 1 ms: try again"}
+    assert not caplog.records
 
 
 def test_what_is_the_operators_is_logged_once_whole(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,9 +12,9 @@ from fastapi import Body, Depends, Request
 from fastapi.dependencies.models import Dependant
 
 from api.app import ROUTERS
+from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
 from api.http.router import Routes
-from api.http.thread_pools import WaitsFor
 from api.http.tokens import create
 from api.rest.models import long_body
 from api.settings.settings import Settings

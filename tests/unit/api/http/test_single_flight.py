@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from api.broker.threads import Pool, WaitsFor
 from api.http.single_flight import SingleFlight
-from api.http.thread_pools import Pool, WaitsFor
 from tests.clocks import ManualClock
 from tests.event_loop import in_event_loop
 

@@ -13,7 +13,7 @@ from api.broker.serving.deduplication import Deduplication
 from api.broker.serving.logs import TopicLogs
 from api.broker.serving.page_budget import PageBudget
 from api.broker.serving.sequence_loads import SequenceLoads
-from api.http.thread_pools import Pools, WaitsFor
+from api.broker.threads import Pools, WaitsFor
 from api.observability.logs import LogThrottle
 from api.pulsar.tail import Tail, TailBudget
 from api.pulsar.topics import PersistentTopic, TopicSettings

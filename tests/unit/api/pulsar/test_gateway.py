@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from api.http.thread_pools import WaitsFor
+from api.broker.threads import WaitsFor
 from api.pulsar.gateway import Gateway, GatewaySettings
 from api.pulsar.lookup import LookupResult
 from api.settings.settings import Settings

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from api.broker.serving.logs import TopicLogs
-from api.http.thread_pools import WaitsFor
+from api.broker.threads import WaitsFor
 from api.pulsar import gateway as gateway_module
 from api.pulsar.gateway import Gateway, GatewaySettings
 from api.pulsar.lookup import LookupResult

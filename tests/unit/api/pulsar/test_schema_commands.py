@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from api.http.thread_pools import WaitsFor
+from api.broker.threads import WaitsFor
 from api.pulsar.pulsar_api_pb2 import Schema
 from api.pulsar.schema_commands import ensure_readable, ensure_stored
 from storage.metadata.schemas import SchemaRecord

@@ -10,8 +10,7 @@ from typing import Any, cast
 import pytest
 
 from api.broker.serving.entry_pages import EntryPages, Page
-from api.http.problems import RestException
-from api.http.thread_pools import Pool
+from api.broker.threads import Pool
 from storage.entries.rebuild import DeliverableEntry
 from storage.errors import Unavailable
 from storage.reading.entry_reader import EntryReader
@@ -61,7 +60,7 @@ class Threads:
         self.running.append(future)
         if self.gives_up is not None:
             await self.gives_up.wait()
-            raise RestException(503, "has not answered")
+            raise Unavailable("has not answered", "try again")
         return await asyncio.shield(future)
 
 
@@ -125,7 +124,7 @@ def test_a_page_whose_caller_gave_up_is_given_next() -> None:
         pages = pages_of(reader, pool)
         pool.gives_up = asyncio.Event()
         pool.gives_up.set()
-        with pytest.raises(RestException):
+        with pytest.raises(Unavailable):
             await pages.next()
         pool.gives_up = None
         assert [offsets(await pages.next()) for _ in range(3)] == [[0], [1], [2]]
