@@ -31,8 +31,8 @@ from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord, TopicSnapshot
 from storage.model import EARLIEST, LATEST, LogPosition, Message, MessageId, TopicName
 from storage.owner import owner_name
+from storage.positions import CompactedProgress, ContinuationToken
 from storage.reading.compacted_reader import CompactedReader
-from storage.reading.continuation_token import CompactedProgress, ContinuationToken
 from storage.reading.entry_reader import EntryReader
 from storage.reading.key_lookup import point_read
 from storage.reading.last_message import LastMessageFinder

@@ -42,7 +42,7 @@ from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import CompactedLedgerRecord, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, LATEST
-from storage.reading.continuation_token import CompactedProgress, ContinuationToken
+from storage.positions import CompactedProgress, ContinuationToken
 from storage.reading.raw_reader import RawReader, last_offset
 from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader
 

@@ -21,8 +21,8 @@ from storage.entries.rebuild import DeliverableEntry, EntryBuilder
 from storage.ledger.seek import StartOffset
 from storage.log.segment_tables import SegmentEntryReader, is_large
 from storage.model import EARLIEST
+from storage.positions import CompactedProgress, ContinuationToken
 from storage.reading.compacted_reader import CompactedReader
-from storage.reading.continuation_token import CompactedProgress, ContinuationToken
 from storage.reading.raw_reader import RawReader
 
 Source = RawReader | CompactedReader

@@ -28,8 +28,8 @@ from storage.ledger import rows
 from storage.ledger.seek import StartOffset
 from storage.log.segment_tables import is_large
 from storage.model import Message
+from storage.positions import ContinuationToken
 from storage.reading.compacted_reader import CompactedReader
-from storage.reading.continuation_token import ContinuationToken
 from storage.reading.raw_reader import RawReader, last_offset
 from storage.reading.snapshot_reader import row_messages
 

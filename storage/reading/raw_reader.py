@@ -35,7 +35,7 @@ from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import TopicSnapshot
 from storage.model import EARLIEST, LATEST
 from storage.objects.interface import ObjectStore
-from storage.reading.continuation_token import ContinuationToken
+from storage.positions import ContinuationToken
 from storage.reading.snapshot_reader import SnapshotReader
 
 

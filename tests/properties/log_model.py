@@ -16,7 +16,7 @@ from storage.ledger.seek import StartPosition
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.segment import AppendResult
 from storage.model import MessageId
-from storage.reading.continuation_token import ContinuationToken
+from storage.positions import ContinuationToken
 from storage.reading.page_reader import PageReader, ReadLimits
 from storage.reading.position_text import parse_start
 from storage.topic import Topic

@@ -37,7 +37,7 @@ from storage.errors import InvalidInput, OffsetOutOfRange, SegmentNotLocal
 from storage.ledger import rows
 from storage.ledger.seek import OffsetReset
 from storage.model import Message, TopicName
-from storage.reading.continuation_token import ContinuationToken
+from storage.positions import ContinuationToken
 from storage.reading.page_reader import MessagesPage, PageReader, ReadLimits, RowsPage
 from storage.reading.position_text import check_begins, parse_start
 from storage.topic import Topic as OpenTopic

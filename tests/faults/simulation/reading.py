@@ -16,7 +16,7 @@ from storage.errors import CompactorError, DataLoss, StateMayBeStale, TopicNotFo
 from storage.ledger.manifest import read_manifest
 from storage.metadata.records import TopicSnapshot
 from storage.model import EARLIEST, Message, MessageId
-from storage.reading.continuation_token import ContinuationToken
+from storage.positions import ContinuationToken
 from storage.reading.page_reader import ReadLimits
 from storage.reading.position_text import parse_start
 from storage.reading.snapshot_reader import messages

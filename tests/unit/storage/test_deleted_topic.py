@@ -19,7 +19,7 @@ from storage.log.log_manager import LogManager
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord
 from storage.model import EARLIEST
-from storage.reading.continuation_token import ContinuationToken
+from storage.positions import ContinuationToken
 from storage.reading.page_reader import PageReader, ReadLimits
 from storage.topic import Topic
 from tests.entries import one

@@ -20,8 +20,8 @@ from storage.ledger.manifest import Manifest, read_manifest
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, Pin
 from storage.model import EARLIEST, LATEST, Message, MessageId
+from storage.positions import ContinuationToken
 from storage.reading.compacted_reader import PIN_TTL_MS
-from storage.reading.continuation_token import ContinuationToken
 from storage.reading.page_reader import ReadLimits
 from storage.reading.snapshot_reader import row_messages
 from storage.topic import Topic

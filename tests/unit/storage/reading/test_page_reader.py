@@ -10,7 +10,7 @@ from compactor.maintenance.retention import Retention
 from storage.errors import StateMayBeStale
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message
-from storage.reading.continuation_token import ContinuationToken
+from storage.positions import ContinuationToken
 from storage.reading.page_reader import CHUNK_EXPIRY_MS, ReadLimits
 from storage.reading.position_text import parse_start
 from storage.topic import Topic
