@@ -1,14 +1,20 @@
-"""Where a read continues, as a value and as text: the continuation token of a page.
+"""Where a read begins, and where it continues, as values: what callers of `storage` give and get.
 
-A token says where the next page begins. Of a compacted read that has delivered something it also names the compacted
-ledger that the read is in, so that the next page, in any process, keeps R7 (compacted_reader.py):
+A read begins at a start position: `EARLIEST`, `LATEST` or another message id, an offset (`StartOffset`), or a publish
+time (`StartTime`): at that message, or at the next one that still exists. Where that is before the topic's first
+message, a raw read does as `OffsetReset` says (L3).
+
+A continuation token is where the next page begins. Of a compacted read that has delivered something it also names the
+compacted ledger that the read is in, so that the next page, in any process, keeps R7
+(storage/reading/compacted_reader.py). As text:
 
     17              from offset 17 on. Any start (`earliest`, a message id, `@` and a time) is a token, too
     17~5h103        the read is in compacted ledger 5, and complete up to offset 103; `e`: 5 is in event-time order
     17~5r, 17~r     the read has left compacted ledger 5, or was in none, and continues raw
     17.29, 17.29~r  a chunked message that began at 17 was not complete; messages up to 29 were delivered already
 
-A read that has delivered nothing holds no state that could be stale: its token is its start.
+A read that has delivered nothing holds no state that could be stale: its token is its start. Must not know: how other
+starts are written; each door parses its own (`from_token`).
 """
 
 from __future__ import annotations
@@ -16,11 +22,36 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
-from storage.ledger.seek import StartOffset, StartPosition, StartTime
-from storage.model import EARLIEST, LATEST
+from storage.model import EARLIEST, LATEST, MessageId
 
 _TOKEN = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?(?:~(\d{0,18})(?:h(\d{1,18}))?(e?)(r?))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class StartOffset:
+    """Begin at an offset, or at the next message that is left."""
+
+    offset: int
+
+
+@dataclass(frozen=True)
+class StartTime:
+    """Begin at the first message that was published then or later; milliseconds since the Unix epoch."""
+
+    publish_time: int
+
+
+StartPosition = MessageId | StartOffset | StartTime
+
+
+class OffsetReset(StrEnum):
+    """What a read does whose start is before the topic's first message."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    FAIL = "fail"
 
 
 @dataclass(frozen=True)

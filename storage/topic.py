@@ -21,7 +21,6 @@ from storage.environment import Environment
 from storage.errors import ObjectMissing, StateMayBeStale
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
-from storage.ledger.seek import OffsetReset, StartOffset, StartPosition, StartTime
 from storage.log.bulk_append import DEFAULT_LEDGER_BYTES, DEFAULT_WAIT_MS, BulkAppend
 from storage.log.lease import OnHeld
 from storage.log.lease_renewer import LeaseRenewer
@@ -31,7 +30,7 @@ from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord, TopicSnapshot
 from storage.model import EARLIEST, LATEST, LogPosition, Message, MessageId, TopicName
 from storage.owner import owner_name
-from storage.positions import CompactedProgress, ContinuationToken
+from storage.positions import CompactedProgress, ContinuationToken, OffsetReset, StartOffset, StartPosition, StartTime
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.entry_reader import EntryReader
 from storage.reading.key_lookup import point_read

@@ -11,8 +11,8 @@ from api.http.problems import public_reason
 from api.rest import resolve
 from api.service import Service
 from storage.errors import CompactorError
-from storage.ledger.seek import StartOffset
 from storage.model import EARLIEST, Message, TopicName
+from storage.positions import StartOffset
 from storage.reading.page_reader import ReadLimits
 from storage.topic import Topic
 

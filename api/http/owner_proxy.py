@@ -29,11 +29,11 @@ from api.broker.refusals import NotTheOwner
 from api.http.paths import kept
 from api.http.problems import RestException, answer
 from storage.clock import Clock
-from storage.ledger.seek import StartPosition
 from storage.log.directory import LogDirectory
 from storage.metadata.records import Lease, SegmentState, ServiceRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.owner import Owner, same_process
+from storage.positions import StartPosition
 from storage.reading.snapshot_reader import may_come_to
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from api.pulsar.schema_commands import ensure_readable
 from api.pulsar.schema_data import has_schema
 from storage.cursor import Cursor
 from storage.errors import CompactorError, Fenced
-from storage.ledger.seek import StartPosition, StartTime
 from storage.model import EARLIEST, LATEST, MessageId
+from storage.positions import StartPosition, StartTime
 from storage.topic import Topic
 
 if TYPE_CHECKING:

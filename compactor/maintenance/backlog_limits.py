@@ -33,12 +33,12 @@ from storage.errors import (
     SegmentNotLocal,
     Unavailable,
 )
-from storage.ledger.seek import StartOffset
 from storage.log.directory import LogDirectory
 from storage.log.unsealed_counts import unsealed_end
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentRecord, TopicRecord, TopicSnapshot
 from storage.model import LedgerRecord, LogPosition, TopicName
 from storage.options.policies import EVICT, HOLD, TopicPolicies
+from storage.positions import StartOffset
 from storage.reading.snapshot_reader import SnapshotReader, last_of
 from storage.topic import Topic
 

@@ -27,13 +27,14 @@ from compactor.maintenance.sequence_ids import store_sequence_ids
 from storage.environment import Environment
 from storage.errors import Conflict, DataLoss, recorded
 from storage.failpoints import Failpoint, failpoint
-from storage.ledger.seek import NOWHERE, StartTime
+from storage.ledger.seek import NOWHERE
 from storage.log.log_manager import LogManager
 from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentRecord, TopicRecord, TopicSnapshot
 from storage.model import MessageId
 from storage.options.policies import TopicPolicies
 from storage.options.resolution import PolicyResolution
+from storage.positions import StartTime
 from storage.reading.snapshot_reader import SnapshotReader
 from storage.topic import Topic
 

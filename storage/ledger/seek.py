@@ -1,16 +1,13 @@
-"""Where a read begins, and what of a topic is before that.
+"""Seek positions: the bound of a read, and what of a topic is before it.
 
-A read begins at a message id, an offset, or a publish time; a time is turned into an offset first: that of the first
-message that was published then or later. What is left is a *bound*, which says of pieces, row groups and rows whether
-they are before it; both kinds say the same of the same messages, because ids and offsets agree in order.
-
-What is below a topic's first message is out of range (L3): the caller chose what then (`OffsetReset`).
+A start position (storage/positions.py) that names a message becomes a bound, which says of extents, row groups and rows
+whether they are before it. Bounds by offset and by id say the same of the same messages, because ids and offsets agree
+in order. A publish time is first turned into the offset of the first message that was published then or later.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 import pyarrow as pa
@@ -19,31 +16,7 @@ import pyarrow.compute as pc
 from storage.ledger import rows
 from storage.ledger.rows_file import RowsReader
 from storage.model import LogPosition, MessageId
-
-
-@dataclass(frozen=True)
-class StartOffset:
-    """Begin at an offset, or at the next message that is left."""
-
-    offset: int
-
-
-@dataclass(frozen=True)
-class StartTime:
-    """Begin at the first message that was published then or later; milliseconds since the Unix epoch."""
-
-    publish_time: int
-
-
-StartPosition = MessageId | StartOffset | StartTime
-
-
-class OffsetReset(StrEnum):
-    """What a read does whose start is before the topic's first message."""
-
-    EARLIEST = "earliest"
-    LATEST = "latest"
-    FAIL = "fail"
+from storage.positions import StartOffset, StartPosition
 
 
 class SeekPosition(Protocol):

@@ -36,13 +36,13 @@ from storage.environment import Environment
 from storage.errors import CompactorError, DataLoss, Fenced, ObjectMissing, StateMayBeStale, Unavailable
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger.manifest import Manifest
-from storage.ledger.seek import NOWHERE, IdBound, OffsetBound, OffsetReset, SeekPosition, StartOffset, start_position_of
+from storage.ledger.seek import NOWHERE, IdBound, OffsetBound, SeekPosition, start_position_of
 from storage.log.lease import afterwards
 from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import CompactedLedgerRecord, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, LATEST
-from storage.positions import CompactedProgress, ContinuationToken
+from storage.positions import CompactedProgress, ContinuationToken, OffsetReset, StartOffset
 from storage.reading.raw_reader import RawReader, last_offset
 from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader
 

@@ -18,10 +18,9 @@ from dataclasses import replace
 import pyarrow as pa
 
 from storage.entries.rebuild import DeliverableEntry, EntryBuilder
-from storage.ledger.seek import StartOffset
 from storage.log.segment_tables import SegmentEntryReader, is_large
 from storage.model import EARLIEST
-from storage.positions import CompactedProgress, ContinuationToken
+from storage.positions import CompactedProgress, ContinuationToken, StartOffset
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.raw_reader import RawReader
 

@@ -25,10 +25,9 @@ from storage.clock import Clock
 from storage.entries.chunk_assembler import ChunkAssembler
 from storage.errors import CompactorError
 from storage.ledger import rows
-from storage.ledger.seek import StartOffset
 from storage.log.segment_tables import is_large
 from storage.model import Message
-from storage.positions import ContinuationToken
+from storage.positions import ContinuationToken, StartOffset
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.raw_reader import RawReader, last_offset
 from storage.reading.snapshot_reader import row_messages

@@ -14,9 +14,9 @@ from storage.errors import InvalidInput, InvalidMessageId, ObjectMissing, Offset
 from storage.model import EARLIEST, LATEST, LogPosition, MessageId
 
 if TYPE_CHECKING:
-    from storage.ledger.seek import StartPosition
     from storage.metadata.cursor_ranges import RangesSummary
     from storage.metadata.records import CursorRecord
+    from storage.positions import StartPosition
     from storage.reading.snapshot_reader import SnapshotReader
     from storage.topic import Topic
 
@@ -27,7 +27,7 @@ STARTS = "earliest, latest, an offset, @ and a time, or a message id as ledger:e
 
 def parse_start(text: str) -> StartPosition:
     """`earliest`, `latest`, an offset, `@` and a publish time, or a message id. Raises InvalidMessageId."""
-    from storage.ledger.seek import StartOffset, StartTime
+    from storage.positions import StartOffset, StartTime
 
     if text.isascii() and text.isdigit() and len(text) < 19:
         return StartOffset(int(text))
@@ -70,7 +70,8 @@ def mark_delete_before(topic: Topic, place: MessageId | int) -> LogPosition | No
     Where that message is gone, or a slot without a message, its id is the one right before the next message's. Raises
     InvalidInput for an offset behind the end.
     """
-    from storage.ledger.seek import StartOffset, seek_position_of
+    from storage.ledger.seek import seek_position_of
+    from storage.positions import StartOffset
     from storage.reading.raw_reader import is_below
 
     reader = topic.snapshot_reader()
@@ -108,7 +109,7 @@ def check_begins(topic: Topic, start: StartPosition) -> None:
 
 def is_behind_end(topic: Topic, start: StartPosition) -> bool:
     """Whether a start is behind where the next message comes."""
-    from storage.ledger.seek import StartOffset, StartTime
+    from storage.positions import StartOffset, StartTime
 
     if isinstance(start, StartTime):
         return False

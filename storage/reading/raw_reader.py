@@ -22,20 +22,12 @@ from collections.abc import Callable, Generator, Sequence
 import pyarrow as pa
 
 from storage.errors import ObjectDamaged, ObjectMissing, OffsetOutOfRange
-from storage.ledger.seek import (
-    NOWHERE,
-    IdBound,
-    OffsetBound,
-    OffsetReset,
-    SeekPosition,
-    StartPosition,
-    start_position_of,
-)
+from storage.ledger.seek import NOWHERE, IdBound, OffsetBound, SeekPosition, start_position_of
 from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import TopicSnapshot
 from storage.model import EARLIEST, LATEST
 from storage.objects.interface import ObjectStore
-from storage.positions import ContinuationToken
+from storage.positions import ContinuationToken, OffsetReset, StartPosition
 from storage.reading.snapshot_reader import SnapshotReader
 
 

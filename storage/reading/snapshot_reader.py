@@ -37,21 +37,14 @@ from storage.ledger import rows
 from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.manifest import Manifest, Part, read_manifest
 from storage.ledger.rows_file import RowsReader
-from storage.ledger.seek import (
-    NOWHERE,
-    OffsetBound,
-    SeekPosition,
-    StartPosition,
-    StartTime,
-    TimeBound,
-    seek_position_of,
-)
+from storage.ledger.seek import NOWHERE, OffsetBound, SeekPosition, TimeBound, seek_position_of
 from storage.log.segment_tables import TABLE_BYTES, SegmentTableReader, marked_large
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord, LogPosition, Message, MessageId, RowsObject
 from storage.objects.interface import ObjectStore
 from storage.options.policies import TopicPolicies
+from storage.positions import StartPosition, StartTime
 
 BOTH = frozenset({"compact", "delete"})
 _COMPACTED_REMEDY = (

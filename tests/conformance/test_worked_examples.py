@@ -31,12 +31,12 @@ from compactor.run.plan import (
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from compactor.scheduling.due import cause_of, due
 from storage.ledger.hashing import Xxh3KeyHasher
-from storage.ledger.seek import StartOffset
 from storage.log.directory import LogDirectory
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message, RowsObject, StoredObject
 from storage.objects.interface import StoreLocation
 from storage.options.resolution import CompactionTriggers
+from storage.positions import StartOffset
 from storage.reading.page_reader import PageReader, ReadLimits
 from storage.reading.snapshot_reader import messages
 from storage.topic import Topic

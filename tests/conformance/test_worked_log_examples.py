@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from storage.errors import ObjectDamaged
-from storage.ledger.seek import StartOffset
 from storage.log.segment import SegmentPaths
+from storage.positions import StartOffset
 from storage.reading.page_reader import ReadLimits
 from storage.reading.snapshot_reader import messages
 from storage.topic import Topic

@@ -16,8 +16,8 @@ from api.cli.local.produce_command import CompressionName
 from api.cli.main import GLOBAL_FLAGS, GLOBAL_OPTIONS, app
 from api.settings.settings import CONFIG_VARIABLE, SETTINGS
 from storage.ledger.rows import CompressionType
-from storage.ledger.seek import OffsetReset
 from storage.metadata.records import RunState
+from storage.positions import OffsetReset
 from tests.docs.commands import assert_exit_codes_are_documented, leaves, options
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -38,7 +38,6 @@ from typing import NoReturn
 from compactor.engines.engine import InProcessEngine
 from storage.checksums import crc32c
 from storage.errors import CompactionRunning, Fenced, LeaseHeld, NotFound
-from storage.ledger.seek import StartOffset
 from storage.log import topic_log
 from storage.log.directory import LogDirectory
 from storage.metadata.liveness import LEASE_TTL_MS
@@ -47,6 +46,7 @@ from storage.metadata.records import SegmentState
 from storage.metadata.store import MetadataStore
 from storage.model import Message, MessageId
 from storage.objects.registry import open_store
+from storage.positions import StartOffset
 from storage.reading.snapshot_reader import messages
 from tests.entries import batch, one
 from tests.workbench import TINY, Workbench, view

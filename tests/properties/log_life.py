@@ -14,13 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine
 from compactor.engines.engine import InProcessEngine
 from storage.errors import StateMayBeStale
 from storage.ledger.rows import RowType
-from storage.ledger.seek import StartOffset, StartPosition, StartTime
 from storage.log.directory import LogDirectory
 from storage.log.topic_log import TopicLog
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.objects.registry import open_store
+from storage.positions import StartOffset, StartPosition, StartTime
 from storage.reading.page_reader import ReadLimits
 from storage.topic import Topic
 from tests.properties.log_model import AskingClock, NoHeartbeat, Reading, Row, rows_of, times, values

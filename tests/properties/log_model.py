@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from storage.entries.encode import encode_batch, encode_message
 from storage.ledger.rows import CompressionType, RowType
-from storage.ledger.seek import StartPosition
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.segment import AppendResult
 from storage.model import MessageId
-from storage.positions import ContinuationToken
+from storage.positions import ContinuationToken, StartPosition
 from storage.reading.page_reader import PageReader, ReadLimits
 from storage.reading.position_text import parse_start
 from storage.topic import Topic

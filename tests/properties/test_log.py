@@ -23,12 +23,12 @@ from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
 from storage.errors import Fenced, LeaseHeld
 from storage.ledger.rows import RowType
-from storage.ledger.seek import StartOffset
 from storage.log.group_commit import Answer
 from storage.log.segment import AppendResult
 from storage.metadata.leases import LeaseStore
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.model import EARLIEST, LATEST, MessageId
+from storage.positions import StartOffset
 from storage.reading.page_reader import ReadLimits
 from tests.budgets import IN_CI, IN_SOAK
 from tests.properties.log_life import LogLife

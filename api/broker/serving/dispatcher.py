@@ -42,8 +42,8 @@ from api.broker.serving.selection import (
 )
 from storage.entries.entry import parse
 from storage.errors import CompactorError, InvalidRecord, StateMayBeStale
-from storage.ledger.seek import StartOffset
 from storage.model import EARLIEST
+from storage.positions import StartOffset
 
 if TYPE_CHECKING:
     from api.broker.serving.served_topic import ServedTopic

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 from api.broker.serving.entry_pages import EntryPages
 from api.broker.serving.page_budget import READER_BYTES, entry_bytes
 from storage.entries.rebuild import DeliverableEntry
-from storage.ledger.seek import StartOffset, StartPosition
 from storage.model import EARLIEST
+from storage.positions import StartOffset, StartPosition
 
 if TYPE_CHECKING:
     from api.broker.serving.served_topic import ServedTopic

@@ -35,9 +35,9 @@ from storage.ack_ranges import bitmap_of, mask_of
 from storage.cursor import Cursor, CursorSettings
 from storage.entries.rebuild import DeliverableEntry
 from storage.errors import CompactorError, Conflict, Fenced, NotFound, StateMayBeStale, Unavailable
-from storage.ledger.seek import StartOffset, StartPosition, StartTime
 from storage.metadata.records import READ_COMPACTED_PROPERTY
 from storage.model import EARLIEST, LATEST, LogPosition, MessageId
+from storage.positions import StartOffset, StartPosition, StartTime
 from storage.reading.entry_reader import EntryReader
 from storage.reading.position_text import first_at, mark_delete_before
 

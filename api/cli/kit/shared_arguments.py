@@ -47,6 +47,6 @@ Output = Annotated[OutputFormat, typer.Option(help="For people, or for scripts."
 
 
 ResetName = Literal["earliest", "latest", "fail"]
-"""Where a raw read begins if its start was trimmed; `storage.ledger.seek.OffsetReset` has them (a test compares)."""
+"""Where a raw read begins if its start was trimmed; `storage.positions.OffsetReset` has them (a test compares)."""
 StateName = Literal["RUNNING", "SUCCESS", "ERROR", "CANCELLED"]
 """States of a run; `storage.metadata.records.RunState` has them (a test compares the two)."""

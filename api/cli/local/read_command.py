@@ -69,7 +69,7 @@ def read_topic(
     if follow and output != "jsonl":
         raise InvalidInput(f"--follow cannot be shown as {output}", "leave --output out: one JSON line a message")
     encodings = key_encoding, value_encoding
-    from storage.ledger.seek import OffsetReset
+    from storage.positions import OffsetReset
 
     with open_environment(context.obj) as environment:
         source = open_topic(environment, topic)

@@ -21,9 +21,9 @@ from storage.entries.encode import encode_batch
 from storage.entries.entry import parse
 from storage.errors import OffsetOutOfRange, SegmentNotLocal
 from storage.ledger.rows import RowType
-from storage.ledger.seek import OffsetReset, StartPosition
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import MessageId
+from storage.positions import OffsetReset, StartPosition
 from storage.topic import Topic
 
 NOT_FOUND = "Message not found"

@@ -35,9 +35,8 @@ from api.rest import resolve
 from api.service import Parts, Service
 from storage.errors import InvalidInput, OffsetOutOfRange, SegmentNotLocal
 from storage.ledger import rows
-from storage.ledger.seek import OffsetReset
 from storage.model import Message, TopicName
-from storage.positions import ContinuationToken
+from storage.positions import ContinuationToken, OffsetReset
 from storage.reading.page_reader import MessagesPage, PageReader, ReadLimits, RowsPage
 from storage.reading.position_text import check_begins, parse_start
 from storage.topic import Topic as OpenTopic

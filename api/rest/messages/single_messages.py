@@ -38,9 +38,9 @@ from api.rest.models import INT, LONG, PulsarAnswer
 from api.service import Parts, Service
 from storage.errors import InvalidInput
 from storage.ledger import rows
-from storage.ledger.seek import StartOffset, StartTime
 from storage.metadata.records import TopicRecord
 from storage.model import Message, MessageId, TopicName
+from storage.positions import StartOffset, StartTime
 from storage.reading.position_text import first_at
 from storage.topic import Topic as OpenTopic
 

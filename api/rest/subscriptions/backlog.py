@@ -36,9 +36,9 @@ from api.service import Parts, Service
 from compactor.maintenance.backlog_limits import bytes_behind, extents
 from storage.cursor import Cursor
 from storage.errors import NotFound
-from storage.ledger.seek import StartOffset
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import EARLIEST, MessageId
+from storage.positions import StartOffset
 from storage.reading.position_text import first_at
 
 router = Routes("backlog")

@@ -23,9 +23,9 @@ from api.rest.models import INT, LONG, PulsarBody, TextByName
 from api.service import Service
 from storage.cursor import Cursor
 from storage.errors import Conflict, NotFound
-from storage.ledger.seek import StartOffset, StartTime
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import EARLIEST, LATEST, LogPosition, MessageId, TopicName
+from storage.positions import StartOffset, StartTime
 from storage.reading.position_text import first_at, mark_delete_before
 from storage.topic import Topic as OpenTopic
 

@@ -24,13 +24,13 @@ from storage.failpoints import Failpoint
 from storage.ledger import names
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import read_manifest
-from storage.ledger.seek import StartOffset
 from storage.log.directory import LogDirectory
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, GcSnapshot, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
+from storage.positions import StartOffset
 from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.clocks import ManualClock

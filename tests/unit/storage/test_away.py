@@ -10,10 +10,9 @@ import pytest
 
 from storage.environment import Environment
 from storage.errors import SegmentNotLocal
-from storage.ledger.seek import StartOffset
 from storage.log.directory import LogDirectory
 from storage.model import EARLIEST, LATEST
-from storage.positions import ContinuationToken
+from storage.positions import ContinuationToken, StartOffset
 from storage.reading.page_reader import ReadLimits
 from storage.reading.position_text import check_begins, first_at, mark_delete_before
 from storage.topic import Topic

@@ -21,11 +21,11 @@ from api.http.owner_proxy import OwnerProxy
 from api.http.paths import segment
 from api.http.problems import RestException
 from storage.environment import Environment
-from storage.ledger.seek import StartOffset, StartPosition, StartTime
 from storage.log.directory import LogDirectory
 from storage.metadata.records import ServiceRecord, TopicRecord
 from storage.model import EARLIEST, LATEST
 from storage.owner import Owner
+from storage.positions import StartOffset, StartPosition, StartTime
 from storage.topic import Topic
 from tests.certificates import certificate
 from tests.entries import NOW, one, produce

@@ -13,10 +13,10 @@ from compactor.run.plan import RunPolicies
 from storage.entries.encode import encode_message
 from storage.environment import Environment
 from storage.errors import Conflict, LeaseHeld, ObjectMissing
-from storage.ledger.seek import OffsetReset, StartOffset
 from storage.log.directory import LogDirectory
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentState
 from storage.model import EARLIEST, LATEST
+from storage.positions import OffsetReset, StartOffset
 from storage.topic import Topic
 from tests.workbench import Workbench, content, ids, raw, store_policy
 

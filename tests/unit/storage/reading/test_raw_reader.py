@@ -9,9 +9,9 @@ import pytest
 
 from storage.environment import Environment
 from storage.errors import ObjectMissing, OffsetOutOfRange
-from storage.ledger.seek import OffsetReset, StartOffset, StartPosition, StartTime
 from storage.model import EARLIEST, LATEST, Message, MessageId
 from storage.objects.interface import ObjectStore
+from storage.positions import OffsetReset, StartOffset, StartPosition, StartTime
 from storage.reading.page_reader import PageReader, ReadLimits
 from storage.reading.snapshot_reader import messages
 from storage.topic import Topic

@@ -8,9 +8,9 @@ from compactor.maintenance.retention import Retention
 from storage.environment import Environment
 from storage.errors import ObjectMissing, OffsetOutOfRange, StateMayBeStale, Unavailable
 from storage.ledger.manifest import read_manifest
-from storage.ledger.seek import OffsetReset, StartOffset, StartTime
 from storage.metadata.policy_store import topic_scope
 from storage.model import EARLIEST, LATEST, MessageId
+from storage.positions import OffsetReset, StartOffset, StartTime
 from storage.reading.page_reader import PageReader, ReadLimits
 from storage.reading.snapshot_reader import messages
 from storage.topic import Topic

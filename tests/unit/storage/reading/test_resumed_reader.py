@@ -6,8 +6,8 @@ import pytest
 
 from compactor.maintenance.retention import Retention
 from storage.errors import StateMayBeStale
-from storage.ledger.seek import StartOffset, StartPosition
 from storage.model import MessageId
+from storage.positions import StartOffset, StartPosition
 from storage.topic import Topic
 from tests.workbench import Workbench, content, ids, raw
 

@@ -17,9 +17,9 @@ from api.pulsar.topics import PersistentTopic
 from storage.cursor import Cursor
 from storage.entries.rebuild import DeliverableEntry
 from storage.errors import Unavailable
-from storage.ledger.seek import StartPosition
 from storage.metadata.records import READ_COMPACTED_PROPERTY
 from storage.model import EARLIEST, LATEST
+from storage.positions import StartPosition
 from storage.topic import Topic
 from tests.unit.api.pulsar.served_topic import opened, produce
 from tests.workbench import Workbench

@@ -12,8 +12,8 @@ from api.broker.serving.consumer import SubscriptionType
 from api.broker.serving.subscription import AckedEntry, SubscribeRequest, Subscription
 from storage.cursor import Cursor
 from storage.errors import StateMayBeStale, Unavailable
-from storage.ledger.seek import StartOffset, StartPosition
 from storage.model import EARLIEST, LogPosition, MessageId
+from storage.positions import StartOffset, StartPosition
 from storage.reading.entry_reader import EntryReader
 from storage.topic import Topic
 from tests.unit.api.broker.serving.consumers import NotingChannel, consumer
