@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from api.pulsar.gateway import Gateway
+    from api.pulsar.server import PulsarServer
 
 LOG = logging.getLogger(__name__)
 _BACKLOG = 2048
@@ -82,9 +82,9 @@ def serve(settings: Settings) -> None:
         from api.service import running
 
         with running(here) as service:
-            from api.pulsar.gateway import open_gateway
+            from api.pulsar.server import open_server
 
-            gateway = open_gateway(service, broker, broker_tls)
+            gateway = open_server(service, broker, broker_tls)
             serve_app(make_app(service), here, listener, service.polls.end, gateway)
     LOG.info("ended")
 
@@ -94,7 +94,7 @@ def serve_app(
     settings: Settings,
     listener: Listener,
     on_signal: Callable[[], object],
-    gateway: Gateway | None = None,
+    gateway: PulsarServer | None = None,
 ) -> None:
     """Answer requests on a socket that is bound, and the gateway's clients, until a signal."""
     import uvicorn

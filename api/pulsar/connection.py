@@ -23,18 +23,18 @@ from api.broker.threads import WaitsFor
 from api.http.access import AuthAction, Caller
 from api.http.audit import note_change
 from api.pulsar.admission import MOST_OF_CONNECTION, RoleThreads
-from api.pulsar.commands import Refused, failure, refusal
+from api.pulsar.codec.limits import CONNECT_BYTES, OverLimit
+from api.pulsar.errors import Refused, failure, refusal
 from api.pulsar.frames import PADDING_BYTES, Frame, MalformedFrame, decoded, encoded
-from api.pulsar.handlers import HANDLERS
+from api.pulsar.handlers.table import HANDLERS
 from api.pulsar.incoming import REQUEST_SECONDS, Incoming
-from api.pulsar.limits import CONNECT_BYTES, OverLimit
 from api.pulsar.producers import Producer
 from api.pulsar.pulsar_api_pb2 import BaseCommand, CommandConnect, ServerError
 from api.pulsar.watching import Watchers
 from storage.model import TopicName
 
 if TYPE_CHECKING:
-    from api.pulsar.gateway import Gateway
+    from api.pulsar.server import PulsarServer
 
 LOG = logging.getLogger(__name__)
 PROTOCOL_VERSION = 20
@@ -52,7 +52,7 @@ _TLS_HANDSHAKE = b"\x16\x03"
 class Connection(asyncio.Protocol):
     """A client's connection."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: PulsarServer) -> None:
         self.gateway = gateway
         self.parts = gateway.parts
         self.settings = gateway.settings

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from api.broker.serving.consumer import Consumer
-from api.pulsar.commands import ack_set
+from api.pulsar.errors import ack_set
 from api.pulsar.pulsar_api_pb2 import BaseCommand
 from storage.entries.rebuild import DeliverableEntry
 

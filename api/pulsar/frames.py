@@ -3,7 +3,7 @@
     4 size of all that follows | 4 size of the command | BaseCommand [ | an entry, as it is stored ]
 
 Numbers are big-endian. An entry (storage/entries/entry.py) follows SEND and MESSAGE only, and is not looked into here.
-A command begins with its type, which decides whether and how far the rest is read (api/pulsar/limits.py). A frame
+A command begins with its type, which decides whether and how far the rest is read (api/pulsar/codec/limits.py). A frame
 that is larger than allowed, or is no command, ends the connection: the next one cannot be located.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from api.pulsar import limits
+from api.pulsar.codec import limits
 from api.pulsar.pulsar_api_pb2 import BaseCommand
 
 _SIZE = Struct(">I")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from api.broker.refusals import NotTheOwner
-from api.pulsar.commands import Refused
+from api.pulsar.errors import Refused
 from api.pulsar.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
 from api.service import Service
 from storage.errors import NotFound, TopicNotFound

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from api.broker.serving.publishing import QueuedEntry
 from api.broker.serving.rates import Rate
 from api.broker.threads import WaitsFor
-from api.pulsar.commands import Refused, id_data, refusal
+from api.pulsar.errors import Refused, id_data, refusal
 from api.pulsar.pulsar_api_pb2 import BaseCommand, CommandProducer, ProducerAccessMode, ServerError
 from storage.errors import ChecksumMismatch
 from storage.model import MessageId

@@ -27,7 +27,7 @@ from api.broker.serving.subscription import SubscribeRequest, Subscription
 from api.broker.threads import LimitedWorkers, Pools, WaitsFor, Workers
 from api.http.problems import RestException
 from api.observability.logs import LogThrottle
-from api.pulsar.commands import Refused
+from api.pulsar.errors import Refused
 from api.pulsar.producers import Producer, ProducerRegistry
 from api.pulsar.pulsar_api_pb2 import ServerError
 from api.pulsar.tail import Tail

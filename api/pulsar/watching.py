@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from api.pulsar.admission import Threads
-from api.pulsar.commands import Refused
+from api.pulsar.errors import Refused
 from api.pulsar.pulsar_api_pb2 import BaseCommand, ServerError
 from api.pulsar.topic_patterns import Matches
 

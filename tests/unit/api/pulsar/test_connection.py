@@ -12,13 +12,13 @@ import pytest
 
 from api.http.tokens import create
 from api.observability.redaction import SHOWN
-from api.pulsar.commands import Refused, failure
+from api.pulsar.codec.limits import CONNECT_BYTES
 from api.pulsar.connection import MOST_REQUEST_BYTES, MOST_UNREAD_BYTES, Connection
+from api.pulsar.errors import Refused, failure
 from api.pulsar.frames import encoded
-from api.pulsar.gateway import Gateway
-from api.pulsar.limits import CONNECT_BYTES
 from api.pulsar.producers import Producer
 from api.pulsar.pulsar_api_pb2 import BaseCommand, ServerError
+from api.pulsar.server import PulsarServer
 from tests.asgi import access_of
 from tests.clocks import ManualClock
 from tests.event_loop import in_event_loop
@@ -92,7 +92,7 @@ class Peer:
             drop=lambda _: None,
         )
         self.gateway = gateway
-        self.connection = Connection(cast(Gateway, gateway))
+        self.connection = Connection(cast(PulsarServer, gateway))
         self.transport = Transport()
         self.connection.connection_made(self.transport)
 

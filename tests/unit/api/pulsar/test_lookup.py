@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from api.pulsar.commands import Refused
+from api.pulsar.errors import Refused
 from api.pulsar.lookup import LookupResult, find_or_create, look_up, partitions_of, topics_of
 from api.pulsar.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
 from api.service import Service

@@ -11,9 +11,9 @@ import pytest
 
 from api.broker.serving.logs import TopicLogs
 from api.broker.threads import WaitsFor
-from api.pulsar import gateway as gateway_module
-from api.pulsar.gateway import Gateway, GatewaySettings
+from api.pulsar import server as server_module
 from api.pulsar.lookup import LookupResult
+from api.pulsar.server import PulsarServer, PulsarSettings
 from api.service import Service
 from api.settings.settings import Settings
 from storage.entries.encode import encode_message
@@ -34,19 +34,19 @@ class Hanging:
 
 
 @pytest.fixture
-def open_gateway(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gateway]:
+def open_server(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> Callable[..., PulsarServer]:
     """Makes a gateway over the workbench, some of whose pools hang."""
 
-    def make(*hanging: WaitsFor) -> Gateway:
-        monkeypatch.setattr(gateway_module, "find_or_create", lambda *_: (topic.record, False))
-        monkeypatch.setattr(gateway_module, "owner_of", lambda *_: None)
+    def make(*hanging: WaitsFor) -> PulsarServer:
+        monkeypatch.setattr(server_module, "find_or_create", lambda *_: (topic.record, False))
+        monkeypatch.setattr(server_module, "owner_of", lambda *_: None)
         parts = SimpleNamespace(
             environment=bench,
             pools={what: Hanging() if what in hanging else AtOnce() for what in WaitsFor},
             producers=TopicLogs(bench.clock, most=2, idle_ms=5_000),
             settings=Settings(),
         )
-        return Gateway(cast(Service, parts), GatewaySettings.of(Settings()), LookupResult("", ""), [])
+        return PulsarServer(cast(Service, parts), PulsarSettings.of(Settings()), LookupResult("", ""), [])
 
     return make
 
@@ -56,7 +56,7 @@ def no_audit(*_: object) -> None:
 
 
 @in_event_loop
-async def _opened_while(gateway: Gateway, topic: Topic) -> None:
+async def _opened_while(gateway: PulsarServer, topic: Topic) -> None:
     served = await gateway.topic(topic.name, False, no_audit)
     loading = asyncio.create_task(served.load_sequences())
     await asyncio.sleep(0)
@@ -68,14 +68,14 @@ async def _opened_while(gateway: Gateway, topic: Topic) -> None:
 
 @pytest.mark.parametrize("hanging", [(WaitsFor.SEQUENCES,), (WaitsFor.SEQUENCES, WaitsFor.STORE)])
 def test_a_topic_is_open_while_its_sequence_ids_are_read(
-    bench: Workbench, topic: Topic, open_gateway: Callable[..., Gateway], hanging: tuple[WaitsFor, ...]
+    bench: Workbench, topic: Topic, open_server: Callable[..., PulsarServer], hanging: tuple[WaitsFor, ...]
 ) -> None:
     bench.set_policies(topic, **{"deduplication.enabled": True})
-    _opened_while(open_gateway(*hanging), topic)
+    _opened_while(open_server(*hanging), topic)
 
 
 @in_event_loop
-async def _load(gateway: Gateway, topic: Topic, is_deduplicating: bool) -> None:
+async def _load(gateway: PulsarServer, topic: Topic, is_deduplicating: bool) -> None:
     served = await gateway.topic(topic.name, False, no_audit)
     await served.load_sequences()
     assert served.is_deduplicating == is_deduplicating
@@ -84,13 +84,13 @@ async def _load(gateway: Gateway, topic: Topic, is_deduplicating: bool) -> None:
 
 
 def test_deduplication_that_is_switched_on_again_begins_at_the_end(
-    bench: Workbench, topic: Topic, open_gateway: Callable[..., Gateway]
+    bench: Workbench, topic: Topic, open_server: Callable[..., PulsarServer]
 ) -> None:
     bench.metadata.producer_sequences.store(topic.record.id, ProducerSequences(0, {"a": 9}))
     with topic.append_log() as log:
         log.append(encode_message(b"k", b"v", producer="b", sequence_id=7, publish_time=1))
-    _load(open_gateway(WaitsFor.STORE, WaitsFor.SEQUENCES), topic, False)
+    _load(open_server(WaitsFor.STORE, WaitsFor.SEQUENCES), topic, False)
     assert bench.metadata.producer_sequences.of_topic(topic.record.id) is None
     bench.set_policies(topic, **{"deduplication.enabled": True})
-    _load(open_gateway(WaitsFor.STORE), topic, True)
+    _load(open_server(WaitsFor.STORE), topic, True)
     assert bench.metadata.producer_sequences.of_topic(topic.record.id) == ProducerSequences(1, {})

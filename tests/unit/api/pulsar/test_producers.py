@@ -11,8 +11,8 @@ import pytest
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.publishing import QueuedEntry
 from api.broker.serving.subscription import SubscribeRequest
-from api.pulsar.commands import Refused
 from api.pulsar.connection import Connection
+from api.pulsar.errors import Refused
 from api.pulsar.producers import Producer
 from api.pulsar.pulsar_api_pb2 import BaseCommand, CommandProducer, ProducerAccessMode, ServerError
 from api.pulsar.topics import PersistentTopic

@@ -7,9 +7,9 @@ import random
 import pytest
 from hypothesis import given, strategies
 
+from api.pulsar.codec.limits import OverLimit
 from api.pulsar.frames import Frame, FrameParser, MalformedFrame, decoded, encoded
-from api.pulsar.handlers import HANDLERS
-from api.pulsar.limits import OverLimit
+from api.pulsar.handlers.table import HANDLERS
 from api.pulsar.pulsar_api_pb2 import BaseCommand
 
 MOST = 100_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.pulsar.commands import Refused
+from api.pulsar.errors import Refused
 from api.pulsar.topic_patterns import MOST_CHARACTERS, Matches, matching, pattern_of
 
 

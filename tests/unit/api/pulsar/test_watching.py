@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.pulsar.commands import Refused
+from api.pulsar.errors import Refused
 from api.pulsar.pulsar_api_pb2 import BaseCommand, ServerError
 from api.pulsar.topic_patterns import Matches
 from api.pulsar.watching import MOST_WATCHERS, NamespaceWatch, Watched, Watchers

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from api.broker.threads import WaitsFor
-from api.pulsar.gateway import Gateway, GatewaySettings
 from api.pulsar.lookup import LookupResult
+from api.pulsar.server import PulsarServer, PulsarSettings
 from api.settings.settings import Settings
 from storage.errors import Unavailable
 from storage.metadata.policy_store import BROKER
@@ -36,7 +36,7 @@ async def _announced(bench: Workbench) -> int:
         schemas=None,
         settings=Settings(),
     )
-    gateway = Gateway(cast(Any, parts), GatewaySettings.of(Settings()), LookupResult("", ""), [])
+    gateway = PulsarServer(cast(Any, parts), PulsarSettings.of(Settings()), LookupResult("", ""), [])
 
     await gateway.start()
     await gateway.close()

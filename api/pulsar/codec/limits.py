@@ -17,7 +17,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from api.pulsar.commands import Refused
+from api.pulsar.errors import Refused
 from api.pulsar.pulsar_api_pb2 import BaseCommand, ServerError
 
 STRUCTURE_BYTES = 16 << 10

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.subscription import AckedEntry, SubscribeRequest, entry_of
 from api.http.access import AuthAction
-from api.pulsar.commands import Refused, failure, id_data, message_id, refusal, success
 from api.pulsar.consumer_channel import ConnectionChannel, returns_dropped_slots
+from api.pulsar.errors import Refused, failure, id_data, message_id, refusal, success
+from api.pulsar.handlers.schemas import ensure_readable
 from api.pulsar.lookup import parse_name
 from api.pulsar.pulsar_api_pb2 import (
     BaseCommand,
@@ -22,7 +23,6 @@ from api.pulsar.pulsar_api_pb2 import (
     MessageIdData,
     ServerError,
 )
-from api.pulsar.schema_commands import ensure_readable
 from api.pulsar.schema_data import has_schema
 from storage.cursor import Cursor
 from storage.errors import CompactorError, Fenced

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
 from api.pulsar import lookup
-from api.pulsar.commands import Refused, success
+from api.pulsar.errors import Refused, success
 from api.pulsar.lookup import parse_name
 from api.pulsar.pulsar_api_pb2 import (
     BaseCommand,

@@ -33,8 +33,8 @@ from api.http.problems import RestException
 from api.observability.logs import LogThrottle
 from api.pulsar import stats
 from api.pulsar.admission import Admission
-from api.pulsar.commands import Refused
 from api.pulsar.connection import Connection
+from api.pulsar.errors import Refused
 from api.pulsar.live_subscriptions import ServedSubscription
 from api.pulsar.lookup import LookupResult, find_or_create, owner_of, topics_of
 from api.pulsar.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
@@ -70,11 +70,11 @@ _RECEIVE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class GatewaySettings:
+class PulsarSettings:
     """What the settings say of the protocol. Times are milliseconds, sizes bytes."""
 
     max_message_size: int
-    """Until `Gateway.start` has read the broker's policies."""
+    """Until `PulsarServer.start` has read the broker's policies."""
     connect_timeout_ms: int
     keep_alive_ms: int
     max_concurrent_lookups: int
@@ -89,7 +89,7 @@ class GatewaySettings:
     topic_idle_ms: int
 
     @classmethod
-    def of(cls, settings: Settings) -> GatewaySettings:
+    def of(cls, settings: Settings) -> PulsarSettings:
         """As they are set."""
         return cls(
             max_message_size=TopicPolicies.max_message_bytes,
@@ -108,13 +108,13 @@ class GatewaySettings:
         )
 
 
-class Gateway:
+class PulsarServer:
     """All connections and topics of one service. For one event loop; `start` and `close` are called in it."""
 
     def __init__(
         self,
         parts: Service,
-        settings: GatewaySettings,
+        settings: PulsarSettings,
         address: LookupResult,
         sockets: Sequence[tuple[Listener, ssl.SSLContext | None]],
     ) -> None:
@@ -482,7 +482,7 @@ class Gateway:
                 await asyncio.sleep(0)
 
 
-def open_gateway(parts: Service, plain: Listener | None, tls: Listener | None) -> Gateway:
+def open_server(parts: Service, plain: Listener | None, tls: Listener | None) -> PulsarServer:
     """The gateway of a service, on sockets that are bound; it is not started."""
     settings = parts.settings
     sockets: list[tuple[Listener, ssl.SSLContext | None]] = [] if plain is None else [(plain, None)]
@@ -491,4 +491,4 @@ def open_gateway(parts: Service, plain: Listener | None, tls: Listener | None) -
         context.load_cert_chain(settings.tls_certificate, settings.tls_key or None)
         sockets.append((tls, context))
     address = LookupResult(settings.broker_service_url or "", settings.broker_service_url_tls or "")
-    return Gateway(parts, GatewaySettings.of(settings), address, sockets)
+    return PulsarServer(parts, PulsarSettings.of(settings), address, sockets)

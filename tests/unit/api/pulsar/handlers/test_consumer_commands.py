@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from api.broker.serving.consumer import Consumer
 from api.broker.serving.subscription import SubscribeRequest
-from api.pulsar import consumer_commands
 from api.pulsar.connection import Connection
-from api.pulsar.consumer_commands import ACKS_AT_ONCE
+from api.pulsar.handlers import consumers
+from api.pulsar.handlers.consumers import ACKS_AT_ONCE
 from api.pulsar.pulsar_api_pb2 import BaseCommand
 from storage.model import EARLIEST
 from storage.topic import Topic
@@ -58,10 +58,10 @@ def test_many_acknowledgements_are_taken_in_pieces_and_nothing_overtakes_them(be
                 command.ack.message_id.add(ledger_id=1, entry_id=offset)
             connection = NotingConnection(reading)
             connection.is_full = True
-            consumer_commands.ack(cast(Connection, connection), command, b"")
+            consumers.ack(cast(Connection, connection), command, b"")
             assert (len(reading.pending), connection.holds) == (count - ACKS_AT_ONCE, set())
             connection.is_full = False
-            consumer_commands.ack(cast(Connection, connection), command, b"")
+            consumers.ack(cast(Connection, connection), command, b"")
             assert (len(reading.pending), connection.holds) == (count - ACKS_AT_ONCE, {"acknowledging"})
             await asyncio.gather(*connection.tasks)
             assert (len(reading.pending), connection.holds) == (0, set())

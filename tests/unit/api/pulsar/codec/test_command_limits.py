@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from api.pulsar import limits
+from api.pulsar.codec import limits
+from api.pulsar.codec.limits import LIMITS, Bound, Data, Fields, Items, OverLimit, Pairs, Text
 from api.pulsar.frames import Frame, MalformedFrame, decoded
-from api.pulsar.handlers import HANDLERS
-from api.pulsar.limits import LIMITS, Bound, Data, Fields, Items, OverLimit, Pairs, Text
+from api.pulsar.handlers.table import HANDLERS
 from api.pulsar.pulsar_api_pb2 import BaseCommand, ServerError
 
 SUBSCRIBE = {"topic": "t", "subscription": "s", "sub_type": 1, "consumer_id": 1, "request_id": 5}

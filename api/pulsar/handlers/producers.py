@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from api.broker.serving.publishing import QueuedEntry
 from api.http.access import AuthAction
-from api.pulsar.commands import Refused, success
+from api.pulsar.errors import Refused, success
 from api.pulsar.frames import MalformedFrame
+from api.pulsar.handlers.schemas import ensure_stored
 from api.pulsar.lookup import parse_name
 from api.pulsar.producers import Producer, check_quota
 from api.pulsar.pulsar_api_pb2 import BaseCommand, CommandProducer, Schema, ServerError
-from api.pulsar.schema_commands import ensure_stored
 from api.pulsar.schema_data import has_schema, version_bytes
 from storage.errors import Fenced
 from storage.model import TopicName

@@ -13,8 +13,8 @@ import pytest
 
 from api.pulsar.connection import Connection
 from api.pulsar.frames import encoded
-from api.pulsar.gateway import Gateway
 from api.pulsar.pulsar_api_pb2 import BaseCommand, ProducerAccessMode, ServerError
+from api.pulsar.server import PulsarServer
 from api.pulsar.topics import PersistentTopic
 from storage.entries.encode import encode_message
 from storage.errors import Unavailable
@@ -68,9 +68,11 @@ class Client(asyncio.Transport):
             drop=lambda _: None,
             publishing=lambda _, size: False,
             topic=self._topic_of(topic),
-            ensure_subscription=lambda topic, name: Gateway.ensure_subscription(cast(Gateway, None), topic, name),
+            ensure_subscription=lambda topic, name: PulsarServer.ensure_subscription(
+                cast(PulsarServer, None), topic, name
+            ),
         )
-        self.connection = Connection(cast(Gateway, gateway))
+        self.connection = Connection(cast(PulsarServer, gateway))
         self.connection.connection_made(self)
         self.send(type=BaseCommand.CONNECT, connect={"client_version": "t", "protocol_version": 20})
 

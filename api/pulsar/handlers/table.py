@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from api.pulsar import consumer_commands, lookup_commands, producer_commands, schema_commands
+from api.pulsar.handlers import consumers, lookup, producers, schemas
 from api.pulsar.pulsar_api_pb2 import BaseCommand, ServerError
 
 if TYPE_CHECKING:
@@ -42,25 +42,25 @@ HANDLERS: Mapping[int, Handler] = {
     BaseCommand.CONNECT: lambda connection, command, _: connection.connect(command),
     BaseCommand.PING: lambda connection, _, __: connection.ping(),
     BaseCommand.PONG: lambda connection, _, __: connection.pong(),
-    BaseCommand.LOOKUP: lookup_commands.look_up,
-    BaseCommand.PARTITIONED_METADATA: lookup_commands.partitioned_metadata,
-    BaseCommand.GET_TOPICS_OF_NAMESPACE: lookup_commands.list_topics,
-    BaseCommand.WATCH_TOPIC_LIST: lookup_commands.watch,
-    BaseCommand.WATCH_TOPIC_LIST_CLOSE: lookup_commands.unwatch,
-    BaseCommand.PRODUCER: producer_commands.producer,
-    BaseCommand.SEND: producer_commands.send,
-    BaseCommand.CLOSE_PRODUCER: producer_commands.close_producer,
-    BaseCommand.SUBSCRIBE: consumer_commands.subscribe,
-    BaseCommand.FLOW: consumer_commands.flow,
-    BaseCommand.ACK: consumer_commands.ack,
-    BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: consumer_commands.redeliver,
-    BaseCommand.UNSUBSCRIBE: consumer_commands.unsubscribe,
-    BaseCommand.SEEK: consumer_commands.seek,
-    BaseCommand.CLOSE_CONSUMER: consumer_commands.close_consumer,
-    BaseCommand.GET_LAST_MESSAGE_ID: consumer_commands.last_message_id,
-    BaseCommand.CONSUMER_STATS: consumer_commands.consumer_stats,
-    BaseCommand.GET_SCHEMA: schema_commands.get_schema,
-    BaseCommand.GET_OR_CREATE_SCHEMA: schema_commands.ensure_schema,
+    BaseCommand.LOOKUP: lookup.look_up,
+    BaseCommand.PARTITIONED_METADATA: lookup.partitioned_metadata,
+    BaseCommand.GET_TOPICS_OF_NAMESPACE: lookup.list_topics,
+    BaseCommand.WATCH_TOPIC_LIST: lookup.watch,
+    BaseCommand.WATCH_TOPIC_LIST_CLOSE: lookup.unwatch,
+    BaseCommand.PRODUCER: producers.producer,
+    BaseCommand.SEND: producers.send,
+    BaseCommand.CLOSE_PRODUCER: producers.close_producer,
+    BaseCommand.SUBSCRIBE: consumers.subscribe,
+    BaseCommand.FLOW: consumers.flow,
+    BaseCommand.ACK: consumers.ack,
+    BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: consumers.redeliver,
+    BaseCommand.UNSUBSCRIBE: consumers.unsubscribe,
+    BaseCommand.SEEK: consumers.seek,
+    BaseCommand.CLOSE_CONSUMER: consumers.close_consumer,
+    BaseCommand.GET_LAST_MESSAGE_ID: consumers.last_message_id,
+    BaseCommand.CONSUMER_STATS: consumers.consumer_stats,
+    BaseCommand.GET_SCHEMA: schemas.get_schema,
+    BaseCommand.GET_OR_CREATE_SCHEMA: schemas.ensure_schema,
     BaseCommand.AUTH_RESPONSE: _auth_response,
     BaseCommand.NEW_TXN: _transaction,
     BaseCommand.ADD_PARTITION_TO_TXN: _transaction,

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from api.broker.threads import WaitsFor
+from api.pulsar.handlers.schemas import ensure_readable, ensure_stored
 from api.pulsar.pulsar_api_pb2 import Schema
-from api.pulsar.schema_commands import ensure_readable, ensure_stored
 from storage.metadata.schemas import SchemaRecord
 from storage.model import TopicName
 from tests.event_loop import in_event_loop

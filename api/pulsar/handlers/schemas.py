@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
-from api.pulsar.commands import Refused
+from api.pulsar.errors import Refused
 from api.pulsar.lookup import parse_name
 from api.pulsar.pulsar_api_pb2 import BaseCommand, Schema, ServerError
 from api.pulsar.schema_data import schema_data, schema_record, version_bytes, version_of

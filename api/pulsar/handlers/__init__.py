@@ -1,0 +1,1 @@
+"""Handlers of requests, by the noun that they are about."""
