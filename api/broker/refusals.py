@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from storage.errors import Conflict, InvalidInput, Unavailable
 from storage.metadata.records import ServiceRecord, TopicRecord
+from storage.model import TopicName
 
 
 class ConsumerBusy(Conflict):
@@ -33,3 +34,30 @@ class NotTheOwner(Exception):
         super().__init__(f"{topic.name} is local to {service.name}, {service.url}")
         self.service = service
         self.topic = topic
+
+
+class TopicClosed(Unavailable):
+    """A topic that this process has closed. Clients look it up again and find its owner."""
+
+    def __init__(self, topic: TopicName) -> None:
+        super().__init__(f"{topic} is given up here", "look it up again", is_public=True)
+
+
+class ProducerBusy(Conflict):
+    """The topic has a producer beside which the new one may not be connected."""
+
+
+class ProducerFenced(Conflict):
+    """Another producer has, or has had, the topic for itself."""
+
+
+class InvalidTopicEpoch(InvalidInput):
+    """A topic epoch that no service has given to a producer."""
+
+
+class BacklogQuotaExceeded(Conflict):
+    """The topic's backlog exceeds a quota. `holds`: producers wait until it shrinks; otherwise they get an error."""
+
+    def __init__(self, message: str, remedy: str, holds: bool) -> None:
+        super().__init__(message, remedy)
+        self.holds = holds

@@ -28,7 +28,7 @@ from api.pulsar.errors import Refused, failure, refusal
 from api.pulsar.frames import PADDING_BYTES, Frame, MalformedFrame, decoded, encoded
 from api.pulsar.handlers.table import HANDLERS
 from api.pulsar.incoming import REQUEST_SECONDS, Incoming
-from api.pulsar.producers import Producer
+from api.pulsar.producer_channel import ConnectedProducer
 from api.pulsar.pulsar_api_pb2 import BaseCommand, CommandConnect, ServerError
 from api.pulsar.watching import Watchers
 from storage.model import TopicName
@@ -66,7 +66,7 @@ class Connection(asyncio.Protocol):
         self.client_version = ""
         self.is_writable = True
         self.is_closed = False
-        self.producers: dict[int, Producer] = {}
+        self.producers: dict[int, ConnectedProducer] = {}
         self.consumers: dict[int, Consumer] = {}
         self.watchers = Watchers()
         self._creating: dict[tuple[str, int], int] = {}
@@ -127,8 +127,8 @@ class Connection(asyncio.Protocol):
         for waiter in self._pong_waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        for producer in list(self.producers.values()):
-            producer.topic.remove_producer(producer)
+        for connected in list(self.producers.values()):
+            connected.topic.remove_producer(connected.producer)
         for consumer in list(self.consumers.values()):
             if consumer.subscription is not None:
                 consumer.leave()
@@ -178,20 +178,21 @@ class Connection(asyncio.Protocol):
         if self._published_entries <= self.settings.max_pending_publishes // 2:
             self._incoming.go_on("publishing")
 
-    def close_producer(self, producer: Producer) -> None:
-        """Tell a producer to come again."""
-        if self.remove_producer(producer):
-            producer.topic.remove_producer(producer)
+    def close_producer(self, connected: ConnectedProducer) -> None:
+        """Remove a producer and ask its client to connect again."""
+        if self.remove_producer(connected):
             command = BaseCommand(type=BaseCommand.CLOSE_PRODUCER)
-            command.close_producer.producer_id, command.close_producer.request_id = producer.producer_id, 0
+            close = command.close_producer
+            close.producer_id, close.request_id = connected.producer.options.producer_id, 0
             self.send(command)
 
-    def remove_producer(self, producer: Producer) -> bool:
-        """Take nothing more of it; whether it was this connection's."""
-        is_ours = self.producers.get(producer.producer_id) is producer
-        if is_ours:
-            del self.producers[producer.producer_id]
-        return is_ours
+    def remove_producer(self, connected: ConnectedProducer) -> bool:
+        """Remove a producer. Return whether the connection had it."""
+        producer_id = connected.producer.options.producer_id
+        is_present = self.producers.get(producer_id) is connected
+        if is_present:
+            del self.producers[producer_id]
+        return is_present
 
     @contextmanager
     def creating(self, kind: str, number: int, request_id: int) -> Iterator[Callable[[], bool]]:

@@ -8,7 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from api.broker.refusals import ConsumerBusy, ConsumerNotAssigned
+from api.broker.refusals import (
+    BacklogQuotaExceeded,
+    ConsumerBusy,
+    ConsumerNotAssigned,
+    InvalidTopicEpoch,
+    ProducerBusy,
+    ProducerFenced,
+)
 from api.broker.schemas import IncompatibleSchema, InvalidSchema
 from api.http.problems import RestException, public_reason
 from api.observability.redaction import shown
@@ -40,6 +47,8 @@ class Refused(Exception):
 _BY_KIND: Mapping[type[Exception], ServerError] = {
     ConsumerBusy: ServerError.ConsumerBusy,
     ConsumerNotAssigned: ServerError.ConsumerAssignError,
+    ProducerBusy: ServerError.ProducerBusy,
+    ProducerFenced: ServerError.ProducerFenced,
     IncompatibleSchema: ServerError.IncompatibleSchema,
     InvalidSchema: ServerError.IncompatibleSchema,
     errors.TopicNotFound: ServerError.TopicNotFound,
@@ -52,6 +61,8 @@ _BY_KIND: Mapping[type[Exception], ServerError] = {
     errors.DataLoss: ServerError.PersistenceError,
 }
 """The first that fits decides. ServiceNotReady: a client looks the topic up again and repeats what it asked for."""
+_WITHOUT_ADVICE = (ProducerBusy, ProducerFenced, InvalidTopicEpoch)
+"""Refusals that the protocol sends without advice, as a broker does."""
 _BY_STATUS: Mapping[int, ServerError] = {
     400: ServerError.NotAllowedError,
     401: ServerError.AuthenticationError,
@@ -71,9 +82,12 @@ def refusal(error: BaseException) -> Refused:
         return error
     if isinstance(error, RestException):
         return Refused(_BY_STATUS.get(error.status_code, ServerError.UnknownError), shown(str(error.detail)))
+    if isinstance(error, BacklogQuotaExceeded):
+        kind = ServerError.ProducerBlockedQuotaExceededException
+        return Refused(ServerError.ProducerBlockedQuotaExceededError if error.holds else kind, str(error))
     if isinstance(error, errors.CompactorError):
         kind = next((found for kind, found in _BY_KIND.items() if isinstance(error, kind)), ServerError.UnknownError)
-        return Refused(kind, shown(public_reason(error)))
+        return Refused(kind, error.message if isinstance(error, _WITHOUT_ADVICE) else shown(public_reason(error)))
     LOG.error("a command failed", exc_info=error)
     return Refused(ServerError.UnknownError, "the service failed, and its log says how: try again")
 

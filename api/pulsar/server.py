@@ -1,7 +1,7 @@
 """The gateway: Pulsar's binary protocol on a port of its own, over the log, the readers and the cursors of REST.
 
 It runs in the event loop of the HTTP server. What waits for database, log directory or store runs in the threads of
-`api/broker/threads.py`. A topic is opened once for all its producers and consumers (topics.py); once a second
+`api/broker/threads.py`. A topic is opened once for all its producers and consumers (serving/topic.py); once a second
 cursors are flushed, topics that nobody uses are closed, and those that were lost tell their clients to look them up
 again.
 """
@@ -24,9 +24,12 @@ from api.broker.refusals import NotTheOwner
 from api.broker.serving.connected_clients import ClientCounts, TopicClients
 from api.broker.serving.cursor_writer import CursorWriter
 from api.broker.serving.deduplication import Deduplication
+from api.broker.serving.live_subscriptions import ServedSubscription
 from api.broker.serving.page_budget import PageBudget
 from api.broker.serving.sequence_loads import SequenceLoads
 from api.broker.serving.subscription import SubscribeRequest, Subscription
+from api.broker.serving.tail import Tail, TailBudget
+from api.broker.serving.topic import PersistentTopic, TopicSettings
 from api.broker.threads import WaitsFor
 from api.http.connections import Listener, most_connections
 from api.http.problems import RestException
@@ -35,12 +38,9 @@ from api.pulsar import stats
 from api.pulsar.admission import Admission
 from api.pulsar.connection import Connection
 from api.pulsar.errors import Refused
-from api.pulsar.live_subscriptions import ServedSubscription
 from api.pulsar.lookup import LookupResult, find_or_create, owner_of, topics_of
 from api.pulsar.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
 from api.pulsar.receive_buffers import ReceiveBuffers
-from api.pulsar.tail import Tail, TailBudget
-from api.pulsar.topics import PersistentTopic, TopicSettings
 from api.pulsar.turns import Turns
 from api.pulsar.watching import NamespaceWatch
 from api.service import Service

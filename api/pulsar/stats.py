@@ -8,10 +8,10 @@ from typing import Any
 
 from api.broker.serving.connected_clients import ClientCounts, SubscriptionClients, TopicClients
 from api.broker.serving.consumer import Consumer
+from api.broker.serving.producer import Producer
 from api.broker.serving.subscription import Subscription, type_name
-from api.pulsar.producers import Producer
+from api.broker.serving.topic import PersistentTopic
 from api.pulsar.pulsar_api_pb2 import ProducerAccessMode
-from api.pulsar.topics import PersistentTopic
 from storage.model import TopicName
 
 
@@ -94,18 +94,18 @@ def counts(topics: Iterator[PersistentTopic]) -> Iterator[tuple[TopicName, Clien
 def _publisher(producer: Producer) -> Mapping[str, Any]:
     rate = producer.published
     return {
-        "accessMode": ProducerAccessMode.Name(producer.access_mode).removesuffix("Access"),
+        "accessMode": ProducerAccessMode.Name(int(producer.options.access_mode)).removesuffix("Access"),
         "msgRateIn": rate.per_second,
         "msgThroughputIn": rate.bytes_per_second,
         "averageMsgSize": rate.bytes / rate.messages if rate.messages else 0.0,
         "chunkedMessageRate": 0.0,
-        "producerId": producer.producer_id,
+        "producerId": producer.options.producer_id,
         "supportsPartialProducer": True,
         "producerName": producer.name,
-        "address": f"/{producer.connection.address}",
+        "address": f"/{producer.channel.address}",
         "connectedSince": _time(producer.connected_at),
-        "clientVersion": producer.connection.client_version,
-        "metadata": producer.metadata,
+        "clientVersion": producer.channel.client_version,
+        "metadata": dict(producer.options.metadata),
     }
 
 

@@ -1,6 +1,6 @@
-"""Producers of a topic: what their clients are answered, and which may be connected at once.
+"""Producers of a topic: their rates and access modes, and which of them may be connected at the same time.
 
-Their entries are appended through the topic's queue (api/broker/serving/publishing.py).
+Their entries are appended through the topic's queue (publishing.py).
 
 Access modes are Pulsar's: shared; exclusive, where a second producer is refused; exclusive with fencing, where it takes
 the place of the first; and waiting for exclusive, where it gets its turn.
@@ -9,74 +9,94 @@ the place of the first; and waiting for exclusive, where it gets its turn.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
 
+from api.broker.refusals import InvalidTopicEpoch, ProducerBusy, ProducerFenced
+from api.broker.serving.channel import ProducerChannel
 from api.broker.serving.publishing import QueuedEntry
 from api.broker.serving.rates import Rate
-from api.broker.threads import WaitsFor
-from api.pulsar.errors import Refused, id_data, refusal
-from api.pulsar.pulsar_api_pb2 import BaseCommand, CommandProducer, ProducerAccessMode, ServerError
-from storage.errors import ChecksumMismatch
+from api.broker.threads import Workers
+from storage.clock import Clock
+from storage.errors import InvalidRecord
+from storage.metadata.records import TopicRecord
+from storage.metadata.store import MetadataStore
 from storage.model import MessageId
 
-if TYPE_CHECKING:
-    from api.pulsar.connection import Connection
-    from api.pulsar.topics import PersistentTopic
-
-_MOST_EPOCH = (1 << 62) - 1
+MAX_TOPIC_EPOCH = (1 << 62) - 1
 """The highest topic epoch that a client may name: epochs above it still fit into the database."""
+_CREATE_AGAIN = "create the producer again"
+
+
+class AccessMode(IntEnum):
+    """Pulsar's access modes of producers, by the numbers of its protocol."""
+
+    SHARED = 0
+    EXCLUSIVE = 1
+    WAIT_FOR_EXCLUSIVE = 2
+    EXCLUSIVE_WITH_FENCING = 3
+
+
+@dataclass(frozen=True)
+class ProducerOptions:
+    """The options of a producer.
+
+    `epoch`: grows with each connection of the same producer. `topic_epoch`: the epoch of an exclusive producer that
+    reconnects; None: it has none yet.
+    """
+
+    name: str
+    producer_id: int = 0
+    epoch: int = 0
+    access_mode: AccessMode = AccessMode.SHARED
+    topic_epoch: int | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 class Producer:
-    """One producer of a connection."""
+    """One producer of a topic. For the event loop alone."""
 
-    def __init__(self, connection: Connection, topic: PersistentTopic, wish: CommandProducer, name: str) -> None:
-        self.connection = connection
-        self.topic = topic
-        self.producer_id = wish.producer_id
-        self.name = name
-        self.epoch = wish.epoch
-        self.access_mode = wish.producer_access_mode
-        self.topic_epoch = wish.topic_epoch if wish.HasField("topic_epoch") else None
-        """An exclusive producer's epoch: grows with each; the client names it when it reconnects."""
-        self.is_encrypted = wish.encrypted
-        self.metadata = {item.key: item.value for item in wish.metadata}
-        self.connected_at = topic.clock.now_ms()
+    def __init__(
+        self,
+        channel: ProducerChannel,
+        options: ProducerOptions,
+        now_ms: int,
+        on_disconnect: Callable[[Producer], object],
+    ) -> None:
+        """`on_disconnect` removes the producer from its topic."""
+        self.channel = channel
+        self.options = options
+        self.topic_epoch = options.topic_epoch
+        """The epoch of an exclusive producer: it grows with each, and a client that reconnects names it."""
+        self.connected_at = now_ms
         self.published = Rate()
         self.duplicates = 0
         self.is_closed = False
+        self._on_disconnect = on_disconnect
+
+    @property
+    def name(self) -> str:
+        return self.options.name
 
     def queued(self, entries: int, size: int) -> None:
-        """Note that so many more entries wait to be appended."""
-        self.connection.publishing(entries, size)
+        """Report the change of the number and the bytes of the producer's entries that wait to be appended."""
+        self.channel.queued(entries, size)
 
     def stored(self, entry: QueuedEntry, message_id: MessageId, is_duplicate: bool) -> None:
         """Send the receipt of an entry."""
         self.duplicates += is_duplicate
         self.published.add(entry.messages, len(entry.entry))
-        command = BaseCommand(type=BaseCommand.SEND_RECEIPT)
-        receipt = command.send_receipt
-        receipt.producer_id, receipt.sequence_id = self.producer_id, entry.sequence_id
-        receipt.message_id.CopyFrom(id_data(message_id, self.topic.name.partition))
-        if entry.highest_sequence_id:
-            receipt.highest_sequence_id = entry.highest_sequence_id
-        self.connection.send(command)
+        self.channel.send_receipt(entry.sequence_id, entry.highest_sequence_id, message_id)
 
-    def refused(self, entry: QueuedEntry, error: BaseException) -> None:
-        """Answer an entry that cannot be taken as it is."""
-        reason = refusal(error)
-        command = BaseCommand(type=BaseCommand.SEND_ERROR)
-        answer = command.send_error
-        answer.producer_id, answer.sequence_id = self.producer_id, entry.sequence_id
-        answer.error = ServerError.ChecksumError if isinstance(error, ChecksumMismatch) else reason.error
-        answer.message = reason.message
-        self.connection.send(command)
+    def refused(self, entry: QueuedEntry, error: InvalidRecord) -> None:
+        """Report an entry that can never be appended."""
+        self.channel.send_error(entry.sequence_id, error)
 
     def disconnect(self) -> None:
-        """Remove the producer from its topic, and tell its client to connect again."""
-        self.topic.remove_producer(self)
-        self.connection.close_producer(self)
+        """Remove the producer from its topic and ask its client to connect again."""
+        self._on_disconnect(self)
+        self.channel.disconnect()
 
 
 @dataclass
@@ -95,9 +115,14 @@ class ProducerRegistry:
     (`confirm`): the epoch outlives the process that serves the topic.
     """
 
-    def __init__(self, topic: PersistentTopic, epoch: int | None) -> None:
-        """`epoch`: of the exclusive producer that came last, as it is stored; None: there was none."""
+    def __init__(
+        self, topic: TopicRecord, metadata: MetadataStore, database: Workers, clock: Clock, epoch: int | None
+    ) -> None:
+        """`epoch`: the stored epoch of the last exclusive producer; None: the topic has had none."""
         self._topic = topic
+        self._metadata = metadata
+        self._database = database
+        self._clock = clock
         self._by_name: dict[str, Producer] = {}
         self._waiting: list[_Waiting] = []
         self._exclusive: Producer | None = None
@@ -116,33 +141,38 @@ class ProducerRegistry:
         return self._by_name.get(name)
 
     def add(self, producer: Producer) -> asyncio.Future[None] | None:
-        """Add a producer; return a future if it has to wait for its turn. Raises Refused."""
-        self._topic.check_open()
+        """Add a producer. Return a future if it has to wait for its turn.
+
+        Raises ProducerBusy, ProducerFenced, InvalidTopicEpoch. The future raises ProducerFenced.
+        """
         other = self._by_name.get(producer.name)
         if other is not None:
-            if other.connection is not producer.connection or other.epoch >= producer.epoch:
-                raise Refused(
-                    ServerError.ProducerBusy,
+            if (
+                other.channel.connection is not producer.channel.connection
+                or other.options.epoch >= producer.options.epoch
+            ):
+                raise ProducerBusy(
                     f"Producer with name '{producer.name}' is already connected to topic {self._topic.name}",
+                    "use another name",
                 )
             self.remove(other)
         if producer.topic_epoch is not None:
             self._check_epoch(producer.topic_epoch)
-        mode = producer.access_mode
-        if mode == ProducerAccessMode.SharedAccess:
+        mode = producer.options.access_mode
+        if mode == AccessMode.SHARED:
             if self._exclusive is not None or self._waiting:
-                raise Refused(ServerError.ProducerBusy, f"{self._topic.name} has an exclusive producer")
-        elif mode == ProducerAccessMode.ExclusiveAccess:
+                raise ProducerBusy(f"{self._topic.name} has an exclusive producer", "wait until it ends")
+        elif mode == AccessMode.EXCLUSIVE:
             if self._by_name or self._waiting:
-                raise Refused(ServerError.ProducerFenced, f"{self._topic.name} has other producers")
+                raise ProducerFenced(f"{self._topic.name} has other producers", "wait until they end")
             self._become_exclusive(producer)
-        elif mode == ProducerAccessMode.ExclusiveWithFencing:
+        elif mode == AccessMode.EXCLUSIVE_WITH_FENCING:
             for waiting in self._waiting:
-                waiting.turn.set_exception(Refused(ServerError.ProducerFenced, "another producer took the topic"))
+                waiting.turn.set_exception(ProducerFenced("another producer took the topic", _CREATE_AGAIN))
             self._waiting.clear()  # before others go: it would be their turn
             for other in self.all:
                 self.remove(other)
-                other.connection.close_producer(other)
+                other.channel.disconnect()
             self._become_exclusive(producer)
         elif self._by_name:
             waiting = _Waiting(producer, asyncio.get_running_loop().create_future())
@@ -154,17 +184,15 @@ class ProducerRegistry:
         return None
 
     async def confirm(self, producer: Producer) -> None:
-        """Store the epoch of an exclusive producer. Raises Refused, CompactorError, RestException; then it is to be
-        removed."""
+        """Store the epoch of an exclusive producer. Raises ProducerFenced and CompactorError; then remove it."""
         epoch = producer.topic_epoch
-        if not producer.access_mode or epoch is None:
+        if not producer.options.access_mode or epoch is None:
             return
         if self._epoch is None or epoch > self._epoch:
-            topics = self._topic.metadata.topics
-            await self._topic.pools[WaitsFor.DATABASE].run(topics.raise_producer_epoch, self._topic.record.id, epoch)
+            await self._database.run(self._metadata.topics.raise_producer_epoch, self._topic.id, epoch)
             self._epoch = max(self._epoch or 0, epoch)
         if epoch < self._epoch:
-            raise Refused(ServerError.ProducerFenced, f"another producer of {self._topic.name} has taken its place")
+            raise self._fenced()
 
     def remove(self, producer: Producer) -> None:
         """Remove a producer; the next that waits has its turn."""
@@ -183,30 +211,18 @@ class ProducerRegistry:
             waiting.turn.set_result(None)
 
     def _check_epoch(self, epoch: int) -> None:
-        """Raise Refused for the epoch of a producer that reconnects if a later producer has had the topic."""
+        """Raise ProducerFenced for the epoch of a producer that reconnects if a later producer has had the topic."""
         if epoch < (self._epoch or 0):
-            raise Refused(ServerError.ProducerFenced, f"another producer of {self._topic.name} has taken its place")
-        if epoch > _MOST_EPOCH:
-            raise Refused(ServerError.NotAllowedError, f"the topic epoch {epoch} is none of {self._topic.name}")
+            raise self._fenced()
+        if epoch > MAX_TOPIC_EPOCH:
+            raise InvalidTopicEpoch(f"the topic epoch {epoch} is none of {self._topic.name}", _CREATE_AGAIN)
+
+    def _fenced(self) -> ProducerFenced:
+        return ProducerFenced(f"another producer of {self._topic.name} has taken its place", _CREATE_AGAIN)
 
     def _become_exclusive(self, producer: Producer) -> None:
         self._exclusive = producer
         if producer.topic_epoch is None:
             # Above those that a service of an older schema gave by its clock and did not store.
-            producer.topic_epoch = max(self._highest_epoch + 1, self._topic.clock.now_ms())
+            producer.topic_epoch = max(self._highest_epoch + 1, self._clock.now_ms())
         self._highest_epoch = max(self._highest_epoch, producer.topic_epoch)
-
-
-def check_quota(topic: PersistentTopic) -> None:
-    """Raises Refused while the topic's backlog is over a quota that keeps producers from it."""
-    from storage.options.policies import HOLD
-
-    over = topic.over_quota()
-    if over is not None:
-        held = over.action == HOLD
-        raise Refused(
-            ServerError.ProducerBlockedQuotaExceededError
-            if held
-            else ServerError.ProducerBlockedQuotaExceededException,
-            str(over.error),
-        )

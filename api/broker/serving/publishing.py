@@ -163,11 +163,9 @@ class PublishQueue:
                 if may_come_again(outcome):
                     failing[producer] = outcome
             elif isinstance(outcome, MessageId):
-                producer.stored(entry, outcome, is_duplicate=True)
+                producer.stored(entry, self._entry_id(outcome), is_duplicate=True)
             else:
-                first = outcome.first.message_id
-                placed = MessageId(first.ledger_id, first.entry_id, self._topic.partition)
-                producer.stored(entry, placed, is_duplicate=False)
+                producer.stored(entry, self._entry_id(outcome.first.message_id), is_duplicate=False)
         for producer, error in failing.items():
             text = f"{self._topic}: the producer {producer.name} is disconnected, to send again: {error}"
             self._warn(text, f"producers are disconnected: {type(error).__name__}")
@@ -175,6 +173,9 @@ class PublishQueue:
         lost = next((error for error in failing.values() if isinstance(error, Fenced | TopicNotFound)), None)
         if lost is not None:
             self._on_lost(lost)
+
+    def _entry_id(self, message_id: MessageId) -> MessageId:
+        return MessageId(message_id.ledger_id, message_id.entry_id, self._topic.partition)
 
     def _settle(self, group: Sequence[QueuedEntry]) -> None:
         """Note that these entries wait no more."""

@@ -1,6 +1,6 @@
 """The page of a topic that a subscription delivers next, and the place from which it reads the one after it.
 
-    from memory    a subscription that has come to the end reads the topic's newest entries (api/pulsar/tail.py)
+    from memory    a subscription that has come to the end reads the topic's newest entries (tail.py)
     by threads     any other, by one reader (entry_pages.py), which keeps its place between two pages
 
 Invariant: entries come in order, none twice, none is left out. `give_back` drops what was not taken: the reader returns

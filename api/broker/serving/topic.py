@@ -16,26 +16,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from api.broker.refusals import BacklogQuotaExceeded, TopicClosed
+from api.broker.serving.channel import ProducerChannel
 from api.broker.serving.consumer import Consumer
 from api.broker.serving.cursor_writer import CursorWriter
 from api.broker.serving.deduplication import Deduplication
 from api.broker.serving.page_budget import PageBudget
+from api.broker.serving.producer import Producer, ProducerOptions, ProducerRegistry
 from api.broker.serving.publishing import Outcome, PublishQueue, QueuedEntry
 from api.broker.serving.rates import Rate
 from api.broker.serving.sequence_loads import SequenceLoads
 from api.broker.serving.subscription import SubscribeRequest, Subscription
+from api.broker.serving.tail import Tail
 from api.broker.threads import LimitedWorkers, Pools, WaitsFor, Workers
-from api.http.problems import RestException
 from api.observability.logs import LogThrottle
-from api.pulsar.errors import Refused
-from api.pulsar.producers import Producer, ProducerRegistry
-from api.pulsar.pulsar_api_pb2 import ServerError
-from api.pulsar.tail import Tail
 from storage.clock import Clock
 from storage.errors import CompactorError, Conflict, InvalidInput, NotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
+from storage.options.policies import HOLD
 from storage.topic import Topic
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ class PersistentTopic:
         self.storage = storage
         self.metadata = metadata
         self.clock = clock
-        self.pools = pools
         self.max_unacked_messages = settings.max_unacked_messages
         self.tail = tail
         self.cursor_writer = cursor_writer
@@ -91,11 +90,10 @@ class PersistentTopic:
         self.store: Workers = LimitedWorkers(pools[WaitsFor.STORE], _STORE_CALLS, _STORE_SECONDS)
         self.database: Workers = pools[WaitsFor.DATABASE]
         self.over_quota = over_quota
-        self.producers = ProducerRegistry(self, producer_epoch)
+        self.producers = ProducerRegistry(storage.record, metadata, self.database, clock, producer_epoch)
         self.subscriptions: dict[str, Subscription] = {}
-        workers = pools[WaitsFor.LOG]
         self.publishing = PublishQueue(
-            self.name, workers, self.append, self._store_sequences_if_due, self.lost, log_throttle.warn
+            self.name, pools[WaitsFor.LOG], self.append, self._store_sequences_if_due, self.lost, log_throttle.warn
         )
         self.published = Rate()
         self.stale_readers = 0
@@ -103,6 +101,7 @@ class PersistentTopic:
         self.idle_since: int | None = clock.now_ms()
         self._is_closed = False
         self._held = held
+        self._pools = pools
         self._deduplication = deduplication
         self._sequence_loads = sequence_loads
         self._is_storing_sequences = False
@@ -134,9 +133,9 @@ class PersistentTopic:
         return self._deduplication is not None
 
     def check_open(self) -> None:
-        """Raises Refused if it was closed since it was found: its client is to look it up again."""
+        """Raise TopicClosed if the topic was closed after the caller got it: its client has to look it up again."""
         if self._is_closed:
-            raise Refused(ServerError.ServiceNotReady, f"{self.name} is given up here: look it up again")
+            raise TopicClosed(self.name)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Do something beside; an error of it is logged."""
@@ -147,7 +146,7 @@ class PersistentTopic:
     def _spawned(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, CompactorError | RestException):
+        if isinstance(error, CompactorError):
             LOG.warning("%s: %s", self.name, error)
         elif error is not None:
             LOG.error("%s: what was done beside failed", self.name, exc_info=error)
@@ -167,7 +166,7 @@ class PersistentTopic:
     async def load_sequences(self) -> None:
         """Return when the topic knows what its producers have stored, if it deduplicates. Consumers need not wait.
 
-        Raises CompactorError, RestException.
+        Raises CompactorError.
         """
         if self._deduplication is not None:
             await self._sequence_loads.load(self.record.id, self._deduplication)
@@ -181,7 +180,7 @@ class PersistentTopic:
 
     async def _store_sequences(self, deduplication: Deduplication) -> None:
         try:
-            await self.pools[WaitsFor.DATABASE].run_to_end(deduplication.store)
+            await self.database.run_to_end(deduplication.store)
         finally:
             self._is_storing_sequences = False
 
@@ -194,7 +193,7 @@ class PersistentTopic:
     # Consumers
 
     async def subscribe(self, consumer: Consumer, request: SubscribeRequest) -> Subscription:
-        """Take a consumer in, and its subscription if it is new. Raises Refused, CompactorError."""
+        """Take a consumer in, and its subscription if it is new. Raises CompactorError."""
         name = request.name
         if name == COMPACTION_CURSOR:
             raise InvalidInput(f"{name} is the compactor's own subscription", "use another name", is_public=True)
@@ -276,6 +275,24 @@ class PersistentTopic:
 
     # Producers
 
+    def check_quota(self) -> None:
+        """Raise BacklogQuotaExceeded while the topic's backlog exceeds a quota that refuses producers."""
+        over = self.over_quota()
+        if over is not None:
+            raise BacklogQuotaExceeded(over.error.message, over.error.remedy, over.action == HOLD)
+
+    def new_producer(self, channel: ProducerChannel, options: ProducerOptions) -> Producer:
+        """Return a producer that is not connected yet: `add_producer` connects it."""
+        return Producer(channel, options, self.clock.now_ms(), self.remove_producer)
+
+    def add_producer(self, producer: Producer) -> asyncio.Future[None] | None:
+        """Connect a producer. Return a future if it has to wait for its turn. Raises what `ProducerRegistry.add` does,
+        and TopicClosed."""
+        self.check_open()
+        turn = self.producers.add(producer)
+        self.idle_since = None
+        return turn
+
     def remove_producer(self, producer: Producer) -> None:
         self.producers.remove(producer)
         self._note_idle()
@@ -295,7 +312,7 @@ class PersistentTopic:
         for producer in self.producers.all:
             producer.published.tick(seconds)
             if is_over:
-                producer.connection.close_producer(producer)  # it connects again, and is refused with the reason
+                producer.disconnect()  # it connects again, and is refused with the reason
         self.published.tick(seconds)
         for subscription in list(self.subscriptions.values()):
             subscription.dispatched.tick(seconds)
@@ -320,19 +337,19 @@ class PersistentTopic:
         self._is_closed = True
         try:
             for producer in self.producers.all:
-                producer.connection.close_producer(producer)
+                producer.disconnect()
             await self.publishing.settled()
             for subscription in list(self.subscriptions.values()):
                 subscription.disconnect()
                 try:
                     await subscription.close()
-                except (CompactorError, RestException) as error:
+                except CompactorError as error:
                     LOG.warning("the subscription %s of %s: %s", subscription.name, self.name, error)
             if self._deduplication is not None:
                 self._deduplication.pass_to(self.tail.end)
         finally:  # while this process holds the lease of a topic that it does not serve, no process serves it
             self.tail.clear()
-            await self.pools[WaitsFor.LOG].finish(self._release)
+            await self._pools[WaitsFor.LOG].finish(self._release)
 
     def _release(self) -> None:
         try:

@@ -16,7 +16,7 @@ from api.pulsar.codec.limits import CONNECT_BYTES
 from api.pulsar.connection import MOST_REQUEST_BYTES, MOST_UNREAD_BYTES, Connection
 from api.pulsar.errors import Refused, failure
 from api.pulsar.frames import encoded
-from api.pulsar.producers import Producer
+from api.pulsar.producer_channel import ConnectedProducer
 from api.pulsar.pulsar_api_pb2 import BaseCommand, ServerError
 from api.pulsar.server import PulsarServer
 from tests.asgi import access_of
@@ -229,14 +229,14 @@ def test_an_error_repeats_no_more_than_the_ends_of_a_long_name() -> None:
 
 def test_its_producers_are_gone_at_once_whatever_its_client_has_not_read() -> None:
     peer = Peer().says(CONNECT)
-    removed: list[Producer] = []
-    producer = cast(Producer, SimpleNamespace(topic=SimpleNamespace(remove_producer=removed.append)))
-    peer.connection.producers[1] = producer
+    removed: list[object] = []
+    connected = SimpleNamespace(topic=SimpleNamespace(remove_producer=removed.append), producer="producer")
+    peer.connection.producers[1] = cast(ConnectedProducer, connected)
     peer.transport.reads = False
     peer.connection.pong()
     peer.connection.send(BaseCommand(type=BaseCommand.PONG, pong={}))
     peer.connection.close()
-    assert removed == [producer]
+    assert removed == ["producer"]
     assert peer.transport.ended == "aborted"
 
 

@@ -20,7 +20,7 @@ from storage.entries.encode import encode_message
 from storage.metadata.producer_sequences import ProducerSequences
 from storage.topic import Topic
 from tests.event_loop import in_event_loop
-from tests.unit.api.pulsar.served_topic import AtOnce
+from tests.unit.api.broker.serving.served_topic import AtOnce
 from tests.workbench import Workbench
 
 

@@ -14,7 +14,7 @@ from api.pulsar.server import PulsarServer, PulsarSettings
 from api.settings.settings import Settings
 from storage.errors import Unavailable
 from storage.metadata.policy_store import BROKER
-from tests.unit.api.pulsar.served_topic import AtOnce
+from tests.unit.api.broker.serving.served_topic import AtOnce
 from tests.workbench import Workbench
 
 

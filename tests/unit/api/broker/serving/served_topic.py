@@ -13,10 +13,10 @@ from api.broker.serving.deduplication import Deduplication
 from api.broker.serving.logs import TopicLogs
 from api.broker.serving.page_budget import PageBudget
 from api.broker.serving.sequence_loads import SequenceLoads
+from api.broker.serving.tail import Tail, TailBudget
+from api.broker.serving.topic import PersistentTopic, TopicSettings
 from api.broker.threads import Pools, WaitsFor
 from api.observability.logs import LogThrottle
-from api.pulsar.tail import Tail, TailBudget
-from api.pulsar.topics import PersistentTopic, TopicSettings
 from storage.entries.encode import encode_message
 from storage.topic import Topic
 from tests.workbench import Workbench
@@ -32,6 +32,9 @@ class AtOnce:
         return work(*arguments)
 
     run_to_end = finish = run
+
+
+POOLS = cast(Pools, dict.fromkeys(WaitsFor, AtOnce()))
 
 
 @asynccontextmanager
@@ -50,7 +53,7 @@ async def opened(
         logs.hold(storage),
         bench.metadata,
         bench.clock,
-        cast(Pools, dict.fromkeys(WaitsFor, AtOnce())),
+        POOLS,
         TopicSettings(max_unacked_messages),
         Tail(TailBudget(0)),
         CursorWriter(bench.metadata, AtOnce()),

@@ -12,8 +12,8 @@ import pytest
 from api.broker.serving import subscription as subscription_module
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.subscription import AckedEntry, remaining_slots
+from api.broker.serving.topic import PersistentTopic
 from api.pulsar.consumer_channel import returns_dropped_slots
-from api.pulsar.topics import PersistentTopic
 from storage.checksums import crc32c
 from storage.cursor import Cursor
 from storage.entries.entry import MAGIC, U32
@@ -23,6 +23,7 @@ from storage.model import EARLIEST, LATEST
 from storage.topic import Topic
 from tests.entries import batch
 from tests.unit.api.broker.serving.consumers import NotingChannel, entry
+from tests.unit.api.broker.serving.served_topic import opened, produce
 from tests.unit.api.broker.serving.test_dispatcher import (
     ALL,
     EXCLUSIVE,
@@ -33,7 +34,6 @@ from tests.unit.api.broker.serving.test_dispatcher import (
     quiet,
     run,
 )
-from tests.unit.api.pulsar.served_topic import opened, produce
 from tests.workbench import Workbench
 
 

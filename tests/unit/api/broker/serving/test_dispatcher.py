@@ -13,7 +13,7 @@ from api.broker.serving import redelivery, subscription as subscription_module
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.dispatcher import header_of
 from api.broker.serving.subscription import AckedEntry, SubscribeRequest, Subscription
-from api.pulsar.topics import PersistentTopic
+from api.broker.serving.topic import PersistentTopic
 from storage.cursor import Cursor
 from storage.entries.rebuild import DeliverableEntry
 from storage.errors import Unavailable
@@ -21,7 +21,7 @@ from storage.metadata.records import READ_COMPACTED_PROPERTY
 from storage.model import EARLIEST, LATEST
 from storage.positions import StartPosition
 from storage.topic import Topic
-from tests.unit.api.pulsar.served_topic import opened, produce
+from tests.unit.api.broker.serving.served_topic import opened, produce
 from tests.workbench import Workbench
 
 EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED

@@ -10,11 +10,11 @@ import pytest
 from api.broker.serving import page_budget, read_ahead
 from api.broker.serving.consumer import SubscriptionType
 from api.broker.serving.page_budget import PageBudget, PageHolder
-from api.pulsar.topics import PersistentTopic
+from api.broker.serving.topic import PersistentTopic
 from storage.log import segment_tables
 from storage.topic import Topic
+from tests.unit.api.broker.serving.served_topic import opened, produce
 from tests.unit.api.broker.serving.test_dispatcher import EXCLUSIVE, KEY_SHARED, SHARED, Reader, run
-from tests.unit.api.pulsar.served_topic import opened, produce
 from tests.workbench import Workbench, content
 
 PAGE = 1_000

@@ -8,54 +8,67 @@ from typing import Any, cast
 
 import pytest
 
+from api.broker.refusals import InvalidTopicEpoch, ProducerBusy, ProducerFenced, TopicClosed
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
+from api.broker.serving.producer import AccessMode, Producer, ProducerOptions
 from api.broker.serving.publishing import QueuedEntry
 from api.broker.serving.subscription import SubscribeRequest
-from api.pulsar.connection import Connection
-from api.pulsar.errors import Refused
-from api.pulsar.producers import Producer
-from api.pulsar.pulsar_api_pb2 import BaseCommand, CommandProducer, ProducerAccessMode, ServerError
-from api.pulsar.topics import PersistentTopic
+from api.broker.serving.topic import PersistentTopic
 from storage.entries.encode import encode_message
-from storage.errors import Fenced
+from storage.errors import ChecksumMismatch, CompactorError, Fenced, InvalidRecord
+from storage.model import MessageId
 from storage.topic import Topic
-from tests.unit.api.pulsar.served_topic import opened
+from tests.unit.api.broker.serving.served_topic import opened
 from tests.workbench import Workbench
 
-SHARED, EXCLUSIVE = ProducerAccessMode.SharedAccess, ProducerAccessMode.ExclusiveAccess
-WAITING, FENCING = ProducerAccessMode.WaitForExclusive, ProducerAccessMode.ExclusiveWithFencing
+SHARED, EXCLUSIVE = AccessMode.SHARED, AccessMode.EXCLUSIVE
+WAITING, FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING
 
 
-class ClosingConnection:
-    """Notes which producers are sent away, and what they are sent."""
+class NotingChannel:
+    """The only producer of a connection; it notes what its client is sent."""
+
+    address, client_version = "127.0.0.1:1", "test"
 
     def __init__(self) -> None:
-        self.closed: list[Producer] = []
-        self.sent: list[BaseCommand] = []
+        self.is_disconnected = False
+        self.receipts: list[int] = []
+        self.errors: list[type[Exception]] = []
         self.waiting = 0
 
-    def send(self, command: BaseCommand) -> None:
-        self.sent.append(command)
+    @property
+    def connection(self) -> object:
+        return self
 
-    def publishing(self, entries: int, _size: int) -> None:
+    def queued(self, entries: int, size: int) -> None:
         self.waiting += entries
 
-    def close_producer(self, producer: Producer) -> None:
-        self.closed.append(producer)
-        producer.topic.remove_producer(producer)
+    def send_receipt(self, sequence_id: int, highest_sequence_id: int, message_id: MessageId) -> None:
+        self.receipts.append(sequence_id)
+
+    def send_error(self, sequence_id: int, error: InvalidRecord) -> None:
+        self.errors.append(type(error))
+
+    def disconnect(self) -> None:
+        self.is_disconnected = True
+
+    async def is_alive(self) -> bool:
+        return True
 
 
 def add(
-    topic: PersistentTopic, name: str, mode: ProducerAccessMode, topic_epoch: int | None = None
+    topic: PersistentTopic, name: str, mode: AccessMode, topic_epoch: int | None = None
 ) -> tuple[Producer, asyncio.Future[None] | None]:
-    command = CommandProducer(
-        topic=str(topic.name), producer_id=1, request_id=1, producer_access_mode=mode, topic_epoch=topic_epoch
-    )
-    producer = Producer(cast(Connection, ClosingConnection()), topic, command, name)
-    return producer, topic.producers.add(producer)
+    producer = topic.new_producer(NotingChannel(), ProducerOptions(name, 1, access_mode=mode, topic_epoch=topic_epoch))
+    return producer, topic.add_producer(producer)
 
 
-async def epoch_of(topic: PersistentTopic, name: str, mode: ProducerAccessMode, topic_epoch: int | None = None) -> int:
+def channel_of(producer: Producer) -> NotingChannel:
+    assert isinstance(producer.channel, NotingChannel)
+    return producer.channel
+
+
+async def epoch_of(topic: PersistentTopic, name: str, mode: AccessMode, topic_epoch: int | None = None) -> int:
     """Add an exclusive producer, confirm it and remove it; return its epoch."""
     producer, _ = add(topic, name, mode, topic_epoch)
     await topic.producers.confirm(producer)
@@ -64,10 +77,12 @@ async def epoch_of(topic: PersistentTopic, name: str, mode: ProducerAccessMode, 
     return producer.topic_epoch
 
 
-def refusal_of(topic: PersistentTopic, name: str, mode: ProducerAccessMode, topic_epoch: int | None = None) -> int:
-    with pytest.raises(Refused) as refused:
+def refusal_of(
+    topic: PersistentTopic, name: str, mode: AccessMode, topic_epoch: int | None = None
+) -> type[CompactorError]:
+    with pytest.raises(CompactorError) as refusal:
         add(topic, name, mode, topic_epoch)
-    return refused.value.error
+    return type(refusal.value)
 
 
 @pytest.fixture
@@ -88,12 +103,12 @@ def test_who_may_be_beside_whom(run: Any) -> None:
     async def test(topic: PersistentTopic) -> None:
         shared, _ = add(topic, "a", SHARED)
         add(topic, "b", SHARED)
-        assert refusal_of(topic, "b", SHARED) == ServerError.ProducerBusy
-        assert refusal_of(topic, "c", EXCLUSIVE) == ServerError.ProducerFenced
+        assert refusal_of(topic, "b", SHARED) is ProducerBusy
+        assert refusal_of(topic, "c", EXCLUSIVE) is ProducerFenced
         for other in topic.producers.all:
             topic.producers.remove(other)
         add(topic, "c", EXCLUSIVE)
-        assert refusal_of(topic, "a", SHARED) == ServerError.ProducerBusy
+        assert refusal_of(topic, "a", SHARED) is ProducerBusy
         assert shared.is_closed
 
     run(test)
@@ -124,9 +139,9 @@ def test_fencing_sends_all_others_away(run: Any) -> None:
         first, _ = add(topic, "a", EXCLUSIVE)
         _, turn = add(topic, "b", WAITING)
         last, _ = add(topic, "c", FENCING)
-        assert cast(Any, first.connection).closed == [first]
+        assert channel_of(first).is_disconnected
         assert turn is not None
-        with pytest.raises(Refused):
+        with pytest.raises(ProducerFenced):
             await turn
         assert topic.producers.all == [last]
 
@@ -138,13 +153,13 @@ def test_a_fenced_producer_stays_fenced_where_the_topic_is_opened_next(bench: Wo
         async with opened(bench, topic) as served:
             fenced = await epoch_of(served, "a", EXCLUSIVE)
             rightful = await epoch_of(served, "b", FENCING)
-            assert refusal_of(served, "a", EXCLUSIVE, fenced) == ServerError.ProducerFenced
+            assert refusal_of(served, "a", EXCLUSIVE, fenced) is ProducerFenced
             return fenced, rightful
 
     async def second_service(fenced: int, rightful: int) -> None:
         async with opened(bench, topic) as served:
             for mode in (EXCLUSIVE, WAITING, FENCING):
-                assert refusal_of(served, "a", mode, fenced) == ServerError.ProducerFenced
+                assert refusal_of(served, "a", mode, fenced) is ProducerFenced
             assert await epoch_of(served, "b", EXCLUSIVE, rightful) == rightful
             assert await epoch_of(served, "c", EXCLUSIVE) > rightful
 
@@ -167,7 +182,7 @@ def test_an_exclusive_producer_is_none_whose_epoch_another_service_has_passed(be
 
 def test_a_topic_epoch_that_no_service_gave_is_refused(run: Any) -> None:
     async def test(topic: PersistentTopic) -> None:
-        assert refusal_of(topic, "a", EXCLUSIVE, (1 << 64) - 1) == ServerError.NotAllowedError
+        assert refusal_of(topic, "a", EXCLUSIVE, (1 << 64) - 1) is InvalidTopicEpoch
 
     run(test)
 
@@ -175,9 +190,9 @@ def test_a_topic_epoch_that_no_service_gave_is_refused(run: Any) -> None:
 def test_a_topic_that_was_given_up_meanwhile_takes_nobody(run: Any) -> None:
     async def test(topic: PersistentTopic) -> None:
         await topic.close()
-        assert refusal_of(topic, "a", SHARED) == ServerError.ServiceNotReady
+        assert refusal_of(topic, "a", SHARED) is TopicClosed
         consumer = Consumer(cast(Any, None), ConsumerOptions("c", SubscriptionType.EXCLUSIVE), 0)
-        with pytest.raises(Refused, match="look it up again"):
+        with pytest.raises(TopicClosed, match="look it up again"):
             await topic.subscribe(consumer, SubscribeRequest("s"))
 
     run(test)
@@ -191,7 +206,7 @@ def test_producers_are_sent_away_while_the_topic_is_over_its_quota(run: Any) -> 
         topic.over_quota = lambda: cast(Any, "over")
         topic.tick(1)
         assert topic.producers.all == []
-        assert cast(Any, sent_away.connection).closed == [sent_away]
+        assert channel_of(sent_away).is_disconnected
 
     run(test)
 
@@ -204,15 +219,13 @@ def test_what_can_never_be_taken_is_refused_and_the_rest_goes_on(run: Any) -> No
         for number, entry in enumerate((entries[0], b"no entry", entries[2])):
             topic.publishing.put(QueuedEntry(sender, number, 0, 1, entry))
         await topic.publishing.settled()
-        answers = cast(Any, sender.connection).sent
-        assert [item.send_receipt.sequence_id for item in answers if item.HasField("send_receipt")] == [0, 2]
-        assert [item.send_error.error for item in answers if item.HasField("send_error")] == [
-            ServerError.NotAllowedError
-        ]
+        client = channel_of(sender)
+        assert client.receipts == [0, 2]
+        assert client.errors == [InvalidRecord]
         topic.publishing.put(QueuedEntry(sender, 3, 0, 1, broken))
         topic.publishing.put(QueuedEntry(sender, 4, 0, 1, entries[2]))
         await topic.publishing.settled()
-        assert answers[-1].send_error.error == ServerError.ChecksumError
-        assert cast(Any, sender.connection).closed == [sender]
+        assert client.errors[1:] == [ChecksumMismatch]
+        assert channel_of(sender).is_disconnected
 
     run(test)

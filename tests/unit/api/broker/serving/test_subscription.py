@@ -17,7 +17,7 @@ from storage.positions import StartOffset, StartPosition
 from storage.reading.entry_reader import EntryReader
 from storage.topic import Topic
 from tests.unit.api.broker.serving.consumers import NotingChannel, consumer
-from tests.unit.api.pulsar.served_topic import AtOnce, opened
+from tests.unit.api.broker.serving.served_topic import AtOnce, opened
 from tests.workbench import Workbench
 
 

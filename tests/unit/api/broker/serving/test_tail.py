@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from api.broker.serving import page_budget
-from api.pulsar.tail import READ_BYTES, Tail, TailBudget
+from api.broker.serving.tail import READ_BYTES, Tail, TailBudget
 from storage.log.segment import AppendResult
 from storage.model import LogPosition, MessageId
 

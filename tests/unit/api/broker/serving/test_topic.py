@@ -9,21 +9,17 @@ from typing import Any, cast
 
 import pytest
 
-from api.http.problems import RestException
-from storage.errors import CompactorError, Unavailable
+from storage.errors import Unavailable
 from storage.topic import Topic
-from tests.unit.api.pulsar.served_topic import opened
+from tests.unit.api.broker.serving.served_topic import opened
 from tests.workbench import Workbench
 
 
-@pytest.mark.parametrize(
-    "error", [RestException(503, "the object store has not answered"), Unavailable("down", "wait")]
-)
 def test_a_topic_whose_subscriptions_cannot_be_written_is_released(
-    bench: Workbench, topic: Topic, error: RestException | CompactorError, caplog: pytest.LogCaptureFixture
+    bench: Workbench, topic: Topic, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail() -> None:
-        raise error
+        raise Unavailable("down", "wait")
 
     async def main() -> None:
         async with opened(bench, topic) as served:

@@ -15,7 +15,7 @@ from api.pulsar.pulsar_api_pb2 import BaseCommand
 from storage.model import EARLIEST
 from storage.topic import Topic
 from tests.unit.api.broker.serving.consumers import consumer, entry
-from tests.unit.api.pulsar.served_topic import opened
+from tests.unit.api.broker.serving.served_topic import opened
 from tests.workbench import Workbench
 
 

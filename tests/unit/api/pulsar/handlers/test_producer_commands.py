@@ -11,18 +11,18 @@ from unittest.mock import patch
 
 import pytest
 
+from api.broker.serving.topic import PersistentTopic
 from api.pulsar.connection import Connection
 from api.pulsar.frames import encoded
 from api.pulsar.pulsar_api_pb2 import BaseCommand, ProducerAccessMode, ServerError
 from api.pulsar.server import PulsarServer
-from api.pulsar.topics import PersistentTopic
 from storage.entries.encode import encode_message
 from storage.errors import Unavailable
 from storage.metadata.topics import TopicStore
 from storage.topic import Topic
 from tests.frames import FrameParser
+from tests.unit.api.broker.serving.served_topic import POOLS, opened
 from tests.unit.api.pulsar.fairness import shared_parts
-from tests.unit.api.pulsar.served_topic import opened
 from tests.workbench import Workbench
 
 
@@ -51,7 +51,7 @@ class Client(asyncio.Transport):
         self.answers: list[BaseCommand] = []
         gateway = SimpleNamespace(
             parts=SimpleNamespace(
-                pools=topic.pools,
+                pools=POOLS,
                 access=SimpleNamespace(verifier=None, asks_sql=lambda *_: False, require=lambda *_: None),
             ),
             settings=SimpleNamespace(
@@ -62,7 +62,7 @@ class Client(asyncio.Transport):
                 liveness_seconds=0,
             ),
             clock=topic.clock,
-            **shared_parts(topic.clock, topic.pools),
+            **shared_parts(topic.clock, POOLS),
             server_version="test",
             take=lambda _: True,
             drop=lambda _: None,
