@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from api.formats.position_text import parse_start
 from storage.entries.encode import encode_batch, encode_message
 from storage.ledger.rows import CompressionType, RowType
 from storage.log.bulk_append import INPUT_SCHEMA
@@ -17,7 +18,6 @@ from storage.log.segment import AppendResult
 from storage.model import MessageId
 from storage.positions import ContinuationToken, StartPosition
 from storage.reading.page_reader import PageReader, ReadLimits
-from storage.reading.position_text import parse_start
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.pulsar_entries import PUBLISHED, encrypted, entry, metadata

@@ -31,6 +31,7 @@ from api.broker.serving.dispatcher import Dispatcher
 from api.broker.serving.pending_acks import EntryKey, Group, PendingAck, PendingAcks
 from api.broker.serving.rates import Rate
 from api.broker.serving.served_topic import ServedTopic
+from api.formats.position_text import first_at, mark_delete_before
 from storage.ack_ranges import bitmap_of, mask_of
 from storage.cursor import Cursor, CursorSettings
 from storage.entries.rebuild import DeliverableEntry
@@ -39,7 +40,6 @@ from storage.metadata.records import READ_COMPACTED_PROPERTY
 from storage.model import EARLIEST, LATEST, LogPosition, MessageId
 from storage.positions import StartOffset, StartPosition, StartTime
 from storage.reading.entry_reader import EntryReader
-from storage.reading.position_text import first_at, mark_delete_before
 
 LOG = logging.getLogger(__name__)
 MOST_PENDING = 100_000

@@ -14,7 +14,7 @@ from api.cli.kit.output import show
 from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing, open_topic
-from storage.reading.position_text import PLACES, described, mark_delete_before, parse_place
+from api.formats.position_text import PLACES, described, mark_delete_before, parse_place
 
 if TYPE_CHECKING:
     from storage.metadata.records import CursorRecord

@@ -15,9 +15,9 @@ from api.cli.kit.shared_arguments import ResetName, Topic
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import data_stream, is_terminal
 from api.components import open_environment, open_topic
+from api.formats.position_text import check_begins, parse_start
 from api.formats.text_encoding import TextEncoding, to_bytes
 from storage.errors import InvalidInput
-from storage.reading.position_text import check_begins, parse_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -16,10 +16,10 @@ from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
 from api.cli.kit.stderr import counted, number, say, size
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing, open_topic
+from api.formats.position_text import parse_trim_place
 from api.observability.redaction import redacted
 from api.reports import shown_error, trim_document
 from storage.model import TopicName
-from storage.reading.position_text import parse_trim_place
 
 if TYPE_CHECKING:
     from compactor.scheduling.backlog import UnsealedBacklog

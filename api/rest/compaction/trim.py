@@ -14,6 +14,7 @@ from fastapi import Body, Query
 
 from api.broker.threads import WaitsFor
 from api.documents import TrimReport
+from api.formats.position_text import parse_trim_place
 from api.http.access import AuthAction, InFull
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException
@@ -23,7 +24,6 @@ from api.rest import resolve
 from api.rest.models import StrictBody, done
 from api.service import Parts
 from compactor.maintenance.retention import Retention
-from storage.reading.position_text import parse_trim_place
 
 router = Routes("trim", known_query=True)
 

@@ -25,6 +25,7 @@ from starlette.responses import Response, StreamingResponse
 
 from api.broker.threads import WaitsFor
 from api.formats.jsonl import JsonLinesWriter
+from api.formats.position_text import check_begins, parse_start
 from api.formats.text_encoding import TextEncoding
 from api.http.access import AuthAction, caller_of
 from api.http.owner_proxy import FORWARDED
@@ -38,7 +39,6 @@ from storage.ledger import rows
 from storage.model import Message, TopicName
 from storage.positions import ContinuationToken, OffsetReset
 from storage.reading.page_reader import MessagesPage, PageReader, ReadLimits, RowsPage
-from storage.reading.position_text import check_begins, parse_start
 from storage.topic import Topic as OpenTopic
 
 router = Routes("read", known_query=True)

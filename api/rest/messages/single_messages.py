@@ -18,6 +18,7 @@ from starlette.responses import Response
 from api.broker.serving.key_routing import partition_of
 from api.broker.threads import WaitsFor
 from api.formats.jsonl import JsonLinesWriter
+from api.formats.position_text import first_at
 from api.formats.text_encoding import TextEncoding, to_bytes
 from api.http.access import AuthAction
 from api.http.paths import TOPIC_PATH, Topic, decoded
@@ -41,7 +42,6 @@ from storage.ledger import rows
 from storage.metadata.records import TopicRecord
 from storage.model import Message, MessageId, TopicName
 from storage.positions import StartOffset, StartTime
-from storage.reading.position_text import first_at
 from storage.topic import Topic as OpenTopic
 
 router = Routes("messages")

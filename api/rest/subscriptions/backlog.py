@@ -14,6 +14,7 @@ from fastapi import Body, Path, Request
 
 from api.broker.refusals import NotTheOwner
 from api.broker.threads import WaitsFor
+from api.formats.position_text import first_at
 from api.http.access import AuthAction
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded, segment
 from api.http.problems import RestException
@@ -39,7 +40,6 @@ from storage.errors import NotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import EARLIEST, MessageId
 from storage.positions import StartOffset
-from storage.reading.position_text import first_at
 
 router = Routes("backlog")
 

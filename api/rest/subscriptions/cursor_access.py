@@ -14,6 +14,7 @@ from fastapi import Body, Path, Request
 from pydantic import Field
 
 from api.broker.threads import WaitsFor
+from api.formats.position_text import first_at, mark_delete_before
 from api.http.access import AuthAction, require_here
 from api.http.context import pools_of
 from api.http.paths import TOPIC_PATH, decoded
@@ -26,7 +27,6 @@ from storage.errors import Conflict, NotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import EARLIEST, LATEST, LogPosition, MessageId, TopicName
 from storage.positions import StartOffset, StartTime
-from storage.reading.position_text import first_at, mark_delete_before
 from storage.topic import Topic as OpenTopic
 
 ONE = TOPIC_PATH + "/subscription/{subscription}"

@@ -13,6 +13,7 @@ from fastapi import Body, Depends, Path, Query
 from starlette.responses import Response
 
 from api.broker.threads import WaitsFor
+from api.formats.position_text import is_behind_end, mark_delete_before
 from api.http.access import AuthAction
 from api.http.paths import TOPIC_PATH, Topic, decoded
 from api.http.problems import RestException
@@ -43,7 +44,6 @@ from api.service import Parts, Service
 from storage.errors import Conflict
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import EARLIEST, LATEST, MessageId
-from storage.reading.position_text import is_behind_end, mark_delete_before
 
 router = Routes("subscriptions")
 

@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from api.formats.position_text import parse_start
 from compactor.reference import view
 from storage.errors import CompactorError, DataLoss, StateMayBeStale, TopicNotFound, Unavailable
 from storage.ledger.manifest import read_manifest
@@ -18,7 +19,6 @@ from storage.metadata.records import TopicSnapshot
 from storage.model import EARLIEST, Message, MessageId
 from storage.positions import ContinuationToken
 from storage.reading.page_reader import ReadLimits
-from storage.reading.position_text import parse_start
 from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.faults.simulation.model import TopicModel, Violation, require

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from api.formats.position_text import check_begins, first_at, mark_delete_before
 from storage.environment import Environment
 from storage.errors import SegmentNotLocal
 from storage.log.directory import LogDirectory
 from storage.model import EARLIEST, LATEST
 from storage.positions import ContinuationToken, StartOffset
 from storage.reading.page_reader import ReadLimits
-from storage.reading.position_text import check_begins, first_at, mark_delete_before
 from storage.topic import Topic
 from tests.entries import one, produce
 from tests.workbench import Workbench, content

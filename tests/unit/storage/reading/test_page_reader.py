@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from api.formats.position_text import parse_start
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
@@ -12,7 +13,6 @@ from storage.metadata.policy_store import topic_scope
 from storage.model import Message
 from storage.positions import ContinuationToken
 from storage.reading.page_reader import CHUNK_EXPIRY_MS, ReadLimits
-from storage.reading.position_text import parse_start
 from storage.topic import Topic
 from tests.chunked import Row, append, message, whole
 from tests.workbench import Workbench, content, view

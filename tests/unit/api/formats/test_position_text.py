@@ -7,10 +7,10 @@ import time
 
 import pytest
 
+from api.formats.position_text import mark_delete_before, parse_place, parse_start
 from storage.errors import InvalidInput, InvalidMessageId
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.positions import StartOffset, StartTime
-from storage.reading.position_text import mark_delete_before, parse_place, parse_start
 from storage.topic import Topic
 from tests.workbench import Workbench, content, raw
 
