@@ -16,6 +16,7 @@ from itertools import islice
 
 import pyarrow as pa
 
+from storage.entries.chunk_assembler import messages
 from storage.entries.sequence_ids import SEQUENCE_COLUMNS, ScannedSequences, scan
 from storage.environment import Environment
 from storage.errors import ObjectMissing, StateMayBeStale
@@ -37,7 +38,7 @@ from storage.reading.key_lookup import point_read
 from storage.reading.last_message import LastMessageFinder
 from storage.reading.page_reader import PageReader, ReadLimits, limited
 from storage.reading.raw_reader import RawReader
-from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, messages, retention_filter
+from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, retention_filter
 
 
 class Topic:
@@ -254,8 +255,12 @@ class Topic:
                 if self.snapshot().extents == reader.extents:
                     raise
 
-    def locate(self, offset: int) -> LogPosition | None:
-        """The first raw message at or behind an offset, with its id; None: there is none yet."""
-        for batch in self.read(StartOffset(offset), max_messages=1):
+    def first_at(self, start: StartPosition, read_compacted: bool = False) -> LogPosition | None:
+        """Return the first message, or chunk of one, from a start on; None: there is none yet."""
+        for batch in self.read(start, read_compacted, max_messages=1):
             return LogPosition(batch.column("offset")[0].as_py(), rows.message_id(batch, 0, self.name.partition))
         return None
+
+    def locate(self, offset: int) -> LogPosition | None:
+        """Return the first raw message at or after an offset; None: there is none yet."""
+        return self.first_at(StartOffset(offset))

@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from storage.entries.chunk_assembler import row_messages
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.sealing import Sealer
 from storage.log.lease import writer_lease
 from storage.metadata.records import AttemptKind
 from storage.model import Message
-from storage.reading.snapshot_reader import row_messages
 from storage.topic import Topic
 from tests.workbench import Workbench
 

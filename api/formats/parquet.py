@@ -21,13 +21,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from api.formats.text_encoding import TextEncoding
-from storage.entries.chunk_assembler import ChunkAssembler, assembled
+from storage.entries.chunk_assembler import ChunkAssembler, assembled, row_messages
 from storage.errors import InvalidInput, InvalidRecord, StorageFull
 from storage.ledger import rows
 from storage.ledger.rows import RowType
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import MessageId
-from storage.reading.snapshot_reader import row_messages
 
 STDOUT = "-"
 """The name of standard output."""

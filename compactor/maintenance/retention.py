@@ -18,6 +18,7 @@ from compactor.maintenance.retention_plan import (
     DELETE,
     RetentionLedger,
     TrimPlan,
+    end_of,
     extents_of,
     plan_before,
     plan_policies,
@@ -216,4 +217,4 @@ class Retention:
         topic = Topic(self.environment, snapshot.topic)
         for batch in topic.read(message_id, read_compacted=gone, max_messages=1):
             return int(batch.column("offset")[0].as_py())
-        return max([snapshot.topic.next_offset, *(extent.last_offset + 1 for extent in extents)])
+        return end_of(snapshot.topic, extents)

@@ -95,6 +95,11 @@ def extents_of(snapshot: TopicSnapshot, tail: Sequence[RetentionLedger] = ()) ->
     return tuple(known[record.ledger_id] for record in in_reach)
 
 
+def end_of(topic: TopicRecord, extents: Sequence[RetentionLedger]) -> int:
+    """Return the offset after the last message that is known here: the open segment may be in another log directory."""
+    return max([topic.next_offset, *(extent.last_offset + 1 for extent in extents)])
+
+
 def plan_policies(
     snapshot: TopicSnapshot,
     extents: Sequence[RetentionLedger],
@@ -130,7 +135,7 @@ def plan_before(
             f"{topic.name} has the cleanup policy compact, under which messages do not go by their offset",
             "set cleanup.policy to compact,delete, or leave out --before to trim what is compacted",
         )
-    end = max([topic.next_offset, *(extent.last_offset + 1 for extent in extents)])
+    end = end_of(topic, extents)
     if not 0 <= before <= end:
         raise InvalidInput(f"{topic.name} cannot begin at offset {before}", f"choose an offset from 0 to {end}")
     wanted = max(topic.start_offset, before)

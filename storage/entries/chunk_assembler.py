@@ -1,4 +1,4 @@
-"""Chunked messages for readers: chunks in, one message out at its last chunk (P10).
+"""Messages of rows, and chunked messages for readers: chunks in, one message out at its last chunk (P10).
 
 Chunks with one uuid, key and count are one message if they come in order: chunk 0 begins it, and begins it again if it
 comes again (a producer that restarts uses its uuids again); each next one continues it; the last one ends it. Any other
@@ -20,12 +20,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from storage.entries.compression import Undecodable, decompress
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.ledger.rows import CompressionType, RowType
-from storage.model import Message
+from storage.model import Message, MessageId
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +34,9 @@ MAX_PENDING = 100
 """The default for how many chunked messages may be incomplete at once (Pulsar's consumers: 10)."""
 MAX_PENDING_BYTES = 512 << 20
 """The default for their payload bytes; a message of more is never delivered."""
+_ROWS = 1024
+_ROWS_BYTES = 1 << 20
+"""Rows that become messages together, at most, and their bytes if it is more than one row."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,29 @@ class ChunkAssembler:
     def _drop(self, identity: tuple[str | None, bytes | None, int | None]) -> None:
         pending = self._pending.pop(identity, None)
         self._bytes -= pending.bytes if pending else 0
+
+
+def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
+    """Record batches of `rows.SCHEMA` as messages, each chunked one as one (P10)."""
+    return assembled(row_messages(batches, partition))
+
+
+def row_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
+    """Each row of record batches of `rows.SCHEMA` as a message, chunks by themselves, some hundred at once."""
+    for batch in batches:
+        step = max(1, min(_ROWS, len(batch) * _ROWS_BYTES // max(1, batch.nbytes)))
+        for first in range(0, len(batch), step):
+            for row in batch.slice(first, step).to_pylist():
+                yield Message(
+                    message_id=MessageId(row["ledger_id"], row["entry_id"], partition, row["batch_index"]),
+                    offset=row["offset"],
+                    key=row["key"],
+                    payload=row["payload"],
+                    publish_time=row["publish_time"],
+                    event_time=row["event_time"],
+                    properties=dict(row["properties"] or ()),
+                    **chunk_fields(row),
+                )
 
 
 def assembled(messages: Iterable[Message], assembler: ChunkAssembler | None = None) -> Iterator[Message]:

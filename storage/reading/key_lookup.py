@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.entries.chunk_assembler import joined
+from storage.entries.chunk_assembler import joined, row_messages
 from storage.errors import DataLoss, ObjectDamaged
 from storage.ledger import chunk_table, key_index, rows
 from storage.ledger.chunk_table import ChunkAssembly, Chunks, assemble, chunk_records, offsets, read_ledger_chunks
@@ -44,7 +44,7 @@ from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import SegmentRecord, TopicSnapshot
 from storage.model import IndexLocation, LedgerRecord, Message, RowsObject
 from storage.objects.interface import ObjectStore
-from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, naming_compacted, row_messages
+from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, naming_compacted
 
 _OFFSET = int(key_index.OFFSET_MASK)
 _MARKER = int(key_index.MARKER)

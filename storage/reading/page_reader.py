@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage.clock import Clock
-from storage.entries.chunk_assembler import ChunkAssembler
+from storage.entries.chunk_assembler import ChunkAssembler, row_messages
 from storage.errors import CompactorError
 from storage.ledger import rows
 from storage.log.segment_tables import is_large
@@ -30,7 +30,6 @@ from storage.model import Message
 from storage.positions import ContinuationToken, StartOffset
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.raw_reader import RawReader, last_offset
-from storage.reading.snapshot_reader import row_messages
 
 POLL_SECONDS = 0.1
 CHUNK_EXPIRY_MS = 600_000

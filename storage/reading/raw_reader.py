@@ -22,10 +22,10 @@ from collections.abc import Callable, Generator, Sequence
 import pyarrow as pa
 
 from storage.errors import ObjectDamaged, ObjectMissing, OffsetOutOfRange
-from storage.ledger.seek import NOWHERE, IdBound, OffsetBound, SeekPosition, start_position_of
+from storage.ledger.seek import NOWHERE, OffsetBound, SeekPosition, start_position_of
 from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import TopicSnapshot
-from storage.model import EARLIEST, LATEST
+from storage.model import LATEST
 from storage.objects.interface import ObjectStore
 from storage.positions import ContinuationToken, OffsetReset, StartPosition
 from storage.reading.snapshot_reader import SnapshotReader
@@ -113,7 +113,7 @@ class RawReader:
 
     def _is_over(self, reader: SnapshotReader, bound: SeekPosition) -> bool:
         """Whether the read ends because what comes next is gone. Raises OffsetOutOfRange."""
-        if self._delivered_to + 1 >= reader.first_offset or not is_below(bound, reader):
+        if self._delivered_to + 1 >= reader.first_offset or not reader.is_below(bound):
             return False
         compacted = reader.snapshot.compacted
         stands = compacted is not None and not bound.is_behind(compacted.horizon)
@@ -129,22 +129,6 @@ class RawReader:
         if self._reset is OffsetReset.LATEST:
             self._bound = OffsetBound(reader.end)
         return self._reset is OffsetReset.LATEST
-
-
-def is_below(bound: SeekPosition, reader: SnapshotReader) -> bool:
-    """Whether what a bound names is before the topic's first message. Earliest never does."""
-    if isinstance(bound, OffsetBound):
-        return bound.offset < reader.first_offset
-    assert isinstance(bound, IdBound)
-    wanted = bound.message_id
-    if wanted in (EARLIEST, LATEST) or not reader.extents:
-        return wanted not in (EARLIEST, LATEST)
-    if wanted.ledger_id != reader.extents[0].ledger_id:
-        return wanted.ledger_id < reader.extents[0].ledger_id
-    first = reader.first_message_id()
-    if first is None or wanted.entry_id != first.entry_id:
-        return first is None or wanted.entry_id < first.entry_id
-    return 0 <= wanted.batch_index < first.batch_index
 
 
 def last_offset(table: pa.Table) -> int:

@@ -31,20 +31,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from storage.entries.chunk_assembler import assembled, chunk_fields
 from storage.errors import DataLoss, Misconfigured
 from storage.ledger import rows
 from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.manifest import Manifest, Part, read_manifest
 from storage.ledger.rows_file import RowsReader
-from storage.ledger.seek import NOWHERE, OffsetBound, SeekPosition, TimeBound, seek_position_of
+from storage.ledger.seek import NOWHERE, IdBound, OffsetBound, SeekPosition, TimeBound, seek_position_of
 from storage.log.segment_tables import TABLE_BYTES, SegmentTableReader, marked_large
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
-from storage.model import LedgerRecord, LogPosition, Message, MessageId, RowsObject
+from storage.model import EARLIEST, LATEST, LedgerRecord, LogPosition, MessageId, RowsObject
 from storage.objects.interface import ObjectStore
 from storage.options.policies import TopicPolicies
-from storage.positions import StartPosition, StartTime
+from storage.positions import StartOffset, StartPosition, StartTime
 
 BOTH = frozenset({"compact", "delete"})
 _COMPACTED_REMEDY = (
@@ -52,9 +51,6 @@ _COMPACTED_REMEDY = (
     "the compacted ledger and compact again from raw"
 )
 _NEVER = 2**63 - 1
-_ROWS = 1024
-_ROWS_BYTES = 1 << 20
-"""Rows that become messages together, at most, and their bytes if it is more than one row."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +156,48 @@ class SnapshotReader:
             if last is not None:
                 return last if last.offset >= self.snapshot.topic.start_offset else None
         return None
+
+    def is_below(self, bound: SeekPosition) -> bool:
+        """Return whether the message that a bound names is before the topic's first message. Earliest never is."""
+        if isinstance(bound, OffsetBound):
+            return bound.offset < self.first_offset
+        assert isinstance(bound, IdBound)
+        start = bound.message_id
+        if start in (EARLIEST, LATEST) or not self.extents:
+            return start not in (EARLIEST, LATEST)
+        if start.ledger_id != self.extents[0].ledger_id:
+            return start.ledger_id < self.extents[0].ledger_id
+        first = self.first_message_id()
+        if first is None or start.entry_id != first.entry_id:
+            return first is None or start.entry_id < first.entry_id
+        return 0 <= start.batch_index < first.batch_index
+
+    def is_after_end(self, start: StartPosition) -> bool:
+        """Return whether a start is after the position of the next message; a publish time never is.
+
+        No segment is read for a start within sealed ledgers and rolled segments. Raises SegmentNotLocal.
+        """
+        if isinstance(start, StartTime):
+            return False
+        if any(last_of(extent) is not None and may_come_to(start, extent) for extent in self.extents):
+            return False
+        return start.offset > self.end if isinstance(start, StartOffset) else self._is_id_after_end(start)
+
+    def _is_id_after_end(self, start: MessageId) -> bool:
+        """Return whether an id is larger than that of the next message can be."""
+        if start in (EARLIEST, LATEST):
+            return False
+        last, compacted = self.last_position(), self.snapshot.compacted
+        known = [last.message_id] if last else []
+        known += [compacted.horizon.message_id] if compacted else []
+        if known and start.ledger_id <= max(known).ledger_id:
+            return start.ledger_id == max(known).ledger_id and start.entry_id > max(known).entry_id + 1
+        if start.ledger_id in {extent.ledger_id for extent in self.extents}:  # of a segment that is empty yet
+            return start.entry_id > 0
+        newest = max((extent.ledger_id for extent in self.extents), default=None)
+        if known or newest is not None:
+            return newest is None or start.ledger_id > newest
+        return self.end == 0  # of what was truncated no id is known any more
 
     def bound(self, start: StartPosition, read_compacted: bool) -> SeekPosition:
         """The bound of `start`: a time is that of the first message in this view that was published then or later."""
@@ -309,29 +347,6 @@ def naming_compacted(snapshot: TopicSnapshot) -> Iterator[None]:
         assert snapshot.compacted is not None
         reason = f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read"
         raise type(error)(f"{reason}: {error.message}", _COMPACTED_REMEDY, public=reason) from error
-
-
-def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
-    """Record batches of `rows.SCHEMA` as messages, each chunked one as one (P10)."""
-    return assembled(row_messages(batches, partition))
-
-
-def row_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
-    """Each row of record batches of `rows.SCHEMA` as a message, chunks by themselves, some hundred at once."""
-    for batch in batches:
-        step = max(1, min(_ROWS, len(batch) * _ROWS_BYTES // max(1, batch.nbytes)))
-        for first in range(0, len(batch), step):
-            for row in batch.slice(first, step).to_pylist():
-                yield Message(
-                    message_id=MessageId(row["ledger_id"], row["entry_id"], partition, row["batch_index"]),
-                    offset=row["offset"],
-                    key=row["key"],
-                    payload=row["payload"],
-                    publish_time=row["publish_time"],
-                    event_time=row["event_time"],
-                    properties=dict(row["properties"] or ()),
-                    **chunk_fields(row),
-                )
 
 
 def delivered(table: pa.Table) -> pa.Table:

@@ -30,6 +30,7 @@ from compactor.run.plan import (
 )
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from compactor.scheduling.due import cause_of, due
+from storage.entries.chunk_assembler import messages
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.log.directory import LogDirectory
 from storage.metadata.policy_store import topic_scope
@@ -38,7 +39,6 @@ from storage.objects.interface import StoreLocation
 from storage.options.resolution import CompactionTriggers
 from storage.positions import StartOffset
 from storage.reading.page_reader import PageReader, ReadLimits
-from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.entries import one, produce
 from tests.workbench import Workbench, compacted_only, raw, view

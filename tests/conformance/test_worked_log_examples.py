@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from storage.entries.chunk_assembler import messages
 from storage.errors import ObjectDamaged
 from storage.log.segment import SegmentPaths
 from storage.positions import StartOffset
 from storage.reading.page_reader import ReadLimits
-from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.conformance.test_worked_examples import at
 from tests.entries import one, produce

@@ -37,6 +37,7 @@ from typing import NoReturn
 
 from compactor.engines.engine import InProcessEngine
 from storage.checksums import crc32c
+from storage.entries.chunk_assembler import messages
 from storage.errors import CompactionRunning, Fenced, LeaseHeld, NotFound
 from storage.log import topic_log
 from storage.log.directory import LogDirectory
@@ -47,7 +48,6 @@ from storage.metadata.store import MetadataStore
 from storage.model import Message, MessageId
 from storage.objects.registry import open_store
 from storage.positions import StartOffset
-from storage.reading.snapshot_reader import messages
 from tests.entries import batch, one
 from tests.workbench import TINY, Workbench, view
 

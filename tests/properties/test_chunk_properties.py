@@ -19,14 +19,13 @@ from compactor import reference
 from compactor.engines.engine import Engine, InProcessEngine
 from compactor.run.plan import RunPolicies, Sizing
 from compactor.verify.verify import Verifier
-from storage.entries.chunk_assembler import assembled
+from storage.entries.chunk_assembler import assembled, row_messages
 from storage.ledger import chunk_table
 from storage.ledger.chunk_table import PENDING, STALE, assemble, chunk_records, offsets
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import NO_EVENT_TIME, HashRange
 from storage.ledger.manifest import Manifest, read_manifest
 from storage.model import Message
-from storage.reading.snapshot_reader import row_messages
 from storage.topic import Topic
 from tests.budgets import within
 from tests.chunked import Drawn, append, compacted_rows, drawn_rows, table_of

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap
 
+from api.broker.positions import mark_delete_before
 from api.broker.refusals import ConsumerBusy
 from api.broker.serving.consumer import Consumer, SubscriptionType
 from api.broker.serving.cursor_writer import MarkLocator, ReaderPosition
@@ -31,7 +32,6 @@ from api.broker.serving.dispatcher import Dispatcher
 from api.broker.serving.pending_acks import EntryKey, Group, PendingAck, PendingAcks
 from api.broker.serving.rates import Rate
 from api.broker.serving.served_topic import ServedTopic
-from api.formats.position_text import first_at, mark_delete_before
 from storage.ack_ranges import bitmap_of, mask_of
 from storage.cursor import Cursor, CursorSettings
 from storage.entries.rebuild import DeliverableEntry
@@ -178,7 +178,7 @@ class Subscription:
         """
         storage = self.topic.storage
         if isinstance(start, StartTime):
-            first = first_at(storage, start, self.read_compacted)
+            first = storage.first_at(start, self.read_compacted)
             start = LATEST if first is None else entry_of(first.message_id)
         if start != LATEST:
             return start, None
@@ -561,8 +561,8 @@ class Subscription:
         storage = self.topic.storage
         if start == EARLIEST:
             return None
-        first = None if start == LATEST else first_at(storage, start, self.read_compacted)
-        mark = mark_delete_before(storage, LATEST if first is None else first.offset)
+        first = None if start == LATEST else storage.first_at(start, self.read_compacted)
+        mark = mark_delete_before(storage, LATEST if first is None else StartOffset(first.offset))
         if mark is None and first is not None and first.offset:  # raw is trimmed there
             return LogPosition(first.offset - 1, MessageId(first.message_id.ledger_id, first.message_id.entry_id - 1))
         return mark

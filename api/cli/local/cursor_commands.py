@@ -14,10 +14,13 @@ from api.cli.kit.output import show
 from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing, open_topic
-from api.formats.position_text import PLACES, described, mark_delete_before, parse_place
+from api.formats.position_text import PLACES, parse_place
+from storage.errors import SegmentNotLocal
 
 if TYPE_CHECKING:
+    from storage.metadata.cursor_ranges import RangesSummary
     from storage.metadata.records import CursorRecord
+    from storage.reading.snapshot_reader import SnapshotReader
 
 Cursor = Annotated[str, typer.Argument(metavar="CURSOR", help="Its name.")]
 _COLUMNS = ("cursor", "mark_delete", "mark_delete_offset", "backlog", "ranges", "properties")
@@ -33,6 +36,7 @@ def create_cursor(
     at: Annotated[str, typer.Option("--at", metavar=PLACES, help="The first message to deliver.")] = "latest",
 ) -> None:
     """Create a cursor: what it has not acknowledged is not deleted."""
+    from api.broker.positions import mark_delete_before
     from storage.metadata.records import READ_COMPACTED_PROPERTY
 
     first = parse_place(at)
@@ -50,7 +54,7 @@ def list_cursors(context: typer.Context, topic: Topic, output: Output = OutputFo
         opened = open_topic(environment, topic)
         found = environment.metadata.cursors.summaries(opened.record.id)
         reader = opened.snapshot_reader()
-        documents = [described(reader, record, summary) for record, summary in found]
+        documents = [_document(reader, record, summary) for record, summary in found]
     show(documents if output is OutputFormat.JSON else list(map(_for_people, documents)), output, _COLUMNS)
 
 
@@ -59,7 +63,7 @@ def show_cursor(context: typer.Context, topic: Topic, cursor: Cursor, output: Ou
     with open_environment(context.obj) as environment:
         opened = open_topic(environment, topic)
         found = environment.metadata.cursors.summary(opened.record.id, cursor)
-        document = described(opened.snapshot_reader(), *found)
+        document = _document(opened.snapshot_reader(), *found)
     show(document if output is OutputFormat.JSON else _for_people(document), output)
 
 
@@ -73,6 +77,8 @@ def reset_cursor(
 
     Acknowledgements behind that message are removed. A reader that has the cursor open must open it again.
     """
+    from api.broker.positions import mark_delete_before
+
     first = parse_place(to)
     with open_for_writing(context.obj) as environment:
         opened = open_topic(environment, topic)
@@ -97,6 +103,30 @@ def delete_cursor(
     with open_for_writing(context.obj) as environment:
         environment.metadata.cursors.delete(environment.metadata.topics.get(topic).id, cursor, force)
     put(f"Cursor {cursor} of topic {topic} deleted")
+
+
+def _document(reader: SnapshotReader, record: CursorRecord, summary: RangesSummary) -> dict[str, Any]:
+    """Return a cursor as plain values.
+
+    `backlog`: messages after the mark-delete position that are not acknowledged; None: the end of the topic is not
+    known, since messages that are not sealed yet are in a log directory that is not here.
+    """
+    mark = record.mark_delete
+    begin = max(mark.offset + 1 if mark else 0, reader.first_offset)
+    try:
+        backlog = max(reader.end - begin - summary.messages, 0)
+    except SegmentNotLocal:
+        backlog = None
+    return {
+        "cursor": record.name,
+        "mark_delete": str(mark.message_id) if mark else None,
+        "mark_delete_offset": mark.offset if mark else None,
+        "backlog": backlog,
+        "ranges": summary.ranges,
+        "acknowledged_above": summary.messages,
+        "stored_bytes": summary.stored_bytes,
+        "properties": dict(record.properties),
+    }
 
 
 def _mark(cursor: CursorRecord) -> str:

@@ -223,8 +223,8 @@ def _ledger_lines(environment: Environment, topic: TopicRecord, ledger: LedgerRe
 
 def _messages(table: pa.Table, partition: int) -> Iterator[tuple[Message, str]]:
     """Each row as a message, with what its slot holds."""
+    from storage.entries.chunk_assembler import row_messages
     from storage.ledger.rows import RowType
-    from storage.reading.snapshot_reader import row_messages
 
     slots = table.column("slot").to_pylist()
     for message, slot in zip(row_messages(iter(table.to_batches()), partition), slots, strict=True):

@@ -15,7 +15,7 @@ from api.cli.kit.shared_arguments import ResetName, Topic
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import data_stream, is_terminal
 from api.components import open_environment, open_topic
-from api.formats.position_text import check_begins, parse_start
+from api.formats.position_text import parse_start
 from api.formats.text_encoding import TextEncoding, to_bytes
 from storage.errors import InvalidInput
 
@@ -69,11 +69,12 @@ def read_topic(
     if follow and output != "jsonl":
         raise InvalidInput(f"--follow cannot be shown as {output}", "leave --output out: one JSON line a message")
     encodings = key_encoding, value_encoding
+    from api.broker.positions import check_start
     from storage.positions import OffsetReset
 
     with open_environment(context.obj) as environment:
         source = open_topic(environment, topic)
-        check_begins(source, first)
+        check_start(source, first)
         if follow:
             _follow(source.reader(first, read_compacted, OffsetReset(reset)), limit, topic.partition, *encodings)
             return
@@ -124,8 +125,8 @@ def _follow(
 ) -> None:
     """Print messages as they come, up to `limit`, or until the process is ended."""
     from api.formats.jsonl import JsonLinesWriter
+    from storage.entries.chunk_assembler import messages
     from storage.reading.page_reader import ReadLimits
-    from storage.reading.snapshot_reader import messages
 
     stdout = data_stream()
 

@@ -23,9 +23,10 @@ import pyarrow as pa
 from fastapi import Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
+from api.broker.positions import check_start
 from api.broker.threads import WaitsFor
 from api.formats.jsonl import JsonLinesWriter
-from api.formats.position_text import check_begins, parse_start
+from api.formats.position_text import parse_start
 from api.formats.text_encoding import TextEncoding
 from api.http.access import AuthAction, caller_of
 from api.http.owner_proxy import FORWARDED
@@ -110,7 +111,7 @@ async def read_messages(
     source = await parts.pools[WaitsFor.DATABASE].run(_opened, parts, topic, state)
     encodings = key_encoding, value_encoding
     if stream:
-        await waiting.run(check_begins, source, state.start)
+        await waiting.run(check_start, source, state.start)
         reader = source.reader(state, read_compacted, reset)
         body = waiting.each(_all(reader, ReadLimits(limit, max_bytes), kind, token, *encodings))
         first = await anext(body, b"")  # what is wrong from the beginning has a status of its own
@@ -126,7 +127,7 @@ async def read_messages(
         deadline -= max(wait_ms - settings.forwarding_timeout_ms // 2, 0)
     page, is_empty = await waiting.run(_page, reader, kind, limits)
     if is_empty:  # what was found was there
-        await waiting.run(check_begins, source, state.start)
+        await waiting.run(check_start, source, state.start)
     if is_empty and deadline > parts.environment.clock.now_ms():
         changes = parts.polls.changes(source.record.id, deadline, request.is_disconnected)
         with parts.polls.turn(caller_of(request).name):

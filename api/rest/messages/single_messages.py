@@ -18,7 +18,6 @@ from starlette.responses import Response
 from api.broker.serving.key_routing import partition_of
 from api.broker.threads import WaitsFor
 from api.formats.jsonl import JsonLinesWriter
-from api.formats.position_text import first_at
 from api.formats.text_encoding import TextEncoding, to_bytes
 from api.http.access import AuthAction
 from api.http.paths import TOPIC_PATH, Topic, decoded
@@ -103,7 +102,7 @@ def get_message_id_by_timestamp(
         "partition",
     )
     opened = _opened(parts, topic)
-    found = first_at(opened, StartTime(timestamp), read_compacted=True)
+    found = opened.first_at(StartTime(timestamp), read_compacted=True)
     if found is not None:
         return _answer(found.message_id, topic)
     last = opened.last_message_id()

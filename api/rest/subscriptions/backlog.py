@@ -14,7 +14,6 @@ from fastapi import Body, Path, Request
 
 from api.broker.refusals import NotTheOwner
 from api.broker.threads import WaitsFor
-from api.formats.position_text import first_at
 from api.http.access import AuthAction
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded, segment
 from api.http.problems import RestException
@@ -73,7 +72,7 @@ def get_backlog_size_by_message_id(parts: Parts, topic: Topic, place: Annotated[
     some = extents(environment.metadata.snapshot(record.id), environment.log)
     if place.message_id == EARLIEST:
         return bytes_behind(some, 0)
-    first = first_at(opened(parts, record), place.message_id)
+    first = opened(parts, record).first_at(place.message_id)
     return 0 if first is None else bytes_behind(some, first.offset)
 
 

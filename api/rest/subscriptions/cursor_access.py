@@ -13,8 +13,8 @@ from typing import Annotated, Any
 from fastapi import Body, Path, Request
 from pydantic import Field
 
+from api.broker.positions import After, CursorPosition
 from api.broker.threads import WaitsFor
-from api.formats.position_text import first_at, mark_delete_before
 from api.http.access import AuthAction, require_here
 from api.http.context import pools_of
 from api.http.paths import TOPIC_PATH, decoded
@@ -26,7 +26,7 @@ from storage.cursor import Cursor
 from storage.errors import Conflict, NotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import EARLIEST, LATEST, LogPosition, MessageId, TopicName
-from storage.positions import StartOffset, StartTime
+from storage.positions import StartOffset
 from storage.topic import Topic as OpenTopic
 
 ONE = TOPIC_PATH + "/subscription/{subscription}"
@@ -59,9 +59,10 @@ class ResetCursorData(PulsarBody):
         return MessageId(self.ledger_id, self.entry_id, self.partition_index, self.batch_index)
 
     @property
-    def after(self) -> bool:
-        """Whether the message itself counts as acknowledged."""
-        return self.excluded or self.is_excluded
+    def position(self) -> CursorPosition:
+        """The first message to deliver: the one with the id, or the one after it."""
+        excluded = (self.excluded or self.is_excluded) and self.message_id not in (EARLIEST, LATEST)
+        return After(self.message_id) if excluded else self.message_id
 
 
 PlaceBody = Annotated[ResetCursorData | str | None, Body(description='A message id, "earliest" or "latest".')]
@@ -164,31 +165,12 @@ def next_of(mark: LogPosition | None) -> StartOffset:
     return StartOffset(mark.offset + 1 if mark else 0)
 
 
-def before_time(topic: OpenTopic, timestamp: int) -> LogPosition | None:
-    """The message before the first one that was published then or later."""
-    last = topic.snapshot_reader().last_position()  # before the search: what is appended during it is no older message
-    first = first_at(topic, StartTime(timestamp))
-    if first is None:
-        return last or topic.snapshot().horizon
-    return mark_delete_before(topic, first.offset)
-
-
-def position_of(topic: OpenTopic, place: ResetCursorData | MessageId) -> LogPosition | None:
-    """The mark-delete position of a place."""
-    if isinstance(place, MessageId):
-        return mark_delete_before(topic, place)
-    if place.after and place.message_id not in (EARLIEST, LATEST):
-        at = first_at(topic, place.message_id)
-        if at is not None and at.message_id == place.message_id:
-            return at
-    return mark_delete_before(topic, place.message_id)
-
-
-def place_of(body: ResetCursorData | str | None) -> ResetCursorData | MessageId:
+def position_of(body: ResetCursorData | str | None) -> CursorPosition:
+    """Return the position that the body of a request names; latest without a body. Raises RestException (400)."""
     if body is None:
         return LATEST
     if isinstance(body, ResetCursorData):
-        return body
+        return body.position
     named = {"earliest": EARLIEST, "latest": LATEST}.get(body)
     if named is None:
         raise RestException(400, f"{body[:40]!r} is no place: give a message id, earliest or latest")

@@ -12,8 +12,8 @@ from typing import Annotated
 from fastapi import Body, Depends, Path, Query
 from starlette.responses import Response
 
+from api.broker.positions import After, CursorPosition, is_after_end, mark_delete_before
 from api.broker.threads import WaitsFor
-from api.formats.position_text import is_behind_end, mark_delete_before
 from api.http.access import AuthAction
 from api.http.paths import TOPIC_PATH, Topic, decoded
 from api.http.problems import RestException
@@ -28,13 +28,11 @@ from api.rest.subscriptions.cursor_access import (
     PlaceBody,
     ResetCursorData,
     Subscription,
-    before_time,
     changes_it,
     delete_cursor,
     each,
     next_of,
     opened,
-    place_of,
     position_of,
     refuse_compaction,
     reset_cursor_to,
@@ -43,7 +41,8 @@ from api.rest.subscriptions.cursor_access import (
 from api.service import Parts, Service
 from storage.errors import Conflict
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
-from storage.model import EARLIEST, LATEST, MessageId
+from storage.model import EARLIEST, LATEST
+from storage.positions import StartTime
 
 router = Routes("subscriptions")
 
@@ -63,14 +62,15 @@ def create_subscription(
     parts: Parts, topic: Topic, subscription: Subscription, place: PlaceBody = None, replicated: bool = False
 ) -> None:
     """Make one; without a place it begins with messages that are still to come. What it needs is not trimmed."""
-    name, asked = decoded(subscription), place_of(place)
+    name, position = decoded(subscription), position_of(place)
     records = resolve.local_topics(parts, topic)
-    first = asked.message_id if isinstance(asked, ResetCursorData) else asked
-    if records and all(is_behind_end(opened(parts, record), first) for record in records):
+    first = position.message_id if isinstance(position, After) else position
+    if records and all(is_after_end(opened(parts, record), first) for record in records):
         raise RestException(
             412, f"Unable to find position for position specified: {first} is behind the end of {topic}"
         )
-    found = [_created(parts, record, name, asked) for record in records]
+    properties = (place.properties or {}) if isinstance(place, ResetCursorData) else {}
+    found = [_created(parts, record, name, position, properties) for record in records]
     if found and not any(found):
         raise RestException(409, EXISTS)
 
@@ -133,7 +133,7 @@ def peek_nth_message(
         rows = entries(opened(parts, record), next_of(mark))
     else:
         if all(item.name != name for item in cursors.of_topic(record.id)):
-            _created(parts, record, name, EARLIEST)
+            _created(parts, record, name, EARLIEST, {})
         with OwnedCursor(parts, record, name) as owned:
             cursor = owned.cursor
             found = entries(owned.topic, next_of(cursor.mark_delete))
@@ -152,7 +152,7 @@ def reset_cursor_to_time(
 
     def reset(record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
-        reset_cursor_to(parts, record, name, before_time(opened(parts, record), timestamp))
+        reset_cursor_to(parts, record, name, mark_delete_before(opened(parts, record), StartTime(timestamp)))
 
     each(parts, topic, subscription, reset)
 
@@ -164,7 +164,7 @@ def reset_cursor(parts: Parts, topic: Topic, subscription: Subscription, place: 
 
     def reset(record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
-        reset_cursor_to(parts, record, name, position_of(opened(parts, record), place_of(place)))
+        reset_cursor_to(parts, record, name, mark_delete_before(opened(parts, record), position_of(place)))
 
     each(parts, topic, subscription, reset)
 
@@ -206,7 +206,7 @@ def expire_messages_to_position(
 
     def expire(record: TopicRecord, name: str) -> None:
         with OwnedCursor(parts, record, name) as owned:
-            owned.acknowledge_to(position_of(owned.topic, place))
+            owned.acknowledge_to(mark_delete_before(owned.topic, place.position))
 
     each(parts, topic, subscription, expire)
 
@@ -235,13 +235,14 @@ def clear_backlog(parts: Service, record: TopicRecord, name: str) -> None:
 def _expire(parts: Service, record: TopicRecord, name: str, seconds: int) -> None:
     with OwnedCursor(parts, record, name) as owned:
         before = parts.environment.clock.now_ms() - seconds * 1000
-        owned.acknowledge_to(before_time(owned.topic, max(before, 0)))
+        owned.acknowledge_to(mark_delete_before(owned.topic, StartTime(max(before, 0))))
 
 
-def _created(parts: Service, record: TopicRecord, name: str, place: ResetCursorData | MessageId) -> bool:
-    """Whether it was made: it may exist."""
+def _created(
+    parts: Service, record: TopicRecord, name: str, position: CursorPosition, properties: dict[str, str]
+) -> bool:
+    """Return whether the subscription was created; False: it exists."""
     metadata = parts.environment.metadata
-    properties = (place.properties or {}) if isinstance(place, ResetCursorData) else {}
     if name == COMPACTION_CURSOR:
         if any(item.name == name for item in metadata.cursors.of_topic(record.id)):
             return False
@@ -250,7 +251,7 @@ def _created(parts: Service, record: TopicRecord, name: str, place: ResetCursorD
             metadata.cursors.set_properties(record.id, name, properties)
         return True
     try:
-        metadata.cursors.create(record.id, name, position_of(opened(parts, record), place), properties)
+        metadata.cursors.create(record.id, name, mark_delete_before(opened(parts, record), position), properties)
     except Conflict:
         return False
     return True

@@ -13,13 +13,13 @@ from itertools import takewhile
 
 from api.formats.position_text import parse_start
 from compactor.reference import view
+from storage.entries.chunk_assembler import messages
 from storage.errors import CompactorError, DataLoss, StateMayBeStale, TopicNotFound, Unavailable
 from storage.ledger.manifest import read_manifest
 from storage.metadata.records import TopicSnapshot
 from storage.model import EARLIEST, Message, MessageId
 from storage.positions import ContinuationToken
 from storage.reading.page_reader import ReadLimits
-from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.faults.simulation.model import TopicModel, Violation, require
 from tests.faults.simulation.process import Process

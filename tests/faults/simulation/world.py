@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from sqlalchemy import make_url
 
 from compactor.run.plan import RunPolicies
+from storage.entries.chunk_assembler import messages
 from storage.environment import Environment
 from storage.errors import CompactorError
 from storage.failpoints import Failpoint
@@ -31,7 +32,6 @@ from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, GcSnapshot, Pin,
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.positions import StartOffset
-from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.faults.faulty_store import Fault, Kind

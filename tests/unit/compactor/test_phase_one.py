@@ -13,13 +13,13 @@ from compactor.phase_one import run_range, split_by_source, unkeyed_survivors
 from compactor.phase_two import read_offsets
 from compactor.run.plan import RangeTaskResult, RunPlan, RunPolicies, Sizing, Source, expected_totals, located
 from storage.checksums import crc32c
+from storage.entries.chunk_assembler import messages
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import key_index
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import MARKER, OFFSET_MASK, HashRange
 from storage.model import LedgerRecord, RowsObject, StoredObject
 from storage.objects.interface import ObjectStore
-from storage.reading.snapshot_reader import messages
 from tests.sealed import (
     NOW,
     SEED,

@@ -23,6 +23,7 @@ from compactor.run.plan import (
     SourceTotals,
 )
 from compactor.run.run_output import PlannedRun
+from storage.entries.chunk_assembler import messages
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names, rows
 from storage.ledger.deletion_bitmap import read_all_deleted, read_deleted
@@ -31,7 +32,6 @@ from storage.ledger.rows_file import RowsReader
 from storage.log.bulk_append import to_rows
 from storage.model import Message, MessageId, RowsObject
 from storage.objects.interface import ObjectStore
-from storage.reading.snapshot_reader import messages
 from tests.sealed import NOW, carry_out, damaged_copy, decide, live_rows, manifest_of, seal, seal_history, source
 from tests.strategies import histories
 from tests.workbench import content

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from api.formats.position_text import check_begins, first_at, mark_delete_before
+from api.broker.positions import check_start, mark_delete_before
 from storage.environment import Environment
 from storage.errors import SegmentNotLocal
 from storage.log.directory import LogDirectory
@@ -58,13 +58,13 @@ def test_a_read_gives_what_is_sealed_and_then_names_the_rest(away: Topic, read_c
     assert len(page.messages) == 5
     with pytest.raises(SegmentNotLocal, match=NAMED):
         away.reader(page.next, read_compacted).messages(ReadLimits())
-    check_begins(away, StartOffset(4))
-    assert first_at(away, EARLIEST) is not None
-    before = mark_delete_before(away, 4)
+    check_start(away, StartOffset(4))
+    assert away.first_at(EARLIEST) is not None
+    before = mark_delete_before(away, StartOffset(4))
     assert before is not None
     assert before.offset == 3
     with pytest.raises(SegmentNotLocal):
-        mark_delete_before(away, 5)
+        mark_delete_before(away, StartOffset(5))
 
 
 def test_a_key_is_looked_up_in_what_is_sealed_if_asked_to(away: Topic) -> None:

@@ -16,6 +16,7 @@ import pytest
 from api.components import open_topic
 from compactor.run.plan import RunPolicies
 from storage.clock import SystemClock
+from storage.entries.chunk_assembler import messages
 from storage.environment import Environment
 from storage.errors import (
     Fenced,
@@ -38,7 +39,7 @@ from storage.model import EARLIEST, LATEST, LogPosition, Message, MessageId, Top
 from storage.objects.interface import ObjectWriter
 from storage.objects.local import LocalStore
 from storage.reading.last_message import LastMessageFinder
-from storage.reading.snapshot_reader import SnapshotReader, messages
+from storage.reading.snapshot_reader import SnapshotReader
 from storage.topic import Topic
 from tests import chunked
 from tests.workbench import TINY, Workbench, compacted_only, content, half_compacted, ids, raw, view

@@ -13,6 +13,7 @@ from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
 from compactor.run.plan import RunPolicies
+from storage.entries.chunk_assembler import row_messages
 from storage.entries.encode import encode_message
 from storage.errors import Fenced, ObjectMissing, StateMayBeStale, Unavailable
 from storage.failpoints import Failpoint, observed
@@ -23,7 +24,6 @@ from storage.model import EARLIEST, LATEST, Message, MessageId
 from storage.positions import ContinuationToken
 from storage.reading.compacted_reader import PIN_TTL_MS
 from storage.reading.page_reader import ReadLimits
-from storage.reading.snapshot_reader import row_messages
 from storage.topic import Topic
 from tests.pulsar_entries import entry, metadata
 from tests.workbench import Workbench, content, raw, view

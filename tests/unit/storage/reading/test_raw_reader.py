@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from storage.entries.chunk_assembler import messages
 from storage.environment import Environment
 from storage.errors import ObjectMissing, OffsetOutOfRange
 from storage.model import EARLIEST, LATEST, Message, MessageId
 from storage.objects.interface import ObjectStore
 from storage.positions import OffsetReset, StartOffset, StartPosition, StartTime
 from storage.reading.page_reader import PageReader, ReadLimits
-from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import NOW, batch, one, produce

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compactor.maintenance.retention import Retention
+from storage.entries.chunk_assembler import messages
 from storage.environment import Environment
 from storage.errors import ObjectMissing, OffsetOutOfRange, StateMayBeStale, Unavailable
 from storage.ledger.manifest import read_manifest
@@ -12,7 +13,6 @@ from storage.metadata.policy_store import topic_scope
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.positions import OffsetReset, StartOffset, StartTime
 from storage.reading.page_reader import PageReader, ReadLimits
-from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.entries import NOW, one, produce
 from tests.faults.faulty_store import Fault, FaultyStore, Kind, Script

@@ -1,0 +1,94 @@
+"""Positions in a topic: what doors name, and the mark-delete position of a cursor that begins there.
+
+A door parses its own texts and bodies into a position. A read begins at a start position (storage/positions.py):
+earliest, latest, a message id, an offset, or a publish time. A cursor is moved to the first message that it shall
+deliver; also to the one after a message (`After`). What is kept is the message before that, as mark-delete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from storage.errors import InvalidInput, ObjectMissing, OffsetOutOfRange
+from storage.ledger.seek import seek_position_of
+from storage.model import EARLIEST, LogPosition, MessageId
+from storage.positions import StartOffset, StartPosition, StartTime
+from storage.topic import Topic
+
+
+@dataclass(frozen=True)
+class After:
+    """The message after that with an id; if no message has this id, the first one with a larger id."""
+
+    message_id: MessageId
+
+
+CursorPosition = StartPosition | After
+
+
+def mark_delete_before(topic: Topic, position: CursorPosition) -> LogPosition | None:
+    """Return the message before the first one at or after `position`; None: no message is before that, or the message
+    of `position` is trimmed.
+
+    If that message is gone, or a slot without a message, its id is the one right before the next message's. Raises
+    InvalidInput for an offset behind the end, SegmentNotLocal.
+    """
+    if isinstance(position, After):
+        first = topic.first_at(position.message_id)
+        if first is not None and first.message_id == position.message_id:
+            return first
+        position = position.message_id
+    reader = topic.snapshot_reader()
+    if isinstance(position, StartTime):
+        last = reader.last_position()  # before the search: what is appended during it is no older message
+        first = topic.first_at(position)
+        if first is None:
+            return last or reader.snapshot.horizon
+        position, reader = StartOffset(first.offset), topic.snapshot_reader()
+    if isinstance(position, StartOffset) and reader.is_after_end(position):
+        raise InvalidInput(
+            f"the offset {position.offset} of {topic.name} is behind its end, which is {reader.end}", "use latest"
+        )
+    if position == EARLIEST or reader.is_below(seek_position_of(position)):
+        return None
+    first = topic.first_at(position)
+    if first is None:
+        # Where no raw message is left, the horizon is the last one that there was.
+        return reader.last_position() or reader.snapshot.horizon
+    if first.offset == 0:
+        return None
+    before = topic.locate(first.offset - 1)
+    if before is not None and before.offset == first.offset - 1:
+        return before
+    return LogPosition(first.offset - 1, _right_before(first.message_id))
+
+
+def _right_before(message_id: MessageId) -> MessageId:
+    """Return the largest id before this one (Pulsar's position before a first entry: -1)."""
+    if message_id.batch_index > 0:
+        return MessageId(message_id.ledger_id, message_id.entry_id, message_id.partition, message_id.batch_index - 1)
+    return MessageId(message_id.ledger_id, message_id.entry_id - 1, message_id.partition)
+
+
+def check_start(topic: Topic, start: StartPosition) -> None:
+    """Raise OffsetOutOfRange for a start after the end: a reader that waits there misses all messages before it.
+
+    The end itself is where a reader waits; a publish time is never after the end.
+    """
+    if is_after_end(topic, start):
+        what = f"the offset {start.offset}" if isinstance(start, StartOffset) else f"the message {start}"
+        raise OffsetOutOfRange(
+            f"{what} is behind the end of {topic.name}, which is at offset {topic.snapshot_reader().end}",
+            "read from a place that is there, from earliest or from latest",
+        )
+
+
+def is_after_end(topic: Topic, start: StartPosition) -> bool:
+    """Return whether a start is after the position of the next message."""
+    while True:
+        reader = topic.snapshot_reader()
+        try:
+            return reader.is_after_end(start)
+        except ObjectMissing:  # it was sealed, or trimmed, between the check and the read
+            if topic.snapshot().extents == reader.extents:
+                raise
