@@ -1,6 +1,6 @@
-"""What the tasks of verify see rows and records as, and how they compare them: walks, fingerprints, sets by hash.
+"""Rows, index records and bitmaps, and their comparison: walks, fingerprints, sets by hash.
 
-Written from the rules (semantics.md P4–P6, P8–P10) and docs/format.md, apart from the kernels that it proves.
+Verify implements the rules (semantics.md P4–P6, P8–P10) and docs/format.md independently of the kernels that it proves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNKEYED_SLOTS = {"whole_entries": rows.RowType.WHOLE_ENTRY, "chunks": rows.RowTy
 
 
 def mixed(*columns: npt.NDArray[np.generic]) -> U64:
-    """Bits of all columns, mixed (the finalizer of SplitMix64 after each). Shape (n,)."""
+    """Return the hash-mixed bits of all columns, with the finalizer of SplitMix64 after each. Shape (n,)."""
     state = np.zeros(len(columns[0]), dtype=np.uint64)
     for column in columns:
         state = (state + np.uint64(0x9E37_79B9_7F4A_7C15)) ^ column.view(np.uint64)
@@ -41,17 +41,17 @@ def mixed(*columns: npt.NDArray[np.generic]) -> U64:
 
 
 def summed(bits: U64) -> Fingerprint:
-    """The fingerprint of things with these mixed bits."""
+    """Return the fingerprint of elements with these mixed bits."""
     return Fingerprint(len(bits), int(bits.sum(dtype=np.uint64)))
 
 
 def fingerprint(*columns: npt.NDArray[np.generic]) -> Fingerprint:
-    """Of a set of tuples, given as columns of 64 bits."""
+    """Return the fingerprint of a set of tuples. Each column holds 64 bits per tuple."""
     return summed(mixed(*columns))
 
 
 def mixed_records(records: IndexRecords, by_event: bool) -> U64:
-    """What fingerprints of records are summed from; event times count where the index has them. Shape (n,)."""
+    """Return the mixed bits of each record, with its event time if `by_event`. Shape (n,)."""
     if not by_event:
         return mixed(records.hi, records.lo, records.offset)
     none = np.full(len(records), NO_EVENT_TIME, dtype=np.int64)
@@ -63,9 +63,10 @@ def mixed_records(records: IndexRecords, by_event: bool) -> U64:
 
 
 class RowsObjectWalk:
-    """All row groups of a rows object, in order; checks its size, that offsets and ids ascend, and its statistics.
+    """Walk through all row groups of a rows object, in order.
 
-    After the walk, `first`, `last` and `totals` are what the rows say of the object as a whole.
+    It checks the object's size, the order of offsets and ids, and the statistics of the footer. After the walk,
+    `first`, `last` and `totals` describe the whole object.
     """
 
     def __init__(self, store: ObjectStore, rows_object: RowsObject, findings: Findings) -> None:
@@ -91,7 +92,9 @@ class RowsObjectWalk:
                 self._findings.inconsistent(self._where, what)
             if (group.first_offset, group.last_offset) != (int(offsets[0]), int(offsets[-1])):
                 ends = f"offsets {group.first_offset} to {group.last_offset}"
-                self._findings.inconsistent(self._where, f"the footer says {ends} of a row group, it has others")
+                self._findings.inconsistent(
+                    self._where, f"the footer records {ends} for a row group, whose rows have others"
+                )
             self.first, self.last = self.first or first, _position(table, len(table) - 1)
             self.messages += len(table)
             self._logical_bytes += int(rows.logical_sizes(table).sum())
@@ -101,7 +104,7 @@ class RowsObjectWalk:
 
     @property
     def totals(self) -> dict[str, object]:
-        """By the names that manifest and database have for them."""
+        """The totals of all rows, under the names of manifest and database."""
         return {
             "messages": self.messages,
             "logical_bytes": self._logical_bytes,
@@ -111,33 +114,33 @@ class RowsObjectWalk:
 
 
 class RowsByOffset:
-    """Rows of one object by their offsets; keeps the row group that was read last."""
+    """Rows of one object, by offset. It caches the last row group."""
 
     def __init__(self, store: ObjectStore, rows_object: RowsObject) -> None:
         self.reader = RowsReader(store, rows_object)
         self._group: tuple[int, pa.Table] | None = None
 
     def groups(self, offsets: I64) -> Iterator[tuple[int, I64]]:
-        """The row groups that may have one of the offsets, each with the positions of those."""
+        """Yield each row group whose offset range has some of the offsets, with their positions in `offsets`."""
         for number, group in enumerate(self.reader.groups):
             inside = np.flatnonzero((offsets >= group.first_offset) & (offsets <= group.last_offset))
             if len(inside):
                 yield number, inside
 
     def rows(self, number: int, offsets: I64, columns: list[str] | None = None) -> tuple[I64, pa.Table]:
-        """The rows of a group that have one of the offsets; and for each row the position of its offset."""
+        """Return the positions in `offsets` that the group has, and a table of their rows in that order."""
         if self._group is None or self._group[0] != number:
             self._group = (number, self.reader.read(number, columns))
         table = self._group[1]
         present = numbers(table, "offset")
         order = np.argsort(present, kind="stable")  # the offsets of a damaged ledger may not ascend
         at = order[np.minimum(np.searchsorted(present, offsets, sorter=order), len(present) - 1)]
-        found = np.flatnonzero(present[at] == offsets)
-        return found, table.take(pa.array(at[found]))
+        positions = np.flatnonzero(present[at] == offsets)
+        return positions, table.take(pa.array(at[positions]))
 
 
 def live_groups(store: ObjectStore, manifest: Manifest, columns: list[str]) -> Iterator[pa.Table]:
-    """The live rows of all parts, a row group at a time."""
+    """Yield the live rows of all parts, one row group at a time."""
     for part in manifest.parts:
         deleted = read_deleted(store, part)
         reader = RowsReader(store, part.rows)
@@ -147,19 +150,19 @@ def live_groups(store: ObjectStore, manifest: Manifest, columns: list[str]) -> I
 
 
 def check_size(store: ObjectStore, findings: Findings, name: str, size: int, *, exactly: bool) -> None:
-    """Name an object that is shorter than `size`, or not `exactly` as long."""
-    seen = store.size(name)
-    if seen < size or (exactly and seen != size):
-        findings.add(Difference(DifferenceKind.DAMAGED, name, f"it is {seen} bytes long in the store, not {size}"))
+    """Add a difference if an object is shorter than `size`, or longer although `exactly`."""
+    actual = store.size(name)
+    if actual < size or (exactly and actual != size):
+        findings.add(Difference(DifferenceKind.DAMAGED, name, f"it is {actual} bytes long in the store, not {size}"))
 
 
 def keyed_rows(table: pa.Table) -> pa.Table:
-    """The rows that are in the key map (P6, P8, P10)."""
+    """Return the rows that are in the key map (P6, P8, P10)."""
     return table.filter(pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), 0)))
 
 
 def unkeyed_masks(table: pa.Table) -> dict[str, Mask]:
-    """Which rows are outside the key map, by class."""
+    """Return a mask, per class, of the rows outside the key map."""
     slot = numbers(table, "slot")
     null = table.column("key").is_null().to_numpy()
     masks = {name: slot == int(kind) for name, kind in UNKEYED_SLOTS.items()}
@@ -168,16 +171,16 @@ def unkeyed_masks(table: pa.Table) -> dict[str, Mask]:
 
 
 def of_messages(table: pa.Table) -> Mask:
-    """Which rows are chunks that a chunk table has (P10)."""
+    """Return a mask of the rows that are chunks in a chunk table (P10)."""
     columns = (table.column(name).fill_null(-1).to_numpy() for name in ("slot", "chunk_index", "chunk_count"))
     slot, index, count = columns
-    found: Mask = (slot == int(rows.RowType.CHUNK)) & (index >= 0) & (index < count)
-    found &= table.column("chunk_uuid").is_valid().to_numpy()
-    return found
+    mask: Mask = (slot == int(rows.RowType.CHUNK)) & (index >= 0) & (index < count)
+    mask &= table.column("chunk_uuid").is_valid().to_numpy()
+    return mask
 
 
 def message_id(table: pa.Table, row: int) -> MessageId:
-    """The id of a row."""
+    """Return the message id of a row."""
     ledger, entry, index = (table.column(name)[row].as_py() for name in ID_COLUMNS)
     return MessageId(ledger, entry, -1, index)
 
@@ -187,7 +190,7 @@ def _position(table: pa.Table, row: int) -> tuple[int, MessageId]:
 
 
 def numbers(table: pa.Table, column: str) -> I64:
-    """A column of whole numbers without nulls."""
+    """Return a column of integers without nulls. Shape (n,)."""
     return np.asarray(table.column(column).to_numpy(), dtype=np.int64)
 
 
@@ -195,7 +198,7 @@ def numbers(table: pa.Table, column: str) -> I64:
 
 
 def records_of(keyed: pa.Table, hasher: KeyHasher) -> IndexRecords:
-    """A record for each of some keyed rows, in their order, with its event time."""
+    """Return an index record per keyed row, in row order, with its event time."""
     key = keyed.column("key").combine_chunks()
     hi, lo = hasher(key.chunk(0) if isinstance(key, pa.ChunkedArray) else key)
     lengths = pc.fill_null(pc.binary_length(keyed.column("payload")), 0).to_numpy()
@@ -206,12 +209,12 @@ def records_of(keyed: pa.Table, hasher: KeyHasher) -> IndexRecords:
 
 
 def plain(records: IndexRecords) -> I64:
-    """The offsets of records, without their flags."""
+    """Return the offsets of records, without flags. Shape (n,)."""
     return (records.offset & OFFSET_MASK).astype(np.int64)
 
 
 def key_hash(records: IndexRecords, row: int) -> str:
-    """The hash of a record, as differences name it."""
+    """Return the key hash of a record as 32 hexadecimal digits."""
     return f"{int(records.hi[row]):016x}{int(records.lo[row]):016x}"
 
 
@@ -223,14 +226,14 @@ def name_records(
     what: str,
     keys: pa.ChunkedArray | None = None,
 ) -> None:
-    """Name the first of some records, with their keys if those are known; count all."""
+    """Name the first records, with their keys if known, and count all."""
     findings.add_each(kind, where, what, plain(records), keys, lambda row: key_hash(records, row))
 
 
 def align(left: IndexRecords, right: IndexRecords) -> tuple[I64, I64]:
-    """The hashes of both, each once: where it is in `left` and where in `right`, −1 where it is not.
+    """Return, for each hash of either side, its position in `left` and in `right`, −1 where absent.
 
-    Neither may have a hash twice.
+    Each side has a hash at most once. Shapes (n,), in hash order.
     """
     hi, lo = np.concatenate([left.hi, right.hi]), np.concatenate([left.lo, right.lo])
     order = np.lexsort((lo, hi))
@@ -238,45 +241,49 @@ def align(left: IndexRecords, right: IndexRecords) -> tuple[I64, I64]:
     begins = np.append(True, (high[1:] != high[:-1]) | (low[1:] != low[:-1])) if len(hi) else np.empty(0, np.bool_)
     group = np.empty(len(hi), dtype=np.int64)
     group[order] = np.cumsum(begins) - 1
-    found = []
+    positions = []
     for members in (group[: len(left)], group[len(left) :]):
         at = np.full(int(begins.sum()), -1, dtype=np.int64)
         at[members] = np.arange(len(members))
-        found.append(at)
-    return found[0], found[1]
+        positions.append(at)
+    return positions[0], positions[1]
 
 
 def split(left: IndexRecords, right: IndexRecords) -> tuple[IndexRecords, IndexRecords, IndexRecords, IndexRecords]:
-    """Only in `left`, only in `right`, and of the hashes of both the records of each, by hash."""
-    ours, theirs = align(left, right)
-    both = np.flatnonzero((ours >= 0) & (theirs >= 0))
-    return left.take(ours[theirs < 0]), right.take(theirs[ours < 0]), left.take(ours[both]), right.take(theirs[both])
+    """Return the records only in `left`, only in `right`, and of the common hashes those of `left` and of `right`.
+
+    The last two have equal length and hash order.
+    """
+    at_left, at_right = align(left, right)
+    both = (at_left >= 0) & (at_right >= 0)
+    only_left, only_right = left.take(at_left[at_right < 0]), right.take(at_right[at_left < 0])
+    return only_left, only_right, left.take(at_left[both]), right.take(at_right[both])
 
 
 def last_of_each(hi: U64, lo: U64, *order: npt.NDArray[np.generic]) -> I64:
-    """Of each hash the position of the last by `order`, the least important column first; in hash order."""
+    """Return, per hash, the position of its last element by `order` (least important column first), in hash order."""
     if not len(hi):
         return np.empty(0, dtype=np.int64)
     by = np.lexsort((*order, lo, hi))
     high, low = hi[by], lo[by]
     ends = np.append((high[1:] != high[:-1]) | (low[1:] != low[:-1]), True)
-    found: I64 = by[ends]
-    return found
+    last: I64 = by[ends]
+    return last
 
 
 def newest_of_each(records: IndexRecords) -> IndexRecords:
-    """Of each hash the record of the largest offset."""
+    """Return, per hash, the record of the largest offset."""
     return records.take(last_of_each(records.hi, records.lo, records.offset & OFFSET_MASK))
 
 
 def largest_of_each(records: IndexRecords) -> IndexRecords:
-    """Of each hash the record of the largest event time; of equal ones that of the largest offset (P9)."""
+    """Return, per hash, the record of the largest event time, then of the largest offset (P9)."""
     assert records.event_time is not None
     return records.take(last_of_each(records.hi, records.lo, records.offset & OFFSET_MASK, records.event_time))
 
 
-def compare_bitmaps(findings: Findings, where: str, name: str, wanted: BitMap64, found: BitMap64) -> None:
-    """Name offsets of an unkeyed class that only one of two bitmaps has."""
+def compare_bitmaps(findings: Findings, where: str, name: str, expected: BitMap64, actual: BitMap64) -> None:
+    """Add the offsets of an unkeyed class that only one of two bitmaps has."""
     what = f"a row of {name.replace('_', ' ')} is"
-    findings.add_each(DifferenceKind.MISSING, where, f"{what} not in the bitmap", wanted - found)
-    findings.add_each(DifferenceKind.EXTRA, where, f"{what} in the bitmap only", found - wanted)
+    findings.add_each(DifferenceKind.MISSING, where, f"{what} not in the bitmap", expected - actual)
+    findings.add_each(DifferenceKind.EXTRA, where, f"{what} only in the bitmap", actual - expected)

@@ -1,8 +1,8 @@
-"""What verify has found: differences, named as far as a person can check them and counted to the last.
+"""Results of a verification: differences, the findings of a task, and the report.
 
-A difference says of which kind it is, in which object or row, and of which key and offset where it is of one. A task
-names the first of each kind and only counts the others, so what goes through the driver is bounded by the number of
-tasks, however much is wrong. The driver adds up the answers of the tasks and puts the report together.
+A difference has a kind, an object or database row, and, if it concerns a single message, a key and an offset. A task
+names the first differences of each kind and counts the others, so the number of tasks bounds the size of all findings.
+The driver adds up the findings of the tasks and builds the report.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from storage.metadata.records import TopicSnapshot
 from storage.model import MessageId, TopicName
 
 UNREADABLE = (DataLoss, pa.ArrowException, ValueError, KeyError, TypeError, OverflowError)
-"""What reading bytes may raise that were written wrongly, though their checksums are right."""
+"""Errors of reading wrongly written bytes whose checksums are right."""
 Offsets = npt.NDArray[np.int64] | BitMap64 | Sequence[int]
 
 
 class DifferenceKind(StrEnum):
-    """What a difference is."""
+    """Kind of a difference."""
 
     MISSING = "missing"
-    """A message, or a record of the index, that must be there is not."""
+    """A required message or index record is absent."""
     EXTRA = "extra"
-    """One is there that nothing accounts for."""
+    """A message or index record exists that no input accounts for."""
     ALTERED = "altered"
-    """It is there, but not as it was written, or an older message stands in its place."""
+    """A message or index record has other content than was written, or another message is in its place."""
     REVIVED = "revived"
-    """A key has a value though it was deleted, or its value has expired."""
+    """A key has a value although it was deleted or its value has expired."""
     DAMAGED = "damaged"
-    """An object is missing, too short, not the bytes that its checksum says, or cannot be decoded."""
+    """An object is missing, has the wrong size, does not match its checksum, or cannot be decoded."""
     INCONSISTENT = "inconsistent"
-    """Two places that must say the same do not: counts, sums, positions, times, pointers."""
+    """Two records of the same fact disagree: counts, sums, positions, times, pointers."""
 
 
 DETAILED_RANGES = 64
-"""At most that many hash ranges are gone through key by key; each reads all parts."""
+"""Maximum number of hash ranges that are compared key by key. Each reads all parts."""
 _OF_OBJECTS = ("ledgers", "raw rows", "parts", "part rows", "indexes", "index records")
 _OF_KEYS = ("keys", "part rows compared with raw")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference. `where`: an object's name, or a row of the database; `what` says it in words,
-    perhaps in two ways (`storage.errors.with_full`).
+    """One difference. `where`: an object's name, or a row of the database.
 
-    `key` None: the key is not known, or it has to do with none. `key_hash`: 32 hexadecimal digits.
+    `what`: a description, which may hold a public and a full text (`storage.errors.with_full`). `key` None: the key is
+    unknown, or the difference concerns no key. `key_hash`: 32 hexadecimal digits.
     """
 
     kind: DifferenceKind
@@ -69,33 +69,33 @@ class Difference:
     key_hash: str | None = None
 
     def __str__(self) -> str:
-        named = [f"{self.kind}: "]
+        prefix = [f"{self.kind}: "]
         if self.key is not None:
-            named.append(f"key {self.key!r}, ")
+            prefix.append(f"key {self.key!r}, ")
         elif self.key_hash is not None:
-            named.append(f"a key of hash {self.key_hash}, ")
+            prefix.append(f"a key of hash {self.key_hash}, ")
         if self.offset is not None:
-            named.append(f"offset {self.offset}, ")
-        text = f"{''.join(named)}{full_part(self.what)}"
+            prefix.append(f"offset {self.offset}, ")
+        text = f"{''.join(prefix)}{full_part(self.what)}"
         return text if self.where in text else f"{text} ({self.where})"
 
 
 @dataclass
 class Findings:
-    """A growing list; `limit`: at most that many of each kind are named. Travels from a task to the driver."""
+    """Differences of a task or of the report. At most `limit` of each kind are named, all are counted."""
 
     limit: int
     named: list[Difference] = field(default_factory=list)
     counts: dict[DifferenceKind, int] = field(default_factory=dict)
 
     def add(self, difference: Difference, count: int = 1) -> None:
-        """Count a difference, and name it if there is room."""
+        """Count a difference `count` times, and name it if fewer than `limit` of its kind are named."""
         if self.room(difference.kind):
             self.named.append(difference)
         self.more(difference.kind, count)
 
     def inconsistent(self, where: str, what: str) -> None:
-        """Add a difference between two places that must say the same."""
+        """Add a difference of kind INCONSISTENT."""
         self.add(Difference(DifferenceKind.INCONSISTENT, where, what))
 
     def add_each(
@@ -107,37 +107,40 @@ class Findings:
         keys: pa.ChunkedArray | None = None,
         key_hash: Callable[[int], str | None] = lambda _: None,
     ) -> None:
-        """Name the first of some differences, each by its offset; count all. `keys`, `key_hash`: if they are known."""
+        """Name the first differences, one per offset, and count all. `keys`, `key_hash`: of each, if known."""
         room = self.room(kind)
         for number, offset in enumerate(islice(offsets, room)):
             key = None if keys is None else keys[number].as_py()
             self.named.append(Difference(kind, where, what, int(offset), key, key_hash(number)))
         self.more(kind, len(offsets))
 
-    def compare(self, where: str, text: str, recorded: Mapping[str, object], seen: Mapping[str, object]) -> None:
-        """Name what is recorded otherwise than it is seen; `text` has places for the name and the two values."""
+    def compare(self, where: str, text: str, recorded: Mapping[str, object], actual: Mapping[str, object]) -> None:
+        """Add each name whose recorded and actual values differ. `text` has placeholders for name and both values."""
         for name, value in recorded.items():
-            if value != seen[name]:
-                self.inconsistent(where, text.format(name, _plain(value), _plain(seen[name])))
+            if value != actual[name]:
+                self.inconsistent(where, text.format(name, _plain(value), _plain(actual[name])))
 
-    def check_bounds(self, where: str, holder: object, text: str, seen: Mapping[str, Collection[int]]) -> None:
-        """Name the lower bounds, attributes of `holder`, that are above the least of what is seen, or not there."""
-        for name, values in seen.items():
+    def check_bounds(self, where: str, holder: object, item: str, actual: Mapping[str, Collection[int]]) -> None:
+        """Add each lower bound, an attribute of `holder`, that is None or above the least actual value.
+
+        `item`: the noun that has the values ("a row").
+        """
+        for name, values in actual.items():
             bound = getattr(holder, name)
             if values and (bound is None or bound > min(values)):
-                self.inconsistent(where, f"the manifest says {name} {bound} of it, but {text} has {min(values)}")
+                self.inconsistent(where, f"the manifest records {name} {bound}, but {item} has {min(values)}")
 
     def more(self, kind: DifferenceKind, count: int) -> None:
-        """Count differences that are not named."""
+        """Count differences without naming them."""
         if count:
             self.counts[kind] = self.counts.get(kind, 0) + count
 
     def room(self, kind: DifferenceKind) -> int:
-        """How many more of this kind will be named."""
+        """Return how many more differences of this kind will be named."""
         return max(0, self.limit - sum(1 for difference in self.named if difference.kind is kind))
 
     def merge(self, other: Findings) -> None:
-        """Take in what a task has found; what two tasks met alike counts once."""
+        """Add the findings of a task. A named difference that both have counts once."""
         for difference in other.named:
             if difference in self.named:
                 self.more(difference.kind, -1)
@@ -147,14 +150,14 @@ class Findings:
             self.more(kind, count)
 
     def forgive(self, names: Collection[str]) -> None:
-        """Take back the damage of these objects."""
-        forgiven = [found for found in self.named if found.kind is DifferenceKind.DAMAGED and found.where in names]
-        self.named = [found for found in self.named if found not in forgiven]
+        """Remove the damage of these objects."""
+        forgiven = [named for named in self.named if named.kind is DifferenceKind.DAMAGED and named.where in names]
+        self.named = [named for named in self.named if named not in forgiven]
         self.more(DifferenceKind.DAMAGED, -len(forgiven))
 
     @contextmanager
     def reading(self, where: str) -> Iterator[None]:
-        """Damage that is met inside is a difference, and ends what is inside; all other errors are raised."""
+        """Add damage that the body raises as a difference, and leave the body. Other errors propagate."""
         try:
             yield
         except UNREADABLE as error:
@@ -166,7 +169,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """How many things there are, and the sum of their mixed bits modulo 2⁶⁴: equal for equal sets."""
+    """Number of the elements of a set, and the sum of their mixed bits modulo 2⁶⁴: equal for equal sets."""
 
     count: int = 0
     total: int = 0
@@ -180,10 +183,10 @@ class Fingerprint:
 
 @dataclass
 class TaskFindings:
-    """What one task found. `counts` and `fingerprints`, by name, are added up over all tasks.
+    """Answer of one task. The driver adds up `counts` and `fingerprints`, by name, over all tasks.
 
-    `complete`: whether all that the fingerprints are of could be read. `dropped_to`: the highest winner of a key that
-    is rightly gone, −1: none. `last_alive`: the id of the last live row of a part.
+    `complete`: everything under the fingerprints was readable. `dropped_to`: highest offset of a winner that was
+    rightly removed, −1: none. `last_alive`: id of the last live row of a part.
     """
 
     findings: Findings
@@ -194,16 +197,16 @@ class TaskFindings:
     last_alive: MessageId | None = None
 
     def add(self, name: str, fingerprint: Fingerprint) -> None:
-        """Add to the fingerprint of that name."""
+        """Add to the fingerprint `name`."""
         self.fingerprints[name] = self.fingerprints.get(name, Fingerprint()) + fingerprint
 
 
 @dataclass(frozen=True)
 class Report:
-    """What verify checked, what it could not tell, and every difference.
+    """Report of a verification.
 
-    `compacted_ledger` None: the topic has none. `checked`: counts by noun. `unchecked`: sentences for a person.
-    `counts`: differences by kind, more than are named.
+    `compacted_ledger` None: the topic has none. `checked`: counts by noun. `unchecked`: sentences for the user about
+    what verify could not decide. `differences`: the named ones. `counts`: all differences by kind.
     """
 
     topic: TopicName
@@ -216,16 +219,16 @@ class Report:
 
     @property
     def total(self) -> int:
-        """All differences, named or not."""
+        """The number of all differences, named or not."""
         return sum(self.counts.values())
 
 
 @dataclass
 class ReportBuilder:
-    """Takes in the answers of the stages, in their order.
+    """Builder of the report, which gets the answers of the stages in their order.
 
-    `differing`: hash ranges of which index and parts do not say the same; `unkeyed_differ`: the same of rows outside
-    the key map, and of chunks.
+    `differing`: hash ranges in which index and parts differ. `unkeyed_differ`: index and parts differ in the rows
+    outside the key map, or in the chunks.
     """
 
     snapshot: TopicSnapshot
@@ -238,7 +241,7 @@ class ReportBuilder:
     _rows: dict[str, Fingerprint] = field(default_factory=dict)
     """Fingerprints of the live rows of all parts."""
     _complete: bool = True
-    """Whether all parts could be read."""
+    """True if all parts were readable."""
 
     def _add(self, answers: Sequence[TaskFindings]) -> None:
         for answer in answers:
@@ -246,7 +249,7 @@ class ReportBuilder:
             self._counts += answer.counts
 
     def add_objects(self, answers: Sequence[TaskFindings]) -> None:
-        """The answers about ledgers, parts and indexes."""
+        """Add the answers about ledgers, parts and indexes."""
         self._add(answers)
         parts = [answer for answer in answers if answer.counts["parts"]]
         self._rows = _summed(parts)
@@ -258,12 +261,12 @@ class ReportBuilder:
             self._equal(where, "last_message_id", compacted.last_message_id, last)
 
     def add_keys(self, answers: Sequence[TaskFindings]) -> None:
-        """The answers about hash ranges and unkeyed rows; compares what the index says with what the parts say."""
+        """Add the answers about hash ranges and unkeyed rows, and compare the fingerprints of index and parts."""
         self._add(answers)
         manifest, compacted = self.plan.serving, self.snapshot.compacted
         assert compacted is not None
         index = _summed(answers)
-        differing = {name for name, of in index.items() if of != self._rows.get(name, Fingerprint())}
+        differing = {name for name, total in index.items() if total != self._rows.get(name, Fingerprint())}
         if self._complete:
             names = map(self.plan.range_name, range(len(self.plan.ranges)))
             self.differing = [number for number, name in enumerate(names) if name in differing]
@@ -273,30 +276,32 @@ class ReportBuilder:
             self._equal(where, "keys", manifest.keys, self._counts["values"])
             self._equal(where, "tombstones", manifest.tombstones, self._counts["tombstones"])
         if self._counts["undecided"]:
-            what = "raw, or the policies of earlier runs, do not tell what they must be"
-            self.unchecked.append(f"{self._counts['undecided']} keys: {what}")
+            reason = "raw ledgers and the policies of earlier runs do not decide their values"
+            self.unchecked.append(f"{self._counts['undecided']} keys: {reason}")
         dropped_to = max(answer.dropped_to for answer in answers)
-        if dropped_to > manifest.dropped_to:  # readers go by it to know whether they miss deletions (R7)
-            what = f"dropped_to is {manifest.dropped_to}, but the newest message of a key at offset"
-            self.findings.inconsistent(where, f"{what} {dropped_to} is gone")
+        if dropped_to > manifest.dropped_to:  # readers compare it with their position: they may miss deletions (R7)
+            what = f"dropped_to is {manifest.dropped_to}, but the newest message of a key, at offset {dropped_to},"
+            self.findings.inconsistent(where, f"{what} was removed")
 
     def add_details(self, answers: Sequence[TaskFindings]) -> None:
-        """What exactly differs."""
+        """Add the answers that name keys and offsets."""
         self._add(answers)
 
     def report(self, differences: Sequence[Difference]) -> Report:
-        """All of it, `differences` being those that were named."""
+        """Return the report. `differences`: the named differences, with their keys."""
         unchecked, compacted = list(self.unchecked), self.snapshot.compacted
         checked = {noun: self._counts[noun] for noun in _OF_OBJECTS}
         if self.plan.manifest is not None:
             checked |= {noun: self._counts[noun] for noun in _OF_KEYS}
             for first, last in self.plan.gaps:
-                what = "raw is trimmed, so only checksums and the compacted ledger itself tell"
+                what = "raw is trimmed, so only checksums and the compacted ledger itself were checked"
                 unchecked.append(f"offsets {first} to {last}: {what}")
             if not self.plan.history.complete:
-                unchecked.append("which values are missing: the history of runs is not complete")
+                unchecked.append("missing values: the history of runs is incomplete, so any run may have removed them")
             if len(self.differing) > DETAILED_RANGES:
-                unchecked.append(f"{len(self.differing) - DETAILED_RANGES} more hash ranges differ, unnamed")
+                unchecked.append(
+                    f"{len(self.differing) - DETAILED_RANGES} more hash ranges differ; their keys are not named"
+                )
         return Report(
             self.snapshot.topic.name,
             compacted.ledger_id if compacted else None,
@@ -307,12 +312,12 @@ class ReportBuilder:
             {kind: count for kind, count in self.findings.counts.items() if count > 0},
         )
 
-    def _equal(self, where: str, name: str, recorded: object, seen: object) -> None:
-        self.findings.compare(where, "{} is {}, not {}", {name: recorded}, {name: seen})
+    def _equal(self, where: str, name: str, recorded: object, actual: object) -> None:
+        self.findings.compare(where, "{} is {}, not {}", {name: recorded}, {name: actual})
 
 
 def _summed(answers: Sequence[TaskFindings]) -> dict[str, Fingerprint]:
-    """The fingerprints of some answers, by name."""
+    """Return the sums of the fingerprints of the answers, by name."""
     total = TaskFindings(Findings(0))
     for answer in answers:
         for name, fingerprint in answer.fingerprints.items():

@@ -1,22 +1,25 @@
-"""Verify, second and third stage: winners from raw against the index of the compacted ledger. One task a hash range.
+"""Verify, keys stage: compare the winners in raw with the index of the compacted ledger. One task per hash range.
 
-The first stage has proven each raw index against its rows. So the newest raw record of a key, or that of the largest
-event time (P9), is the message that the compacted ledger must serve, unless a policy took it away; and what it serves
-is the *visible* record of the key: that of the newest level that has one, if it is no marker. The task also adds up the
-fingerprint of the visible records with a row, to be compared with what the parts' live rows add up to.
+The objects stage has proven each raw index. So the newest raw record of a key, or the record of the largest event time
+(P9), is the message that the compacted ledger must serve, unless a policy removed it. The compacted ledger serves the
+*visible* record of a key: the record of the newest level that has one, unless that is a marker. The task also adds up
+the fingerprint of the visible records, for comparison with the sum over the live rows of the parts.
 
-What a key may look like, W being its winner in raw:
+Valid states of a key, where W is its winner in raw:
 
-    W is a value       visible at W; or gone, if a run may have found it expired (T2)
-    W is a tombstone   gone, or retained: visible at W as a tombstone (T1)
+    W is a value       visible at W; or removed, if a run may have expired it (T2)
+    W is a tombstone   removed; or retained, visible at W as a tombstone (T1)
     no W               nothing visible
 
-By event time an older message may stand behind a winner that is gone, once that is purged; so may any message where
-the order of winning has changed: then only keys count whose newest message also has the largest event time.
-Where a raw ledger is trimmed, a key is left alone if a message that is gone might have decided it. What lay below the
-topic's start when its run came took no part, though a ledger that was cut there still has it.
+In event-time order an older message may be visible once the removed winner is purged from the index. If the order
+changed between runs, only keys are compared whose newest message also has the largest event time. Where raw is trimmed,
+a key is undecided if a trimmed message might have won. Rows below the topic's start at the time of a run took no part,
+even if their ledger still holds them.
 
-Memory: about 100 bytes a record of the range (`plan.RANGE_RECORDS` bounds it).
+The details stage compares a hash range key by key, where the fingerprints of index and parts differ. It reads all parts
+again; only a wrong compacted ledger costs that.
+
+Memory: about 100 bytes per record of the range (`plan.RANGE_RECORDS` bounds the records).
 """
 
 from __future__ import annotations
@@ -57,21 +60,24 @@ _KEY_COLUMNS = ["offset", "key", "payload", "event_time", "slot"]
 
 
 def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """Hash range `number`. Counts the keys, those that are undecided, and the values and tombstones among chunked
-    messages; the fingerprint is of the visible records but for those of chunked messages."""
-    wanted = plan.ranges[number]
+    """Compare the keys of hash range `number` with raw.
+
+    Counts keys, undecided keys, and the values and tombstones among chunked messages. The fingerprint covers the
+    visible records without those of chunked messages.
+    """
+    hash_range = plan.ranges[number]
     answer = TaskFindings(Findings(plan.limit), complete=False)
-    serving = visible_records(store, plan, wanted, answer.findings)
+    serving = _visible_records(store, plan, hash_range, answer.findings)
     chunks: RangeChunksCheck | None = None
     with answer.findings.reading(f"chunk tables of {plan.where} and of raw"):
-        chunks = RangeChunksCheck(store, plan, wanted)
+        chunks = RangeChunksCheck(store, plan, hash_range)
     if chunks is None:
         return answer
     answer.complete = True
     chunked = records_of_messages(chunks.live.complete)
     tombstones = int(np.count_nonzero(chunked.offset & TOMBSTONE))
     answer.counts.update({"values": len(chunked) - tombstones, "tombstones": tombstones})
-    winners = _winners(store, plan, wanted, chunks, answer.findings)
+    winners = _winners(store, plan, hash_range, chunks, answer.findings)
     if serving is not None:
         alive = serving.take(serving.offset & MARKER == 0)
         of_rows = summed(mixed_records(alive, plan.by_event)) - summed(mixed_records(chunked, plan.by_event))
@@ -82,12 +88,14 @@ def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindin
     return answer
 
 
-def visible_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange, findings: Findings) -> IndexRecords | None:
-    """Of each key the record of the newest level that has one, markers included, in hash order.
+def _visible_records(
+    store: ObjectStore, plan: VerifyPlan, hash_range: HashRange, findings: Findings
+) -> IndexRecords | None:
+    """Return, per key, the record of the newest level that has one, markers included, in hash order.
 
-    None if an index cannot be read: what it hides is not known then.
+    None if an index is unreadable, because it may hide records of older levels.
     """
-    levels = _read_each(store, plan.locations, wanted, findings)
+    levels = _read_each(store, plan.locations, hash_range, findings)
     if levels is None:
         return None
     records = _joined(levels)
@@ -97,142 +105,145 @@ def visible_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange, fin
 
 
 def _winners(
-    store: ObjectStore, plan: VerifyPlan, wanted: HashRange, chunks: RangeChunksCheck, findings: Findings
+    store: ObjectStore, plan: VerifyPlan, hash_range: HashRange, chunks: RangeChunksCheck, findings: Findings
 ) -> tuple[IndexRecords, Mask] | None:
-    """Of each key in raw at or below the horizon the message that wins, and whether raw can say so."""
-    runs = _read_each(store, [ledger.index for ledger in plan.below], wanted, findings)
-    if runs is None:
+    """Return, per key in raw at or below the horizon, the winner, and a mask of the winners that raw proves.
+
+    None if a raw index is unreadable.
+    """
+    indexes = _read_each(store, [ledger.index for ledger in plan.below], hash_range, findings)
+    if indexes is None:
         return None
-    runs.append(chunks.winners())
-    by_offset, by_event, cut = _that_took_part(plan, runs)
+    indexes.append(chunks.winners())
+    by_offset, by_event, cut = _participants(plan, indexes)
     newest, largest = newest_of_each(by_offset), largest_of_each(by_event)
     winners = newest if plan.order is WinnerOrder.OFFSET else largest
     certain = np.ones(len(winners), dtype=np.bool_)
     if plan.order is WinnerOrder.EITHER:
         certain = newest.offset == largest.offset
     if plan.order is not WinnerOrder.OFFSET and len(cut):
-        ours, theirs = align(winners, newest_of_each(cut))
-        certain[ours[(ours >= 0) & (theirs >= 0)]] = False
+        at_winner, at_cut = align(winners, newest_of_each(cut))
+        certain[at_winner[(at_winner >= 0) & (at_cut >= 0)]] = False
     return winners, certain & plan.decided(plain(winners)) & certain_of(winners, chunks.uncertain)
 
 
-def _that_took_part(plan: VerifyPlan, runs: Sequence[IndexRecords]) -> tuple[IndexRecords, IndexRecords, IndexRecords]:
-    """The newest records, the records of the largest event times, and of which keys these are not known.
+def _participants(plan: VerifyPlan, indexes: Sequence[IndexRecords]) -> tuple[IndexRecords, IndexRecords, IndexRecords]:
+    """Return the records that took part in the runs: by offset, by event time, and those without a known event winner.
 
-    The index of a ledger that was cut has one message of a key for each order: if the newest took part and that of the
-    largest event time did not, another may have won among those that did.
+    The index of a ledger with a trim inside has one message of a key per order. If its newest message took part and
+    the message of its largest event time did not, an unindexed message between them may have won by event time.
     """
     newest, largest, cut = [], [], []
-    for run in runs:
-        by_event = run.by_event()
+    for index in indexes:
+        by_event = index.by_event()
         assert by_event.event_time is not None
-        here, there = plan.took_part(plain(run)), plan.took_part(plain(by_event))
-        offset = np.where(there, by_event.offset, run.offset)
-        event_time = np.where(there, by_event.event_time, NO_EVENT_TIME)
-        newest.append(IndexRecords(run.hi, run.lo, run.offset).take(here))
-        largest.append(IndexRecords(run.hi, run.lo, offset, offset, event_time).take(here))
-        cut.append(IndexRecords(run.hi, run.lo, run.offset).take(here & ~there))
+        newest_part, event_part = plan.took_part(plain(index)), plan.took_part(plain(by_event))
+        offset = np.where(event_part, by_event.offset, index.offset)
+        event_time = np.where(event_part, by_event.event_time, NO_EVENT_TIME)
+        newest.append(IndexRecords(index.hi, index.lo, index.offset).take(newest_part))
+        largest.append(IndexRecords(index.hi, index.lo, offset, offset, event_time).take(newest_part))
+        cut.append(IndexRecords(index.hi, index.lo, index.offset).take(newest_part & ~event_part))
     return _joined(newest), _joined(largest), _joined(cut)
 
 
 def _read_each(
-    store: ObjectStore, locations: Sequence[IndexLocation], wanted: HashRange, findings: Findings
+    store: ObjectStore, locations: Sequence[IndexLocation], hash_range: HashRange, findings: Findings
 ) -> list[IndexRecords] | None:
-    """The records of some indexes; None if one of them cannot be read."""
-    found: list[IndexRecords] = []
+    """Return the records of each index in the hash range; None if an index is unreadable."""
+    records: list[IndexRecords] = []
     for location in locations:
         with findings.reading(location.name):
-            found.append(key_index.read_records(store, location, wanted, events=True))
-    return found if len(found) == len(locations) else None
+            records.append(key_index.read_records(store, location, hash_range, events=True))
+    return records if len(records) == len(locations) else None
 
 
 class _Range:
-    """What is served in a hash range against what should be."""
+    """Comparison of the visible records of a hash range with the winners."""
 
     def __init__(self, store: ObjectStore, plan: VerifyPlan, answer: TaskFindings) -> None:
         self._store, self._plan, self._answer = store, plan, answer
 
     def compare(self, serving: IndexRecords, winners: IndexRecords, certain: Mask) -> None:
-        """`certain`: of which winners raw can say that they are."""
-        ours, theirs = align(winners, serving)
-        alone = serving.take(theirs[ours < 0])
-        alone = alone.take(alone.offset & MARKER == 0)
-        known = self._plan.covered(plain(alone))
+        """Compare the visible records with the winners. `certain`: mask of the winners that raw proves."""
+        winner_at, record_at = align(winners, serving)
+        extra = serving.take(record_at[winner_at < 0])
+        extra = extra.take(extra.offset & MARKER == 0)
+        known = self._plan.covered(plain(extra))
         undecided = int(np.count_nonzero(~known)) + int(np.count_nonzero(~certain))
         self._answer.counts.update({"keys": len(winners), "undecided": undecided})
-        self._name(DifferenceKind.EXTRA, alone.take(known), "a key is in the index that no raw ledger has")
+        self._name(DifferenceKind.EXTRA, extra.take(known), "a key is in the index that no raw ledger has")
 
-        here = np.flatnonzero(ours >= 0)
-        here = here[certain[ours[here]]]
-        winner = winners.take(ours[here])
-        at = theirs[here]
+        keys = np.flatnonzero(winner_at >= 0)
+        keys = keys[certain[winner_at[keys]]]
+        winner = winners.take(winner_at[keys])
+        at = record_at[keys]
         record = serving.take(np.maximum(at, 0)) if len(serving) else _none_like(winner)
         self._compare_keys(winner, record, at >= 0)
 
-    def _compare_keys(self, winner: IndexRecords, record: IndexRecords, found: Mask) -> None:
-        """One row a key: its winner, and the visible record if `found`."""
+    def _compare_keys(self, winner: IndexRecords, record: IndexRecords, indexed: Mask) -> None:
+        """Compare keys with their winners, one row per key. `record` is valid where `indexed`. Shapes (n,)."""
         deleted = winner.offset & TOMBSTONE != 0
-        visible = found & (record.offset & MARKER == 0)
+        visible = indexed & (record.offset & MARKER == 0)
         value = visible & (record.offset & TOMBSTONE == 0)
         at_winner = visible & (plain(record) == plain(winner))
-        gone = deleted & ~at_winner
+        removed = deleted & ~at_winner
         lost = ~deleted & ~at_winner
         expired = np.zeros(len(winner), dtype=np.bool_)
         expired[lost] = self._may_have_expired(plain(winner.take(lost)))
-        gone |= lost & expired
+        removed |= lost & expired
         lost &= ~expired
         excused = np.zeros(len(winner), dtype=np.bool_)
         if self._plan.order is WinnerOrder.EVENT and winner.event_time is not None:
-            # A winner that is gone and purged gives way to what came after it (P9).
+            # Once a removed winner is purged from the index, a later message becomes visible (P9).
             excused = (winner.event_time <= self._plan.history.forgotten_to) & (plain(record) > plain(winner))
-        back = gone & visible & ~excused
+        revived = removed & visible & ~excused
         wrong = at_winner & (deleted == value)
         self._name(
             DifferenceKind.MISSING, winner.take(lost & ~visible), "the winner of a key is not in the compacted ledger"
         )
         for kind, mask, what in (
-            (DifferenceKind.ALTERED, lost & visible, "another message of the key stands in its winner's place"),
-            (DifferenceKind.REVIVED, back & value, "a key has a value, but was deleted or has expired"),
-            (DifferenceKind.ALTERED, back & ~value, "a tombstone stands that did not win its key"),
+            (DifferenceKind.ALTERED, lost & visible, "the index has another message of the key than its winner"),
+            (DifferenceKind.REVIVED, revived & value, "the key has a value, but was deleted or has expired"),
+            (DifferenceKind.ALTERED, revived & ~value, "the index has a tombstone that is not the winner of its key"),
             (DifferenceKind.REVIVED, wrong & deleted, "a tombstone is in the index as a value"),
             (DifferenceKind.ALTERED, wrong & ~deleted, "a value is in the index as a tombstone"),
         ):
             self._name(kind, record.take(mask), what)
-        self._check_memory(winner, record, found, gone)
-        self._answer.dropped_to = int(plain(winner.take(gone)).max(initial=-1))
+        self._check_deletions(winner, record, indexed, removed)
+        self._answer.dropped_to = int(plain(winner.take(removed)).max(initial=-1))
 
-    def _check_memory(self, winner: IndexRecords, record: IndexRecords, found: Mask, gone: Mask) -> None:
-        """By event time, what is gone must be remembered for its time, or a late message revives the key (P9)."""
+    def _check_deletions(self, winner: IndexRecords, record: IndexRecords, indexed: Mask, removed: Mask) -> None:
+        """Add the removed winners that event-time order still needs in the index: a late message revives them (P9)."""
         if self._plan.order is not WinnerOrder.EVENT or not self._plan.by_event or winner.event_time is None:
             return
-        needed = gone & (winner.event_time != NO_EVENT_TIME)
+        needed = removed & (winner.event_time != NO_EVENT_TIME)
         needed &= winner.event_time > self._plan.history.forgotten_to
-        remembered = found & (plain(record) == plain(winner))
+        remembered = indexed & (plain(record) == plain(winner))
         if record.event_time is not None:
             remembered &= record.event_time == winner.event_time
-        what = "a deletion is not remembered in the index, though a late message could still revive its key"
+        what = "a deletion is not in the index, so a late message could revive its key"
         self._name(DifferenceKind.MISSING, winner.take(needed & ~remembered), what)
 
     def _may_have_expired(self, offsets: I64) -> Mask:
-        """Which values, by offset, some run may have found expired (T2). Reads their rows where need be."""
+        """Return a mask of the values, by offset, that a run may have expired (T2). Reads rows only to decide."""
         limits = self._plan.history.may_expire(offsets)
         expired: Mask = limits == ALWAYS
         for ledger in self._plan.below:
-            mine = np.flatnonzero((offsets >= ledger.first_offset) & (offsets <= ledger.last_offset) & ~expired)
-            if not (limits[mine] >= ledger.min_publish_time).any():
+            undecided = np.flatnonzero((offsets >= ledger.first_offset) & (offsets <= ledger.last_offset) & ~expired)
+            if not (limits[undecided] >= ledger.min_publish_time).any():
                 continue
-            expired[mine] = True  # unless its rows say otherwise
+            expired[undecided] = True  # stays so if the rows are unreadable
             with self._answer.findings.reading(ledger.rows.name):
                 rows = RowsByOffset(self._store, ledger.rows_object)
-                expired[mine] = False
-                for number, inside in rows.groups(offsets[mine]):
-                    unread = mine[inside]
+                expired[undecided] = False
+                for number, inside in rows.groups(offsets[undecided]):
+                    unread = undecided[inside]
                     least = rows.reader.least(number, "publish_time")
                     if least is not None and limits[unread].max() < least:
                         continue
-                    found, table = rows.rows(number, offsets[unread], ["offset", "publish_time"])
+                    present, table = rows.rows(number, offsets[unread], ["offset", "publish_time"])
                     expired[unread] = True
-                    expired[unread[found]] = numbers(table, "publish_time") <= limits[unread[found]]
+                    expired[unread[present]] = numbers(table, "publish_time") <= limits[unread[present]]
         return expired
 
     def _name(self, kind: DifferenceKind, records: IndexRecords, what: str) -> None:
@@ -240,20 +251,20 @@ class _Range:
 
 
 def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """The keys of hash range `number` of which index and parts do not say the same."""
+    """Name the keys of hash range `number` in which index and parts differ."""
     findings = Findings(plan.limit)
     where = f"index and parts of {plan.where}"
-    wanted = plan.ranges[number]
+    hash_range = plan.ranges[number]
     with findings.reading(where):
-        index = visible_records(store, plan, wanted, findings)
+        index = _visible_records(store, plan, hash_range, findings)
         if index is None:
             return TaskFindings(findings)
-        live = _live_records(store, plan, wanted)
+        live = _live_records(store, plan, hash_range)
         newest = last_of_each(live.hi, live.lo, live.offset & OFFSET_MASK)
-        twice = np.ones(len(live), dtype=np.bool_)
-        twice[newest] = False
-        what = "a part has a live row of a key that has a newer live row"
-        name_records(findings, DifferenceKind.EXTRA, where, live.take(twice), what)
+        duplicate = np.ones(len(live), dtype=np.bool_)
+        duplicate[newest] = False
+        what = "a part has a live row of a key with a newer live row"
+        name_records(findings, DifferenceKind.EXTRA, where, live.take(duplicate), what)
         _compare_live(findings, where, live.take(newest), index.take(index.offset & MARKER == 0), plan.by_event)
     return TaskFindings(findings)
 
@@ -266,36 +277,36 @@ def _compare_live(findings: Findings, where: str, live: IndexRecords, index: Ind
         same &= row.event_time == record.event_time
     name_records(findings, DifferenceKind.EXTRA, where, no_record, "a live row is not in the index")
     name_records(findings, DifferenceKind.MISSING, where, no_row, "a key of the index has no live row")
-    what = "the index names another row of the key than the one that is alive"
+    what = "the index has another row of the key than the live row"
     name_records(findings, DifferenceKind.ALTERED, where, record.take(displaced), what)
-    what = "flag or event time in the index are not those of the row"
+    what = "flag or event time in the index differ from the row"
     name_records(findings, DifferenceKind.ALTERED, where, record.take(~same & ~displaced), what)
 
 
-def _live_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange) -> IndexRecords:
-    """A record for each live keyed row, and each chunked message, of the range."""
-    found = []
+def _live_records(store: ObjectStore, plan: VerifyPlan, hash_range: HashRange) -> IndexRecords:
+    """Return a record per live keyed row, and per chunked message, of the hash range."""
+    live = []
     for table in live_groups(store, plan.serving, _KEY_COLUMNS):
         records = records_of(keyed_rows(table), plan.hasher)
-        if wanted.bits:
-            records = records.take(records.hi >> np.uint64(64 - wanted.bits) == wanted.prefix)
-        found.append(records)
-    chunks = chunk_table.read_tables(store, plan.serving.chunks, wanted)
-    found.append(records_of_messages(assembled(np.concatenate([chunk_table.none(), *chunks])).complete))
-    return key_index.concatenated(found)
+        if hash_range.bits:
+            records = records.take(records.hi >> np.uint64(64 - hash_range.bits) == hash_range.prefix)
+        live.append(records)
+    chunks = chunk_table.read_tables(store, plan.serving.chunks, hash_range)
+    live.append(records_of_messages(assembled(np.concatenate([chunk_table.none(), *chunks])).complete))
+    return key_index.concatenated(live)
 
 
 def with_keys(store: ObjectStore, plan: VerifyPlan, differences: Sequence[Difference]) -> tuple[Difference, ...]:
-    """The differences, with the keys of those that only have a hash, where a row at their offset has it."""
+    """Return the differences, with the key of each that has a hash and an offset, if a row at the offset has it."""
     return tuple(
-        found if found.key is not None or found.key_hash is None or found.offset is None
-        else replace(found, key=_key_at(store, plan, found.offset, found.key_hash))
-        for found in differences
+        each if each.key is not None or each.key_hash is None or each.offset is None
+        else replace(each, key=_key_at(store, plan, each.offset, each.key_hash))
+        for each in differences
     )  # fmt: skip
 
 
-def _key_at(store: ObjectStore, plan: VerifyPlan, offset: int, wanted: str) -> bytes | None:
-    """The key of the row at an offset, in raw or in a part, if it has that hash. Damage was found already."""
+def _key_at(store: ObjectStore, plan: VerifyPlan, offset: int, expected: str) -> bytes | None:
+    """Return the key with hash `expected` of the row at an offset, in raw or in a part. Damage is ignored."""
     extents = [(ledger.first_offset, ledger.last_offset, ledger.rows_object) for ledger in plan.ledgers]
     parts = plan.manifest.parts if plan.manifest else ()
     extents += [(part.first.offset, part.last.offset, part.rows) for part in parts]
@@ -305,20 +316,20 @@ def _key_at(store: ObjectStore, plan: VerifyPlan, offset: int, wanted: str) -> b
             for number, _ in rows.groups(at):
                 table = keyed_rows(rows.rows(number, at, _KEY_COLUMNS)[1])
                 records = records_of(table, plan.hasher)
-                if len(records) and key_hash(records, 0) == wanted:
+                if len(records) and key_hash(records, 0) == expected:
                     key: bytes = table.column("key")[0].as_py()
                     return key
     return None
 
 
 def _joined(runs: list[IndexRecords]) -> IndexRecords:
-    """Runs one after the other, with event times throughout: those of a run without are NO_EVENT_TIME."""
+    """Return the records of all runs in order, with event times: NO_EVENT_TIME for a run without any."""
     timed = [run if run.event_time is not None else IndexRecords(run.hi, run.lo, run.offset).by_event() for run in runs]
-    found = key_index.concatenated(timed)
-    return found if found.event_time is not None else found.by_event()
+    records = key_index.concatenated(timed)
+    return records if records.event_time is not None else records.by_event()
 
 
 def _none_like(records: IndexRecords) -> IndexRecords:
-    """As many records as there are, that mean nothing."""
+    """Return placeholder records of the same number."""
     zero = np.zeros(len(records), dtype=np.uint64)
     return IndexRecords(zero, zero, zero, zero, np.full(len(records), NO_EVENT_TIME, dtype=np.int64))

@@ -1,6 +1,7 @@
-"""Verify, before all objects: the rows of the database against each other and against the manifest.
+"""Verify, metadata stage: compare the rows of the database with each other and with the manifest.
 
-Nothing else compares all of them. Pure: rows and manifest in, differences out; only directories of indexes are decoded.
+No other stage compares them. Pure: rows and manifest in, differences out. Of the indexes only the directories, which
+the manifest holds, are decoded.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _UNEQUAL = "{} is {}, not {}"
 def check_metadata(
     snapshot: TopicSnapshot, manifest: Manifest | None, runs: Sequence[RunRecord], findings: Findings
 ) -> None:
-    """All that the rows of the database, and the manifest if it could be read, must say alike."""
+    """Add the differences among the rows of the database and the manifest; None: it is absent or unreadable."""
     _check_sequence(snapshot, findings)
     if snapshot.compacted is not None:
         _check_compacted(snapshot, snapshot.compacted, findings)
@@ -34,7 +35,7 @@ def check_metadata(
 
 
 def _check_sequence(snapshot: TopicSnapshot, findings: Findings) -> None:
-    """Ledgers follow each other, up to the topic's next offset."""
+    """Check that ledgers and rolled segments ascend and end at the topic's next offset."""
     for before, after in pairwise(snapshot.ledgers):
         if before.last_offset >= after.first_offset or before.ledger_id >= after.ledger_id:
             what = f"it does not follow ledger {before.ledger_id}"
@@ -47,7 +48,7 @@ def _check_sequence(snapshot: TopicSnapshot, findings: Findings) -> None:
 
 
 def _check_compacted(snapshot: TopicSnapshot, compacted: CompactedLedgerRecord, findings: Findings) -> None:
-    """The row of the compacted ledger against topic, cursor and ledgers."""
+    """Compare the row of the compacted ledger with topic, cursor and ledgers."""
     topic, cursor = snapshot.topic, snapshot.cursor
     where, horizon = f"row of compacted ledger {compacted.ledger_id}", compacted.horizon
     findings.compare(where, _UNEQUAL, {"generation": compacted.generation}, {"generation": topic.generation})
@@ -66,11 +67,11 @@ def _check_compacted(snapshot: TopicSnapshot, compacted: CompactedLedgerRecord, 
         if ledger.last_offset == horizon.offset:
             ids = ({"horizon": horizon.message_id}, {"horizon": ledger.last_message_id})
             findings.compare(where, _UNEQUAL, *ids)
-    wanted = max(horizon.offset + 1, topic.start_offset)
+    required = max(horizon.offset + 1, topic.start_offset)
     after = (extent.first_offset for extent in snapshot.extents if extent.first_offset > horizon.offset)
     following = min(after, default=topic.next_offset)
-    if following > wanted:
-        what = f"offsets {wanted} to {following - 1}, after the horizon, are in no ledger and no segment"
+    if following > required:
+        what = f"offsets {required} to {following - 1}, after the horizon, are in no ledger and no segment"
         findings.add(Difference(DifferenceKind.MISSING, "rows of ledgers", what))
 
 
@@ -81,10 +82,10 @@ def _check_manifest(
     runs: Sequence[RunRecord],
     findings: Findings,
 ) -> None:
-    """The manifest against its row, its topic and its run, and the levels of its index against each other."""
+    """Compare the manifest with its row, topic and run, and the indexes of each level with each other."""
     topic, name = snapshot.topic, compacted.manifest.name
-    same = ("ledger_id", "generation", "horizon", "messages", "logical_bytes", "stored_bytes")
-    recorded, written = ({field: getattr(record, field) for field in same} for record in (compacted, manifest))
+    common = ("ledger_id", "generation", "horizon", "messages", "logical_bytes", "stored_bytes")
+    recorded, written = ({field: getattr(record, field) for field in common} for record in (compacted, manifest))
     findings.compare(f"row of compacted ledger {compacted.ledger_id}", _UNEQUAL, recorded, written)
     recorded = {"topic": manifest.topic, "topic_uid": manifest.topic_uid}
     findings.compare(name, _UNEQUAL, recorded, {"topic": str(topic.name), "topic_uid": topic.uid})
@@ -92,7 +93,7 @@ def _check_manifest(
         findings.inconsistent(name, f"dropped_to {manifest.dropped_to} is above the horizon")
     run = next((run for run in runs if run.run_id == manifest.run_id), None)
     if run is None:
-        findings.inconsistent(name, f"run {manifest.run_id}, which made it, is not known")
+        findings.inconsistent(name, f"run {manifest.run_id}, which published it, is not in the database")
     else:
         recorded = {"frozen_at": manifest.frozen_at, "policies": dict(manifest.policies)}
         findings.compare(name, _UNEQUAL, recorded, {"frozen_at": run.started_at, "policies": dict(run.policies)})
@@ -102,6 +103,6 @@ def _check_manifest(
     for number, level in enumerate(manifest.index):
         with findings.reading(name):
             ranges = [IndexDirectory.decode(location.directory).hash_range for location in level]
-            ends = [(of.prefix << (32 - of.bits), (of.prefix + 1) << (32 - of.bits)) for of in ranges]
+            ends = [(each.prefix << (32 - each.bits), (each.prefix + 1) << (32 - each.bits)) for each in ranges]
             if any(before[1] > after[0] for before, after in pairwise(ends)):
-                findings.inconsistent(name, f"the indexes of level {number} overlap, or do not ascend")
+                findings.inconsistent(name, f"the indexes of level {number} overlap or do not ascend")

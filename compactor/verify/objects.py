@@ -1,15 +1,15 @@
-"""Verify, first stage: raw ledgers, parts and indexes of the compacted ledger. One task an object.
+"""Verify, objects stage: raw ledgers, and indexes and parts of the compacted ledger. One task per object.
 
-*Ledger*: its row in the database is compared with its rows, and its key index with what its rows say: an index that is
-proven so stands for them in the second stage.
-*Index* of the compacted ledger: its structure is checked: order, fences, hash range, all checksums.
-*Part*: what the manifest says of it is compared with its rows, its live rows, bit for bit, with those of raw ledgers
-that are still there, and what goes by time with the history of runs. Its keys are spread over all hash ranges, so it is
-not compared with the index here: it adds up, for each range, a *fingerprint* of the records that its live rows must
-have; the second stage (keys.py) adds up those of the records that are there. Sums that agree prove that the two sets
-are equal, but for a chance of 2⁻⁶⁴.
+*Ledger*: compare its database row, and its key index, with its rows. The keys stage then reads the proven index instead
+of the rows.
+*Index* of the compacted ledger: check its structure: order, fences, hash range, all checksums.
+*Part*: compare its record in the manifest with its rows, its live rows bit for bit with the existing raw ledgers, and
+its times with the history of runs. The keys of a part spread over all hash ranges, so the comparison with the index
+takes two steps: this stage adds up, per range, a *fingerprint* of the index records that the live rows require; the
+keys stage (keys.py) adds up the fingerprint of the records that exist. Equal sums prove equal sets, except with
+probability 2⁻⁶⁴.
 
-Memory: of a ledger about 100 bytes a row, of an index 80 bytes a record; of a part one row group, and one of a ledger.
+Memory: about 100 bytes per row of a ledger; 80 bytes per record of an index; two row groups for a part.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ from storage.objects.interface import ObjectStore
 
 
 def check_ledger(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """Raw ledger `number`: its rows against the database, its index against its rows."""
+    """Compare raw ledger `number`: its rows with the database, its index with its rows."""
     ledger = plan.ledgers[number]
     answer = TaskFindings(Findings(plan.limit))
     answer.counts.update({"ledgers": 1, "indexes": 1})
     rows: _LedgerRows | None = None
     with answer.findings.reading(ledger.rows.name):
-        walk, walked = RowsObjectWalk(store, ledger.rows_object, answer.findings), _LedgerRows(plan)
+        walk, readable = RowsObjectWalk(store, ledger.rows_object, answer.findings), _LedgerRows(plan)
         for table in walk:
             answer.counts["raw rows"] += len(table)
-            walked.add(table)
-        walked.compare(ledger, walk, answer.findings)
-        rows = walked
+            readable.add(table)
+        readable.compare(ledger, walk, answer.findings)
+        rows = readable
     with answer.findings.reading(ledger.index.name):
         records = _check_structure(store, ledger.index, answer)
         unkeyed = {name: key_index.read_unkeyed(store, ledger.index, name) for name in key_index.UNKEYED_CLASSES}
@@ -71,7 +71,7 @@ def check_ledger(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindi
         if rows is not None:
             where = ledger.index.name
             if not np.array_equal(np.concatenate(rows.chunks), chunks):
-                what = "the chunk table does not say what the rows say"
+                what = "the chunk table differs from the rows"
                 answer.findings.add(Difference(DifferenceKind.ALTERED, where, what))
             _compare_records(answer.findings, where, key_index.concatenated(rows.records), records)
             for name, bitmap in unkeyed.items():
@@ -80,7 +80,7 @@ def check_ledger(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindi
 
 
 class _LedgerRows:
-    """What the rows of a raw ledger say that its row in the database and its key index must say, too."""
+    """Values of a raw ledger, computed from its rows, for comparison with its database row and its key index."""
 
     def __init__(self, plan: VerifyPlan) -> None:
         self._hasher = plan.hasher
@@ -92,7 +92,7 @@ class _LedgerRows:
         self._ledgers: set[int] = set()
 
     def add(self, table: pa.Table) -> None:
-        """Take in one row group."""
+        """Add one row group."""
         self.records.append(records_of(keyed_rows(table), self._hasher))
         self.chunks.append(chunk_table.chunk_records(table, self._hasher))
         offsets = numbers(table, "offset").astype(np.uint64)
@@ -105,55 +105,56 @@ class _LedgerRows:
         self._retained += len(table) - table.column("retained_at").null_count
 
     def compare(self, ledger: LedgerRecord, walk: RowsObjectWalk, findings: Findings) -> None:
-        """Compare with the ledger's row in the database."""
+        """Compare the values with the ledger's database row."""
         last_offset, last_id = walk.last or (None, None)
-        seen = walk.totals | {
+        actual = walk.totals | {
             "first_offset": walk.first[0] if walk.first else None,
             "last_offset": last_offset,
             "last_message_id": last_id,
             "entries": self._entries,
             "ledger_id": self._ledgers,
         }
-        recorded = {name: getattr(ledger, name) for name in seen} | {"ledger_id": {ledger.ledger_id}}
+        recorded = {name: getattr(ledger, name) for name in actual} | {"ledger_id": {ledger.ledger_id}}
         where = f"row of ledger {ledger.ledger_id} in the database"
-        findings.compare(where, f"it says {{}} {{}}, {ledger.rows.name} has {{}}", recorded, seen)
-        gone = ledger.last_offset - ledger.first_offset + 1 - walk.messages
-        if gone:  # offsets are dense
-            what = f"{gone} rows are missing between its first and last offset"
-            findings.add(Difference(DifferenceKind.MISSING, ledger.rows.name, what), max(1, gone))
+        findings.compare(where, f"it records {{}} {{}}, {ledger.rows.name} has {{}}", recorded, actual)
+        missing = ledger.last_offset - ledger.first_offset + 1 - walk.messages
+        if missing:  # offsets are dense
+            what = f"{missing} rows are missing between its first and last offset"
+            findings.add(Difference(DifferenceKind.MISSING, ledger.rows.name, what), max(1, missing))
         if self._retained:
             what = f"{self._retained} rows have a retained_at, which raw rows never have"
             findings.add(Difference(DifferenceKind.ALTERED, ledger.rows.name, what))
 
 
 def _compare_records(findings: Findings, where: str, rows: IndexRecords, index: IndexRecords) -> None:
-    """The index of a ledger against the records of all its rows: the newest of each key, and by event time (P9)."""
+    """Compare a ledger's index with the records of all its rows: the newest of each key, and by event time (P9)."""
     _compare_winners(findings, where, "newest record", newest_of_each(rows), index)
     if index.event_time is not None and rows.event_time is not None:
         by_event = index.by_event()
         _compare_winners(findings, where, "event-time winner", largest_of_each(rows), by_event, by_event=True)
     elif rows.event_time is not None and np.any(rows.event_time != NO_EVENT_TIME):
-        findings.add(Difference(DifferenceKind.MISSING, where, "event times of its rows are not in the index"))
+        findings.add(Difference(DifferenceKind.MISSING, where, "the event times of its rows are not in the index"))
 
 
 def _compare_winners(
-    findings: Findings, where: str, record: str, wanted: IndexRecords, found: IndexRecords, *, by_event: bool = False
+    findings: Findings, where: str, record: str, rows: IndexRecords, index: IndexRecords, *, by_event: bool = False
 ) -> None:
-    missing, extra, ours, theirs = split(wanted, found)
-    same = ours.offset == theirs.offset
-    if by_event and ours.event_time is not None and theirs.event_time is not None:
-        same &= ours.event_time == theirs.event_time
-    revived = ~same & (ours.offset & TOMBSTONE != 0) & (theirs.offset & TOMBSTONE == 0)
+    """Add the differences between the winners of the rows and the index. `record`: the noun for a winner."""
+    missing, extra, of_rows, indexed = split(rows, index)
+    same = of_rows.offset == indexed.offset
+    if by_event and of_rows.event_time is not None and indexed.event_time is not None:
+        same &= of_rows.event_time == indexed.event_time
+    revived = ~same & (of_rows.offset & TOMBSTONE != 0) & (indexed.offset & TOMBSTONE == 0)
     name_records(findings, DifferenceKind.MISSING, where, missing, f"the {record} of a key is not in the index")
     name_records(findings, DifferenceKind.EXTRA, where, extra, "the index has a key that no row has")
-    what = f"the {record} is a tombstone, the index has a value"
-    name_records(findings, DifferenceKind.REVIVED, where, theirs.take(revived), what)
-    what = f"the {record} of a key is not what its rows say"
-    name_records(findings, DifferenceKind.ALTERED, where, theirs.take(~same & ~revived), what)
+    what = f"the {record} of a key is a tombstone, the index has a value"
+    name_records(findings, DifferenceKind.REVIVED, where, indexed.take(revived), what)
+    what = f"the {record} of a key differs from its rows"
+    name_records(findings, DifferenceKind.ALTERED, where, indexed.take(~same & ~revived), what)
 
 
 def check_index(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """Index `number` of the compacted ledger, all of it."""
+    """Check index `number` of the compacted ledger: its structure, horizon and checksums."""
     location = plan.locations[number]
     answer = TaskFindings(Findings(plan.limit))
     answer.counts["indexes"] = 1
@@ -164,13 +165,13 @@ def check_index(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindin
         beyond = records.take(plain(records) > plan.serving.horizon.offset)
         name_records(answer.findings, DifferenceKind.EXTRA, location.name, beyond, "a record is above the horizon")
         if records.event_offset is not None and np.any(records.event_offset != records.offset):
-            what = "the offsets of event-time winners are not those of the records"
+            what = "the offsets of event-time winners differ from those of the records"
             answer.findings.inconsistent(location.name, what)
     return answer
 
 
 def _check_structure(store: ObjectStore, location: IndexLocation, answer: TaskFindings) -> IndexRecords:
-    """All records of an index; checks its size, their order, and the fence and hash range that each is in."""
+    """Return all records of an index. Check its size, their order, and the fence and hash range of each."""
     where, findings = location.name, answer.findings
     check_size(store, findings, where, location.offset + location.length, exactly=False)
     directory = key_index.IndexDirectory.decode(location.directory)
@@ -178,12 +179,12 @@ def _check_structure(store: ObjectStore, location: IndexLocation, answer: TaskFi
     length = directory.records * width + sum(directory.unkeyed_sizes.values())
     length += directory.chunk_table[0] if directory.chunk_table else 0
     if length != location.length:
-        what = f"the index is {location.length} bytes long, its directory says {length}"
+        what = f"the index is {location.length} bytes long, its directory requires {length}"
         findings.inconsistent(where, what)
     records = key_index.read_records(store, location, HashRange(), events=True)
     answer.counts["index records"] += len(records)
     if len(records) != directory.records:
-        what = f"only {len(records)} of {directory.records} records are where their hash says"
+        what = f"only {len(records)} of {directory.records} records are in the hash range of the index"
         findings.inconsistent(where, what)
     rising = (records.hi[1:] > records.hi[:-1]) | (
         (records.hi[1:] == records.hi[:-1]) & (records.lo[1:] > records.lo[:-1])
@@ -191,15 +192,17 @@ def _check_structure(store: ObjectStore, location: IndexLocation, answer: TaskFi
     bits = directory.hash_range.bits + directory.fence_bits
     fences = np.repeat(np.arange(len(directory.counts), dtype=np.uint64), directory.counts)
     first = np.uint64(directory.hash_range.prefix << directory.fence_bits)
-    astray = (records.hi >> np.uint64(64 - bits)) != first + fences if bits else np.zeros(len(records), dtype=np.bool_)
-    if not rising.all() or astray.any():
+    misplaced = (
+        (records.hi >> np.uint64(64 - bits)) != first + fences if bits else np.zeros(len(records), dtype=np.bool_)
+    )
+    if not rising.all() or misplaced.any():
         what = "its records do not ascend by hash" if not rising.all() else "a record is in the wrong fence"
         findings.inconsistent(where, what)
     return records
 
 
 def check_part(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """Part `number` of the manifest: fingerprints of its live rows by hash range, class, and of its live chunks."""
+    """Check part `number` of the manifest. Return fingerprints of its live rows by hash range and class."""
     answer = TaskFindings(Findings(plan.limit), complete=False)
     answer.counts["parts"] = 1
     part = plan.serving.parts[number]
@@ -210,7 +213,7 @@ def check_part(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFinding
 
 
 class _PartCheck:
-    """One walk through a part."""
+    """Check of one part, in one walk through its rows."""
 
     def __init__(self, store: ObjectStore, plan: VerifyPlan, part: Part, answer: TaskFindings) -> None:
         self._store, self._plan, self._part, self._answer = store, plan, part, answer
@@ -218,29 +221,29 @@ class _PartCheck:
         self._name = part.rows.stored.name
         self._raw = _RawRows(store, plan, answer.findings)
         self._offset_sum = self._live = 0
-        self._seen: dict[str, list[int]] = {"oldest_value": [], "oldest_tombstone": []}
+        self._oldest: dict[str, list[int]] = {"oldest_value": [], "oldest_tombstone": []}
         if part.oldest_row is not None:
-            self._seen["oldest_row"] = []
+            self._oldest["oldest_row"] = []
 
     def run(self) -> None:
         part = self._part
-        walk = RowsObjectWalk(self._store, part.rows, self._findings)  # the rows first: a damaged bitmap ends the check
+        walk = RowsObjectWalk(self._store, part.rows, self._findings)  # before the bitmap: its damage ends the check
         dead = self._dead()
         for table in walk:
             self._add(table, dead)
-        seen = walk.totals | {"offset_sum": self._offset_sum % 2**64}
-        recorded = {name: getattr(part, name) for name in seen}
+        actual = walk.totals | {"offset_sum": self._offset_sum % 2**64}
+        recorded = {name: getattr(part, name) for name in actual}
         for name, end, position in (("first", part.first, walk.first), ("last", part.last, walk.last)):
-            recorded[name], seen[name] = (end.offset, end.message_id), position
-        self._findings.compare(self._name, "the manifest says {} {} of it, its rows say {}", recorded, seen)
+            recorded[name], actual[name] = (end.offset, end.message_id), position
+        self._findings.compare(self._name, "the manifest records {} {}, its rows have {}", recorded, actual)
         deleted = walk.messages - self._live
         if deleted != len(dead) and part.deleted:
             what = f"of {len(dead)} deleted rows only {deleted} are in the part"
             self._findings.inconsistent(part.deleted.name, what)
-        self._findings.check_bounds(self._name, part, "a row", self._seen)
+        self._findings.check_bounds(self._name, part, "a row", self._oldest)
 
     def _dead(self) -> I64:
-        """The offsets of the deleted rows."""
+        """Return the offsets of the deleted rows, ascending."""
         part = self._part
         if part.deleted:
             end = part.deleted.offset + part.deleted.length
@@ -248,12 +251,12 @@ class _PartCheck:
         bitmap = read_deleted(self._store, part)
         dead = np.frombuffer(bitmap.to_array(), dtype=np.uint32).astype(np.int64) + part.first.offset
         if part.deleted and len(dead) != part.deleted.cardinality:
-            what = f"{len(dead)} rows are deleted, the manifest says {part.deleted.cardinality}"
+            what = f"{len(dead)} rows are deleted, the manifest records {part.deleted.cardinality}"
             self._findings.inconsistent(part.deleted.name, what)
         return dead
 
     def _add(self, table: pa.Table, dead: I64) -> None:
-        """Take in one row group."""
+        """Add one row group of the part. `dead`: the offsets of the deleted rows."""
         self._answer.counts["part rows"] += len(table)
         offsets = numbers(table, "offset")
         at = np.minimum(np.searchsorted(dead, offsets), max(0, len(dead) - 1))
@@ -262,7 +265,7 @@ class _PartCheck:
             return
         live = table.filter(pa.array(alive))
         offsets = offsets[alive]
-        self._see("oldest_row", numbers(live, "publish_time"))
+        self._note_oldest("oldest_row", numbers(live, "publish_time"))
         self._live += len(live)
         self._offset_sum += int(offsets.sum())
         self._answer.last_alive = message_id(live, len(live) - 1)
@@ -271,9 +274,9 @@ class _PartCheck:
         self._answer.add(CHUNK_TABLES, chunk_fingerprint(chunk_table.chunk_records(live, self._plan.hasher)))
         self._answer.counts["part rows compared with raw"] += self._raw.compare(live, self._name)
 
-    def _see(self, bound: str, times: I64) -> None:
-        if len(times) and bound in self._seen:
-            self._seen[bound].append(int(times.min()))
+    def _note_oldest(self, bound: str, times: I64) -> None:
+        if len(times) and bound in self._oldest:
+            self._oldest[bound].append(int(times.min()))
 
     def _add_keyed(self, live: pa.Table) -> None:
         keyed = keyed_rows(live)
@@ -288,30 +291,30 @@ class _PartCheck:
             self._answer.add(self._plan.range_name(prefix), summed(mixed[prefixes == prefix]))
 
     def _check_times(self, keyed: pa.Table, records: IndexRecords) -> None:
-        """What goes by time: a value that has expired, a tombstone that is overdue (T1, T2)."""
+        """Add the expired values, the overdue tombstones, and the wrong times of tombstones (T1, T2)."""
         history = self._plan.history
         offsets, published = numbers(keyed, "offset"), numbers(keyed, "publish_time")
         retained = np.asarray(keyed.column("retained_at").fill_null(0).to_numpy(), dtype=np.int64)
         has_time = keyed.column("retained_at").is_valid().to_numpy()
         tombstone = records.offset & TOMBSTONE != 0
-        self._see("oldest_value", published[~tombstone])
-        self._see("oldest_tombstone", retained[tombstone])
+        self._note_oldest("oldest_value", published[~tombstone])
+        self._note_oldest("oldest_tombstone", retained[tombstone])
         kept = history.first_kept(offsets)
-        asked = tombstone if kept is None else tombstone & (kept != NEVER)
+        retainable = tombstone if kept is None else tombstone & (kept != NEVER)
         checks = [
             (DifferenceKind.REVIVED, ~tombstone & (published <= history.must_expire(offsets)), EXPIRED),
             (DifferenceKind.INCONSISTENT, tombstone != has_time, RETAINED),
             (
                 DifferenceKind.EXTRA,
                 tombstone & (published <= history.must_go(offsets)),
-                "a tombstone is there that was below the topic's start, or too old, when a run went over it",
+                "the tombstone was below the topic's start, or too old, when a run read it, but it was not removed",
             ),
-            (DifferenceKind.EXTRA, tombstone & ~asked, "a tombstone is retained that no policy asked for"),
-            (DifferenceKind.EXTRA, asked & (retained <= history.must_drop(offsets)), OVERDUE),
+            (DifferenceKind.EXTRA, tombstone & ~retainable, "a tombstone is retained that no policy retains"),
+            (DifferenceKind.EXTRA, retainable & (retained <= history.must_drop(offsets)), OVERDUE),
         ]
         if kept is not None:
-            what = "retained_at is not the time of the run that first kept the tombstone"
-            checks.append((DifferenceKind.ALTERED, asked & (retained != kept), what))
+            what = "retained_at is not the time of the first run that kept the tombstone"
+            checks.append((DifferenceKind.ALTERED, retainable & (retained != kept), what))
         for kind, mask, what in checks:
             if mask.any():
                 keys = keyed.column("key").filter(pa.array(mask))
@@ -322,37 +325,37 @@ class _PartCheck:
             self._answer.add(name, fingerprint(offsets[mask]))
         slot = numbers(live, "slot")
         never = (slot == int(rows.RowType.COMPACTED_OUT)) | (slot == int(rows.RowType.MARKER))
-        what = "a slot that is never delivered is in a part"
+        what = "a part has a row of a slot that is never delivered"
         self._findings.add_each(DifferenceKind.EXTRA, self._name, what, offsets[never])
 
 
 class _RawRows:
-    """Rows of raw ledgers at or below the horizon, asked for in ascending order of offsets."""
+    """Rows of raw ledgers at or below the horizon, read in ascending order of offsets."""
 
     def __init__(self, store: ObjectStore, plan: VerifyPlan, findings: Findings) -> None:
         self._store, self._plan, self._findings = store, plan, findings
         self._rows: tuple[LedgerRecord, RowsByOffset] | None = None
 
     def compare(self, live: pa.Table, where: str) -> int:
-        """Compare live rows of a part, bit for bit, with raw; how many could be compared."""
+        """Compare live rows of a part, bit for bit, with raw. Return how many rows had a raw row."""
         offsets = numbers(live, "offset")
         compared = 0
         for ledger in self._plan.below:
             first, end = np.searchsorted(offsets, [ledger.first_offset, ledger.last_offset + 1], "left").tolist()
             if first == end:
                 continue
-            mine, wanted = live.slice(first, end - first), offsets[first:end]
-            seen = np.zeros(len(mine), dtype=np.bool_)
+            part_rows, part_offsets = live.slice(first, end - first), offsets[first:end]
+            matched = np.zeros(len(part_rows), dtype=np.bool_)
             with self._findings.reading(ledger.rows.name):
                 rows_of = self._rows_of(ledger)
-                for number, inside in rows_of.groups(wanted):
-                    found, raw = rows_of.rows(number, wanted[inside])
-                    seen[inside[found]] = True
-                    self._same(mine.take(pa.array(inside[found])), raw, where)
-                what = f"a row that ledger {ledger.ledger_id} does not have is in a part"
-                keys = mine.column("key").filter(pa.array(~seen))
-                self._findings.add_each(DifferenceKind.EXTRA, where, what, wanted[~seen], keys)
-            compared += int(np.count_nonzero(seen))
+                for number, inside in rows_of.groups(part_offsets):
+                    present, raw = rows_of.rows(number, part_offsets[inside])
+                    matched[inside[present]] = True
+                    self._compare_rows(part_rows.take(pa.array(inside[present])), raw, where)
+                what = f"a part has a row that ledger {ledger.ledger_id} does not have"
+                keys = part_rows.column("key").filter(pa.array(~matched))
+                self._findings.add_each(DifferenceKind.EXTRA, where, what, part_offsets[~matched], keys)
+            compared += int(np.count_nonzero(matched))
         return compared
 
     def _rows_of(self, ledger: LedgerRecord) -> RowsByOffset:
@@ -360,16 +363,17 @@ class _RawRows:
             self._rows = (ledger, RowsByOffset(self._store, ledger.rows_object))
         return self._rows[1]
 
-    def _same(self, mine: pa.Table, raw: pa.Table, where: str) -> None:
-        differs: dict[int, list[str]] = {}
+    def _compare_rows(self, live: pa.Table, raw: pa.Table, where: str) -> None:
+        """Add the rows whose columns differ. Both tables have the same offsets; raw rows have no `retained_at`."""
+        differing: dict[int, list[str]] = {}
         for name in rows.SCHEMA.names:
-            ours, theirs = mine.column(name), raw.column(name)
-            if name == "retained_at" or ours.equals(theirs):
+            live_column, raw_column = live.column(name), raw.column(name)
+            if name == "retained_at" or live_column.equals(raw_column):
                 continue
-            for row, (our, their) in enumerate(zip(ours, theirs, strict=True)):
-                if not our.equals(their):
-                    differs.setdefault(row, []).append(name)
-        for row, columns in differs.items():
-            what = f"{', '.join(columns)} of the row are not as the raw ledger has them"
-            offset, key = mine.column("offset")[row].as_py(), raw.column("key")[row].as_py()
+            for row, (live_value, raw_value) in enumerate(zip(live_column, raw_column, strict=True)):
+                if not live_value.equals(raw_value):
+                    differing.setdefault(row, []).append(name)
+        for row, columns in differing.items():
+            what = f"{', '.join(columns)} of the row differ from the raw ledger"
+            offset, key = live.column("offset")[row].as_py(), raw.column("key")[row].as_py()
             self._findings.add(Difference(DifferenceKind.ALTERED, where, what, offset, key))

@@ -1,11 +1,11 @@
-"""What every task of a verification gets, and how the sequence of offsets is covered by raw ledgers.
+"""Input of every task of a verification: manifest, raw ledgers, run history, and the gaps between raw ledgers.
 
-Raw at or below the horizon may be trimmed, in front or anywhere. What a task may then say depends on where: a newer
-message of a key can only be in a gap behind, an event time that was larger in any gap.
+Raw ledgers at or below the horizon may be trimmed, at the start or anywhere. A gap limits what raw proves: a newer
+message of a key can only have been in a later gap, a message with a larger event time in any gap.
 
-A trim may also cut a ledger in two: it is still there whole, but rows below the topic's start take no part in later
-runs. Each run records where the topic began for it; with an incomplete history, rows below the topic's start may have
-taken part or not.
+A trim may also end inside a ledger. The ledger then keeps all its rows, but rows below the topic's start take no part
+in later runs. Each run records the topic's start at that time. With an incomplete history it is unknown whether rows
+below the topic's start took part.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from storage.objects.interface import StoreLocation
 
 Mask = npt.NDArray[np.bool_]
 CHUNK_TABLES = "chunk tables"
-"""The name of the fingerprint of all live chunks."""
+"""Name of the fingerprint of all live chunks."""
 
 
 class WinnerOrder(Enum):
-    """By what the winner of a key is known: offset, event time, or only where both agree."""
+    """The order that decides the winner of a key: offset, event time, or EITHER: only where both agree."""
 
     OFFSET = "offset"
     EVENT = "event time"
@@ -41,10 +41,10 @@ class WinnerOrder(Enum):
 
 @dataclass(frozen=True)
 class VerifyPlan:
-    """`ledgers`: all raw ledgers, by offset. `manifest` None: there is no compacted ledger that could be read.
+    """Input of every task. `ledgers`: all raw ledgers, by offset. `manifest` None: no compacted ledger is readable.
 
-    `history`: of the topic's runs, as far as they are behind the manifest. `range_bits`: log2 of the hash ranges.
-    `limit`: differences of a kind that a task names. `start_offset`: where the topic begins.
+    `history`: the topic's runs up to the manifest's own. `range_bits`: log2 of the number of hash ranges.
+    `limit`: differences per kind that a task names. `start_offset`: first offset of the topic.
     """
 
     store: StoreLocation
@@ -58,23 +58,23 @@ class VerifyPlan:
 
     @property
     def serving(self) -> Manifest:
-        """The manifest, for tasks that exist only with it."""
+        """The manifest, for tasks that exist only if it is readable."""
         assert self.manifest is not None
         return self.manifest
 
     @property
     def where(self) -> str:
-        """The compacted ledger, as differences name it."""
+        """The name of the compacted ledger in differences."""
         return f"compacted ledger {self.serving.ledger_id}"
 
     @staticmethod
     def range_name(number: int) -> str:
-        """The name of the fingerprint of the keyed rows of a hash range."""
+        """Return the name of the fingerprint of the keyed rows of a hash range."""
         return f"range {number}"
 
     @property
     def ranges(self) -> tuple[HashRange, ...]:
-        """The hash ranges, one a task."""
+        """The hash ranges, one per task."""
         return tuple(HashRange(prefix, self.range_bits) for prefix in range(1 << self.range_bits))
 
     @property
@@ -84,7 +84,7 @@ class VerifyPlan:
 
     @property
     def by_event(self) -> bool:
-        """Whether the index of the compacted ledger has event times."""
+        """True if the index of the compacted ledger has event times."""
         return bool(self.manifest and self.manifest.policies.get("event_time_order"))
 
     @cached_property
@@ -95,21 +95,21 @@ class VerifyPlan:
 
     @cached_property
     def gaps(self) -> tuple[tuple[int, int], ...]:
-        """Offsets at or below the horizon that no raw ledger has any more, inclusive."""
+        """The (first, last) offsets at or below the horizon that no raw ledger holds, both inclusive, ascending."""
         if self.manifest is None:
             return ()
-        found, following = [], 0
+        gaps, following = [], 0
         for ledger in self.below:
             if ledger.first_offset > following:
-                found.append((following, ledger.first_offset - 1))
+                gaps.append((following, ledger.first_offset - 1))
             following = ledger.last_offset + 1
         if following <= self.manifest.horizon.offset:
-            found.append((following, self.manifest.horizon.offset))
-        return tuple(found)
+            gaps.append((following, self.manifest.horizon.offset))
+        return tuple(gaps)
 
     @cached_property
     def order(self) -> WinnerOrder:
-        """What raw can say of winners. Where nothing has an event time the two orders are one."""
+        """The order in which raw decides winners. Without any event time both orders are the same."""
         orders = self.history.orders
         no_events = not self.gaps and not any(_has_events(ledger) for ledger in self.below)
         if orders == {False} or no_events:
@@ -117,11 +117,11 @@ class VerifyPlan:
         return WinnerOrder.EVENT if orders == {True} else WinnerOrder.EITHER
 
     def ledger_of(self, offset: int) -> int:
-        """The number of the last raw ledger that begins at or before an offset, −1: none does."""
+        """Return the number of the last raw ledger that begins at or before an offset, −1 if none does."""
         return bisect_right(self.below, offset, key=lambda ledger: ledger.first_offset) - 1
 
     def covered(self, offsets: I64) -> Mask:
-        """Which offsets are in a raw ledger at or below the horizon. Shape (n,)."""
+        """Return a mask of the offsets that a raw ledger at or below the horizon holds. Shape (n,)."""
         if not self.below:
             return np.zeros(len(offsets), dtype=np.bool_)
         firsts = np.array([ledger.first_offset for ledger in self.below], dtype=np.int64)
@@ -131,28 +131,28 @@ class VerifyPlan:
         return inside
 
     def decided(self, offsets: I64) -> Mask:
-        """Which winners, by offset, took part for certain, and no message in a gap can have beaten."""
+        """Return a mask of the winners, by offset, that raw proves: they took part, and no message in a gap can win."""
         known = self.known(offsets)
         if self.order is WinnerOrder.OFFSET:
             return known & (offsets > max((last for _, last in self.gaps), default=-1))
         return known & (not self.gaps)
 
     def took_part(self, offsets: I64) -> Mask:
-        """Which raw rows at or below the horizon, by offset, a run has read; with an incomplete history, may have."""
+        """Return a mask of the raw rows, by offset, that a run has read; may have read, if history is incomplete."""
         begins = self.history.raw_from(offsets)
         return np.ones(len(offsets), dtype=np.bool_) if begins is None else offsets >= begins
 
     def known(self, offsets: I64) -> Mask:
-        """Of which raw rows, by offset, it is known whether they took part."""
+        """Return a mask of the raw rows, by offset, whose part in the runs is known."""
         if self.history.complete:
             return np.ones(len(offsets), dtype=np.bool_)
         return offsets >= self.start_offset
 
 
 def _has_events(ledger: LedgerRecord) -> bool:
-    """Whether messages of a ledger may have event times; those of chunks are in its chunk table only (P10)."""
+    """Return whether messages of a ledger may have event times. Those of chunks are only in its chunk table (P10)."""
     try:
         directory = IndexDirectory.decode(ledger.index.directory)
         return directory.has_events or directory.chunk_table is not None
     except ObjectDamaged:
-        return True  # it is not known; a task names the damage
+        return True  # unknown; a task names the damage

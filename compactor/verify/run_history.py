@@ -1,19 +1,19 @@
-"""What the runs of a topic, as the database remembers them, explain and demand of its compacted ledger.
+"""History of a topic's runs: which removals they explain, and which they require.
 
-Verify must not call a difference what a policy did, even one that is off by now: a value may have gone by a time to
-live of long ago. So there are two questions, and they are answered from different runs:
+The effect of a policy is no difference, even if the policy is no longer set: a time to live of years ago may have
+removed a value. So a removal raises two questions, which different runs answer:
 
-    may     could any run have done it?     every run that published, of the topic's earlier lives too; with an
-                                            incomplete history: yes
-    must    has a run certainly done it?    only runs since the compacted ledger last began from raw, without a break
+    may     could any run have removed it?          every published run, also of the topic's earlier incarnations;
+                                                    with an incomplete history: yes
+    must    has a run certainly removed it?         only runs since the compacted ledger last started from raw
 
-The epoch tells where that was: it rises by one with each claim, each cancelled run, and each deletion of the cursor
-`__compaction`, so a larger step than the claims and cancellations explain is a new beginning. A history is complete
-if it has a published run for each generation. A run decided by its `started_at` (Manifest.frozen_at) over all that is
-at or below its horizon. Not recorded is how far slow cursors were (tombstones_wait_for_cursors): runs with that
-policy demand nothing of tombstones.
+The epoch shows where the compacted ledger last started from raw. It rises by one with each claim, each cancelled run,
+and each deletion of the cursor `__compaction`. A larger step than the claims and cancellations explain is a restart.
+A history is complete if it has a published run for each generation. A run applies its policies as of its `started_at`
+(Manifest.frozen_at) to all rows at or below its horizon. The position of slow cursors (tombstones_wait_for_cursors) is
+not recorded, so runs with that policy require nothing of tombstones.
 
-Pure values; nothing is opened here.
+Pure values; this module opens nothing.
 """
 
 from __future__ import annotations
@@ -32,17 +32,21 @@ from storage.metadata.records import RunRecord, RunState
 
 I64 = npt.NDArray[np.int64]
 NEVER = np.iinfo(np.int64).min
-"""A limit that no time is below."""
+"""The limit that no time is at or below."""
 ALWAYS = np.iinfo(np.int64).max
-EXPIRED = "its value had expired when a run went over it, and is still there"
-OVERDUE = "a tombstone is there whose retention was over when a run went over it"
-RETAINED = "retained_at is set exactly where a tombstone is retained"
+"""The limit that every time is at or below."""
+EXPIRED = "the value had expired when a run read it, but was not removed"
+OVERDUE = "the retention of the tombstone was over when a run read it, but it was not removed"
+RETAINED = "retained_at is set on a value, or missing on a tombstone"
 
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A run that published: up to where, by which time, by which policies. `certain`: its work is still in force.
-    `raw_from`: where the topic began for it; what lay below was not there any more, but in the ledger before."""
+    """A run that published: its horizon (offset), its time in milliseconds, its policies.
+
+    `certain`: the compacted ledger still holds its result. `raw_from`: start offset of the topic for this run; it
+    read no raw row below that.
+    """
 
     horizon: int
     now: int
@@ -53,28 +57,28 @@ class PublishedRun:
 
 @dataclass(frozen=True)
 class RunHistory:
-    """Runs that published, the oldest first; the last is the one whose result is verified."""
+    """The published runs, oldest first. The last run produced the compacted ledger that is verified."""
 
     runs: tuple[PublishedRun, ...]
     complete: bool
 
     @classmethod
     def of(cls, manifest: Manifest, records: Sequence[RunRecord]) -> RunHistory:
-        """From the topic's runs, newest first, of which those after the manifest's are left out.
+        """Return the history of the topic's runs (newest first) up to the manifest's run.
 
-        What the manifest says of its own run counts for more than the run's row.
+        The manifest has priority over the database row of its run.
         """
         before = sorted((run for run in records if run.run_id <= manifest.run_id), key=lambda run: run.run_id)
-        begins = before[0].run_id if before else 0
+        first_certain = before[0].run_id if before else 0
         for older, newer in pairwise(before):
             if newer.epoch - older.epoch != (2 if older.state is RunState.CANCELLED else 1):
-                begins = newer.run_id
-        its_row = next((run for run in before if run.run_id == manifest.run_id), None)
-        raw_from = 0 if its_row is None else _raw_from(its_row)
+                first_certain = newer.run_id
+        own_row = next((run for run in before if run.run_id == manifest.run_id), None)
+        raw_from = 0 if own_row is None else _raw_from(own_row)
         own = PublishedRun(manifest.horizon.offset, manifest.frozen_at, _policies(manifest.policies), True, raw_from)
         earlier = tuple(
             PublishedRun(
-                run.horizon.offset, run.started_at, _policies(run.policies), run.run_id >= begins, _raw_from(run)
+                run.horizon.offset, run.started_at, _policies(run.policies), run.run_id >= first_certain, _raw_from(run)
             )
             for run in before
             if run.compacted_ledger_id is not None and run.horizon is not None and run.run_id != manifest.run_id
@@ -84,82 +88,87 @@ class RunHistory:
 
     @property
     def orders(self) -> frozenset[bool]:
-        """Whether the largest event time won (True), the newest (False), or one then the other."""
+        """The orders of the runs: True if the largest event time won, False if the newest offset won."""
         known = (run.policies.event_time_order for run in self.runs)
         return frozenset(known if self.complete else (False, True))
 
     @property
     def forgotten_to(self) -> int:
-        """Deletions with event times up to this may be purged (P9), those above are remembered."""
+        """The event time up to which deletions may be purged from the index (P9). Later deletions must be in it."""
         if not self.complete:
             return ALWAYS
         return max((run.now - run.policies.event_time_max_lateness_ms for run in self.runs), default=NEVER)
 
     @property
     def null_keys_dropped_to(self) -> int:
-        """Null keys up to this offset may have been dropped; −1: none."""
+        """The offset up to which null keys may have been dropped; −1: none."""
         if not self.complete:
             return self.runs[-1].horizon
         return max((run.horizon for run in self.runs if not run.policies.retain_null_key), default=-1)
 
     @property
     def unkeyed_dropped_to(self) -> int:
-        """Any row outside the key map up to this offset may be gone by the topic's limits (C2); −1: none."""
+        """The offset up to which the topic's limits (C2) may have removed any row outside the key map; −1: none."""
         if not self.complete:
             return self.runs[-1].horizon
         limited = (run for run in self.runs if run.policies.retention_ms is not None or run.policies.start_offset)
         return max((run.horizon for run in limited), default=-1)
 
     def may_expire(self, offsets: I64) -> I64:
-        """By the offsets of values: the publish time up to which a run may have removed them (T2, C2). Shape (n,)."""
+        """Return, per offset of a value, the publish time up to which a run may have removed it (T2, C2)."""
         if not self.complete:
             return np.full(len(offsets), ALWAYS)
         return _always_below_start(self.runs, offsets, _largest(self.runs, offsets, _values_to))
 
     def chunks_dropped(self, offset: int) -> int:
-        """By the offset of a chunk: the publish time up to which a run may have dropped it as incomplete (P10)."""
+        """Return the publish time up to which a run may have dropped the chunk at `offset` as incomplete (P10)."""
         return self.chunks_dropped_between(offset, ALWAYS)
 
     def chunks_dropped_between(self, first: int, end: int) -> int:
-        """As `chunks_dropped`, but by runs whose horizon is before `end`."""
+        """Return the limit of `chunks_dropped` for runs whose horizon is in [`first`, `end`)."""
         if not self.complete:
             return ALWAYS
         limits = (run.policies.incomplete_to(run.now) for run in self.runs if first <= run.horizon < end)
         return max((limit for limit in limits if limit is not None), default=NEVER)
 
     def must_expire(self, offsets: I64) -> I64:
-        """As `may_expire`, but a run has certainly removed them."""
+        """Return, per offset of a value, the publish time up to which a run has certainly removed it (T2, C2)."""
         return _always_below_start(self._certain, offsets, _largest(self._certain, offsets, _values_to))
 
     def may_go(self, offsets: I64) -> I64:
-        """By the offsets of rows of any kind: the publish time up to which a run may have removed them (C2)."""
+        """Return, per offset of any row, the publish time up to which a run may have removed it (C2)."""
         if not self.complete:
             return np.full(len(offsets), ALWAYS)
         return _always_below_start(self.runs, offsets, _largest(self.runs, offsets, _rows_to))
 
     def must_go(self, offsets: I64) -> I64:
-        """By the offsets of rows of any kind: the publish time up to which a run has certainly removed them (C2)."""
+        """Return, per offset of any row, the publish time up to which a run has certainly removed it (C2)."""
         return _always_below_start(self._certain, offsets, _largest(self._certain, offsets, _rows_to))
 
     def must_drop(self, offsets: I64) -> I64:
-        """By the offsets of tombstones: the `retained_at` up to which a run has certainly removed them (T1)."""
+        """Return, per offset of a tombstone, the `retained_at` up to which a run has certainly removed it (T1)."""
         return _largest(self._certain, offsets, _tombstones_to)
 
     def first_kept(self, offsets: I64) -> I64 | None:
-        """By the offsets of tombstones: when the run that first met them was, NEVER if it kept none; None: unknown."""
+        """Return, per offset of a tombstone, the time of the first run over it, NEVER if that run kept no tombstones.
+
+        None: unknown.
+        """
         return self._first_met(offsets, lambda run: run.now if _keeps_tombstones(run.policies) else NEVER, NEVER)
 
     def raw_from(self, offsets: I64) -> I64 | None:
-        """By the offsets of raw rows: where the topic began for the run that first met them, so that a row below that
-        took no part; None: unknown."""
+        """Return, per offset of a raw row, the topic's start for the first run over it; None: unknown.
+
+        A row below that start took no part in the run.
+        """
         return self._first_met(offsets, lambda run: run.raw_from, 0)
 
     def _first_met(self, offsets: I64, value: Callable[[PublishedRun], int], otherwise: int) -> I64 | None:
-        """A value of the first run that went over each offset, `otherwise` where none did; None: unknown."""
+        """Return `value` of the first run over each offset, `otherwise` where no run was; None: unknown."""
         if not self.complete:
             return None
-        met = np.searchsorted([run.horizon for run in self._certain], offsets, "left")
-        return np.array([*map(value, self._certain), otherwise], dtype=np.int64)[met]
+        first = np.searchsorted([run.horizon for run in self._certain], offsets, "left")
+        return np.array([*map(value, self._certain), otherwise], dtype=np.int64)[first]
 
     @property
     def _certain(self) -> tuple[PublishedRun, ...]:
@@ -167,16 +176,16 @@ class RunHistory:
 
 
 def _largest(runs: Sequence[PublishedRun], offsets: I64, limit: Callable[[PublishedRun], int]) -> I64:
-    """For each offset the largest limit of the runs whose horizon reaches it. Horizons never go back (A4)."""
+    """Return, per offset, the largest limit of the runs whose horizon is at or above it. Horizons only rise (A4)."""
     ordered = sorted(runs, key=lambda run: run.horizon)
     limits = np.array([*(limit(run) for run in ordered), NEVER], dtype=np.int64)
-    from_here = np.maximum.accumulate(limits[::-1])[::-1]
-    found: I64 = from_here[np.searchsorted([run.horizon for run in ordered], offsets, "left")]
-    return found
+    largest_from = np.maximum.accumulate(limits[::-1])[::-1]
+    largest: I64 = largest_from[np.searchsorted([run.horizon for run in ordered], offsets, "left")]
+    return largest
 
 
 def _always_below_start(runs: Sequence[PublishedRun], offsets: I64, limits: I64) -> I64:
-    """The limits, ALWAYS where a run went over the offset whose topic began above it."""
+    """Return the limits, ALWAYS where the topic's start of a run (C2) was above an offset that the run read."""
     for run in runs:
         limits = np.where(offsets < min(run.policies.start_offset, run.horizon + 1), ALWAYS, limits)
     return limits
@@ -205,7 +214,7 @@ def _raw_from(run: RunRecord) -> int:
     return int(recorded)
 
 
-def _policies(named: Any) -> RunPolicies:
-    """Policies as a row or manifest has them; names of other versions are left out."""
+def _policies(recorded: Any) -> RunPolicies:
+    """Return the policies of a database row or manifest. Unknown names, of other versions, are ignored."""
     known = asdict(RunPolicies())
-    return RunPolicies(**{name: value for name, value in dict(named).items() if name in known})
+    return RunPolicies(**{name: value for name, value in dict(recorded).items() if name in known})

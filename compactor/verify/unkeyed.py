@@ -1,22 +1,22 @@
-"""Verify: rows outside the key map, above all chunked messages (P10).
+"""Verify, keys stage: rows outside the key map, which are null keys, whole entries and chunks (P6, P8, P10).
 
-Raw says which chunks must be live, the chunk tables which ones are.
+Bitmaps of the index hold the rows outside the key map; they must equal the bitmaps of raw. Chunk tables hold the chunks
+of chunked messages. The objects stage has proven the chunk table of each raw ledger against its rows, and adds up the
+live chunks of the parts. The fingerprint of the compacted ledger's chunk tables must equal that sum, so the tables
+represent the rows of the parts. The messages that the tables assemble, and the other keyed rows of the parts, are
+what the key index must show.
 
-The first stage has proven the chunk table of each raw ledger against its rows, and adds up the live chunks of the
-parts; the fingerprint of the tables of the compacted ledger must be the same. So the tables stand for the parts' rows,
-and the messages that they make are, with the parts' other keyed rows, what the key index must show.
+Valid states of a chunk, as raw assembles it:
 
-What a chunk must be, by what raw puts together:
+    of a complete message    live exactly if its message is: visible in the index, or without a key and kept by policy
+    stale                    removed
+    pending                  live; or removed, if a run may have found it too old
 
-    of a complete message    live exactly if its message is: visible in the index, or without a key kept by policy
-    stale                    gone
-    pending                  live, or expired: a run may have found it too old
+A message is *uncertain* if a run may have removed it as incomplete, if the topic's limits may have removed one of its
+chunks (C2), or if it spans a gap of trimmed raw and not all its chunks are live. The chunks of an uncertain message,
+and its key if it is the winner, are not compared.
 
-A message that was incomplete when a run may have found it too old is *uncertain*: its chunks, and its key if it is the
-winner, are left alone. So is one of which the topic's limits may have taken a chunk (C2), and one across a gap of
-trimmed raw unless all its chunks are live.
-
-The rule that makes messages is written here again, apart from the kernel that it proves. Memory: about a kilobyte a
+This module implements the rule of assembly independently of the kernel that it proves. Memory: about a kilobyte per
 chunk of the hash range.
 """
 
@@ -54,7 +54,7 @@ _COMPARED = tuple(name for name in chunk_table.RECORD.names or () if name != "re
 
 @dataclass
 class ChunkedMessage:
-    """A chunked message: its chunks in order, as records; or what of it there is so far."""
+    """A chunked message: its chunks in order, as records; all of them, or the first ones."""
 
     chunks: list[np.void] = field(default_factory=list)
 
@@ -85,7 +85,7 @@ class ChunkedMessage:
 
 @dataclass
 class ChunkedMessages:
-    """What chunks make. `stale`: by the offset of the message behind them."""
+    """Messages that chunks assemble. `stale`: offsets of stale chunks, by the offset of the message after them."""
 
     complete: list[ChunkedMessage] = field(default_factory=list)
     stale: dict[int, list[int]] = field(default_factory=dict)
@@ -93,8 +93,8 @@ class ChunkedMessages:
 
 
 def assembled(chunks: Chunks) -> ChunkedMessages:
-    """By the rule of docs/format.md."""
-    found = ChunkedMessages()
+    """Assemble messages from chunks, by the rule of docs/format.md."""
+    messages = ChunkedMessages()
     begun: dict[tuple[int, ...], ChunkedMessage] = {}
     waiting: dict[tuple[int, ...], list[np.void]] = {}
     for chunk in chunks[np.argsort(chunk_table.offsets(chunks), kind="stable")]:
@@ -107,10 +107,10 @@ def assembled(chunks: Chunks) -> ChunkedMessages:
             continue
         message.chunks.append(chunk)
         if len(message.chunks) == chunk["count"]:
-            found.complete.append(begun.pop(identity))
-            found.stale[message.offset] = sorted(set(map(_offset, waiting.pop(identity))) - set(message.offsets))
-    found.pending = [chunk for group in waiting.values() for chunk in group]
-    return found
+            messages.complete.append(begun.pop(identity))
+            messages.stale[message.offset] = sorted(set(map(_offset, waiting.pop(identity))) - set(message.offsets))
+    messages.pending = [chunk for group in waiting.values() for chunk in group]
+    return messages
 
 
 def _offset(chunk: np.void) -> int:
@@ -122,7 +122,7 @@ def _identity(chunk: np.void) -> tuple[int, ...]:
 
 
 def records_of_messages(messages: Iterable[ChunkedMessage]) -> IndexRecords:
-    """A record for each of some messages with a key."""
+    """Return an index record per message with a key."""
     keyed = [message for message in messages if message.keyed]
     unsigned = partial(np.array, dtype=np.uint64)
     hi = unsigned([message.chunks[-1]["key_hi"] for message in keyed])
@@ -133,19 +133,19 @@ def records_of_messages(messages: Iterable[ChunkedMessage]) -> IndexRecords:
 
 
 def chunk_fingerprint(chunks: Chunks) -> Fingerprint:
-    """Of all that tables say of some chunks but when they were first kept."""
+    """Return the fingerprint of chunk records without `retained_at`, which depends on the run."""
     return fingerprint(*(chunks[name].astype(chunks[name].dtype.str.replace("4", "8")) for name in _COMPARED))
 
 
 class RangeChunksCheck:
-    """The chunks of one hash range: in the tables of the compacted ledger, and in raw at or below the horizon."""
+    """Check of the chunks of one hash range: the tables of the compacted ledger against raw up to the horizon."""
 
-    def __init__(self, store: ObjectStore, plan: VerifyPlan, wanted: HashRange) -> None:
-        live = np.concatenate([chunk_table.none(), *chunk_table.read_tables(store, plan.serving.chunks, wanted)])
+    def __init__(self, store: ObjectStore, plan: VerifyPlan, hash_range: HashRange) -> None:
+        live = np.concatenate([chunk_table.none(), *chunk_table.read_tables(store, plan.serving.chunks, hash_range)])
         ledgers = [chunk_table.read_ledger_chunks(store, ledger.index) for ledger in plan.below]
-        found = np.concatenate([chunk_table.none(), *(chunk_table.inside(chunks, wanted) for chunks in ledgers)])
+        raw = np.concatenate([chunk_table.none(), *(chunk_table.inside(chunks, hash_range) for chunks in ledgers)])
         trimmed = live[~plan.covered(chunk_table.offsets(live).astype(np.int64))]
-        took_part = found[plan.took_part(chunk_table.offsets(found).astype(np.int64))]
+        took_part = raw[plan.took_part(chunk_table.offsets(raw).astype(np.int64))]
         self._plan = plan
         self._alive = set(chunk_table.offsets(live).tolist())
         self._raw = assembled(np.concatenate([trimmed, took_part]))
@@ -153,7 +153,7 @@ class RangeChunksCheck:
         self.uncertain = {message.offset for message in self._raw.complete if self._is_uncertain(message)}
 
     def winners(self) -> IndexRecords:
-        """Records of the messages of raw."""
+        """Return index records of the complete messages of raw."""
         return records_of_messages(self._raw.complete)
 
     def _is_uncertain(self, message: ChunkedMessage) -> bool:
@@ -163,56 +163,56 @@ class RangeChunksCheck:
             return True
         if any(first <= end and start <= last for start, end in self._plan.gaps):
             return not self._alive.issuperset(offsets)
-        if any(map(self._may_be_gone, message.chunks)):
+        if any(map(self._may_be_removed, message.chunks)):
             return True
         ledgers = {self._plan.ledger_of(offset) for offset in offsets}
         oldest = min(int(chunk["publish_time"]) for chunk in message.chunks)
         return len(ledgers) > 1 and oldest <= self._plan.history.chunks_dropped_between(first, last)
 
-    def _may_be_gone(self, chunk: np.void) -> bool:
-        """Whether the topic's limits may have taken a chunk, whatever it is of (C2), or a trim before its run."""
+    def _may_be_removed(self, chunk: np.void) -> bool:
+        """Return whether the topic's limits (C2), or a trim before the run, may have removed a chunk of any state."""
         at = np.array([_offset(chunk)], dtype=np.int64)
         return bool(chunk["publish_time"] <= self._plan.history.may_go(at)[0] or not self._plan.known(at)[0])
 
     def compare(self, visible: set[int], findings: Findings) -> None:
-        """`visible`: offsets of the records of the index that have a row."""
+        """Compare the live chunks with raw. `visible`: offsets of the visible index records."""
         history = self._plan.history
-        wanted: set[int] = set()
+        expected: set[int] = set()
         excused: set[int] = set()
         for message in self._raw.complete:
             if message.offset in self.uncertain:
                 excused.update(message.offsets, self._raw.stale[message.offset])
             elif message.keyed:
-                wanted.update(message.offsets if message.offset in visible else ())
+                expected.update(message.offsets if message.offset in visible else ())
             elif self._plan.serving.policies.get("retain_null_key"):
                 dropped = message.offset <= history.null_keys_dropped_to and not self._alive & set(message.offsets)
-                wanted.update(() if dropped else message.offsets)
+                expected.update(() if dropped else message.offsets)
         for chunk in self._raw.pending:
             offset = _offset(chunk)
-            may_be_gone = chunk["publish_time"] <= history.chunks_dropped(offset) or self._may_be_gone(chunk)
-            (excused if may_be_gone else wanted).add(offset)
-        alive = BitMap64(self._alive - (excused - wanted))
-        compare_bitmaps(findings, self._plan.where, "chunks", BitMap64(wanted), alive)
+            may_be_removed = chunk["publish_time"] <= history.chunks_dropped(offset) or self._may_be_removed(chunk)
+            (excused if may_be_removed else expected).add(offset)
+        alive = BitMap64(self._alive - (excused - expected))
+        compare_bitmaps(findings, self._plan.where, "chunks", BitMap64(expected), alive)
         for message in self.live.complete:
             self._check_times(message, findings)
 
     def _check_times(self, message: ChunkedMessage, findings: Findings) -> None:
-        """What goes by time: a value that has expired, a tombstone that is overdue (T1, T2)."""
+        """Add an expired value, an overdue tombstone, or a wrong `retained_at` (T1, T2)."""
         at = np.array([message.offset], dtype=np.int64)
         tombstone = message.keyed and message.empty
-        found: tuple[DifferenceKind, str] | None = None
+        difference: tuple[DifferenceKind, str] | None = None
         if tombstone != (message.retained != NO_EVENT_TIME):
-            found = DifferenceKind.INCONSISTENT, RETAINED
+            difference = DifferenceKind.INCONSISTENT, RETAINED
         elif tombstone and message.retained <= self._plan.history.must_drop(at)[0]:
-            found = DifferenceKind.EXTRA, OVERDUE
+            difference = DifferenceKind.EXTRA, OVERDUE
         elif message.keyed and not tombstone and message.published <= self._plan.history.must_expire(at)[0]:
-            found = DifferenceKind.REVIVED, EXPIRED
-        if found is not None:
-            findings.add(Difference(found[0], self._plan.where, found[1], message.offset))
+            difference = DifferenceKind.REVIVED, EXPIRED
+        if difference is not None:
+            findings.add(Difference(difference[0], self._plan.where, difference[1], message.offset))
 
 
 def check_tables(store: ObjectStore, plan: VerifyPlan, findings: Findings) -> Fingerprint | None:
-    """Each table of the compacted ledger against what the manifest says of it; the fingerprint of all chunks."""
+    """Compare each chunk table with its record in the manifest. Return the fingerprint of all chunks, if readable."""
     total = Fingerprint()
     read = 0
     for table in plan.serving.chunks:
@@ -222,7 +222,7 @@ def check_tables(store: ObjectStore, plan: VerifyPlan, findings: Findings) -> Fi
             ascend = bool(np.all(offsets[1:] > offsets[:-1]))
             within = len(chunks) == table.records and int(offsets.max(initial=0)) <= plan.serving.horizon.offset
             if not (ascend and within):
-                what = "its chunks do not ascend, or are outside its hash range or above the horizon"
+                what = "its chunks do not ascend, or some are outside its hash range or above the horizon"
                 findings.inconsistent(table.name, what)
             _check_bounds(table, assembled(chunks), findings)
             total += chunk_fingerprint(chunks)
@@ -245,23 +245,22 @@ def _check_bounds(table: chunk_table.ChunkTable, messages: ChunkedMessages, find
     findings.check_bounds(table.name, table, "a message", bounds)
     if table.pending != len(messages.pending):
         findings.inconsistent(
-            table.name, f"the manifest says pending {table.pending} of it, it has {len(messages.pending)}"
+            table.name, f"the manifest records pending {table.pending}, the table has {len(messages.pending)}"
         )
 
 
 def certain_of(winners: IndexRecords, uncertain: set[int]) -> Mask:
-    """Which winners are no uncertain messages."""
+    """Return a mask of the winners that are not uncertain messages."""
     return ~np.isin(plain(winners), np.array(sorted(uncertain), dtype=np.int64))
 
 
 def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """Rows without a key, whole entries and chunks of no message: the index's bitmaps against those of raw (P6, P8);
-    and the chunk tables by themselves (P10)."""
+    """Compare the index's bitmaps of rows outside the key map with raw (P6, P8), and check the chunk tables (P10)."""
     answer = TaskFindings(Findings(plan.limit))
     tables = check_tables(store, plan, answer.findings)
     if tables is not None:
         answer.add(CHUNK_TABLES, tables)
-    bitmaps = unkeyed_bitmaps(store, plan, answer.findings)
+    bitmaps = _unkeyed_bitmaps(store, plan, answer.findings)
     if bitmaps is None:
         return answer
     for name, bitmap in bitmaps.items():
@@ -273,25 +272,25 @@ def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFind
         span = BitMap64(range(ledger.first_offset, ledger.last_offset + 1))
         with answer.findings.reading(ledger.index.name):
             for name, bitmap in bitmaps.items():
-                mine = bitmap & span
-                may_be_gone = max(limited_to, dropped_to if name == "null_keys" else -1)
-                raw = _that_took_part_of(plan, ledger, key_index.read_unkeyed(store, ledger.index, name), mine)
-                if ledger.first_offset <= may_be_gone:
-                    raw &= mine  # what was dropped by a run does not come back
-                compare_bitmaps(answer.findings, plan.where, name, raw, mine)
+                indexed = bitmap & span
+                removed_to = max(limited_to, dropped_to if name == "null_keys" else -1)
+                raw = _participants(plan, ledger, key_index.read_unkeyed(store, ledger.index, name), indexed)
+                if ledger.first_offset <= removed_to:
+                    raw &= indexed  # a run may have removed the others, and no later run restores them
+                compare_bitmaps(answer.findings, plan.where, name, raw, indexed)
     return answer
 
 
-def _that_took_part_of(plan: VerifyPlan, ledger: LedgerRecord, raw: BitMap64, found: BitMap64) -> BitMap64:
-    """Those offsets of a ledger that a run has read; of which that is not known, those that are `found`."""
+def _participants(plan: VerifyPlan, ledger: LedgerRecord, raw: BitMap64, indexed: BitMap64) -> BitMap64:
+    """Return the offsets of a ledger that a run has read. If that is unknown, an `indexed` offset counts as read."""
     begins = plan.history.raw_from(np.array([ledger.last_offset], dtype=np.int64))
     to = plan.start_offset if begins is None else int(begins[0])
     below = BitMap64(range(ledger.first_offset, min(to, ledger.last_offset + 1)))
-    return raw - below | raw & below & found if begins is None else raw - below
+    return raw - below | raw & below & indexed if begins is None else raw - below
 
 
-def unkeyed_bitmaps(store: ObjectStore, plan: VerifyPlan, findings: Findings) -> dict[str, BitMap64] | None:
-    """The offsets of the rows outside the key map, by class, of all levels; None if one cannot be read."""
+def _unkeyed_bitmaps(store: ObjectStore, plan: VerifyPlan, findings: Findings) -> dict[str, BitMap64] | None:
+    """Return the offsets of the rows outside the key map, by class, of all levels; None if an index is unreadable."""
     bitmaps = {name: BitMap64() for name in key_index.UNKEYED_CLASSES}
     read = 0
     for location in plan.locations:
@@ -307,7 +306,7 @@ def _offsets(bitmap: BitMap64) -> I64:
 
 
 def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """The rows outside the key map, and the chunks, of which index and parts do not say the same."""
+    """Name the rows outside the key map, and the chunks, in which index and parts differ."""
     findings = Findings(plan.limit)
     where = f"index and parts of {plan.where}"
     with findings.reading(where):
@@ -324,16 +323,16 @@ def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFi
         compare_bitmaps(findings, f"{where} (chunk tables)", "chunks", chunks, BitMap64(by_offset))
         if chunks == BitMap64(by_offset):
             _compare_chunks(store, plan, by_offset, findings)
-        for name, bitmap in (unkeyed_bitmaps(store, plan, findings) or {}).items():
+        for name, bitmap in (_unkeyed_bitmaps(store, plan, findings) or {}).items():
             compare_bitmaps(findings, where, name, live[name], bitmap)
     return TaskFindings(findings)
 
 
 def _compare_chunks(store: ObjectStore, plan: VerifyPlan, tables: Mapping[int, np.void], findings: Findings) -> None:
-    """Name the chunks of which tables and parts have the offset, but do not say the same."""
+    """Name the chunks whose offsets are in tables and parts, but whose records differ."""
     for table in live_groups(store, plan.serving, _COLUMNS):
         for chunk in chunk_table.chunk_records(table, plan.hasher):
             offset = int(chunk["offset"] & OFFSET_MASK)
             if any(chunk[name] != tables[offset][name] for name in chunk.dtype.names if name != "retained_at"):
-                what = "the chunk table does not say what the row of the chunk says"
+                what = "the chunk table differs from the row of the chunk"
                 findings.add(Difference(DifferenceKind.ALTERED, plan.where, what, offset))

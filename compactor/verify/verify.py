@@ -1,20 +1,22 @@
-"""Verify: derive the compacted ledger of a topic again from what there is, and name every difference.
+"""Verify: derive the compacted ledger of a topic again from its raw ledgers, and name every difference.
 
-    metadata   the rows of the database and the manifest against each other                        (metadata.py)
-    objects    one task an object: raw ledgers, parts, indexes                                          (objects.py)
-    keys       one task a hash range: winners from raw against the visible index                           (keys.py)
-    details    only where index and parts differ: what exactly                                             (keys.py)
+The stages, in order:
 
-Each raw index is proven against its rows, each live row of a part against raw bit for bit, the index of the compacted
-ledger against its parts (by fingerprints) and against the winners in raw, its chunk tables likewise (unkeyed.py):
-together that leaves nothing of it unproven.
-What raw no longer has is proven by checksums and against itself only, and the report says so.
+    metadata   compare the database rows and the manifest with each other; no task                     (metadata.py)
+    objects    one task per object: raw ledgers, parts, indexes                                         (objects.py)
+    keys       one task per hash range: compare raw winners with the visible index              (keys.py, unkeyed.py)
+    details    only where index and parts differ: name the keys and offsets                     (keys.py, unkeyed.py)
 
-A difference is only what no run of the topic explains (run_history.py): values that a time to live took away years
-ago are not missing. What cannot be told is counted as undecided.
+Three comparisons together prove the whole compacted ledger: each raw index with the rows of its ledger, each live row
+of a part with raw bit for bit, and the index of the compacted ledger with its parts (by fingerprints) and with the
+winners in raw. Chunk tables take the same path (unkeyed.py). Trimmed raw ledgers leave only checksums and the
+compacted ledger's own consistency to prove; the report says so.
 
-Safe beside running compactions: it verifies the generation of one moment, under a pin. It writes nothing. Nothing here
-is per key or per message but the differences that are named, at most `limit` of a kind.
+A difference is reported only if no run of the topic explains it (run_history.py): a value that a time to live removed
+years ago is not missing. Keys that raw cannot decide are counted as undecided.
+
+Verify may run beside compactions: it pins one generation and reads that. It writes nothing. Memory on the driver is
+independent of keys and messages, except for the named differences, at most `limit` per kind.
 """
 
 from __future__ import annotations
@@ -48,16 +50,16 @@ from storage.objects.registry import open_store
 from storage.owner import owner_name
 
 PIN_MS = PIN_TTL_MS
-"""The TTL of the pin on the generation that is verified; it is renewed four times in it."""
+"""TTL of the pin on the verified generation. The heartbeat renews the pin four times per TTL."""
 RUNS = 100_000
-"""At most that many runs of a topic are read; with more its history counts as incomplete."""
+"""Maximum number of runs of a topic that are read. A topic with more runs has an incomplete history."""
 LIMIT = 20
-"""Differences of a kind that are named."""
+"""Maximum number of named differences per kind."""
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """Verifies topics; holds no state. `sizing` None: by the engine's parallelism."""
+    """A verifier of topics, without state. `sizing` None means the default sizing for the engine's parallelism."""
 
     environment: Environment
     engine: Engine
@@ -67,7 +69,11 @@ class Verifier:
     hasher: Callable[[int], KeyHasher] = Xxh3KeyHasher
 
     def verify(self, name: TopicName) -> Report:
-        """Check all of a topic. Raises TopicNotFound, Fenced (the pin was lost), Unavailable; damage is reported."""
+        """Verify the whole topic and return the report.
+
+        Damaged objects and rows are differences of the report. Raises TopicNotFound, Fenced (garbage collection took
+        the pinned ledger) and Unavailable (database or store).
+        """
         topic = self.environment.metadata.topics.get(name)
         snapshot, pin = self.environment.metadata.pins.take(topic.id, owner_name(), PIN_MS)
         if pin is None:
@@ -81,7 +87,7 @@ class Verifier:
             report = self._verify(snapshot)
         if lost:
             raise Fenced(
-                f"the compacted ledger of {name} was collected while it was verified", "verify the one that serves now"
+                f"garbage collection removed the compacted ledger of {name} during its verification", "verify again"
             )
         return report
 
@@ -103,8 +109,7 @@ class Verifier:
         builder = ReportBuilder(snapshot, plan, findings)
         if snapshot.segments:
             first = snapshot.segments[0].first_offset
-            what = "not all is sealed yet, and what is in segments is not read"
-            builder.unchecked.append(f"offsets from {first} on: {what}")
+            builder.unchecked.append(f"offsets from {first} on: they are in segments, which verify does not read")
         try:
             self._check(plan, builder)
         finally:
@@ -113,13 +118,16 @@ class Verifier:
         return builder.report(with_keys(self.environment.store, plan, findings.named))
 
     def _check(self, plan: VerifyPlan, builder: ReportBuilder) -> None:
-        """The stages. Costs are bytes that a task reads."""
+        """Run the stages that read objects. The cost of a task is the number of bytes that it reads."""
         parts = plan.manifest.parts if plan.manifest else ()
         builder.add_objects(
             self._run(
                 "objects",
                 plan,
-                [(("ledger", number), 2.0 * of.rows.size + of.index.length) for number, of in enumerate(plan.ledgers)]
+                [
+                    (("ledger", number), 2.0 * ledger.rows.size + ledger.index.length)
+                    for number, ledger in enumerate(plan.ledgers)
+                ]
                 + [(("part", number), 3.0 * part.rows.stored.size) for number, part in enumerate(parts)]
                 + [(("index", number), float(index.length)) for number, index in enumerate(plan.locations)],
             )
@@ -149,14 +157,14 @@ class Verifier:
         return None
 
     def _forgive_trimmed(self, snapshot: TopicSnapshot, builder: ReportBuilder) -> None:
-        """A raw ledger that was trimmed during the verification is not damage."""
+        """Remove the damage of raw ledgers that were trimmed during the verification."""
         if not builder.findings.counts.get(DifferenceKind.DAMAGED):
             return
-        there = {ledger.ledger_id for ledger in self.environment.metadata.ledgers.of_topic(snapshot.topic.id)}
+        present = {ledger.ledger_id for ledger in self.environment.metadata.ledgers.of_topic(snapshot.topic.id)}
         for ledger in snapshot.ledgers:
-            if ledger.ledger_id not in there:
+            if ledger.ledger_id not in present:
                 builder.findings.forgive({ledger.rows.name, ledger.index.name})
-                builder.unchecked.append(f"ledger {ledger.ledger_id} was trimmed meanwhile")
+                builder.unchecked.append(f"ledger {ledger.ledger_id} was trimmed during the verification")
 
 
 _CHECKS: Mapping[str, Callable[[ObjectStore, VerifyPlan, int], TaskFindings]] = {
@@ -171,14 +179,14 @@ _CHECKS: Mapping[str, Callable[[ObjectStore, VerifyPlan, int], TaskFindings]] = 
 
 
 def run_check(plan: VerifyPlan, checks: tuple[tuple[str, int], ...], number: int) -> TaskFindings:
-    """One task: check `number`. Raises Unavailable and the like; damage is in the answer."""
-    what, which = checks[number]
+    """Run check `number` as one task. Damage is part of the answer; an unavailable store raises Unavailable."""
+    kind, item = checks[number]
     with closing(open_store(plan.store)) as store:
-        return _CHECKS[what](store, plan, which)
+        return _CHECKS[kind](store, plan, item)
 
 
 def _records(snapshot: TopicSnapshot, manifest: Manifest | None) -> int:
-    """Index records that the hash ranges are cut by. A directory that cannot be read is for a task to name."""
+    """Return the number of index records, by which the hash ranges are sized. A task names unreadable directories."""
     locations = [ledger.index for ledger in snapshot.ledgers]
     locations += [location for level in (manifest.index if manifest else ()) for location in level]
     records = 0

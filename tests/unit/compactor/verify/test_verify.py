@@ -18,10 +18,10 @@ from sqlalchemy import delete
 
 from compactor.engines.engine import InProcessEngine
 from compactor.run.plan import RunPolicies, Sizing
-from compactor.verify.findings import Difference, DifferenceKind, Findings
-from compactor.verify.run_history import NEVER, PublishedRun, RunHistory
+from compactor.verify.findings import DifferenceKind
+from compactor.verify.run_history import RunHistory
 from compactor.verify.verify import Report, Verifier
-from storage.errors import ObjectMissing, Unavailable
+from storage.errors import Unavailable
 from storage.ledger.key_index import IndexRecords
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.records import RunRecord
@@ -83,7 +83,7 @@ def test_what_is_not_sealed_yet_is_not_missing(bench: Workbench, compacted: bool
     produce(topic, [one(b"a", b"4")])
     report = verify(bench, topic)
     assert (report.total, report.differences) == (0, ())
-    assert any(answer.startswith("offsets from 1 on: not all is sealed") for answer in report.unchecked)
+    assert any(answer.startswith("offsets from 1 on: they are in segments") for answer in report.unchecked)
 
 
 def test_what_was_trimmed_behind_the_horizon_by_force_is_not_missing(bench: Workbench) -> None:
@@ -165,7 +165,7 @@ def test_with_an_incomplete_history_any_value_may_have_expired(bench: Workbench)
     empty = replace(forger.manifest, parts=(), index=())
     forger.publish(empty)
     (one,) = verify(bench, forger.topic).differences
-    assert "the newest message of a key at offset 1 is gone" in one.what
+    assert "the newest message of a key, at offset 1, was removed" in one.what
     forger.publish(replace(empty, dropped_to=1))
     report = verify(bench, forger.topic)
     assert report.total == 0
@@ -320,23 +320,6 @@ def test_it_writes_nothing(bench: Workbench) -> None:
 # What explains what
 
 
-def ran(horizon: int, now: int, certain: bool = True, **policies: Any) -> PublishedRun:
-    return PublishedRun(horizon, now, RunPolicies(**policies), certain)
-
-
-def test_a_run_decides_over_what_is_at_or_below_its_horizon() -> None:
-    history = RunHistory((ran(10, 1000, key_ttl_ms=100), ran(20, 2000), ran(30, 1500, key_ttl_ms=700)), True)
-    offsets = np.array([0, 10, 11, 30, 31])
-    assert history.may_expire(offsets).tolist() == [900, 900, 800, 800, NEVER]
-    assert history.must_expire(offsets).tolist() == [900, 900, 800, 800, NEVER]
-
-
-def test_runs_of_an_earlier_life_explain_but_demand_nothing() -> None:
-    history = RunHistory((ran(10, 1000, False, key_ttl_ms=1), ran(10, 2000)), True)
-    assert history.may_expire(np.array([3])).tolist() == [999]
-    assert history.must_expire(np.array([3])).tolist() == [NEVER]
-
-
 def test_a_deleted_cursor_begins_a_new_life(bench: Workbench) -> None:
     topic = two_runs(bench)
     bench.compact(topic)
@@ -355,17 +338,3 @@ def test_a_cancelled_run_does_not(bench: Workbench) -> None:
     bench.compact(topic)
     history = RunHistory.of(Forger(bench, topic).manifest, bench.metadata.runs.of_topic(topic.record.id, 10))
     assert [run.certain for run in history.runs] == [True, True]
-
-
-def test_findings_name_some_and_count_all() -> None:
-    findings = Findings(limit=2)
-    for offset in range(5):
-        findings.add(Difference(DifferenceKind.EXTRA, "here", "a row", offset))
-    other = Findings(limit=2)
-    with other.reading("there"):
-        raise ObjectMissing("it is gone", "find it")
-    other.add(findings.named[0])
-    findings.merge(other)
-    assert [finding.offset for finding in findings.named] == [0, 1, None]
-    assert findings.counts == {DifferenceKind.EXTRA: 5, DifferenceKind.DAMAGED: 1}
-    assert str(findings.named[0]) == "extra: offset 0, a row (here)"
