@@ -24,6 +24,7 @@ from api.http.access import AuthAction, Caller
 from api.http.audit import note_change
 from api.pulsar.admission import MOST_OF_CONNECTION, RoleThreads
 from api.pulsar.codec.limits import CONNECT_BYTES, OverLimit
+from api.pulsar.consumer_channel import ConnectedConsumer
 from api.pulsar.errors import Refused, failure, refusal
 from api.pulsar.frames import PADDING_BYTES, Frame, MalformedFrame, decoded, encoded
 from api.pulsar.handlers.table import HANDLERS
@@ -67,7 +68,7 @@ class Connection(asyncio.Protocol):
         self.is_writable = True
         self.is_closed = False
         self.producers: dict[int, ConnectedProducer] = {}
-        self.consumers: dict[int, Consumer] = {}
+        self.consumers: dict[int, ConnectedConsumer] = {}
         self.watchers = Watchers()
         self._creating: dict[tuple[str, int], int] = {}
         """Producers and consumers that are being made, and the requests for them."""
@@ -111,8 +112,8 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_writable = True
-        for consumer in self.consumers.values():
-            consumer.wake()
+        for connected in self.consumers.values():
+            connected.subscription.wake()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._detach()
@@ -127,13 +128,11 @@ class Connection(asyncio.Protocol):
         for waiter in self._pong_waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        for connected in list(self.producers.values()):
-            connected.topic.remove_producer(connected.producer)
-        for consumer in list(self.consumers.values()):
-            if consumer.subscription is not None:
-                consumer.leave()
-                topic = consumer.subscription.topic
-                topic.spawn(topic.remove_consumer(consumer))
+        for producer in list(self.producers.values()):
+            producer.topic.remove_producer(producer.producer)
+        for connected in list(self.consumers.values()):
+            connected.subscription.leave(connected.consumer)
+            connected.topic.spawn(connected.topic.remove_consumer(connected.subscription, connected.consumer))
         self.producers.clear()
         self.consumers.clear()
         self.watchers.clear()
@@ -211,13 +210,14 @@ class Connection(asyncio.Protocol):
         """What is being made is not to be: the client has closed it already."""
         self._creating.pop((kind, number), None)
 
-    def close_consumer(self, consumer: Consumer) -> None:
-        """Tell a consumer to come again."""
-        if self.consumers.get(consumer.options.consumer_id) is consumer:
-            del self.consumers[consumer.options.consumer_id]
-            consumer.leave()
+    def close_consumer(self, connected: ConnectedConsumer) -> None:
+        """Remove a consumer and ask its client to subscribe again."""
+        consumer_id = connected.consumer.options.consumer_id
+        if self.consumers.get(consumer_id) is connected:
+            del self.consumers[consumer_id]
+            connected.subscription.leave(connected.consumer)
             command = BaseCommand(type=BaseCommand.CLOSE_CONSUMER)
-            command.close_consumer.consumer_id, command.close_consumer.request_id = consumer.options.consumer_id, 0
+            command.close_consumer.consumer_id, command.close_consumer.request_id = consumer_id, 0
             self.send(command)
 
     def tell_active(self, consumer: Consumer, is_active: bool) -> None:

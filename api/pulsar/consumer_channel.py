@@ -1,11 +1,13 @@
-"""A connection as the consumers on it see it: what serving sends becomes commands of the protocol."""
+"""A consumer on a connection: entries that serving delivers become commands of the protocol."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from api.broker.serving.consumer import Consumer
+from api.broker.serving.consumer import Consumer, ConsumerOptions
+from api.broker.serving.subscription import SubscribeRequest, Subscription
+from api.broker.serving.topic import PersistentTopic
 from api.pulsar.errors import ack_set
 from api.pulsar.pulsar_api_pb2 import BaseCommand
 from storage.entries.rebuild import DeliverableEntry
@@ -19,13 +21,23 @@ _FIRST_FIXED = {(2, 10): 6, (2, 11): 4, (3, 0): 3, (3, 1): 3, (3, 2): 1}
 """Java clients that give back permits only for what they deliver, by release line (apache/pulsar #22091)."""
 
 
-class ConnectionChannel:
-    """The channel of a connection's consumers."""
+class ConnectedConsumer:
+    """The channel of one consumer, with the consumer, its topic and its subscription. `subscribe` it first."""
 
-    def __init__(self, connection: Connection, partition: int) -> None:
-        """`partition`: of the topic, for message ids; -1: it is none."""
+    subscription: Subscription
+
+    def __init__(
+        self, connection: Connection, topic: PersistentTopic, options: ConsumerOptions, epoch: int | None
+    ) -> None:
         self.connection = connection
-        self._partition = partition
+        self.topic = topic
+        self.consumer = Consumer(self, options, topic.clock.now_ms())
+        self.epoch = epoch
+        """Counts redeliveries that the client asked for; it drops messages of a lower epoch. None: it sends none."""
+
+    async def subscribe(self, request: SubscribeRequest) -> None:
+        """Join the subscription. Raises CompactorError."""
+        self.subscription = await self.topic.subscribe(self.consumer, request)
 
     @property
     def is_writable(self) -> bool:
@@ -39,27 +51,28 @@ class ConnectionChannel:
     def client_version(self) -> str:
         return self.connection.client_version
 
-    def deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
+    def deliver(self, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
+        options = self.consumer.options
         command = BaseCommand(type=BaseCommand.MESSAGE)
         message = command.message
-        message.consumer_id = consumer.options.consumer_id
+        message.consumer_id = options.consumer_id
         message_id = message.message_id
         message_id.ledger_id, message_id.entry_id = entry.ledger_id, entry.entry_id
-        if self._partition >= 0:
-            message_id.partition = self._partition
+        if self.topic.name.partition >= 0:
+            message_id.partition = self.topic.name.partition
         if redeliveries:
             message.redelivery_count = redeliveries
         if live.bit_count() != entry.messages:
             message.ack_set.extend(ack_set(live, entry.messages))
-        if consumer.epoch is not None and not consumer.type.is_individual:
-            message.consumer_epoch = consumer.epoch
+        if self.epoch is not None and not options.type.is_individual:
+            message.consumer_epoch = self.epoch
         self.connection.send(command, entry.data)
 
-    def disconnect(self, consumer: Consumer) -> None:
-        self.connection.close_consumer(consumer)
+    def disconnect(self) -> None:
+        self.connection.close_consumer(self)
 
-    def set_active(self, consumer: Consumer, is_active: bool) -> None:
-        self.connection.tell_active(consumer, is_active)
+    def set_active(self, is_active: bool) -> None:
+        self.connection.tell_active(self.consumer, is_active)
 
     async def is_alive(self) -> bool:
         return await self.connection.is_alive(self.connection.settings.liveness_seconds)

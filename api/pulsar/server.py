@@ -27,7 +27,6 @@ from api.broker.serving.deduplication import Deduplication
 from api.broker.serving.live_subscriptions import ServedSubscription
 from api.broker.serving.page_budget import PageBudget
 from api.broker.serving.sequence_loads import SequenceLoads
-from api.broker.serving.subscription import SubscribeRequest, Subscription
 from api.broker.serving.tail import Tail, TailBudget
 from api.broker.serving.topic import PersistentTopic, TopicSettings
 from api.broker.threads import WaitsFor
@@ -49,7 +48,7 @@ from storage.errors import CompactorError, LeaseHeld, NotFound
 from storage.log.segment import AppendResult
 from storage.metadata.policy_store import BROKER
 from storage.metadata.records import TopicRecord
-from storage.model import EARLIEST, TopicName
+from storage.model import TopicName
 from storage.options.policies import TopicPolicies
 from storage.topic import Topic
 
@@ -218,9 +217,9 @@ class PulsarServer:
         """Return a durable subscription whose state is here. Called by threads."""
         topic = self._by_id.get(record.id)
         subscription = None if topic is None or topic.is_lost else topic.subscriptions.get(name)
-        if subscription is None or not isinstance(subscription.position, Cursor):
+        if topic is None or subscription is None or not isinstance(subscription.position, Cursor):
             return None
-        return ServedSubscription(loop, subscription, subscription.position)
+        return ServedSubscription(loop, topic, subscription, subscription.position)
 
     def _truncated(self, loop: asyncio.AbstractEventLoop, record: TopicRecord) -> None:
         """Called by threads."""
@@ -405,12 +404,6 @@ class PulsarServer:
             await topic.close()
         except (CompactorError, RestException) as error:
             LOG.warning("%s is closed, but not all is written down: %s", topic.name, error)
-
-    async def ensure_subscription(self, topic: PersistentTopic, name: str) -> None:
-        """Make a durable subscription at the topic's beginning, as Pulsar does, unless it exists."""
-        if name not in topic.subscriptions:
-            request = SubscribeRequest(name, start=EARLIEST)
-            await Subscription(topic, request).open(request)
 
     async def topics_of(self, namespace: str) -> list[str]:
         """The topics of a namespace."""

@@ -1,19 +1,23 @@
-"""The connections of producers, as serving uses them. Calls return at once and never fail."""
+"""The connections of clients, as serving uses them: one channel for each producer and each consumer.
+
+Calls return at once and never fail.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from storage.entries.rebuild import DeliverableEntry
 from storage.errors import InvalidRecord
 from storage.model import MessageId
 
 
-class ProducerChannel(Protocol):
-    """The connection of one producer."""
+class Channel(Protocol):
+    """The connection of one producer or consumer."""
 
     @property
     def connection(self) -> object:
-        """The connection itself: equal for all producers and consumers of one client connection."""
+        """The connection itself: the same object for all producers and consumers on it."""
 
     @property
     def address(self) -> str:
@@ -23,6 +27,31 @@ class ProducerChannel(Protocol):
     def client_version(self) -> str:
         """The client library and its version, as the client reported it."""
 
+    def disconnect(self) -> None:
+        """Remove the producer or consumer from its connection and ask its client to connect again."""
+
+    async def is_alive(self) -> bool:
+        """Return whether the client still answers; close the connection of one that does not."""
+
+
+class ConsumerChannel(Channel, Protocol):
+    """The connection of one consumer."""
+
+    @property
+    def is_writable(self) -> bool:
+        """The client accepts more bytes now."""
+
+    def deliver(self, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
+        """Send an entry. `live`: the slots to be delivered, as bits; `redeliveries`: its earlier deliveries that the
+        client asked to repeat."""
+
+    def set_active(self, is_active: bool) -> None:
+        """Report to a failover consumer whether it is the active one."""
+
+
+class ProducerChannel(Channel, Protocol):
+    """The connection of one producer."""
+
     def queued(self, entries: int, size: int) -> None:
         """Note a change of the number and the bytes of the producer's entries that wait to be appended."""
 
@@ -31,9 +60,3 @@ class ProducerChannel(Protocol):
 
     def send_error(self, sequence_id: int, error: InvalidRecord) -> None:
         """Report an entry that can never be appended."""
-
-    def disconnect(self) -> None:
-        """Remove the producer from its connection and ask its client to connect again."""
-
-    async def is_alive(self) -> bool:
-        """Return whether the client still answers; close the connection of one that does not."""

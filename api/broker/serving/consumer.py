@@ -12,14 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
 
+from api.broker.serving.channel import ConsumerChannel
 from api.broker.serving.pending_acks import EntryKey, PendingAck
 from api.broker.serving.rates import Rate
 from storage.entries.rebuild import DeliverableEntry
-
-if TYPE_CHECKING:
-    from api.broker.serving.subscription import Subscription
 
 
 class SubscriptionType(IntEnum):
@@ -34,34 +31,6 @@ class SubscriptionType(IntEnum):
     def is_individual(self) -> bool:
         """Whether several consumers receive messages, and acknowledge one by one."""
         return self in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
-
-
-class ConsumerChannel(Protocol):
-    """The connection of a consumer, as serving needs it. Calls return at once and never fail."""
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether the client takes more bytes now."""
-
-    @property
-    def address(self) -> str:
-        """The client's host and port."""
-
-    @property
-    def client_version(self) -> str:
-        """The client library and its version, as the client reported it."""
-
-    def deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
-        """Send an entry, of which the slots `live` are to be delivered."""
-
-    def disconnect(self, consumer: Consumer) -> None:
-        """Remove a consumer and tell its client to subscribe again."""
-
-    def set_active(self, consumer: Consumer, is_active: bool) -> None:
-        """Tell a failover consumer whether it receives messages."""
-
-    async def is_alive(self) -> bool:
-        """Return whether the client still answers; close the connection of one that does not."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +53,6 @@ class Consumer:
     def __init__(self, channel: ConsumerChannel, options: ConsumerOptions, now_ms: int) -> None:
         self.channel = channel
         self.options = options
-        self.epoch: int | None = None
-        """Counts redeliveries that the client asked for; it drops messages of a lower epoch. None: it sends none."""
-        self.subscription: Subscription | None = None
         self.permits = 0
         self.unacked = 0
         self.pending: dict[EntryKey, PendingAck] = {}
@@ -108,20 +74,9 @@ class Consumer:
         return self.options.type
 
     def flow(self, permits: int, now_ms: int) -> None:
-        """Take that many more messages."""
+        """Permit that many more messages."""
         self.permits += permits
         self.last_flow_at = now_ms
-        self.wake()
-
-    def wake(self) -> None:
-        """Let the dispatcher look for messages for this consumer."""
-        if self.subscription is not None and self.subscription.dispatcher is not None:
-            self.subscription.dispatcher.wake()
-
-    def leave(self) -> None:
-        """Receive nothing more: unacknowledged messages are delivered to other consumers."""
-        if self.subscription is not None and self.subscription.dispatcher is not None:
-            self.subscription.dispatcher.remove(self)
 
     @property
     def takes(self) -> bool:
@@ -138,4 +93,4 @@ class Consumer:
         if pending.redeliveries:
             self.redelivered.add(count)
         self.last_consumed_at = now_ms
-        self.channel.deliver(self, entry, pending.live, pending.redeliveries)
+        self.channel.deliver(entry, pending.live, pending.redeliveries)

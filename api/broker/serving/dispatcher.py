@@ -22,7 +22,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from api.broker.serving.consumer import Consumer, SubscriptionType
 from api.broker.serving.delayed import DelayedEntries
@@ -40,14 +40,12 @@ from api.broker.serving.selection import (
     StickyRanges,
     sticky_hash,
 )
+from api.broker.serving.served_topic import ServedTopic
 from storage.entries.entry import parse
+from storage.entries.rebuild import DeliverableEntry
 from storage.errors import CompactorError, InvalidRecord, StateMayBeStale
 from storage.model import EARLIEST
 from storage.positions import StartOffset
-
-if TYPE_CHECKING:
-    from api.broker.serving.served_topic import ServedTopic
-    from storage.entries.rebuild import DeliverableEntry
 
 LOG = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
@@ -258,7 +256,7 @@ class Dispatcher:
         if self.type is SubscriptionType.FAILOVER:
             for consumer in self.consumers:
                 if active is not before or consumer is joined:
-                    consumer.channel.set_active(consumer, consumer is active)
+                    consumer.channel.set_active(consumer is active)
 
     def _give_back(self, entries: Iterable[PendingAck]) -> None:
         for pending in list(entries):

@@ -8,6 +8,7 @@ from concurrent.futures import TimeoutError as LateError
 from typing import Any, TypeVar
 
 from api.broker.serving.subscription import Subscription
+from api.broker.serving.topic import PersistentTopic
 from storage.cursor import Cursor
 from storage.errors import Unavailable
 from storage.model import LogPosition
@@ -19,8 +20,11 @@ _SECONDS = 30.0
 class ServedSubscription:
     """One durable subscription; see `LiveSubscription`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, subscription: Subscription, cursor: Cursor) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, topic: PersistentTopic, subscription: Subscription, cursor: Cursor
+    ) -> None:
         self._loop = loop
+        self._topic = topic
         self._subscription = subscription
         self.cursor = cursor
 
@@ -35,7 +39,7 @@ class ServedSubscription:
         self._call(self._subscription.reset(mark))
 
     def end(self, force: bool) -> None:
-        self._call(self._subscription.topic.end_subscription(self._subscription, force))
+        self._call(self._topic.end_subscription(self._subscription, force))
 
     async def _extend(self, end: int) -> None:
         self._subscription.extend(end)

@@ -16,14 +16,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pyroaring import BitMap
 
 from storage.model import LogPosition, MessageId
-
-if TYPE_CHECKING:
-    from api.broker.serving.consumer import Consumer
 
 EntryKey = tuple[int, int]
 """Ledger id and entry id."""
@@ -34,6 +31,13 @@ MOST_LEDGERS = 64
 MOST_LATE = 100_000
 """Entries whose acknowledgement may come late, after their consumer has left."""
 _MAX_ENTRY_ID = 1 << 32
+
+
+class Holder(Protocol):
+    """A consumer, as the entries that it has received see it."""
+
+    pending: dict[EntryKey, PendingAck]
+    unacked: int
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +51,7 @@ class PendingAck:
     messages: int
     batched: bool
     live: int
-    consumer: Consumer | None
+    consumer: Holder | None
     redeliveries: int = 0
     group: Group = None
 

@@ -13,17 +13,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from api.broker.serving.entry_pages import EntryPages
 from api.broker.serving.page_budget import READER_BYTES, entry_bytes
+from api.broker.serving.served_topic import ServedTopic
 from storage.entries.rebuild import DeliverableEntry
 from storage.model import EARLIEST
 from storage.positions import StartOffset, StartPosition
-
-if TYPE_CHECKING:
-    from api.broker.serving.served_topic import ServedTopic
-    from storage.reading.entry_reader import EntryReader
+from storage.reading.entry_reader import EntryReader
 
 
 class ReadPosition(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from api.broker.serving.cursor_writer import CursorWriter
 from api.broker.serving.page_budget import PageBudget
@@ -14,10 +14,6 @@ from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.topic import Topic
-
-if TYPE_CHECKING:
-    from api.broker.serving.consumer import Consumer
-    from api.broker.serving.subscription import Subscription
 
 
 class NewestEntries(Protocol):
@@ -59,16 +55,3 @@ class ServedTopic(Protocol):
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside; an error of it is logged."""
-
-    async def remove_subscription(self, subscription: Subscription) -> None:
-        """Close a subscription and disconnect its consumers; its cursor stays as it is."""
-
-    async def remove_consumer(self, consumer: Consumer) -> None:
-        """A consumer has left, and a reader's position with it."""
-
-    async def end_subscription(self, subscription: Subscription, force: bool) -> None:
-        """Remove a subscription whose cursor is deleted next. Raises Conflict while consumers are connected, unless
-        forced."""
-
-    async def unsubscribe(self, subscription: Subscription, force: bool) -> None:
-        """Delete a subscription and its cursor. Raises Conflict while consumers are connected, unless forced."""

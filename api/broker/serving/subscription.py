@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -88,8 +88,15 @@ class SubscribeRequest:
 class Subscription:
     """One subscription. `open` it before anything else."""
 
-    def __init__(self, topic: ServedTopic, request: SubscribeRequest) -> None:
+    def __init__(
+        self,
+        topic: ServedTopic,
+        request: SubscribeRequest,
+        on_deleted: Callable[[Subscription], Awaitable[object]],
+    ) -> None:
+        """`on_deleted` is called when the cursor turns out to be deleted by another process."""
         self.topic = topic
+        self._on_deleted = on_deleted
         self.name = request.name
         self.durable = request.durable
         self.read_compacted = request.read_compacted
@@ -225,7 +232,6 @@ class Subscription:
             )  # fmt: skip
         assert self.dispatcher is not None
         self.dispatcher.check(consumer)
-        consumer.subscription = self
 
     def use_reads_of(self, consumer: Consumer) -> None:
         self.read_compacted = consumer.options.read_compacted
@@ -233,7 +239,27 @@ class Subscription:
     def disconnect(self) -> None:
         """Tell each consumer to subscribe again."""
         for consumer in list(self.consumers):
-            consumer.channel.disconnect(consumer)
+            consumer.channel.disconnect()
+
+    def flow(self, consumer: Consumer, permits: int) -> None:
+        """Permit a consumer that many more messages."""
+        consumer.flow(permits, self.topic.clock.now_ms())
+        self.wake()
+
+    def wake(self) -> None:
+        """Deliver what can be delivered now: a consumer may accept more."""
+        if self.dispatcher is not None:
+            self.dispatcher.wake()
+
+    def leave(self, consumer: Consumer) -> None:
+        """Deliver nothing more to a consumer; other consumers receive what it has not acknowledged."""
+        if self.dispatcher is not None:
+            self.dispatcher.remove(consumer)
+
+    def redeliver(self, consumer: Consumer, keys: Sequence[EntryKey]) -> None:
+        """Deliver entries of a consumer again; without `keys`, all that it has not acknowledged."""
+        if self.dispatcher is not None:
+            self.dispatcher.redeliver(consumer, keys or None)
 
     def is_left(self, ticks: int) -> bool:
         """Count a tick. Return whether it is a reader's, and was without one for so many."""
@@ -504,7 +530,7 @@ class Subscription:
             self.topic.cursor_writer.forget(fenced)
             self._restart()
         if self.is_deleted:
-            await self.topic.remove_subscription(self)
+            await self._on_deleted(self)
         else:
             self.disconnect()
 

@@ -34,7 +34,7 @@ from storage.clock import Clock
 from storage.errors import CompactorError, Conflict, InvalidInput, NotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.model import TopicName
+from storage.model import EARLIEST, TopicName
 from storage.options.policies import HOLD
 from storage.topic import Topic
 
@@ -187,8 +187,7 @@ class PersistentTopic:
     def appended(self) -> None:
         """Entries have come, by whatever way."""
         for subscription in self.subscriptions.values():
-            if subscription.dispatcher is not None:
-                subscription.dispatcher.wake()
+            subscription.wake()
 
     # Consumers
 
@@ -211,7 +210,7 @@ class PersistentTopic:
                     is_public=True,
                 )  # fmt: skip
             if subscription is None:
-                subscription = Subscription(self, request)
+                subscription = Subscription(self, request, self.remove_subscription)
                 await subscription.open(request)
                 self.subscriptions[name] = subscription
             else:
@@ -221,12 +220,17 @@ class PersistentTopic:
         self.idle_since = None
         return subscription
 
-    async def remove_consumer(self, consumer: Consumer) -> None:
-        """A consumer has left, and a reader's position with it."""
-        subscription = consumer.subscription
-        if subscription is None or subscription.dispatcher is None:
+    async def ensure_subscription(self, name: str) -> None:
+        """Create a durable subscription at the topic's beginning, unless it exists. Raises CompactorError."""
+        if name not in self.subscriptions:
+            request = SubscribeRequest(name, start=EARLIEST)
+            await Subscription(self, request, self.remove_subscription).open(request)
+
+    async def remove_consumer(self, subscription: Subscription, consumer: Consumer) -> None:
+        """Remove a consumer. The position of a reader ends with its last consumer."""
+        if subscription.dispatcher is None:
             return
-        subscription.dispatcher.remove(consumer)
+        subscription.leave(consumer)
         if not subscription.consumers and not subscription.durable:
             await self.remove_subscription(subscription)
         elif not subscription.consumers:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.subscription import AckedEntry, SubscribeRequest, entry_of
 from api.http.access import AuthAction
-from api.pulsar.consumer_channel import ConnectionChannel, returns_dropped_slots
+from api.pulsar.consumer_channel import ConnectedConsumer, returns_dropped_slots
 from api.pulsar.errors import Refused, failure, id_data, message_id, refusal, success
 from api.pulsar.handlers.schemas import ensure_readable
 from api.pulsar.lookup import parse_name
@@ -59,29 +59,32 @@ async def _create(connection: Connection, command: CommandSubscribe, is_wanted: 
         name, command.force_topic_creation and connection.settings.auto_create, connection.audit
     )
     request = _request(command, connection.gateway.clock.now_ms())
-    consumer = _new_consumer(connection, command, name.partition)
+    epoch = command.consumer_epoch if command.HasField("consumer_epoch") else None
+    connected = ConnectedConsumer(connection, topic, _options(connection, command), epoch)
+    consumer = connected.consumer
     present = topic.subscriptions.get(request.name)
     if present is not None and consumer.type is SubscriptionType.EXCLUSIVE:
         for other in list(present.consumers):  # its client may have lost the connection without our knowing
-            if isinstance(other.channel, ConnectionChannel) and other.channel.connection is not connection:
+            if other.channel.connection is not connection:
                 await other.channel.is_alive()
-    subscription = await topic.subscribe(consumer, request)
+    await connected.subscribe(request)
+    subscription = connected.subscription
     if subscription.is_new:
         subscription.is_new = False
         connection.audit("create_subscription", topic.name, subscription.name)
     if not is_wanted():
-        await topic.remove_consumer(consumer)
+        await topic.remove_consumer(subscription, consumer)
         return
     # The answer goes first: a client takes no message of a consumer that it does not know yet.
-    connection.consumers[command.consumer_id] = consumer
+    connection.consumers[command.consumer_id] = connected
     connection.send(success(command.request_id))
     assert subscription.dispatcher is not None
     subscription.dispatcher.add(consumer)
 
 
-def _new_consumer(connection: Connection, command: CommandSubscribe, partition: int) -> Consumer:
+def _options(connection: Connection, command: CommandSubscribe) -> ConsumerOptions:
     sticky = command.key_shared_meta if command.HasField("key_shared_meta") else None
-    options = ConsumerOptions(
+    return ConsumerOptions(
         name=command.consumer_name or connection.gateway.new_consumer_name(),
         type=SubscriptionType(command.sub_type),
         consumer_id=command.consumer_id,
@@ -93,9 +96,6 @@ def _new_consumer(connection: Connection, command: CommandSubscribe, partition: 
         else None,
         returns_dropped_slots=returns_dropped_slots(connection.client_version),
     )
-    consumer = Consumer(ConnectionChannel(connection, partition), options, connection.gateway.clock.now_ms())
-    consumer.epoch = command.consumer_epoch if command.HasField("consumer_epoch") else None
-    return consumer
 
 
 def _request(command: CommandSubscribe, now_ms: int) -> SubscribeRequest:
@@ -111,17 +111,17 @@ def _request(command: CommandSubscribe, now_ms: int) -> SubscribeRequest:
 
 
 def flow(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    consumer = connection.consumers.get(command.flow.consumer_id)
-    if consumer is not None:
-        consumer.flow(command.flow.message_permits, connection.gateway.clock.now_ms())
+    connected = connection.consumers.get(command.flow.consumer_id)
+    if connected is not None:
+        connected.subscription.flow(connected.consumer, command.flow.message_permits)
 
 
 def ack(connection: Connection, command: BaseCommand, _: bytes) -> None:
     request = command.ack
-    consumer = connection.consumers.get(request.consumer_id)
-    if consumer is None or consumer.subscription is None:
+    connected = connection.consumers.get(request.consumer_id)
+    if connected is None:
         return
-    subscription = consumer.subscription
+    consumer, subscription = connected.consumer, connected.subscription
     is_cumulative = request.ack_type == CommandAck.Cumulative
     ids, unknown = request.message_id[:1] if is_cumulative else request.message_id, list[AckedEntry]()
 
@@ -149,7 +149,7 @@ def ack(connection: Connection, command: BaseCommand, _: bytes) -> None:
             try:
                 for start in range(ACKS_AT_ONCE, len(ids), ACKS_AT_ONCE):
                     await asyncio.sleep(0)
-                    if error is None and connection.consumers.get(request.consumer_id) is consumer:
+                    if error is None and connection.consumers.get(request.consumer_id) is connected:
                         error = acknowledge(ids[start : start + ACKS_AT_ONCE])
             finally:
                 connection.go_on("acknowledging")
@@ -161,7 +161,7 @@ def ack(connection: Connection, command: BaseCommand, _: bytes) -> None:
         except CompactorError as failed:
             error = refusal(failed)
             connection.gateway.log_throttle.warn(
-                f"an acknowledgement of {subscription.name} failed: {error.message}", f"ack {subscription.topic.name}"
+                f"an acknowledgement of {subscription.name} failed: {error.message}", f"ack {connected.topic.name}"
             )
         if not request.HasField("request_id"):
             return None
@@ -196,21 +196,21 @@ def _refused_ack(connection: Connection, consumer: Consumer, request: CommandAck
 
 def redeliver(connection: Connection, command: BaseCommand, _: bytes) -> None:
     request = command.redeliver_unacknowledged_messages
-    consumer = connection.consumers.get(request.consumer_id)
-    if consumer is None or consumer.subscription is None or consumer.subscription.dispatcher is None:
+    connected = connection.consumers.get(request.consumer_id)
+    if connected is None:
         return
     if request.HasField("consumer_epoch"):
-        consumer.epoch = max(request.consumer_epoch, consumer.epoch or 0)
+        connected.epoch = max(request.consumer_epoch, connected.epoch or 0)
     keys = [(item.ledger_id, item.entry_id) for item in request.message_ids]
-    consumer.subscription.dispatcher.redeliver(consumer, keys or None)
+    connected.subscription.redeliver(connected.consumer, keys)
 
 
 def unsubscribe(connection: Connection, command: BaseCommand, _: bytes) -> None:
     request = command.unsubscribe
-    consumer = _consumer(connection, request.consumer_id, request.request_id)
-    if consumer is None or consumer.subscription is None:
+    connected = _connected(connection, request.consumer_id, request.request_id)
+    if connected is None:
         return
-    subscription = consumer.subscription
+    topic, subscription = connected.topic, connected.subscription
     if len(subscription.consumers) > 1 and not request.force:
         connection.send(
             failure(
@@ -222,8 +222,8 @@ def unsubscribe(connection: Connection, command: BaseCommand, _: bytes) -> None:
 
     async def unsubscribed() -> BaseCommand:
         connection.consumers.pop(request.consumer_id, None)
-        await subscription.topic.unsubscribe(subscription, force=True)
-        connection.audit("delete_subscription", subscription.topic.name, subscription.name)
+        await topic.unsubscribe(subscription, force=True)
+        connection.audit("delete_subscription", topic.name, subscription.name)
         return success(request.request_id)
 
     connection.begin(request.request_id, unsubscribed())
@@ -231,10 +231,10 @@ def unsubscribe(connection: Connection, command: BaseCommand, _: bytes) -> None:
 
 def seek(connection: Connection, command: BaseCommand, _: bytes) -> None:
     request = command.seek
-    consumer = _consumer(connection, request.consumer_id, request.request_id)
-    if consumer is None or consumer.subscription is None:
+    connected = _connected(connection, request.consumer_id, request.request_id)
+    if connected is None:
         return
-    subscription = consumer.subscription
+    topic, subscription = connected.topic, connected.subscription
 
     async def sought() -> BaseCommand:
         if request.HasField("message_id"):
@@ -243,7 +243,7 @@ def seek(connection: Connection, command: BaseCommand, _: bytes) -> None:
         else:
             await subscription.seek(request.message_publish_time)
         if subscription.durable:
-            connection.audit("reset_cursor", subscription.topic.name, subscription.name)
+            connection.audit("reset_cursor", topic.name, subscription.name)
         return success(request.request_id)
 
     connection.begin(request.request_id, sought())
@@ -251,12 +251,12 @@ def seek(connection: Connection, command: BaseCommand, _: bytes) -> None:
 
 def close_consumer(connection: Connection, command: BaseCommand, _: bytes) -> None:
     request = command.close_consumer
-    consumer = connection.consumers.pop(request.consumer_id, None)
+    connected = connection.consumers.pop(request.consumer_id, None)
     connection.not_wanted("consumer", request.consumer_id)
 
     async def closed() -> BaseCommand:
-        if consumer is not None and consumer.subscription is not None:
-            await consumer.subscription.topic.remove_consumer(consumer)
+        if connected is not None:
+            await connected.topic.remove_consumer(connected.subscription, connected.consumer)
         return success(request.request_id)
 
     connection.begin(request.request_id, closed())
@@ -264,13 +264,12 @@ def close_consumer(connection: Connection, command: BaseCommand, _: bytes) -> No
 
 def last_message_id(connection: Connection, command: BaseCommand, _: bytes) -> None:
     request = command.get_last_message_id
-    consumer = _consumer(connection, request.consumer_id, request.request_id)
-    if consumer is None or consumer.subscription is None:
+    connected = _connected(connection, request.consumer_id, request.request_id)
+    if connected is None:
         return
-    subscription = consumer.subscription
+    topic, subscription = connected.topic, connected.subscription
 
     async def found() -> BaseCommand:
-        topic = subscription.topic
         last, before_first = await topic.store.run(_ends, topic.storage, subscription.read_compacted)
         answer = BaseCommand(type=BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE)
         response = answer.get_last_message_id_response
@@ -295,10 +294,11 @@ def consumer_stats(connection: Connection, command: BaseCommand, _: bytes) -> No
     answer = BaseCommand(type=BaseCommand.CONSUMER_STATS_RESPONSE)
     response: CommandConsumerStatsResponse = answer.consumer_stats_response
     response.request_id = request.request_id
-    consumer = connection.consumers.get(request.consumer_id)
-    if consumer is None:
+    connected = connection.consumers.get(request.consumer_id)
+    if connected is None:
         response.error_code, response.error_message = ServerError.ConsumerNotFound, "there is no such consumer"
     else:
+        consumer = connected.consumer
         response.msg_rate_out = consumer.delivered.per_second
         response.msg_throughput_out = consumer.delivered.bytes_per_second
         response.msg_rate_redeliver = consumer.redelivered.per_second
@@ -311,10 +311,10 @@ def consumer_stats(connection: Connection, command: BaseCommand, _: bytes) -> No
     connection.send(answer)
 
 
-def _consumer(connection: Connection, consumer_id: int, request_id: int) -> Consumer | None:
-    """The consumer; where there is none, the request is refused."""
-    consumer = connection.consumers.get(consumer_id)
-    if consumer is None:
+def _connected(connection: Connection, consumer_id: int, request_id: int) -> ConnectedConsumer | None:
+    """Return a consumer of the connection. Without one, refuse the request and return None."""
+    connected = connection.consumers.get(consumer_id)
+    if connected is None:
         missing = Refused(ServerError.ConsumerNotFound, f"this connection has no consumer {consumer_id}")
         connection.send(failure(request_id, missing))
-    return consumer
+    return connected

@@ -54,7 +54,7 @@ async def _created(connection: Connection, wish: CommandProducer, is_wanted: Cal
     version = await _schema_version(connection, name, wish.schema if wish.HasField("schema") else None)
     if wish.initial_subscription_name:
         await connection.allow(name, AuthAction.CONSUME)
-        await connection.gateway.ensure_subscription(topic, wish.initial_subscription_name)
+        await topic.ensure_subscription(wish.initial_subscription_name)
     name_of_producer = wish.producer_name or connection.gateway.new_producer_name()
     connected = ConnectedProducer(connection, topic, wish, name_of_producer)
     producer = connected.producer

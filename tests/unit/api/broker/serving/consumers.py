@@ -21,14 +21,18 @@ class NotingChannel:
     address: str = "127.0.0.1:1"
     client_version: str = "test"
 
-    def deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
+    @property
+    def connection(self) -> object:
+        return self
+
+    def deliver(self, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
         self.received.append(entry.entry_id)
         self.redeliveries[entry.entry_id] = redeliveries
 
-    def set_active(self, consumer: Consumer, is_active: bool) -> None:
+    def set_active(self, is_active: bool) -> None:
         self.active.append(is_active)
 
-    def disconnect(self, consumer: Consumer) -> None:
+    def disconnect(self) -> None:
         self.is_closed = True
 
     async def is_alive(self) -> bool:

@@ -140,13 +140,13 @@ def test_delayed_entries_are_delivered_when_they_are_due(
             again = await Reader(served, "a", type_).join()
             assert again.got == []
             bench.clock.advance(3_000)
-            again.consumer.wake()
+            again.subscription.wake()
             await quiet()
             assert again.got == [1]
             await again.give_back(1)
             assert (again.got, again.channel.redeliveries) == ([1, 1], {1: 1})
             bench.clock.advance(6_000)
-            again.consumer.wake()
+            again.subscription.wake()
             await quiet()
             assert again.got == [1, 1, 0]
 
@@ -273,8 +273,7 @@ def test_the_acknowledgements_of_a_reader_count(bench: Workbench, topic: Topic, 
         async with opened(bench, topic, ["k"] * 5) as served:
             reader = await Reader(served, "a", type_, durable=False).join()
             await reader.acknowledge(0, 1, 3)
-            assert reader.subscription.dispatcher is not None
-            reader.subscription.dispatcher.redeliver(reader.consumer, None)
+            reader.subscription.redeliver(reader.consumer, [])
             await quiet()
             assert reader.got[5:] == [2, 4]
 

@@ -44,15 +44,19 @@ class NotingChannel:
         self.active: list[bool] = []
         self.is_closed = False
 
-    def deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
+    @property
+    def connection(self) -> object:
+        return self
+
+    def deliver(self, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
         self.got.append(entry.entry_id)
         self.offsets.append(entry.offset)
         self.redeliveries[entry.entry_id] = redeliveries
 
-    def set_active(self, consumer: Consumer, is_active: bool) -> None:
+    def set_active(self, is_active: bool) -> None:
         self.active.append(is_active)
 
-    def disconnect(self, consumer: Consumer) -> None:
+    def disconnect(self) -> None:
         self.is_closed = True
 
     async def is_alive(self) -> bool:
@@ -61,6 +65,8 @@ class NotingChannel:
 
 class Reader:
     """A consumer, and what it got."""
+
+    subscription: Subscription
 
     def __init__(
         self,
@@ -79,18 +85,18 @@ class Reader:
 
     async def join(self, permits: int = ALL) -> Reader:
         self.consumer.permits = permits
-        subscription = await self._topic.subscribe(self.consumer, self.request)
-        assert subscription.dispatcher is not None
-        subscription.dispatcher.add(self.consumer)
+        self.subscription = await self._topic.subscribe(self.consumer, self.request)
+        assert self.subscription.dispatcher is not None
+        self.subscription.dispatcher.add(self.consumer)
         await quiet()
         return self
 
     async def leave(self) -> None:
-        await self._topic.remove_consumer(self.consumer)
+        await self._topic.remove_consumer(self.subscription, self.consumer)
         await quiet()
 
     async def flow(self, permits: int) -> None:
-        self.consumer.flow(permits, 0)
+        self.subscription.flow(self.consumer, permits)
         await quiet()
 
     async def acknowledge(self, *entry_ids: int) -> None:
@@ -101,14 +107,8 @@ class Reader:
 
     async def give_back(self, *entry_ids: int) -> None:
         """Negative acknowledgements."""
-        assert self.subscription.dispatcher is not None
-        self.subscription.dispatcher.redeliver(self.consumer, [(self.ledger_id, item) for item in entry_ids])
+        self.subscription.redeliver(self.consumer, [(self.ledger_id, item) for item in entry_ids])
         await quiet()
-
-    @property
-    def subscription(self) -> Subscription:
-        assert self.consumer.subscription is not None
-        return self.consumer.subscription
 
     @property
     def ledger_id(self) -> int:
@@ -229,7 +229,9 @@ def test_the_first_consumer_that_comes_back_receives_what_others_left(
         async with opened(bench, topic, ["k"] * 4) as served:
             reader = await Reader(served, "a", SHARED).join()
             assert reader.got == [0, 1, 2]
-            reader.consumer.leave()  # its connection ends, and another one subscribes before the topic notices
+            reader.subscription.leave(
+                reader.consumer
+            )  # its connection ends, and another one subscribes before the topic notices
             again = await Reader(served, "b", SHARED).join()
             assert again.got == [0, 1, 2]
             await again.acknowledge(0, 1, 2)

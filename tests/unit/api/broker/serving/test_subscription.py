@@ -37,7 +37,7 @@ def test_a_late_acknowledgement_of_slots_names_their_offsets(
 ) -> None:
     async def main() -> None:
         async with opened(bench, topic, ["k"]) as served:
-            subscription = Subscription(served, SubscribeRequest("s", start=EARLIEST))
+            subscription = Subscription(served, SubscribeRequest("s", start=EARLIEST), served.remove_subscription)
             monkeypatch.setattr(subscription, "_positions_of", lambda _: slots_of(5))
             acked = subscription._messages_of(AckedEntry(1, 0, -1, words(0b01001)), cumulative)
             assert acked == (8, 0b1011, slots_of(5)[4][1])
@@ -57,7 +57,7 @@ def test_a_late_acknowledgement_of_a_large_batch_is_looked_up_by_a_thread(
     async def main() -> None:
         async with opened(bench, topic, ["k"]) as served:
             request = SubscribeRequest("s", start=EARLIEST)
-            subscription = Subscription(served, request)
+            subscription = Subscription(served, request, served.remove_subscription)
             await subscription.open(request)
             monkeypatch.setattr(subscription, "_positions_of", lambda _: slots_of(1 << 18))
             every_other = AckedEntry(1, 0, -1, words(int("10" * (1 << 17), 2)))
@@ -77,7 +77,7 @@ def test_a_reader_that_connects_again_still_does_so_after_its_read_could_not_be_
     async def main() -> None:
         async with opened(bench, topic, ["k"]) as served:
             request = SubscribeRequest("r", False, True, StartOffset(0), resumes=True)
-            subscription = Subscription(served, request)
+            subscription = Subscription(served, request, served.remove_subscription)
             seen: list[bool] = []
 
             def entry_reader(_start: StartPosition, _compacted: bool, resumes: bool) -> EntryReader:

@@ -68,9 +68,6 @@ class Client(asyncio.Transport):
             drop=lambda _: None,
             publishing=lambda _, size: False,
             topic=self._topic_of(topic),
-            ensure_subscription=lambda topic, name: PulsarServer.ensure_subscription(
-                cast(PulsarServer, None), topic, name
-            ),
         )
         self.connection = Connection(cast(PulsarServer, gateway))
         self.connection.connection_made(self)
