@@ -54,7 +54,7 @@ soak: dev-environment ## simulated lives, random histories, services under fault
 # In this order: each lock takes the pins of the one before, so that all three can stand in one environment.
 lock: dev-environment ## write requirements/*.lock again from pyproject.toml, keeping the pins that still fit
 	@$(LOCK) --group build --output-file requirements/build.lock
-	@$(LOCK) pyproject.toml --extra postgres --group build --constraints requirements/build.lock \
+	@$(LOCK) pyproject.toml --extra java --extra postgres --group build --constraints requirements/build.lock \
 		--output-file requirements/runtime.lock
 	@$(LOCK) pyproject.toml --all-extras --group build --group lock --constraints requirements/runtime.lock \
 		--output-file requirements/dev.lock
@@ -64,7 +64,7 @@ upgrade: dev-environment ## the same, with every pin at its newest version
 	@$(MAKE) lock
 
 clean: ## remove the environment and every cache; topics and ledgers in .compactor stay
-	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache ./*.egg-info
+	rm -rf .venv .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache ./*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 runtime-environment: ## install what is needed to run it

@@ -1,1 +1,4 @@
-"""The interfaces (REST, CLI): the only place that wires the parts together."""
+"""The interfaces (REST, Pulsar's protocol, dashboard, command lines): the only place that wires the parts together."""
+
+DISTRIBUTION = "ledger-compactor"
+"""The name under which pip knows this project; its installed metadata has the version."""

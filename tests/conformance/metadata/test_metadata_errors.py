@@ -104,7 +104,7 @@ def test_a_missing_driver_is_misconfigured(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "psycopg", None)
     error = raised(Misconfigured, lambda: Database(f"postgresql://me:{'x' * 20}@host/db"))
     assert "psycopg" in error.message
-    assert error.remedy == "pip install 'compactor[postgres]'"
+    assert error.remedy == "pip install 'ledger-compactor[postgres]'"
     assert "xxx" not in str(error)
 
 

