@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -99,6 +100,30 @@ def test_the_makefile_tells_every_target() -> None:
     for target in set(phony.split()) - {"runtime-environment", "dev-environment"}:
         assert re.search(rf"^{re.escape(target)} +\w", message, re.MULTILINE), f"make help does not tell {target}"
     assert set(re.findall(r"^([a-z][a-z-]*):", text, re.MULTILINE)) == set(phony.split())
+
+
+def test_the_version_has_a_dated_section_of_the_changelog() -> None:
+    version = pyproject()["project"]["version"]
+    sections = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sections[0] == "[Unreleased]"
+    assert re.fullmatch(rf"\[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d", sections[1])
+    chart = yaml.safe_load((ROOT / "deploy" / "helm" / "compactor" / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+
+
+def test_the_workflow_runs_what_every_machine_runs() -> None:
+    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    assert {step["uses"].split("@")[0] for step in job["steps"] if "uses" in step} == {
+        "actions/checkout",
+        "actions/setup-python",
+    }
+
+
+def test_the_files_that_contributing_names_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:api|compactor|storage|tests|docs|deploy)/[\w./-]+)`", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize(
