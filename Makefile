@@ -25,11 +25,13 @@ test: check ## check, then the tests: the fast tier, or everything with CI=true 
 		*) tier='not slow and not soak'; slowest= ;; \
 	esac; exec $(BIN)/python -m pytest -m "$$tier" -n 2 --dist worksteal $$slowest $(ARGS)
 
-check: dev-environment ## lint, format, types and the rules between packages
+check: dev-environment ## lint, format, types, the rules between packages, and the English
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/prose.py
+	@$(BIN)/python tools/commit_subjects.py
 
 docs: dev-environment ## make the documentation's site, in .cache/site, without a network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir .cache/site
