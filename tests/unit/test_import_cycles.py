@@ -9,14 +9,8 @@ from collections.abc import Iterator
 
 import grimp
 
-PULSAR = """connection consumer_channel consumer_commands gateway handlers lookup_commands producer_commands producers
-schema_commands stats topics"""
-SERVING = "consumer dispatcher draining pending_acks read_ahead redelivery selection served_topic subscription"
-KNOWN = (
-    {f"api.pulsar.{module}" for module in PULSAR.split()},
-    {f"api.broker.serving.{module}" for module in SERVING.split()},
-)
-"""Cycles that may shrink, and leave this list."""
+KNOWN = ("api.broker.serving.", "api.pulsar.")
+"""Packages that still have such cycles: a list that only shrinks."""
 
 
 def cycles(graph: grimp.ImportGraph) -> Iterator[frozenset[str]]:
@@ -40,6 +34,7 @@ def test_a_cycle_is_recognised() -> None:
 
 def test_no_cycle_has_more_than_two_files() -> None:
     graph = grimp.build_graph("api", "compactor", "storage", cache_dir=None)
-    larger = [cycle for cycle in cycles(graph) if len(cycle) > 2]
-    assert [sorted(cycle) for cycle in larger if not any(cycle <= known for known in KNOWN)] == []
-    assert [sorted(known) for known in KNOWN if not any(cycle <= known for cycle in larger)] == []
+    larger = [sorted(cycle) for cycle in cycles(graph) if len(cycle) > 2]
+    within = {cycle[0]: [known for known in KNOWN if all(m.startswith(known) for m in cycle)] for cycle in larger}
+    assert [cycle for cycle in larger if not within[cycle[0]]] == []
+    assert {known for packages in within.values() for known in packages} == set(KNOWN), "shorten KNOWN"
