@@ -1,20 +1,20 @@
-"""Where a read begins, and where it continues, as values: what callers of `storage` give and get.
+"""Positions as values: the start of a read, and the state at which it continues.
 
 A read begins at a start position: `EARLIEST`, `LATEST` or another message id, an offset (`StartOffset`), or a publish
-time (`StartTime`): at that message, or at the next one that still exists. Where that is before the topic's first
+time (`StartTime`): at that message, or at the next one that still exists. If the position is before the topic's first
 message, a raw read does as `OffsetReset` says (L3).
 
-A continuation token is where the next page begins. Of a compacted read that has delivered something it also names the
-compacted ledger that the read is in, so that the next page, in any process, keeps R7
-(storage/reading/compacted_reader.py). As text:
+A continuation token is the start of the next page. Of a compacted read that has delivered messages it also names the
+compacted ledger of the read, so that the next page, in any process, keeps R7 (storage/reading/compacted_reader.py). As
+text:
 
     17              from offset 17 on. Any start (`earliest`, a message id, `@` and a time) is a token, too
     17~5h103        the read is in compacted ledger 5, and complete up to offset 103; `e`: 5 is in event-time order
     17~5r, 17~r     the read has left compacted ledger 5, or was in none, and continues raw
     17.29, 17.29~r  a chunked message that began at 17 was not complete; messages up to 29 were delivered already
 
-A read that has delivered nothing holds no state that could be stale: its token is its start. Must not know: how other
-starts are written; each door parses its own (`from_token`).
+A read that has delivered nothing holds no state that could be stale: its token is its start. Must not know: other texts
+of starts; each door parses its own (`from_token`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _TOKEN = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?(?:~(\d{0,18})(?:h(\d{1,18}))?(
 
 @dataclass(frozen=True)
 class StartOffset:
-    """Begin at an offset, or at the next message that is left."""
+    """A start at an offset, or at the next message that still exists."""
 
     offset: int
 
 
 @dataclass(frozen=True)
 class StartTime:
-    """Begin at the first message that was published then or later; milliseconds since the Unix epoch."""
+    """A start at the first message that was published at a time or later, in milliseconds since the Unix epoch."""
 
     publish_time: int
 
@@ -47,7 +47,7 @@ StartPosition = MessageId | StartOffset | StartTime
 
 
 class OffsetReset(StrEnum):
-    """What a read does whose start is before the topic's first message."""
+    """The behaviour of a read whose start is before the topic's first message."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -56,11 +56,11 @@ class OffsetReset(StrEnum):
 
 @dataclass(frozen=True)
 class CompactedProgress:
-    """What a compacted read must remember of what it has delivered (R7).
+    """The knowledge of a compacted read about the messages that it has delivered (R7).
 
-    `ledger_id`: the compacted ledger that it was in last; None: it was in none. `by_event`: whether that one is in
-    event-time order. `is_raw`: the read has left it. `complete_to`: of each key that was delivered, the newest message
-    up to this offset was delivered; None: up to the last offset that was delivered.
+    `ledger_id`: the last compacted ledger of the read; None: it has read none. `by_event`: that ledger is in event-time
+    order. `is_raw`: the read has left it. `complete_to`: of each delivered key, the newest message up to this offset
+    was delivered; None: up to the last delivered offset.
     """
 
     ledger_id: int | None = None
@@ -71,7 +71,7 @@ class CompactedProgress:
 
 @dataclass(frozen=True)
 class ContinuationToken:
-    """Where a read continues: at `start`. Messages up to the offset `delivered` are not delivered again.
+    """The state of a read, which continues at `start`. Messages up to the offset `delivered` are not delivered again.
 
     `compacted` None: a raw read, or a read that has delivered nothing.
     """
@@ -82,7 +82,7 @@ class ContinuationToken:
 
     @classmethod
     def from_token(cls, token: str, parse_start: Callable[[str], StartPosition]) -> ContinuationToken:
-        """The inverse of `to_token`; what is no token of a page before is left to `parse_start`."""
+        """Parse a token, the inverse of `to_token`; `parse_start` parses any text that is no token of a page."""
         match = _TOKEN.fullmatch(token)
         if match is None:
             return cls(parse_start(token))
@@ -98,7 +98,7 @@ class ContinuationToken:
         return cls(StartOffset(int(start)), -1 if delivered is None else int(delivered), compacted)
 
     def to_token(self) -> str:
-        """The state as text: letters, digits and `.:-~@`."""
+        """Return the state as text: letters, digits and `.:-~@`."""
         text = _start_text(self.start) + (f".{self.delivered}" if self.delivered >= 0 else "")
         if self.compacted is None:
             return text

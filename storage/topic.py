@@ -42,7 +42,7 @@ from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, ret
 
 
 class Topic:
-    """One topic. Cheap to make; holds no connection of its own."""
+    """A topic. Cheap to create; it holds no connection."""
 
     def __init__(self, environment: Environment, record: TopicRecord, hasher: KeyHasher | None = None) -> None:
         self._environment = environment
@@ -62,9 +62,9 @@ class Topic:
         wait_ms: int = DEFAULT_WAIT_MS,
         on_held: OnHeld = lambda _: None,
     ) -> BulkAppend:
-        """A writer of sealed ledgers; each of its `append` calls is all or nothing.
+        """Return a writer of sealed ledgers; each of its `append` calls is all or nothing.
 
-        `on_held`: called with the owner that is waited for.
+        `on_held`: called with the owner of the lease while the writer waits for it.
         """
         return BulkAppend(
             self._environment, self.record, self._hasher, owner_name(), ledger_bytes, workers, wait_ms, on_held
@@ -77,19 +77,19 @@ class Topic:
         renewer: LeaseRenewer | None = None,
         on_held: OnHeld = lambda _: None,
     ) -> TopicLog:
-        """The writer of the active segment; a context manager, inside which this process may append.
+        """Return the writer of the active segment: a context manager, inside which this process may append.
 
-        `on_rolled` is called when a segment waits to be sealed. `renewer`: of a process that has many open at once;
-        `on_held`: called with the owner that is waited for.
+        `on_rolled`: called when a segment waits to be sealed. `renewer`: of a process that has many logs open at once.
+        `on_held`: called with the owner of the lease while the writer waits for it.
         """
         return TopicLog(self._environment, self.record, owner_name(), wait_ms, on_rolled, renewer, on_held)
 
     def log_manager(self) -> LogManager:
-        """What rolls and seals this topic's segments."""
+        """Return the log manager, which rolls and seals this topic's segments."""
         return LogManager(self._environment)
 
     def snapshot(self) -> TopicSnapshot:
-        """The topic as it is now, in one transaction."""
+        """Return the topic as it is now, read in one transaction."""
         return self._environment.metadata.snapshot(self.record.id)
 
     def read(
@@ -100,13 +100,13 @@ class Topic:
         max_bytes: int | None = None,
         reset: OffsetReset = OffsetReset.EARLIEST,
     ) -> Generator[pa.RecordBatch, None, None]:
-        """Messages from `start` on, as record batches of `storage.ledger.rows.SCHEMA`, up to the topic's end of now.
+        """Yield messages from `start` on, as record batches of `storage.ledger.rows.SCHEMA`, up to the topic's present
+        end.
 
-        `LATEST` gives none: only messages after this call would count. Limits: R10, where a chunk counts as a message.
-        `reset`: what a raw read does whose
-        start was trimmed (L3). With the flag the read begins, and pins its generation, when the first batch is asked
-        for; the pin is released when the compacted part ends or the iterator is closed. Raises DataLoss (R8),
-        StateMayBeStale (R7), OffsetOutOfRange.
+        `LATEST` yields none: only messages appended after this call would count. A chunk counts as a message of the
+        limits (R10). `reset`: the behaviour of a raw read whose start was trimmed (L3). With the flag the read begins,
+        and pins its generation, when the first batch is requested; the pin is released when the compacted part ends or
+        the iterator is closed. Raises DataLoss (R8), StateMayBeStale (R7), OffsetOutOfRange.
         """
         limits = ReadLimits(max_messages, max_bytes)
         if read_compacted:
@@ -119,7 +119,8 @@ class Topic:
         read_compacted: bool = False,
         reset: OffsetReset = OffsetReset.EARLIEST,
     ) -> PageReader:
-        """A reader that continues as messages come, page by page, from a start or from where another page ended."""
+        """Return a reader that continues page by page as messages arrive, from a start or from the end of
+        another page."""
         state = start if isinstance(start, ContinuationToken) else ContinuationToken(start)
         source = self._compacted_source(state, reset) if read_compacted else self._raw_source(state.start, reset)
         return PageReader(self._environment.clock, source, state, self.name.partition)
@@ -127,11 +128,10 @@ class Topic:
     def entry_reader(
         self, start: StartPosition = EARLIEST, read_compacted: bool = False, resumes: bool = False
     ) -> EntryReader:
-        """Return a reader of entries, as Pulsar's consumers take them, that continues as they come.
+        """Return a reader of entries, as Pulsar's consumers receive them, that continues as they arrive.
 
-        `resumes`: of a compacted read, what is before `start` may have been delivered already (R7). Where a compaction
-        has dropped deletes after that, the read is raw, which still has them; where raw has not, it raises
-        StateMayBeStale.
+        `resumes`: of a compacted read, messages before `start` may have been delivered already (R7). If a compaction
+        has dropped deletions after them, the read is raw if raw still has them; otherwise it raises StateMayBeStale.
         """
         entries = SegmentEntryReader(self._environment.log)
         state = self._resumed(start) if read_compacted and resumes else ContinuationToken(start)
@@ -144,7 +144,8 @@ class Topic:
         return EntryReader(open_source, state, entries)
 
     def _resumed(self, start: StartPosition) -> ContinuationToken:
-        """Return the state of a compacted read that has delivered what is before `start`. Raises StateMayBeStale."""
+        """Return the state of a compacted read that has delivered the messages before `start`. Raises
+        StateMayBeStale."""
         reader = self.snapshot_reader()
         compacted = reader.snapshot.compacted
         if compacted is None or isinstance(start, StartTime) or start in (EARLIEST, LATEST):
@@ -154,7 +155,7 @@ class Topic:
             return ContinuationToken(start)
         try:
             manifest = reader.manifest(compacted)
-        except ObjectMissing:  # a newer one serves already: the read itself finds out
+        except ObjectMissing:  # a newer one serves already: the read itself discovers that
             return ContinuationToken(start)
         if manifest.dropped_to < (0 if first is None else first):
             return ContinuationToken(start)
@@ -202,21 +203,21 @@ class Topic:
         )
 
     def _retention_filter(self, snapshot: TopicSnapshot) -> RetentionFilter | None:
-        """What of the compacted ledger may be seen now; policies are asked only if there is one."""
+        """Return the filter of the compacted ledger for now; policies are read only if there is a compacted ledger."""
         if snapshot.compacted is None:
             return None
         return retention_filter(self._environment.metadata, snapshot.topic, self._environment.clock.now_ms())
 
     def snapshot_reader(self) -> SnapshotReader:
-        """A reader of the topic as it is now."""
+        """Return a reader of the topic as it is now."""
         snapshot = self.snapshot()
         return SnapshotReader(self._environment.store, snapshot, self._unsealed, self._retention_filter(snapshot))
 
     def newest(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
-        """The newest message of one key, compacted part and tail together, which may be a tombstone (T4).
+        """Return the newest message of one key, compacted part and tail together, which may be a tombstone (T4).
 
-        None: the key never had one, or compaction has removed it. A value that has outlived its time to live but is
-        not removed yet is one. `sealed_only`: of what is sealed; what a segment holds is left out. Raises DataLoss
+        None: the topic has no message of the key, or compaction has removed it. A value that has outlived its time to
+        live but is not removed yet is returned. `sealed_only`: leave out messages that are not sealed. Raises DataLoss
         (R8), SegmentNotLocal.
         """
         take_snapshot = self._sealed if sealed_only else self.snapshot
@@ -227,9 +228,10 @@ class Topic:
         return replace(self.snapshot(), segments=())
 
     def get(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
-        """The newest value of one key; None: it has none, or it was deleted. Options and errors as of `newest`."""
-        found = self.newest(key, sealed_only=sealed_only)
-        return None if found is None or found.is_tombstone else found
+        """Return the newest value of one key; None: it has none, or it was deleted. Options and errors as of
+        `newest`."""
+        message = self.newest(key, sealed_only=sealed_only)
+        return None if message is None or message.is_tombstone else message
 
     def messages(
         self,
@@ -238,7 +240,7 @@ class Topic:
         max_messages: int | None = None,
         reset: OffsetReset = OffsetReset.EARLIEST,
     ) -> Iterator[Message]:
-        """As `read`, a message at a time; a chunked one is one (P10), and counts as one."""
+        """Yield messages as `read` does, one at a time; a chunked message counts as one (P10)."""
         return self._messages(self.read(start, read_compacted, reset=reset), max_messages)
 
     def _messages(self, batches: Generator[pa.RecordBatch, None, None], limit: int | None) -> Iterator[Message]:
@@ -246,7 +248,7 @@ class Topic:
             yield from islice(messages(batches, self.name.partition), limit)
 
     def last_message_id(self, read_compacted: bool = False) -> MessageId:
-        """The id of the last message that such a reader gets; EARLIEST (-1:-1) if none (R6)."""
+        """Return the id of the last message that such a reader gets; EARLIEST (-1:-1) if none (R6)."""
         while True:
             reader = self.snapshot_reader()
             try:

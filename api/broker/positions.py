@@ -1,8 +1,8 @@
-"""Positions in a topic: what doors name, and the mark-delete position of a cursor that begins there.
+"""Positions in a topic as doors name them, and the mark-delete position of a cursor that begins there.
 
 A door parses its own texts and bodies into a position. A read begins at a start position (storage/positions.py):
 earliest, latest, a message id, an offset, or a publish time. A cursor is moved to the first message that it shall
-deliver; also to the one after a message (`After`). What is kept is the message before that, as mark-delete.
+deliver; also to the one after a message (`After`). Its mark-delete position is the message before that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def mark_delete_before(topic: Topic, position: CursorPosition) -> LogPosition | 
     of `position` is trimmed.
 
     If that message is gone, or a slot without a message, its id is the one right before the next message's. Raises
-    InvalidInput for an offset behind the end, SegmentNotLocal.
+    InvalidInput for an offset after the end, SegmentNotLocal.
     """
     if isinstance(position, After):
         first = topic.first_at(position.message_id)
@@ -47,7 +47,7 @@ def mark_delete_before(topic: Topic, position: CursorPosition) -> LogPosition | 
         position, reader = StartOffset(first.offset), topic.snapshot_reader()
     if isinstance(position, StartOffset) and reader.is_after_end(position):
         raise InvalidInput(
-            f"the offset {position.offset} of {topic.name} is behind its end, which is {reader.end}", "use latest"
+            f"the offset {position.offset} of {topic.name} is after its end, which is {reader.end}", "use latest"
         )
     if position == EARLIEST or reader.is_below(seek_position_of(position)):
         return None
@@ -78,7 +78,7 @@ def check_start(topic: Topic, start: StartPosition) -> None:
     if is_after_end(topic, start):
         what = f"the offset {start.offset}" if isinstance(start, StartOffset) else f"the message {start}"
         raise OffsetOutOfRange(
-            f"{what} is behind the end of {topic.name}, which is at offset {topic.snapshot_reader().end}",
+            f"{what} is after the end of {topic.name}, which is at offset {topic.snapshot_reader().end}",
             "read from a place that is there, from earliest or from latest",
         )
 

@@ -22,7 +22,7 @@ from storage.positions import StartOffset, StartPosition
 class SeekPosition(Protocol):
     """The first message that a read gives, whether it still exists or not."""
 
-    def is_behind(self, last: LogPosition) -> bool:
+    def is_after(self, last: LogPosition) -> bool:
         """Whether `last`, and all before it, is not to be read."""
 
     def skips(self, reader: RowsReader, number: int) -> bool:
@@ -41,7 +41,7 @@ class OffsetBound:
     def __str__(self) -> str:
         return f"offset {self.offset}"
 
-    def is_behind(self, last: LogPosition) -> bool:
+    def is_after(self, last: LogPosition) -> bool:
         return last.offset < self.offset
 
     def skips(self, reader: RowsReader, number: int) -> bool:
@@ -64,7 +64,7 @@ class IdBound:
     def __str__(self) -> str:
         return f"the message {self.message_id}"
 
-    def is_behind(self, last: LogPosition) -> bool:
+    def is_after(self, last: LogPosition) -> bool:
         return last.message_id < self.message_id
 
     def skips(self, reader: RowsReader, number: int) -> bool:
@@ -97,7 +97,7 @@ class TimeBound:
 
     publish_time: int
 
-    def is_behind(self, last: LogPosition) -> bool:
+    def is_after(self, last: LogPosition) -> bool:
         return False
 
     def skips(self, reader: RowsReader, number: int) -> bool:

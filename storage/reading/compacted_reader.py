@@ -1,26 +1,25 @@
-"""Reading the compacted ledger under a pin, and going on where it is gone (R7, R8).
+"""Reads of the compacted ledger under a pin, which continue after the ledger was collected (R7, R8).
 
 A pin keeps every object of the compacted ledger that is read. It has a TTL, which is renewed between two tables. A
-reader that pauses for longer, or whose state travelled as a token, pins the same compacted ledger again: a replaced
-one stays for the grace time of garbage collection. Where it is gone, or an object of it is missing or damaged, the
-reader takes a new snapshot and continues behind the last message that it delivered:
+reader that pauses for longer, or whose state travelled as a token, pins the same compacted ledger again: a replaced one
+stays for the grace time of garbage collection. If it was collected, or an object of it is missing or damaged, the
+reader takes a new snapshot and continues after the last message that it delivered:
 
     the same compacted ledger serves       the damage is real, and the error that names it is raised (R8)
     raw still begins at or before there    the read continues raw
     a newer compacted ledger serves        the read continues in it, unless it may have missed something:
                                            StateMayBeStale
-    none stands for what raw has lost      StateMayBeStale
+    no ledger replaces what raw has lost   StateMayBeStale
 
-Behind the horizon the read is raw; where raw that it has not read is trimmed, the last two lines say what follows.
+After the horizon the read is raw; where raw messages are trimmed before they are read, the last two lines apply.
 
-Invariants: no id is delivered twice; no key's newest value is passed over; no deletion of a key that was delivered, and
-no later value of it that has expired since, is missed in silence. The manifest of a newer compacted ledger says what it
-lacks (`dropped_to`); `ContinuationToken` says what the reader knows: all that it delivered from the first compacted
-ledger is complete up to the horizon of that one, and from then on up to the last offset that it delivered. A read that
-has delivered nothing cannot be stale, and begins again with what serves.
+Invariants: no id is delivered twice; no key's newest value is passed over; no deletion of a delivered key is missed
+silently, nor a later value of it that has expired since. The manifest of a newer compacted ledger says what it lacks
+(`dropped_to`); `ContinuationToken` says what the reader knows: what it delivered is complete up to the horizon of its
+first compacted ledger, and from there on up to the last offset that it delivered. A read that has delivered nothing
+cannot be stale, and begins again with the ledger that serves.
 
-One instance is one read, which may continue as messages come. Nothing runs beside the reader; a pin that is never
-released ends by itself.
+One instance is one read, which may continue as messages arrive. It has no thread; a pin that is never released expires.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _REMEDY = "read again from earliest, into an empty state"
 
 
 class CompactedReader:
-    """One read with the flag on, from `state`, of the topic as it is when the first message is asked for."""
+    """A read with the flag on, from `state`, of the topic as it is when the first message is requested."""
 
     def __init__(
         self,
@@ -64,9 +63,9 @@ class CompactedReader:
         reset: OffsetReset = OffsetReset.EARLIEST,
         retention: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
     ) -> None:
-        """`state`: a start, or where another read was, in this process or another.
+        """Create a reader. `state`: a start, or the state of another read, in this process or another.
 
-        `retention`: what of a compacted ledger may be seen (C2).
+        `retention`: returns the filter of a compacted ledger's messages (C2).
         """
         self._environment = environment
         self._topic_id = topic_id
@@ -77,11 +76,11 @@ class CompactedReader:
         self._next: SeekPosition | None = None
         """The seek position of the next message; None until the first pinned compacted ledger resolves a time."""
         self._known_to: int | None = None
-        """Of each key that was delivered, the newest message up to this offset was delivered; None: none was."""
+        """The offset up to which the newest message of each delivered key was delivered; None: no key was delivered."""
         self._by_event: bool | None = None
-        """Whether the compacted ledger that it was in last is in event-time order; None: it was in none."""
+        """True: the last compacted ledger of the read is in event-time order; None: it has read none."""
         self._ledger_id: int | None = None
-        """The compacted ledger that it was in last: a read that comes back to it has missed nothing."""
+        """The last compacted ledger of the read: a read that returns to it has missed nothing."""
         self._raw = RawReader(environment.store, unsealed, self._take_snapshot, state.start, reset, or_compacted=True)
         self._is_raw = False
         if state.compacted is not None and isinstance(state.start, StartOffset):
@@ -96,7 +95,7 @@ class CompactedReader:
 
     @property
     def state(self) -> ContinuationToken | None:
-        """Where the read is, behind the last table that it delivered; None: it has not found its start yet."""
+        """The state after the last table that was delivered; None: the start is not resolved yet."""
         if self._next is None:
             return None
         if self._known_to is None:
@@ -106,18 +105,21 @@ class CompactedReader:
         return ContinuationToken(start_position_of(self._next), compacted=compacted)
 
     def tables(self) -> Generator[pa.Table, None, None]:
-        """All up to the topic's end of now, as tables of rows.SCHEMA, none empty; called again, what came since.
+        """Yield all messages up to the topic's present end, as tables of rows.SCHEMA, none empty.
 
-        After an error it continues where it was. Raises StateMayBeStale besides the errors of `RawReader.tables`.
+        A later call yields the messages that were appended since, and continues after an error. Raises StateMayBeStale
+        besides the errors of `RawReader.tables`.
         """
         snapshot: TopicSnapshot | None = None
         while True:
             if not self._is_raw or self._raw.is_gone:
                 snapshot = yield from self._compacted(None if self._is_raw else self._ledger_id)
                 reader = SnapshotReader(self._environment.store, snapshot, self._unsealed)
-                if self._next in (None, NOWHERE, IdBound(LATEST)):  # it has not come yet
+                if self._next in (None, NOWHERE, IdBound(LATEST)):  # no message has reached it yet
                     self._next = OffsetBound(reader.end)
-                elif self._next == IdBound(EARLIEST):  # what comes may be compacted and trimmed before it is read
+                elif self._next == IdBound(
+                    EARLIEST
+                ):  # the next messages may be compacted and trimmed before they are read
                     self._next = OffsetBound(reader.first_offset)
                 assert self._next is not None
                 self._is_raw = True
@@ -133,9 +135,9 @@ class CompactedReader:
         return self._environment.metadata.snapshot(self._topic_id)
 
     def _compacted(self, ledger_id: int | None) -> Generator[pa.Table, None, TopicSnapshot]:
-        """What is at or below the horizon; returns the snapshot in which to continue raw behind it.
+        """Yield the messages at or below the horizon; return the snapshot in which to continue raw after it.
 
-        `ledger_id`: the compacted ledger to continue in, if it is still there.
+        `ledger_id`: the compacted ledger to continue in, if it still exists.
         """
         lost: CompactorError | None = None
         lost_ledger: CompactedLedgerRecord | None = None
@@ -148,14 +150,14 @@ class CompactedReader:
                     self._next = self._first_bound(pinned.snapshot)
                 if self._next is None:
                     continue
-                is_read = compacted is None or self._next.is_behind(compacted.horizon)
+                is_read = compacted is None or self._next.is_after(compacted.horizon)
                 if compacted is not None and is_read and self._known_to is not None and not self._is_another(compacted):
-                    self._go_behind(compacted.horizon.offset)  # a page may end at its last message
-                if (is_read or self._is_another(compacted)) and self._raw_lasts(pinned.snapshot):
+                    self._pass_horizon(compacted.horizon.offset)  # a page may end at its last message
+                if (is_read or self._is_another(compacted)) and self._raw_has_next(pinned.snapshot):
                     return pinned.snapshot
                 if is_read and compacted == pinned.snapshot.compacted:
                     raise self._gap(pinned.snapshot)
-                if compacted is None or is_read:  # what follows may be in the one that serves
+                if compacted is None or is_read:  # the next messages may be in the one that serves
                     ledger_id = None
                     continue
                 try:
@@ -165,7 +167,10 @@ class CompactedReader:
                     lost, lost_ledger, ledger_id = error, compacted, None
 
     def _first_bound(self, snapshot: TopicSnapshot) -> SeekPosition | None:
-        """The seek position of the start; None: what resolves it is gone, and the topic has changed since."""
+        """Return the seek position of the start.
+
+        None: an object that resolves it is missing, and the topic has changed since the snapshot.
+        """
         reader = self._reader(snapshot)
         try:
             return reader.bound(self._start, read_compacted=True)
@@ -183,7 +188,7 @@ class CompactedReader:
             self._check_nothing_dropped(manifest, by_event)
         self._check_nothing_hidden(manifest, reader.retention)
         known_to, horizon = self._known_to, compacted.horizon.offset
-        # What was trimmed behind the horizon before the read began, no read can know.
+        # No read can know what was trimmed after the horizon before the read began.
         first_known = max(horizon, reader.first_offset - 1)
         self._by_event, self._ledger_id, self._is_raw = by_event, compacted.ledger_id, False
         for table in reader.compacted(self._next, manifest):
@@ -192,10 +197,10 @@ class CompactedReader:
             self._known_to = first_known if known_to is None else max(known_to, last)
             yield table
             pinned.renew()
-        self._go_behind(horizon)
+        self._pass_horizon(horizon)
 
-    def _go_behind(self, horizon: int) -> None:
-        """All of the compacted ledger was delivered: what comes next is behind it, and behind all that is known."""
+    def _pass_horizon(self, horizon: int) -> None:
+        """Continue after the horizon, and after all that is known: the compacted ledger is read to its end."""
         if self._known_to is None:
             self._next = OffsetBound(horizon + 1)
         else:
@@ -203,42 +208,45 @@ class CompactedReader:
             self._next = OffsetBound(max(_offset_of(self._next), self._known_to + 1))
 
     def _is_another(self, compacted: CompactedLedgerRecord | None) -> bool:
-        """Whether something was delivered, and not by reading on to here in this compacted ledger."""
+        """Return whether messages were delivered, and the read was not in this compacted ledger when it delivered the
+        last."""
         same = compacted is not None and compacted.ledger_id == self._ledger_id and not self._is_raw
         return self._known_to is not None and not same
 
     def _check_nothing_dropped(self, manifest: Manifest, by_event: bool) -> None:
-        """Raises StateMayBeStale where the newest message of a key that was delivered may have left."""
+        """Raise StateMayBeStale if the newest message of a delivered key may be missing from a compacted ledger."""
         assert self._known_to is not None
-        gone = f"what a reader of {manifest.topic} read up to offset {self._known_to} is gone, and generation"
+        loss = f"what a reader of {manifest.topic} read up to offset {self._known_to} is gone, and generation"
         if manifest.dropped_to > self._known_to:
             raise StateMayBeStale(
-                f"{gone} {manifest.generation} lacks deletions, or values that expired, up to offset "
+                f"{loss} {manifest.generation} lacks deletions, or values that expired, up to offset "
                 f"{manifest.dropped_to}",
                 _REMEDY,
             )
-        if by_event != bool(self._by_event):  # the key's value may now be a message that is before what was delivered
-            raise StateMayBeStale(f"{gone} {manifest.generation} has another order", _REMEDY)
+        if by_event != bool(
+            self._by_event
+        ):  # a key's value may now be a message before the last one that was delivered
+            raise StateMayBeStale(f"{loss} {manifest.generation} has another order", _REMEDY)
 
     def _check_nothing_hidden(self, manifest: Manifest, retention: RetentionFilter | None) -> None:
-        """Raises StateMayBeStale where a later value of a key that was delivered may be hidden by now (C2)."""
-        if self._known_to is None or retention is None or not retention.may_hide_behind(self._known_to, manifest.parts):
+        """Raise StateMayBeStale if a later value of a delivered key may be hidden by now (C2)."""
+        if self._known_to is None or retention is None or not retention.may_hide_after(self._known_to, manifest.parts):
             return
         raise StateMayBeStale(
-            f"generation {manifest.generation} of {manifest.topic} has messages behind offset {self._known_to} that "
+            f"generation {manifest.generation} of {manifest.topic} has messages after offset {self._known_to} that "
             "are past the topic's retention or below its start",
             _REMEDY,
         )
 
-    def _raw_lasts(self, snapshot: TopicSnapshot) -> bool:
-        """Whether raw has all that comes next, or what it has is good enough: nothing was delivered yet."""
+    def _raw_has_next(self, snapshot: TopicSnapshot) -> bool:
+        """Return whether raw still has the next message, or no message was delivered yet, so that any start serves."""
         assert self._next is not None
         if self._known_to is None:
             return True
         return SnapshotReader(self._environment.store, snapshot, self._unsealed).first_offset <= _offset_of(self._next)
 
     def _gap(self, snapshot: TopicSnapshot) -> StateMayBeStale:
-        """What comes next is trimmed, and no compacted ledger replaces it."""
+        """Return the error for a next message that is trimmed and that no compacted ledger replaces."""
         assert self._next is not None
         first = SnapshotReader(self._environment.store, snapshot, self._unsealed).first_offset
         return StateMayBeStale(
@@ -264,14 +272,14 @@ class CompactedReader:
         failpoint(Failpoint.PIN_RELEASED)
 
     def _record_of(self, pin: Pin, snapshot: TopicSnapshot) -> CompactedLedgerRecord | None:
-        """The compacted ledger that is pinned; None: the pin expired meanwhile, and it was collected."""
+        """Return the pinned compacted ledger; None: the pin expired meanwhile, and the ledger was collected."""
         if snapshot.compacted is not None and snapshot.compacted.ledger_id == pin.ledger_id:
             return snapshot.compacted
         retired = self._environment.metadata.pins.retired(self._topic_id)
-        found = next((record for record in retired if record.ledger_id == pin.ledger_id), None)
-        if found is None:
-            self._take_snapshot()  # raises TopicNotFound: the row of what is pinned goes with its topic
-        return found
+        record = next((item for item in retired if item.ledger_id == pin.ledger_id), None)
+        if record is None:
+            self._take_snapshot()  # raises TopicNotFound: the row of a pinned ledger is deleted with its topic
+        return record
 
 
 @dataclass
@@ -285,14 +293,16 @@ class _Pinned:
     compacted: CompactedLedgerRecord | None = None
 
     def renew(self) -> None:
-        """A new TTL if a third of this one is over. Raises Fenced if the compacted ledger was collected meanwhile."""
+        """Renew the TTL if a third of it has passed. Raises Fenced if the compacted ledger was collected meanwhile."""
         if self.pin is not None and self.clock.now_ms() >= self.pin.expires_at - PIN_TTL_MS * 2 // 3:
-            with suppress(Unavailable):  # the pin lasts; if the database stays away for longer, so do collectors
+            with suppress(
+                Unavailable
+            ):  # the pin lasts; while the database is unreachable, collectors cannot run either
                 self.pin = self.metadata.pins.renew(self.pin, PIN_TTL_MS)
                 failpoint(Failpoint.PIN_RENEWED)
 
 
 def _offset_of(bound: SeekPosition | None) -> int:
-    """The offset that a read continues at that has delivered something."""
+    """Return the offset at which a read continues that has delivered messages."""
     assert isinstance(bound, OffsetBound)
     return bound.offset

@@ -1,13 +1,14 @@
-"""Reading a topic entry by entry, as Pulsar's clients want it: over the same readers that give rows.
+"""Reading a topic entry by entry, as Pulsar's clients receive it, over the same readers that give rows.
 
-Entries of unsealed segments come as they were sent; those of ledgers and compacted parts are rebuilt of their rows
-(storage/entries/rebuild.py). A read gives what one table of the source holds, so at most some MiB. At the end it gives
-nothing, and what came since when it is asked again. A reader that has seen entries elsewhere, as they were appended,
-continues behind them with `pass_to`. A caller that has no room for the entries of the last read drops them, and the
-reader continues at the first of them after `return_to`; until then it holds neither tables nor a pin.
+Entries of unsealed segments are delivered as they were sent; those of ledgers and compacted parts are rebuilt from
+their rows (storage/entries/rebuild.py). A read returns the entries of one table of the source, so at most some MiB. At
+the topic's end it returns no entries; a later read returns those that were appended since. A reader whose caller
+received entries from the tail cache continues after them with `pass_to`. A caller without room for the entries of the
+last read drops them, and `return_to` lets the reader continue at the first of them; until then it holds neither tables
+nor a pin.
 
-May go wrong: what the source may (raw_reader.py, compacted_reader.py); the next read continues where this one was. Not
-for two threads.
+Errors are those of the source (raw_reader.py, compacted_reader.py); the next read continues where this one was. Not
+thread-safe.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Source = RawReader | CompactedReader
 
 
 class EntryReader:
-    """One read. Close it: it may hold a pin."""
+    """One read of entries. Close it: it may hold a pin."""
 
     def __init__(
         self,
@@ -36,7 +37,10 @@ class EntryReader:
         state: ContinuationToken,
         unsealed: SegmentEntryReader,
     ) -> None:
-        """`open_source`: makes the source of rows that begins at a state, and reads segments by `unsealed`."""
+        """Create a reader that begins at `state`.
+
+        `open_source`: returns a reader of rows that begins at a state and reads segments by `unsealed`.
+        """
         self._open_source = open_source
         self._unsealed = unsealed
         self._state = state
@@ -48,11 +52,11 @@ class EntryReader:
         self._first = -1
 
     def read(self) -> list[DeliverableEntry]:
-        """The next entries, in order; none at the end of now. Raises what the source does."""
-        found: list[DeliverableEntry] = []
+        """Return the next entries, in order; an empty list at the topic's present end. Raises as the source does."""
+        entries: list[DeliverableEntry] = []
         before = self._current
         is_new = False
-        while not found:
+        while not entries:
             if self._tables is None:
                 self._tables, is_new = self._source.tables(), True
             try:
@@ -62,31 +66,33 @@ class EntryReader:
                 raise
             if table is None:
                 self._tables = None
-                found += self._builder.rest()
+                entries += self._builder.rest()
                 if is_new:
                     break
-                continue  # more may have come since that look at the topic began
+                continue  # entries may have been appended since that poll began
             if "entry" in table.schema.names:
-                found += self._builder.rest()
-                found += _stored(table, self._unsealed.data)
+                entries += self._builder.rest()
+                entries += _stored(table, self._unsealed.data)
                 self._unsealed.data.clear()  # the page alone holds them from here on
             else:
-                found += self._builder.add(table)
+                entries += self._builder.add(table)
                 self._leave_large(table)
-        if found:
-            self._before, self._first = before, found[0].offset
-        return found
+        if entries:
+            self._before, self._first = before, entries[0].offset
+        return entries
 
     def _leave_large(self, table: pa.Table) -> None:
-        """End the tables behind one with a large message, so it is not held while the consumer waits. The next read
-        begins them again."""
+        """Close the tables after one with a large message, so that it is not held while the consumer waits.
+
+        The next read opens them again.
+        """
         if is_large(table) and self._tables is not None:
             self._tables.close()
             self._tables = None
 
     @property
     def next_offset(self) -> int | None:
-        """The offset at which the next read begins; None: it is not known yet. For a reader that came to the end."""
+        """The offset at which the next read begins; None: it is not known yet. For a reader at the topic's end."""
         start = self._current.start
         return start.offset if isinstance(start, StartOffset) else None
 
@@ -95,7 +101,7 @@ class EntryReader:
         return self._source.state or self._state
 
     def pass_to(self, offset: int) -> None:
-        """Continue at an offset: what is before it was delivered. Only for a reader that has come to the end."""
+        """Continue at an offset, before which everything was delivered. For a reader at the topic's end."""
         state = self._current
         compacted = state.compacted
         if isinstance(self._source, CompactedReader):
@@ -107,10 +113,11 @@ class EntryReader:
         self._continue(replace(state, start=StartOffset(offset), compacted=compacted))
 
     def return_to(self, offset: int) -> None:
-        """Continue at an entry of the last read, or at its end: what is before it was delivered, the rest was not.
+        """Continue at an entry of the last read, or at its end.
 
-        A compacted read that has delivered some of the last read is where that read ended, but for the offset: it knows
-        no more of its keys than up to there (R7). One that has delivered none of it is where it was before.
+        Entries before `offset` were delivered, the others were not. If a compacted read delivered some entries of the
+        last read, its state is that after the last read, except for the offset: what it knows of its keys ends there
+        (R7). If it delivered none of them, its state is that before the last read.
         """
         is_untouched = offset <= self._first
         state = self._before if is_untouched else self._current

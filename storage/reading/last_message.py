@@ -1,16 +1,17 @@
 """The last message that a reader gets, by its id (R6).
 
-Looked for from the end: raw behind the horizon, then the compacted ledger. Rows that no reader gets do not count, and
-of a chunked message only the last chunk does, if the message is complete: its other chunks are before it, in order, and
-none was trimmed, hidden (C2) or never sent. A reader that waits for a message that can never be whole waits forever.
+The search goes from the end: raw after the horizon, then the compacted ledger. Rows that no reader gets do not count.
+Of a chunked message only the last chunk counts, and only if the message is complete: its other chunks are before it, in
+order, and none was trimmed, hidden (C2) or never sent. A reader that waits for an incomplete message would wait
+forever.
 
-Whether a message is complete the chunk tables say, by the rule of `storage/ledger/chunk_table.py: assemble`. One walk
-goes backwards and takes all last chunks along of which the first chunk was not found yet (`_Unfinished`), so each table
-is read once, however many of them there are. It ends when none is left that is behind the last message. A segment has
-no table, and is read through in windows that grow. Plain messages cost one row group, or one entry.
+The chunk tables tell whether a message is complete, by the rule of `storage/ledger/chunk_table.py: assemble`. One
+backward walk carries all last chunks whose first chunk was not reached yet (`_Unfinished`), so each table is read once,
+whatever their number. It ends when no carried chunk is after the last known message. A segment has no table, and is
+read in windows that grow. Plain messages cost one row group, or one entry.
 
-Memory: the ids of a row group or window, the chunk table of one ledger or one hash range, and 72 bytes a chunk of the
-messages that are taken along. May go wrong: ObjectMissing, ObjectDamaged.
+Memory: the ids of a row group or window, the chunk table of one ledger or one hash range, and 72 bytes for each carried
+chunk. Errors: ObjectMissing, ObjectDamaged.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _WINDOW = 1024
 
 
 class LastMessageFinder:
-    """Looks in one snapshot, through its reader."""
+    """A search in one snapshot, through its reader."""
 
     def __init__(self, store: ObjectStore, reader: SnapshotReader, hasher: KeyHasher) -> None:
         self._store = store
@@ -48,7 +49,7 @@ class LastMessageFinder:
         self._manifest: Manifest | None = None
 
     def message_id(self, read_compacted: bool) -> MessageId:
-        """The id of the last message that such a reader gets; EARLIEST (-1:-1) if there is none."""
+        """Return the id of the last message that such a reader gets; EARLIEST (-1:-1) if there is none."""
         compacted = self._reader.snapshot.compacted if read_compacted else None
         first = max(compacted.horizon.offset + 1 if compacted else 0, self._reader.snapshot.topic.start_offset)
         last = self._last_raw(first, compacted)
@@ -58,72 +59,74 @@ class LastMessageFinder:
         return last or EARLIEST
 
     def _last_raw(self, first: int, compacted: CompactedLedgerRecord | None) -> MessageId | None:
-        """The last raw message from an offset on."""
-        found = _Unfinished()
+        """Return the id of the last raw message from an offset on."""
+        unfinished = _Unfinished()
         for extent in reversed(self._reader.extents):
             if isinstance(extent, LedgerRecord):
                 if extent.last_offset < first:
                     break
-                if found.best is None and found.is_empty and self._ends_plainly(extent):
+                if unfinished.best is None and unfinished.is_empty and self._ends_plainly(extent):
                     return extent.last_message_id
-                self._search_ledger(extent, first, found)
+                self._search_ledger(extent, first, unfinished)
             else:
-                self._search_segment(extent, first, found)
-            if found.is_over:
+                self._search_segment(extent, first, unfinished)
+            if unfinished.is_over:
                 break
-        if compacted is not None and not found.is_over and not found.is_empty:
+        if compacted is not None and not unfinished.is_over and not unfinished.is_empty:
             with naming_compacted(self._reader.snapshot):
                 for table in self._manifest_of(compacted).chunks:
-                    if found.may_be_in(table.hash_range):
-                        found.add(self._not_hidden(chunk_table.read_tables(self._store, [table], table.hash_range)))
-        return None if found.best is None else self._raw_id(found.best)
+                    if unfinished.may_be_in(table.hash_range):
+                        unfinished.add(
+                            self._not_hidden(chunk_table.read_tables(self._store, [table], table.hash_range))
+                        )
+        return None if unfinished.best is None else self._raw_id(unfinished.best)
 
     def _ends_plainly(self, ledger: LedgerRecord) -> bool:
-        """Whether the footer says that all rows at the ledger's end are messages: then no row need be read."""
+        """Return whether, by the footer, the last row group holds only messages: then no row need be read."""
         reader = RowsReader(self._store, ledger.rows_object)
         return reader.most(len(reader.groups) - 1, "slot") == int(rows.RowType.MESSAGE)
 
-    def _search_ledger(self, ledger: LedgerRecord, first: int, found: _Unfinished) -> None:
+    def _search_ledger(self, ledger: LedgerRecord, first: int, unfinished: _Unfinished) -> None:
         chunks = read_ledger_chunks(self._store, ledger.index)
-        found.add(chunks[offsets(chunks) >= np.uint64(first)])
-        if found.best is not None:
-            if found.best >= ledger.last_offset:  # only chunks are wanted of it
+        unfinished.add(chunks[offsets(chunks) >= np.uint64(first)])
+        if unfinished.best is not None:
+            if unfinished.best >= ledger.last_offset:  # only its chunks were needed
                 return
-            first = found.best + 1
+            first = unfinished.best + 1
         reader = RowsReader(self._store, ledger.rows_object)
         for number in reversed(range(len(reader.groups))):
             if reader.groups[number].last_offset < first:
                 return
             table = reader.read(number, [*_ID, *_CHUNK])
-            if found.note_plain(_from(first, delivered(table))):
+            if unfinished.note_plain(_from(first, delivered(table))):
                 return
 
-    def _search_segment(self, segment: SegmentRecord, first: int, found: _Unfinished) -> None:
+    def _search_segment(self, segment: SegmentRecord, first: int, unfinished: _Unfinished) -> None:
         for start, stop in _windows(max(first, segment.first_offset), self._end_of(segment)):
             tables = list(self._window(segment, start, stop))
             records = (chunk_records(table, self._hasher) for table in tables)
-            found.add(np.concatenate([chunk_table.none(), *records]))
+            unfinished.add(np.concatenate([chunk_table.none(), *records]))
             for table in reversed(tables):
-                if found.note_plain(_from(first, delivered(table))):
+                if unfinished.note_plain(_from(first, delivered(table))):
                     break
-            if found.is_over:
+            if unfinished.is_over:
                 return
 
     def _window(self, segment: SegmentRecord, start: int, stop: int) -> Iterator[pa.Table]:
-        """The rows of a segment from the offset `start` to before `stop`."""
+        """Yield the rows of a segment from the offset `start` to before `stop`."""
         for table in self._reader.segment(segment, start):
-            found = table.column("offset").to_numpy()
-            if found[0] >= stop:
+            offset = table.column("offset").to_numpy()
+            if offset[0] >= stop:
                 return
-            yield table.slice(0, int(np.searchsorted(found, stop, "left")))
+            yield table.slice(0, int(np.searchsorted(offset, stop, "left")))
 
     def _end_of(self, segment: SegmentRecord) -> int:
-        """The offset behind what can be read of a segment."""
+        """Return the offset after the last readable row of a segment."""
         last = self._reader.unsealed_of(segment).last(self._reader.snapshot.topic, segment)
         return segment.first_offset if last is None else last.offset + 1
 
     def _raw_id(self, offset: int) -> MessageId:
-        """The id of the row at an offset."""
+        """Return the id of the row at an offset."""
         extent = next(extent for extent in reversed(self._reader.extents) if extent.first_offset <= offset)
         if isinstance(extent, LedgerRecord):
             reader = RowsReader(self._store, extent.rows_object)
@@ -132,14 +135,14 @@ class LastMessageFinder:
         return self._id_of(table, offset)
 
     def _last_compacted(self, compacted: CompactedLedgerRecord) -> MessageId | None:
-        """The last live message of the compacted ledger that may be seen."""
+        """Return the id of the last live, visible message of the compacted ledger."""
         retention = self._reader.retention
         if retention is None and not self._may_hold_incomplete(compacted):
             return compacted.last_message_id
         manifest = self._manifest_of(compacted)
         if retention is None and not any(table.pending for table in manifest.chunks):
             return compacted.last_message_id
-        whole: int | None = None  # found when it is needed
+        whole: int | None = None  # searched on first use
         for part in reversed(manifest.parts):
             if retention is not None and retention.hides_all(part):
                 continue
@@ -163,26 +166,26 @@ class LastMessageFinder:
         return None
 
     def _last_whole(self, manifest: Manifest) -> int:
-        """The offset of the last chunked message of which all chunks may be seen; -1: there is none."""
-        found = -1
+        """Return the offset of the last chunked message whose chunks are all visible; -1: there is none."""
+        last = -1
         for table in manifest.chunks:
             ends = assemble(self._not_hidden(chunk_table.read_tables(self._store, [table], table.hash_range))).offset
-            found = max(found, int(ends.max()) if len(ends) else -1)
-        return found
+            last = max(last, int(ends.max()) if len(ends) else -1)
+        return last
 
     def _not_hidden(self, chunks: list[Chunks]) -> Chunks:
-        """Those that may be seen."""
-        found: Chunks = np.concatenate([chunk_table.none(), *chunks])
+        """Return the visible ones of the chunks."""
+        candidates: Chunks = np.concatenate([chunk_table.none(), *chunks])
         retention = self._reader.retention
         if retention is None:
-            return found
-        visible = offsets(found).astype(np.int64) >= retention.start_offset
+            return candidates
+        visible = offsets(candidates).astype(np.int64) >= retention.start_offset
         if retention.not_before_ms is not None:
-            visible &= found["publish_time"] >= retention.not_before_ms
-        return found[visible]
+            visible &= candidates["publish_time"] >= retention.not_before_ms
+        return candidates[visible]
 
     def _may_hold_incomplete(self, compacted: CompactedLedgerRecord) -> bool:
-        """Whether its run says that it holds chunks of an incomplete message, which might be its last row."""
+        """Return whether the compacted ledger may hold chunks of an incomplete message, which might be its last row."""
         run = self._reader.snapshot.last_run
         if run is None or run.compacted_ledger_id != compacted.ledger_id:
             return True
@@ -193,7 +196,7 @@ class LastMessageFinder:
         return self._manifest
 
     def _id_of(self, table: pa.Table, offset: int) -> MessageId:
-        """The id of one of the rows of a table, by its offset."""
+        """Return the id of the row of a table that has an offset."""
         at = int(np.searchsorted(table.column("offset").to_numpy(), offset, "left"))
         row: dict[str, int] = table.slice(at, 1).select(_ID).to_pylist()[0]
         assert row["offset"] == offset
@@ -203,9 +206,9 @@ class LastMessageFinder:
 
 
 class _Unfinished:
-    """What a walk backwards takes along: the chunks of messages of which the last chunk was found, and the first not.
+    """The chunks that a backward walk carries: of messages whose last chunk it has passed, and whose first it has not.
 
-    `best`: the offset of the last message that is known to be whole; None: there is none yet.
+    `best`: the offset of the last message that is known to be complete; None: none is known yet.
     """
 
     def __init__(self) -> None:
@@ -214,31 +217,32 @@ class _Unfinished:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no message is unfinished."""
+        """True if no message is unfinished."""
         return not len(self._chunks)
 
     @property
     def is_over(self) -> bool:
-        """Whether the last message is known: none that is unfinished is behind it."""
-        return self.best is not None and not _behind(_ends(self._chunks), self.best).any()
+        """True if the last message is known: no unfinished one is after it."""
+        return self.best is not None and not _after(_ends(self._chunks), self.best).any()
 
     def may_be_in(self, hash_range: HashRange) -> bool:
-        """Whether a hash range may have chunks of what is unfinished."""
+        """Return whether a hash range may hold chunks of unfinished messages."""
         return len(chunk_table.inside(self._chunks, hash_range)) > 0
 
     def note_plain(self, table: pa.Table) -> bool:
-        """Whether a table, of rows that a reader gets, has a plain message, which is whole by itself."""
+        """Note the last plain message of a table of delivered rows, which is complete by itself; return whether it has
+        one."""
         last = _last_plain(table)
         if last is not None:
             self.best = last if self.best is None else max(last, self.best)
         return last is not None
 
     def add(self, chunks: Chunks) -> None:
-        """The chunks before those that were added, in any order: some messages are whole with them, others begin."""
+        """Add chunks that precede the carried ones, in any order: they complete some messages and begin others."""
         ends = _ends(chunks)
-        begun = ends if self.best is None else ends[_behind(ends, self.best)]
-        wanted = np.concatenate([self._chunks["uuid_hi"], begun["uuid_hi"]])  # of another message, it is passed over
-        chunks = chunks[np.isin(chunks["uuid_hi"], wanted)]
+        begun = ends if self.best is None else ends[_after(ends, self.best)]
+        messages = np.concatenate([self._chunks["uuid_hi"], begun["uuid_hi"]])  # chunks of other messages are skipped
+        chunks = chunks[np.isin(chunks["uuid_hi"], messages)]
         if not len(chunks):
             return
         touched = np.isin(self._chunks["uuid_hi"], chunks["uuid_hi"])
@@ -246,57 +250,57 @@ class _Unfinished:
         self._chunks = np.concatenate([unfinished, self._chunks[~touched]])
 
     def _settled(self, chunks: Chunks) -> Chunks:
-        """Note the messages that are whole; the chunks of those that are neither whole nor known never to be.
+        """Note the messages that are complete; return the chunks of those that may still become complete.
 
-        What is before a message's first chunk plays no part in it.
+        A row before a message's first chunk plays no part in it.
         """
-        found = assemble(chunks)
-        if len(found.offset):
-            last = int(found.offset.max())
+        assembled = assemble(chunks)
+        if len(assembled.offset):
+            last = int(assembled.offset.max())
             self.best = last if self.best is None else max(last, self.best)
-        chunks, group, offset = found.chunks, found.group, offsets(found.chunks)
+        chunks, group, offset = assembled.chunks, assembled.group, offsets(assembled.chunks)
         first = np.full(int(group[-1]) + 1, np.iinfo(np.uint64).max)
         begins = chunks["index"] == 0
         np.minimum.at(first, group[begins], offset[begins])
         ends = (chunks["index"] + 1 == chunks["count"]) & (offset < first[group])
         if self.best is not None:
             ends &= offset > np.uint64(self.best)
-        is_wanted = np.zeros(len(first), dtype=np.bool_)
-        is_wanted[group[ends]] = True
-        unfinished: Chunks = chunks[is_wanted[group] & (offset < first[group])]
+        is_pending = np.zeros(len(first), dtype=np.bool_)
+        is_pending[group[ends]] = True
+        unfinished: Chunks = chunks[is_pending[group] & (offset < first[group])]
         return unfinished
 
 
 def _from(first: int, table: pa.Table) -> pa.Table:
-    """The rows from an offset on."""
+    """Return the rows from an offset on."""
     return table.slice(int(np.searchsorted(table.column("offset").to_numpy(), first, "left")))
 
 
 def _last_plain(table: pa.Table) -> int | None:
-    """The offset of the last row that is no chunk of a message; None: all are."""
-    found = np.flatnonzero(~belonging(table))
-    return table.column("offset")[int(found[-1])].as_py() if len(found) else None
+    """Return the offset of the last row that is no chunk of a message; None: every row is one."""
+    plain = np.flatnonzero(~belonging(table))
+    return table.column("offset")[int(plain[-1])].as_py() if len(plain) else None
 
 
 def _group_of(reader: RowsReader, offset: int) -> int:
-    """The row group that holds an offset."""
+    """Return the number of the row group that holds an offset."""
     return next(number for number, group in enumerate(reader.groups) if offset <= group.last_offset)
 
 
 def _ends(chunks: Chunks) -> Chunks:
-    """Those with which a message may be whole."""
-    found: Chunks = chunks[chunks["index"] + 1 == chunks["count"]]
-    return found
+    """Return the last chunks of messages."""
+    last_chunks: Chunks = chunks[chunks["index"] + 1 == chunks["count"]]
+    return last_chunks
 
 
-def _behind(chunks: Chunks, offset: int) -> Mask:
-    """Which are behind an offset."""
-    found: Mask = offsets(chunks) > np.uint64(offset)
-    return found
+def _after(chunks: Chunks, offset: int) -> Mask:
+    """Return a mask of the chunks after an offset."""
+    mask: Mask = offsets(chunks) > np.uint64(offset)
+    return mask
 
 
 def _windows(first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Ranges of offsets from `end` down to `first`, of growing length."""
+    """Yield ranges of offsets from `end` down to `first`, of growing length."""
     length = 1
     while end > first:
         start = max(first, end - length)

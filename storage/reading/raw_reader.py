@@ -1,18 +1,18 @@
-"""Reading raw, on through what changes meanwhile: segments are rolled and sealed, ledgers are trimmed (L3, L4).
+"""Raw reads, which continue while segments are rolled and sealed and ledgers are trimmed (L3, L4).
 
-A raw read goes through the extents of one snapshot: ledgers and segments. What it names stays for a while after it was
-taken off the list (`file.delete.delay`), so most reads end before anything goes. If an extent is gone, the reader takes
-a new snapshot:
+A raw read goes through the extents of one snapshot: ledgers and segments. Their files stay for a while after they are
+no longer listed (`file.delete.delay`), so most reads end before a file is deleted. If an extent is missing, the reader
+takes a new snapshot:
 
-    its messages are in a ledger now (sealed)   the read continues there, behind the last message that it delivered
+    its messages are in a ledger now (sealed)   the read continues there, after the last message that it delivered
     they were trimmed                           the read is out of range, and does as `OffsetReset` says
     they were trimmed, and this is the raw
-    part of a compacted read                    the tables end, and `is_gone`: compacted_reader.py knows what follows
-                                                (R7)
+    part of a compacted read                    the tables end, and `is_gone` is set: compacted_reader.py decides what
+                                                follows (R7)
     nothing has changed                         the loss is real, and the error that names it is raised
 
-Invariants: no message twice, none out of order; none left out but what was trimmed. After an error the read continues
-where it was. One instance is one read, which may continue as messages come; it is not for two threads.
+Invariants: each message is delivered once, in order; only trimmed messages are left out. After an error the read
+continues where it was. One instance is one read, which may continue as messages arrive; it is not thread-safe.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from storage.reading.snapshot_reader import SnapshotReader
 
 
 class RawReader:
-    """One raw read. `take_snapshot`: gives the topic as it is now."""
+    """A raw read. `take_snapshot` returns the topic as it is now."""
 
     def __init__(
         self,
@@ -45,8 +45,11 @@ class RawReader:
         or_compacted: bool = False,
         columns: Sequence[str] | None = None,
     ) -> None:
-        """`or_compacted`: a compacted read: where what comes next is trimmed, it leaves the rest to its caller.
-        `columns`: those that are read of sealed ledgers (SnapshotReader)."""
+        """Create a reader that begins at `start`.
+
+        `or_compacted`: this is the raw part of a compacted read. If its next messages are trimmed, it leaves the rest
+        to its caller. `columns`: the columns that are read of sealed ledgers (SnapshotReader).
+        """
         self._store = store
         self._unsealed = unsealed
         self._take_snapshot = take_snapshot
@@ -57,29 +60,30 @@ class RawReader:
         self._bound: SeekPosition | None = None
         """The seek position of the next message; None: the start is not resolved yet."""
         self._delivered_to = -1
-        """Nothing up to this offset is delivered any more."""
+        """The last offset that was delivered, or that is never delivered."""
         self.is_gone = False
-        """The tables of a compacted read ended because what comes next is trimmed."""
+        """The tables of a compacted read ended because the next messages are trimmed."""
 
     @property
     def next(self) -> SeekPosition | None:
-        """What the read delivers next; None: it has not found its start yet."""
+        """The next message that the read delivers; None: its start is not resolved yet."""
         return self._bound
 
     @property
     def state(self) -> ContinuationToken | None:
-        """Where the read continues, behind the last table that it delivered; None: it has not found its start yet."""
+        """The state after the last table that was delivered; None: the start is not resolved yet."""
         return None if self._bound is None else ContinuationToken(start_position_of(self._bound))
 
     def begin(self, bound: SeekPosition, delivered_to: int) -> None:
-        """Go on from `bound`, behind an offset."""
+        """Continue from `bound`, after the offset `delivered_to`."""
         self._bound, self._delivered_to = bound, delivered_to
 
     def tables(self, snapshot: TopicSnapshot | None = None) -> Generator[pa.Table, None, None]:
-        """All up to the topic's end of now, or of `snapshot`, as tables of rows.SCHEMA, none empty; called again, what
-        came since.
+        """Yield all messages up to the topic's present end, or that of `snapshot`, as tables of rows.SCHEMA, none
+        empty.
 
-        Raises OffsetOutOfRange (only with `OffsetReset.FAIL`), ObjectMissing, ObjectDamaged.
+        A later call yields the messages that were appended since. Raises OffsetOutOfRange (only with
+        `OffsetReset.FAIL`), ObjectMissing, ObjectDamaged.
         """
         self.is_gone = False
         snapshot = self._take_snapshot() if snapshot is None else snapshot
@@ -102,21 +106,24 @@ class RawReader:
                     raise
 
     def _passed(self, offset: int) -> None:
-        """All up to `offset` was delivered, or is never delivered."""
+        """Record that no message up to `offset` is still to be delivered."""
         if offset > self._delivered_to:
             self._delivered_to, self._bound = offset, OffsetBound(offset + 1)
 
     def _first_bound(self, reader: SnapshotReader) -> SeekPosition:
-        """Where the read begins; what has not come yet (latest, a time to come) begins at the topic's end."""
+        """Return the seek position of the start.
+
+        A start that no message has reached yet (latest, a time in the future) is the topic's end.
+        """
         bound = reader.bound(self._start, read_compacted=False)
         return OffsetBound(reader.end) if self._start == LATEST or bound == NOWHERE else bound
 
     def _is_over(self, reader: SnapshotReader, bound: SeekPosition) -> bool:
-        """Whether the read ends because what comes next is gone. Raises OffsetOutOfRange."""
+        """Return whether the read ends because its next message is trimmed. Raises OffsetOutOfRange."""
         if self._delivered_to + 1 >= reader.first_offset or not reader.is_below(bound):
             return False
         compacted = reader.snapshot.compacted
-        stands = compacted is not None and not bound.is_behind(compacted.horizon)
+        stands = compacted is not None and not bound.is_after(compacted.horizon)
         if self._or_compacted and (stands or self._delivered_to >= 0):
             self.is_gone = True
             return True
@@ -132,5 +139,5 @@ class RawReader:
 
 
 def last_offset(table: pa.Table) -> int:
-    """The offset of a table's last row."""
+    """Return the offset of a table's last row."""
     return int(table.column("offset")[-1].as_py())

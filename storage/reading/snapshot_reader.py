@@ -3,19 +3,19 @@
 The rule (semantics.md R1–R4): with the flag on and a start at or below the horizon, the first compacted message at or
 after the start, to the end of the compacted ledger, then raw right after the horizon. Otherwise raw. Raw is one
 sequence of sealed ledgers and unsealed segments, in the order of offsets, from the topic's start offset on
-(storage/log/segment_tables.py reads the segments). A reader keeps the snapshot that it began with, so a compaction
-beside it changes nothing that it sees. Nothing here keeps what the snapshot names:
-`compacted_reader.py` and `raw_reader.py` continue where it is gone.
+(storage/log/segment_tables.py reads the segments). A reader keeps its first snapshot, so a concurrent compaction
+changes nothing that it sees. It protects no file of the snapshot: `compacted_reader.py` and `raw_reader.py` continue
+after one was deleted.
 
-May go wrong: ObjectMissing, ObjectDamaged, for the object or file that was read, with the ledger it belongs to (R8); a
-compacted ledger that is lost never turns into a shorter key set. SegmentNotLocal, where a read comes to messages that
-are in another machine's log: what comes before them is given.
+Errors: ObjectMissing and ObjectDamaged name the object or file and its ledger (R8); a lost compacted ledger never
+becomes a shorter key set. SegmentNotLocal: the next messages are in another machine's log; the messages before them
+were yielded.
 
-`RetentionFilter` is what of a compacted ledger may be seen under `compact,delete`: what is young enough, and not below
-the start (C2). A run takes hidden messages out of the compacted ledger; until the next one does, readers leave them
-out. Raw messages need no such look: they go by whole ledgers, and no read begins below the topic's start offset. Under
-any other cleanup policy all of a compacted ledger may be seen, though raw be trimmed (R4). What is hidden stays hidden,
-as long as policies stay: the start only grows, and messages only get older.
+`RetentionFilter` hides compacted messages under `compact,delete`: those past the retention, and those below the topic's
+start (C2). A run removes hidden messages from the compacted ledger; until the next run, readers leave them out. Raw
+messages need no filter: they expire by whole ledgers, and no read begins below the topic's start offset. Under any
+other cleanup policy the whole compacted ledger is visible, even where raw is trimmed (R4). A hidden message stays
+hidden while the policies stay: the start only grows, and messages only get older.
 """
 
 from __future__ import annotations
@@ -55,17 +55,19 @@ _NEVER = 2**63 - 1
 
 @dataclass(frozen=True)
 class RetentionFilter:
-    """Hides messages below `start_offset`, and those published before `not_before_ms`; None: none by time."""
+    """A filter that hides messages below `start_offset`, and those published before `not_before_ms` (None: none by
+    time)."""
 
     start_offset: int = 0
     not_before_ms: int | None = None
 
     def shows(self, offset: int, publish_time: int) -> bool:
-        """Whether one compacted message may be seen."""
+        """Return whether a compacted message is visible."""
         return offset >= self.start_offset and (self.not_before_ms is None or publish_time >= self.not_before_ms)
 
     def of(self, table: pa.Table) -> pa.Table:
-        """The rows of a table (with `offset`, ascending, and `publish_time`) that may be seen; it may be empty."""
+        """Return the visible rows of a table (with `offset`, ascending, and `publish_time`); the result may
+        be empty."""
         if len(table) and table.column("offset")[0].as_py() < self.start_offset:
             offsets = table.column("offset").to_numpy()
             table = table.slice(int(np.searchsorted(offsets, self.start_offset, "left")))
@@ -76,22 +78,22 @@ class RetentionFilter:
         return table.filter(pc.greater_equal(table.column("publish_time"), self.not_before_ms))
 
     def hides_all(self, part: Part) -> bool:
-        """Whether nothing of a part may be seen, so that it need not be read."""
+        """Return whether all messages of a part are hidden, so that it need not be read."""
         if part.last.offset < self.start_offset:
             return True
         return self.not_before_ms is not None and part.max_publish_time < self.not_before_ms
 
-    def may_hide_behind(self, offset: int, parts: Sequence[Part]) -> bool:
-        """Whether a row of `parts` that is behind `offset` may be hidden."""
-        behind = [part for part in parts if part.last.offset > offset]
-        if not behind or self.start_offset > offset + 1:
-            return bool(behind)
-        oldest = min(part.min_publish_time if part.oldest_row is None else part.oldest_row for part in behind)
+    def may_hide_after(self, offset: int, parts: Sequence[Part]) -> bool:
+        """Return whether a row of `parts` after `offset` may be hidden."""
+        later = [part for part in parts if part.last.offset > offset]
+        if not later or self.start_offset > offset + 1:
+            return bool(later)
+        oldest = min(part.min_publish_time if part.oldest_row is None else part.oldest_row for part in later)
         return self.not_before_ms is not None and oldest < self.not_before_ms
 
 
 def filter_under(policies: TopicPolicies, start_offset: int, now: int) -> RetentionFilter | None:
-    """What may be seen of a topic with these policies; None: everything."""
+    """Return the filter of a topic with these policies; None: everything is visible."""
     if not policies.cleanup_policy >= BOTH:
         return None
     kept = policies.retention_ms_effective
@@ -101,14 +103,15 @@ def filter_under(policies: TopicPolicies, start_offset: int, now: int) -> Retent
 
 
 def retention_filter(metadata: MetadataStore, topic: TopicRecord, now: int) -> RetentionFilter | None:
-    """What may be seen of a topic's compacted ledger at this time; None: everything. Raises Unavailable."""
+    """Return the filter of a topic's compacted ledger at this time; None: everything is visible. Raises Unavailable."""
     return filter_under(metadata.policies.effective(topic), topic.start_offset, now)
 
 
 class SnapshotReader:
-    """Reads what one `TopicSnapshot` shows.
+    """A reader of one `TopicSnapshot`.
 
-    `unsealed` None: nothing may be in segments. `retention`: hides rows of the compacted ledger (C2); None: hides none.
+    `unsealed` None: no segment may hold messages. `retention`: hides rows of the compacted ledger (C2); None: hides
+    none.
     """
 
     def __init__(
@@ -119,7 +122,8 @@ class SnapshotReader:
         retention: RetentionFilter | None = None,
         columns: Sequence[str] | None = None,
     ) -> None:
-        """`columns`: of sealed ledgers and parts, those that are read, with `offset` and `slot`; None: all."""
+        """Create a reader. `columns`: of sealed ledgers and parts, those to read, with `offset` and `slot`;
+        None: all."""
         self.snapshot = snapshot
         self._columns = None if columns is None else list(columns)
         self._store = store
@@ -127,28 +131,28 @@ class SnapshotReader:
         self.retention = retention
         self.extents = snapshot.extents
         self.read_to = -1
-        """Up to this offset `raw` has gone through the topic, rows that no reader gets included."""
+        """The last offset that `raw` has passed, including rows that no reader gets."""
 
     @property
     def first_offset(self) -> int:
-        """The offset of the first raw message; of the next one, if there is none."""
+        """The offset of the first raw message; without one, that of the next message."""
         first = self.extents[0].first_offset if self.extents else self.snapshot.topic.next_offset
         return max(first, self.snapshot.topic.start_offset)
 
     def first_message_id(self) -> MessageId | None:
-        """The id of the first raw message; None: there is none."""
+        """Return the id of the first raw message; None: there is none."""
         for table in self.raw(OffsetBound(0)):
             return rows.message_id(table, 0, self.snapshot.topic.name.partition)
         return None
 
     @property
     def end(self) -> int:
-        """The offset of the next raw message."""
+        """The end of the topic: the offset of the next raw message. Raises SegmentNotLocal."""
         last = self.last_position()
         return max(last.offset + 1 if last else 0, self.snapshot.topic.next_offset)
 
     def last_position(self) -> LogPosition | None:
-        """The last raw row, whether or not readers get it; None: there is none."""
+        """Return the position of the last raw row, also of one that no reader gets; None: there is none."""
         for extent in reversed(self.extents):
             last = last_of(extent)
             if last is None and isinstance(extent, SegmentRecord):
@@ -200,48 +204,48 @@ class SnapshotReader:
         return self.end == 0  # of what was truncated no id is known any more
 
     def bound(self, start: StartPosition, read_compacted: bool) -> SeekPosition:
-        """The bound of `start`: a time is that of the first message in this view that was published then or later."""
+        """Return the bound of `start`; for a time, that of this view's first message published then or later."""
         if not isinstance(start, StartTime):
             return seek_position_of(start)
         compacted, after = self.snapshot.compacted, -1
-        wanted = TimeBound(start.publish_time)
+        bound = TimeBound(start.publish_time)
         if read_compacted and compacted:
             after = compacted.horizon.offset
-            for table in self.compacted(wanted, self.manifest(compacted)):
+            for table in self.compacted(bound, self.manifest(compacted)):
                 return OffsetBound(table.column("offset")[0].as_py())
         # The largest time up to each extent only grows, however producers' clocks differ: it can be searched.
         newest = list(accumulate((_newest_of(extent) for extent in self.extents), max))
         candidates = self.extents[bisect_left(newest, start.publish_time) :]
-        for table in self._raw(candidates, wanted, after):
+        for table in self._raw(candidates, bound, after):
             return OffsetBound(table.column("offset")[0].as_py())
         return NOWHERE
 
     def first_since(self, extent: LedgerRecord | SegmentRecord, publish_time: int, offset: int) -> int | None:
-        """The offset of an extent's first message, from an offset on, that was published then or later; None: none was.
+        """Return the offset of the first message of an extent, from `offset` on, that was published at a time or later.
 
-        Raises SegmentNotLocal.
+        None: there is no such message. Raises SegmentNotLocal.
         """
         for table in self._raw((extent,), TimeBound(publish_time), offset - 1):
             return int(table.column("offset")[0].as_py())
         return None
 
     def manifest(self, compacted: CompactedLedgerRecord) -> Manifest:
-        """The manifest of the snapshot's compacted ledger."""
+        """Return the manifest of the snapshot's compacted ledger."""
         with naming_compacted(self.snapshot):
             return read_manifest(self._store, compacted.manifest)
 
     def compacted(self, bound: SeekPosition, manifest: Manifest) -> Iterator[pa.Table]:
-        """The messages of the compacted ledger from `bound` on; no table is empty."""
+        """Yield the messages of the compacted ledger from `bound` on; no table is empty."""
         with naming_compacted(self.snapshot):
             for part in manifest.parts:
-                if bound.is_behind(part.last) or (self.retention is not None and self.retention.hides_all(part)):
+                if bound.is_after(part.last) or (self.retention is not None and self.retention.hides_all(part)):
                     continue
                 for table in self._rows(part.rows, bound, read_deleted(self._store, part), part.first.offset):
                     if len(table := _from(bound, table if self.retention is None else self.retention.of(table))):
                         yield table
 
     def raw(self, bound: SeekPosition, after_offset: int = -1) -> Iterator[pa.Table]:
-        """The raw messages from `bound` on and behind an offset; no table is empty."""
+        """Yield the raw messages from `bound` on and after an offset; no table is empty."""
         return self._raw(self.extents, bound, after_offset)
 
     def _raw(
@@ -250,7 +254,7 @@ class SnapshotReader:
         after = max(after_offset, self.snapshot.topic.start_offset - 1)
         for extent in extents:
             last = last_of(extent)
-            if last is not None and (bound.is_behind(last) or last.offset <= after):
+            if last is not None and (bound.is_after(last) or last.offset <= after):
                 continue
             if isinstance(extent, LedgerRecord):
                 tables = self._rows(extent.rows_object, bound)
@@ -266,12 +270,12 @@ class SnapshotReader:
                 self.read_to = last.offset
 
     def segment(self, segment: SegmentRecord, first_offset: int = 0) -> Iterator[pa.Table]:
-        """All rows of one of the snapshot's segments, from an offset and the topic's start on."""
+        """Yield all rows of one of the snapshot's segments, from an offset and the topic's start on."""
         start = OffsetBound(max(first_offset, self.snapshot.topic.start_offset))
         return self.unsealed_of(segment).tables(self.snapshot.topic, segment, start)
 
     def ledger(self, ledger: LedgerRecord, first_offset: int) -> Iterator[pa.Table]:
-        """The messages of one of the snapshot's ledgers from an offset on."""
+        """Yield the messages of one of the snapshot's ledgers from an offset on."""
         bound = OffsetBound(first_offset)
         for table in self._rows(ledger.rows_object, bound):
             if len(table := _from(bound, table)):
@@ -284,11 +288,11 @@ class SnapshotReader:
         deleted: BitMap | None = None,
         first_offset: int = 0,
     ) -> Iterator[pa.Table]:
-        """The messages of the row groups that `bound` does not pass over, also those before it; no table is empty."""
+        """Yield the messages of the row groups that `bound` does not skip, also those before it; no table is empty."""
         reader = RowsReader(self._store, rows_object)
-        wanted = [number for number in range(len(reader.groups)) if not bound.skips(reader, number)]
-        reader.expect(wanted)
-        for number in wanted:
+        numbers = [number for number in range(len(reader.groups)) if not bound.skips(reader, number)]
+        reader.expect(numbers)
+        for number in numbers:
             size = reader.decoded_bytes(number)
             is_held = self._unsealed is not None and size > TABLE_BYTES
             with self._unsealed.log.decoding.hold(size) if self._unsealed and is_held else nullcontext():
@@ -302,7 +306,7 @@ class SnapshotReader:
                 del table
 
     def unsealed_of(self, extent: SegmentRecord) -> SegmentTableReader:
-        """What reads a segment of the snapshot. Raises Misconfigured."""
+        """Return the reader of a segment of the snapshot. Raises Misconfigured."""
         if self._unsealed is None:
             raise Misconfigured(
                 f"{self.snapshot.topic.name} has messages from offset {extent.first_offset} on in a segment of its log",
@@ -312,35 +316,35 @@ class SnapshotReader:
 
 
 def _from(bound: SeekPosition, table: pa.Table) -> pa.Table:
-    """The rows from `bound` on. Asked when all others are taken out: one of them may be the first of a time."""
+    """Return the rows from `bound` on. Filter other rows out first: any row may be the first of a time."""
     return table.slice(bound.first_row(table)) if len(table) else table
 
 
 def last_of(extent: LedgerRecord | SegmentRecord) -> LogPosition | None:
-    """The last message of an extent, as its row says; None of an open segment."""
+    """Return the position of the last message of an extent, as its row records it; None: an open segment."""
     if isinstance(extent, LedgerRecord):
         return LogPosition(extent.last_offset, extent.last_message_id)
     return LogPosition(extent.content.last_offset, extent.content.last_message_id) if extent.content else None
 
 
 def _newest_of(extent: LedgerRecord | SegmentRecord) -> int:
-    """The largest publish time of an extent; of an open segment it is not known, so as large as can be."""
+    """Return the largest publish time of an extent; of an open segment it is unknown, so the largest number."""
     if isinstance(extent, LedgerRecord):
         return extent.max_publish_time
     return extent.content.max_publish_time if extent.content else _NEVER
 
 
 def may_come_to(start: StartPosition, extent: LedgerRecord | SegmentRecord) -> bool:
-    """Whether a raw read from `start` may come to a ledger or segment, as its row says."""
+    """Return whether a raw read from `start` may read a ledger or segment, as its row records it."""
     if isinstance(start, StartTime):
         return _newest_of(extent) >= start.publish_time
     last = last_of(extent)
-    return last is None or not seek_position_of(start).is_behind(last)
+    return last is None or not seek_position_of(start).is_after(last)
 
 
 @contextmanager
 def naming_compacted(snapshot: TopicSnapshot) -> Iterator[None]:
-    """Inside the context a loss of data names the snapshot's compacted ledger, and the remedy (R8)."""
+    """Make a loss of data inside the context name the snapshot's compacted ledger, and the remedy (R8)."""
     try:
         yield
     except DataLoss as error:
@@ -350,7 +354,7 @@ def naming_compacted(snapshot: TopicSnapshot) -> Iterator[None]:
 
 
 def delivered(table: pa.Table) -> pa.Table:
-    """Without the rows that no reader ever gets (W2)."""
+    """Return a table without the rows that no reader gets (W2)."""
     slot = table.column("slot")
     hidden = pc.or_(pc.equal(slot, int(rows.RowType.COMPACTED_OUT)), pc.equal(slot, int(rows.RowType.MARKER)))
     return table.filter(pc.invert(hidden)) if pc.any(hidden).as_py() else table

@@ -66,9 +66,7 @@ def create_subscription(
     records = resolve.local_topics(parts, topic)
     first = position.message_id if isinstance(position, After) else position
     if records and all(is_after_end(opened(parts, record), first) for record in records):
-        raise RestException(
-            412, f"Unable to find position for position specified: {first} is behind the end of {topic}"
-        )
+        raise RestException(412, f"Unable to find position for position specified: {first} is after the end of {topic}")
     properties = (place.properties or {}) if isinstance(place, ResetCursorData) else {}
     found = [_created(parts, record, name, position, properties) for record in records]
     if found and not any(found):

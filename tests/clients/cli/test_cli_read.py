@@ -62,7 +62,7 @@ def test_a_read_from_behind_the_end_is_refused(program: Program, history: str) -
     ways = (("--read-compacted",), ("--follow",), ("--output", "parquet", "out.parquet"))
     for (start, shown), way in [*((start, ()) for start in starts), *((starts[0], way) for way in ways[1:])]:
         refused = program("read", history, "--from", start, *way)
-        assert "at offset 6" in refused.refused(2, f"{shown} is behind the end of")
+        assert "at offset 6" in refused.refused(2, f"{shown} is after the end of")
     assert program("read", history, "--from", "6").done().messages == []
     assert program("read", history, "--from", "latest").done().messages == []
 

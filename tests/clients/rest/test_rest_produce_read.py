@@ -245,7 +245,7 @@ def test_a_start_that_cannot_be_is_refused_and_one_at_the_end_waits(rest_topic: 
             assert rest_topic.ask("GET", f"/messages?start={start}{flag}&stream=true").status_code == 200, start
         for start in beyond:
             for stream in ("", "&stream=true"):
-                assert_refused(rest_topic.ask("GET", f"/messages?start={start}{flag}{stream}"), 416, "behind the end")
+                assert_refused(rest_topic.ask("GET", f"/messages?start={start}{flag}{stream}"), 416, "after the end")
     assert rest_topic.ask("GET", "/messages?readCompacted=true&start=1~5").status_code == 416
     rest_topic.compact()
     begun = rest_topic.ask("GET", "/messages?readCompacted=true&limit=1").headers[NEXT]

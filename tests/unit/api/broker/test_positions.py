@@ -50,12 +50,12 @@ def test_the_mark_is_the_message_before_by_its_exact_id(filled: Topic) -> None:
 
 def test_an_empty_topic_has_no_mark(topic: Topic) -> None:
     assert [offset_before(topic, text) for text in ("earliest", "latest", "0", "5:0")] == [None] * 4
-    with pytest.raises(InvalidInput, match=r"the offset 1 of .* is behind its end, which is 0"):
+    with pytest.raises(InvalidInput, match=r"the offset 1 of .* is after its end, which is 0"):
         offset_before(topic, "1")
 
 
 def test_behind_the_end_is_refused(filled: Topic) -> None:
-    with pytest.raises(InvalidInput, match=r"the offset 10 of .* is behind its end, which is 9"):
+    with pytest.raises(InvalidInput, match=r"the offset 10 of .* is after its end, which is 9"):
         offset_before(filled, "10")
 
 

@@ -106,19 +106,19 @@ def test_parts_that_are_hidden_or_seen_whole(bench: Workbench, topic: Topic) -> 
             seen = [m for m in topic.messages() if m.offset in offsets and shown.shows(m.offset, m.publish_time)]
             if shown.hides_all(part):
                 assert seen == []
-            if not shown.may_hide_behind(part.first.offset - 1, [part]):
+            if not shown.may_hide_after(part.first.offset - 1, [part]):
                 assert len(seen) == len(offsets)
 
 
 def test_only_what_lies_behind_an_offset_may_be_hidden_there(bench: Workbench, topic: Topic) -> None:
     parts = manifest_of(bench, topic).parts
     last = parts[-1].last.offset
-    assert [RetentionFilter(start).may_hide_behind(5, parts) for start in (0, 6, 7)] == [False, False, True]
-    assert not RetentionFilter(40).may_hide_behind(last, parts), "there is nothing"
+    assert [RetentionFilter(start).may_hide_after(5, parts) for start in (0, 6, 7)] == [False, False, True]
+    assert not RetentionFilter(40).may_hide_after(last, parts), "there is nothing"
     old = RetentionFilter(0, parts[0].min_publish_time + 1)
-    assert old.may_hide_behind(0, parts)
-    assert not old.may_hide_behind(parts[0].last.offset, parts[:2])
-    assert not RetentionFilter().may_hide_behind(0, parts)
+    assert old.may_hide_after(0, parts)
+    assert not old.may_hide_after(parts[0].last.offset, parts[:2])
+    assert not RetentionFilter().may_hide_after(0, parts)
 
 
 def test_of_a_topic_by_its_policies_now(bench: Workbench, topic: Topic) -> None:
