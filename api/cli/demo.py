@@ -5,8 +5,8 @@ tombstone. Imported, compacted and read with read-compacted on, it must be exact
 Every step is a command that a user can paste; it runs in the environment that the demo was started in. Each demo
 makes a topic of its own, so it can be run again.
 
-Any history will do: merges, shallow clones, submodules, paths that are not UTF-8 (then keys travel as base64).
-Goes wrong with one line and exit code 1: no git, no repository, no commits, or a step that fails.
+Any history works: merges, shallow clones, submodules, paths that are not UTF-8 (then keys travel as base64).
+Fails with one line and exit code 1: no git, no repository, no commits, or a step that fails.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _HEADER = b"\x01"
 
 
 class DemoFailed(Exception):
-    """A step did not do what it should; the message says which."""
+    """A step failed; the message names it."""
 
 
 def main() -> int:
-    """Run the demo in the repository of the current directory; the exit code."""
+    """Run the demo in the repository of the current directory; return the exit code."""
     try:
         run(Path.cwd())
     except DemoFailed as error:
@@ -87,7 +87,7 @@ def run(repository: Path) -> None:
 
 
 def find_head(repository: Path) -> str:
-    """The commit id of HEAD. Raises DemoFailed."""
+    """Return the commit id of HEAD. Raises DemoFailed."""
     _git(repository, "rev-parse", "--git-dir")
     try:
         return _git(repository, "rev-parse", "--verify", "HEAD^{commit}").decode().strip()
@@ -96,9 +96,10 @@ def find_head(repository: Path) -> str:
 
 
 def read_history(repository: Path) -> bytes:
-    """`git log --raw`, oldest first: `\\x01commit seconds NUL`, then `:modes blobs status NUL path NUL` a change.
+    """Return the output of `git log --raw`, oldest commit first.
 
-    First-parent: what a merge brought is one step. A shallow clone begins with its oldest commit, whole.
+    A commit is `\\x01commit seconds NUL`, then `:modes blobs status NUL path NUL` for each change. First-parent: the
+    changes of a merge are one step. A shallow clone begins with its oldest commit, whole.
     """
     return _git(
         repository,
@@ -109,7 +110,7 @@ def read_history(repository: Path) -> bytes:
 
 
 def key_encoding(history: bytes) -> str:
-    """How keys of this history can stand in JSON: paths are bytes, and now and then no UTF-8."""
+    """Return the encoding of this history's keys in JSON: `utf8`, or `base64` if a path is not UTF-8."""
     try:
         history.decode()
     except UnicodeDecodeError:
@@ -118,7 +119,7 @@ def key_encoding(history: bytes) -> str:
 
 
 def write_changelog(history: bytes, encoding: str, target: Path) -> int:
-    """Write a history as JSON Lines, oldest first; the number of changes. Raises DemoFailed if there are none."""
+    """Write a history as JSON Lines, oldest first; return the number of changes. Raises DemoFailed without changes."""
     count = 0
     with target.open("w", encoding="utf-8") as lines:
         for change in _changes(history, encoding):
@@ -130,7 +131,7 @@ def write_changelog(history: bytes, encoding: str, target: Path) -> int:
 
 
 def _changes(history: bytes, encoding: str) -> Iterator[dict[str, object]]:
-    # A path may hold anything but NUL, so it is known only by its place: behind a description.
+    # A path may hold anything but NUL, so only its position identifies it: it follows a description.
     pieces = iter(history.split(b"\0"))
     commit, seconds = "", 0
     for piece in pieces:
@@ -149,7 +150,7 @@ def _changes(history: bytes, encoding: str) -> Iterator[dict[str, object]]:
 
 
 def read_tree(repository: Path, encoding: str) -> dict[str, str]:
-    """The oracle: path → "mode blob-id" of HEAD."""
+    """Return the oracle: path → "mode blob-id" of HEAD."""
     tree = {}
     for entry in _git(repository, "ls-tree", "-r", "-z", "--full-tree", "HEAD").split(b"\0"):
         if entry:
@@ -164,7 +165,7 @@ def _key(path: bytes, encoding: str) -> str:
 
 
 def _new_file(settings: Settings, stem: str) -> Path:
-    """A file that no other demo has, kept so that the commands shown can be run again; its stem names the topic."""
+    """Create a new file, whose stem names the topic. It is kept, so that the commands can be repeated."""
     folder = settings.make_data_directory() / "demo"
     folder.mkdir(exist_ok=True)
     for attempt in range(1, 1_000_000):
@@ -202,7 +203,7 @@ def _git(repository: Path, *arguments: str) -> bytes:
 
 
 def _compactor(*arguments: str) -> str:
-    """Run a command as a user would, and show its stderr; its stdout."""
+    """Run a command as a user would, and show its stderr; return its stdout."""
     say(f"   $ {_typed(*arguments)}")
     command = [sys.executable, "-m", "api.cli.main", *arguments]
     result = subprocess.run(command, capture_output=True, check=False, encoding="utf-8")  # noqa: S603
@@ -215,14 +216,14 @@ def _compactor(*arguments: str) -> str:
 
 
 def _typed(*arguments: str) -> str:
-    """A command as it can be pasted in the current directory."""
+    """Return a command that can be pasted in the current directory."""
     script = Path(sys.executable).parent / "compactor"
     program = _shown(script) if script.exists() else f"{_shown(Path(sys.executable))} -m api.cli.main"
     return f"{program} {shlex.join(arguments)}"
 
 
 def _shown(path: Path) -> str:
-    """A path as short as it can be from here."""
+    """Return a path relative to the current directory if it is below it."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 

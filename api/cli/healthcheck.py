@@ -19,7 +19,7 @@ _ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S
 
 
 def check(settings: Settings) -> str | None:
-    """Ask the service whether it lives; return the reason if it does not."""
+    """Ask the service whether it is alive; return the reason if it is not, else None."""
     host = _ANY_ADDRESS.get(settings.host, settings.host)
     connection = _connection(host, settings.port, encrypted=bool(settings.tls_certificate))
     try:

@@ -1,8 +1,8 @@
 """`compactor`: the commands, their help and their exit codes.
 
-Data goes to stdout, talk to stderr. Heavy libraries (Spark, boto3, SQLAlchemy, Arrow) are imported inside the command
-that uses them: `compactor --help` needs none. An error is one line that says what happened, to what, and what to do;
-`--debug` shows where it came from.
+Data goes to stdout, messages to stderr. Heavy libraries (Spark, boto3, SQLAlchemy, Arrow) are imported inside the
+command that uses them: `compactor --help` needs none. An error is one line: what happened, to what, and what to do.
+`--debug` adds its traceback.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def options(
 
 
 def main() -> None:
-    """The program. Exits with a code of `exit_codes`."""
+    """Run the program. Exits with a code of `exit_codes`."""
     run(app, "compactor", GLOBAL_OPTIONS, GLOBAL_FLAGS, "what was reported is done, nothing half done is visible")
 
 

@@ -1,5 +1,5 @@
 """`compactor-admin`: a running service from the command line, over HTTP alone.
 
-Must not know: the store, the database, Spark. Nothing here imports more of this project than the error kinds, topic
-names and what the other command line says alike, so that it starts as quickly as a shell expects.
+Must not know: the store, the database, Spark. It imports the error kinds, topic names and the kit of both command
+lines, and nothing else of this project, so that it starts as quickly as a shell expects.
 """

@@ -1,9 +1,10 @@
-"""The service and the token of a command: flags go before the environment, that before the file, that before defaults.
+"""The service and the token of a command, from flags, then environment, then file, then defaults.
 
 The file is `admin.toml` in the user's configuration folder, or the one that `--config` or COMPACTOR_ADMIN_CONFIG names;
-a name that ends in `.conf` is taken for Pulsar's client.conf, of which the keys below count. A token is never shown.
+a file whose name ends in `.conf` is Pulsar's client.conf, of which the keys of `CLIENT_CONF` are used. A token is never
+shown.
 
-Goes wrong: `Misconfigured`, which names the file or the option and what to do.
+Raises `Misconfigured`, which names the file or the option and what to do.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CLIENT_CONF = {
     "authParams": "token",
     "tlsTrustCertsFilePath": "ca-cert",
 }
-"""Keys of Pulsar's client.conf that count here; every other key is left to Pulsar's tools."""
+"""Keys of Pulsar's client.conf that are used; every other key is for Pulsar's tools."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,13 @@ class ClientConfig:
 
 
 def find_target(flags: Mapping[str, str | None], config: str | None, environment: Mapping[str, str]) -> ClientConfig:
-    """The service that these say. `flags` has the names of `VARIABLES`; None: not given. Raises Misconfigured."""
+    """Return the service that flags, environment or file name. Raises Misconfigured.
+
+    `flags`: values by the names of `VARIABLES`; None: not given.
+    """
     variables = {name: environment.get(variable) for name, variable in VARIABLES.items()}
-    places = [_given(flags), _given(variables), _read(config, environment)]
-    # A nearer place that names a token in either way hides both ways of the places behind it.
+    places = [_non_empty(flags), _non_empty(variables), _read(config, environment)]
+    # A token or token file of a nearer place hides both of the places after it.
     tokens = next((place for place in places if {"token", "token-file"} & place.keys()), {})
     merged = {name: next((place[name] for place in places if name in place), None) for name in VARIABLES}
     return ClientConfig(
@@ -60,13 +64,13 @@ def find_target(flags: Mapping[str, str | None], config: str | None, environment
     )
 
 
-def _given(place: Mapping[str, str | None]) -> dict[str, str]:
+def _non_empty(place: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in place.items() if value}
 
 
-def _read(named: str | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """The settings of the file; an unnamed file need not exist."""
-    name = named or environment.get(CONFIG_VARIABLE)
+def _read(config: str | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of the file; the default file need not exist. Raises Misconfigured."""
+    name = config or environment.get(CONFIG_VARIABLE)
     folder = environment.get("XDG_CONFIG_HOME") or os.path.join(environment.get("HOME", "~"), ".config")
     file = Path(name or os.path.join(folder, "compactor", "admin.toml")).expanduser()
     try:
@@ -96,23 +100,23 @@ def _toml(file: Path, text: str) -> dict[str, str]:
 
 
 def _client_conf(text: str) -> dict[str, str]:
-    """A Java properties file, as far as Pulsar's client.conf uses the format."""
-    found = {}
+    """Return the settings of a Java properties file, as far as Pulsar's client.conf uses the format."""
+    settings = {}
     for line in map(str.strip, text.splitlines()):
         key, separator, value = line.partition("=")
         name = CLIENT_CONF.get(key.strip())
         if separator and name and value.strip() and not line.startswith(("#", "!")):
-            found[name] = value.strip()
-    if "admin-url" in found:  # Pulsar takes several hosts, and asks the first that answers; one is enough here
-        found["admin-url"] = found["admin-url"].partition(",")[0]
-    token = found.pop("token", "")
+            settings[name] = value.strip()
+    if "admin-url" in settings:  # Pulsar takes several hosts, and asks the first that answers; one is enough here
+        settings["admin-url"] = settings["admin-url"].partition(",")[0]
+    token = settings.pop("token", "")
     if token.startswith("file:"):
-        found["token-file"] = urlsplit(token).path
+        settings["token-file"] = urlsplit(token).path
     elif token.startswith("token:"):
-        found["token"] = token.removeprefix("token:")
+        settings["token"] = token.removeprefix("token:")
     elif token and not token.startswith("{"):
-        found["token"] = token
-    return found
+        settings["token"] = token
+    return settings
 
 
 def _url(text: str) -> str:

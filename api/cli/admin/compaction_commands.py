@@ -27,7 +27,7 @@ _WORDS = {
     "SUCCESS": "Compaction was a success",
     "ERROR": "Error in compaction",
 }
-"""What Pulsar's tool prints."""
+"""The lines that Pulsar's tool prints."""
 
 
 _MINUTE_MS = 60_000
@@ -35,7 +35,7 @@ _MIB = 1 << 20
 
 
 def parse_minutes(text: str) -> int:
-    """Pulsar's time of a retention: whole minutes, -1: forever. Raises InvalidInput."""
+    """Return Pulsar's time of a retention in whole minutes; -1: forever. Raises InvalidInput."""
     if text == "-1":
         return -1
     weeks = re.fullmatch(r"([0-9]{1,4})w", text, re.ASCII)
@@ -46,7 +46,7 @@ def parse_minutes(text: str) -> int:
 
 
 def parse_megabytes(text: str) -> int:
-    """Pulsar's size of a retention: whole megabytes, -1: any. Raises InvalidInput."""
+    """Return Pulsar's size of a retention in whole megabytes; -1: no limit. Raises InvalidInput."""
     if text == "-1":
         return -1
     size = parse_bytes("--size", text)
@@ -62,10 +62,10 @@ Threshold = Annotated[
         "--threshold",
         metavar="BYTES",
         parser=partial(parse_bytes, "--threshold"),
-        help="Bytes behind the horizon that make a compaction due: 100M, 16G. 0: off.",
+        help="Bytes after the horizon that make a compaction due: 100M, 16G. 0: off.",
     ),
 ]
-Applied = Annotated[bool, typer.Option("-a", "--applied", help="What holds in the end, wherever it is set.")]
+Applied = Annotated[bool, typer.Option("-a", "--applied", help="The effective value, of whichever scope.")]
 RetentionTime = Annotated[
     int,
     typer.Option(
@@ -93,10 +93,10 @@ def compact(
     topic: TypedTopic,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the request until its run has ended.")] = False,
 ) -> None:
-    """Have a topic compacted; of a partitioned topic, each partition.
+    """Request a compaction of a topic; of a partitioned topic, of each partition.
 
-    With --wait: show the run that took the request when it has ended. Ends with exit code 9 if it ended with an error
-    or was cancelled; if nothing is new, there is none.
+    With --wait, show the run of the request when it has ended. Ends with exit code 9 if the run failed or was
+    cancelled; without new messages there is no run.
     """
     admin = session(context)
     before = newest_runs(admin, topic) if wait else {}
@@ -111,7 +111,7 @@ def compaction_status(
     topic: TypedTopic,
     wait_complete: Annotated[bool, typer.Option("-w", "--wait-complete", help="Wait until none is running.")] = False,
 ) -> None:
-    """Show how the last compaction of a topic ended, or that one is running.
+    """Show the result of the last compaction of a topic, or that one is running.
 
     Ends with exit code 9 if it ended with an error or was cancelled.
     """
@@ -128,41 +128,46 @@ def compaction_status(
 
 
 def _limits(
-    path: str, scope: str, above: str, due: str, kept: str, set_threshold: str, applied: Mapping[str, RequestOption]
+    path: str, scope: str, above: str, due: str, retained: str, set_threshold: str, applied: Mapping[str, RequestOption]
 ) -> Mapping[str, RequestCommand | Command]:
-    """Threshold and retention of a scope. `above`: the scope that counts without them; `due`, `kept`: help texts;
-    `set_threshold`: the method that Pulsar's API has for it."""
+    """Return the commands for threshold and retention of a scope.
+
+    `above`: the scope whose values apply without them; `due`, `retained`: help texts; `set_threshold`: the method that
+    Pulsar's API has for it.
+    """
     threshold, retention, name = f"{path}/compactionThreshold", f"{path}/retention", f"{{{scope}}}"
     return {
         "set-compaction-threshold": RequestCommand(
             set_threshold,
             threshold,
-            f"Set when {due}.",
+            f"Set the threshold that makes {due} due.",
             f"compaction threshold of {name} set",
             {"threshold": RequestOption(Threshold)},
         ),
-        "get-compaction-threshold": get(threshold, f"Show when {due}, in bytes.", options=applied),
+        "get-compaction-threshold": get(
+            threshold, f"Show the threshold in bytes that makes {due} due.", options=applied
+        ),
         "remove-compaction-threshold": RequestCommand(
             "DELETE",
             threshold,
-            f"Let the {above}'s threshold count for a {scope} again.",
+            f"Remove the threshold of a {scope}, so that the {above}'s applies.",
             f"compaction threshold of {name} removed",
         ),
         "set-retention": RequestCommand(
             "POST",
             retention,
-            f"Set {kept}.",
+            f"Set {retained}.",
             f"retention of {name} set",
             {
                 "duration": RequestOption(RetentionTime, field="retentionTimeInMinutes"),
                 "size": RequestOption(RetentionSize, field="retentionSizeInMB"),
             },
         ),
-        "get-retention": get(retention, f"Show {kept}.", options=applied),
+        "get-retention": get(retention, f"Show {retained}.", options=applied),
         "remove-retention": RequestCommand(
             "DELETE",
             retention,
-            f"Let the {above}'s retention count for a {scope} again.",
+            f"Remove the retention of a {scope}, so that the {above}'s applies.",
             f"retention of {name} removed",
         ),
     }
@@ -175,8 +180,8 @@ OF_TOPICS: Mapping[str, RequestCommand | Command] = {
         TOPIC,
         "topic",
         "namespace",
-        "a compaction of a topic is due",
-        "how long, and how much of it, a topic is kept",
+        "a compaction of a topic",
+        "the retention of a topic by time and size",
         "POST",
         {"applied": RequestOption(Applied, False, query="applied")},
     ),
@@ -185,8 +190,8 @@ OF_NAMESPACES = _limits(
     NAMESPACE,
     "namespace",
     "broker",
-    "a compaction of a topic of a namespace is due",
-    "how long, and how much of them, topics of a namespace are kept",
+    "a compaction of a topic of a namespace",
+    "the retention by time and size of the topics of a namespace",
     "PUT",
     {},
 )

@@ -1,4 +1,4 @@
-"""`compactor-admin compactions`: runs, what decides about them, and watching one."""
+"""`compactor-admin compactions`: list, show, watch and cancel runs; pause and resume the compaction of a topic."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def list_runs(
 
 
 def show_one_run(context: typer.Context, run: Run) -> None:
-    """Show a run: how far it is, its policies, its numbers, and why it failed if it did."""
+    """Show a run: its progress, policies and statistics, and the reason if it failed."""
     admin = session(context)
     show_run(admin.service.get(expand(_RUN, run=run)), admin.output)
 
@@ -41,14 +41,14 @@ def watch_run(
     context: typer.Context,
     run: Annotated[int | None, typer.Argument(metavar="[RUN]", min=1, max=2**63 - 1, help="Its number.")] = None,
     topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help=f"What is requested of it, or its newest run. {TOPIC_HELP}")
+        str | None, typer.Option(metavar="TOPIC", help=f"Follow its request, or its newest run. {TOPIC_HELP}")
     ] = None,
 ) -> None:
     """Follow a run until it has ended, then show it.
 
-    With --topic the run that takes the topic's request, if one waits, else its newest one; of a partitioned topic those
-    of its partitions. How far a run is stands on stderr: in one live line on a terminal, otherwise a line whenever
-    something has changed. Ends with exit code 9 if a run ends with an error or is cancelled.
+    With --topic it follows the run of the topic's request, if one waits, else its newest run; of a partitioned topic
+    the runs of its partitions. Progress goes to stderr: in one live line on a terminal, otherwise a line for each
+    phase. Ends with exit code 9 if a run ends with an error or is cancelled.
     """
     if (run is None) == (topic is None):
         raise InvalidInput("watch takes one of a run and a topic", "give RUN or --topic")
@@ -61,7 +61,7 @@ def watch_run(
 
 
 def scheduler(context: typer.Context) -> None:
-    """Show who schedules, what waits, what runs, and which topics fail or are paused."""
+    """Show the leader, the waiting requests, the active runs, and the topics that fail or are paused."""
     admin = session(context)
     answer = admin.service.get(f"{_COMPACTIONS}/scheduler")
     if admin.as_json:
@@ -80,9 +80,9 @@ def scheduler(context: typer.Context) -> None:
             admin.show(answer[name], columns)
 
 
-def _control(verb: str, done: str, help_text: str) -> RequestCommand:
-    """A command that changes what is wanted of a topic's compaction."""
-    path, report = f"{TOPIC}/compaction/{verb}", f"compaction of {{topic}} {done}"
+def _control(verb: str, result: str, help_text: str) -> RequestCommand:
+    """Return a command that changes the state of a topic's compaction: paused, resumed or aborted."""
+    path, report = f"{TOPIC}/compaction/{verb}", f"compaction of {{topic}} {result}"
     return RequestCommand("POST", path, help_text, report, columns=_CONTROL_COLUMNS)
 
 
@@ -93,9 +93,9 @@ COMMANDS: Mapping[str, RequestCommand | Command] = {
     "cancel": RequestCommand(
         "DELETE",
         _RUN,
-        "Cancel a run that is under way: it can publish nothing any more.\n\n"
-        "A topic that is still due, because it is over a threshold, is compacted again soon: `compactions pause` keeps "
-        "it from that.",
+        "Cancel an active run: it can no longer publish.\n\n"
+        "A topic that is still due, because it is over a threshold, is compacted again soon: `compactions pause` "
+        "prevents that.",
         "run {run} cancelled",
         {
             "reason": RequestOption(
@@ -106,15 +106,15 @@ COMMANDS: Mapping[str, RequestCommand | Command] = {
         },
     ),
     "pause": _control(
-        "pause", "paused", "Stop the run of a topic, and make none until it is resumed, as many times as it was paused."
+        "pause", "paused", "Stop the run of a topic, and start none until it is resumed as many times as it was paused."
     ),
-    "resume": _control("resume", "resumed", "Take back one pause of a topic."),
+    "resume": _control("resume", "resumed", "Undo one pause of a topic."),
     "abort": _control(
-        "abort", "aborted", "Stop the run of a topic, and drop the request for one; later ones are made as before."
+        "abort", "aborted", "Stop the run of a topic, and drop its request; later requests are executed as before."
     ),
     "control": get(
         f"{TOPIC}/compaction/control",
-        "Show whether a compaction of a topic is wanted, paused or fails.",
+        "Show whether a compaction of a topic is requested, paused or failing.",
         columns=_CONTROL_COLUMNS,
     ),
     "scheduler": scheduler,

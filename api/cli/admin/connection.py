@@ -1,8 +1,8 @@
-"""The HTTP of `compactor-admin`: requests as JSON, and every way in which one fails as an error kind with a remedy.
+"""The HTTP of `compactor-admin`: requests as JSON, and each failure as an error kind with a remedy.
 
-Errors: a refusal by its status (`exit_codes.KINDS`), with the service's own reason; `Unavailable` where no service
-answers, which names the URL and how a service is started; `Misconfigured` for TLS and for an answer that is not of this
-service. No error holds a token.
+Errors: a refusal by its status (`exit_codes.KINDS`), with the service's own reason; `Unavailable` if no service
+answers, with the URL and the command that starts a service; `Misconfigured` for TLS and for an answer of another
+server. No error contains a token.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _NOT_TLS = re.compile(r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|HTTP_REQUEST|U
 
 
 class ServerSideError(CompactorError):
-    """The service met an unexpected error."""
+    """The service reported an unexpected error."""
 
 
 class Connection:
-    """Requests to one service. `transport`: for a test that has the application in its own process."""
+    """A client of one service. `transport`: for a test with the application in its own process."""
 
     def __init__(self, target: ClientConfig, transport: httpx.BaseTransport | None = None) -> None:
         self._url = target.url
@@ -42,11 +42,11 @@ class Connection:
         self._client.close()
 
     def get(self, path: str, **query: object) -> Any:
-        """The answer's JSON, or its plain text; None for an empty answer."""
+        """Return the JSON of a GET's answer, or its plain text; None for an empty answer."""
         return self.request("GET", path, query)
 
     def request(self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None) -> Any:
-        """The answer's JSON, or its plain text; None for an empty answer."""
+        """Return the answer's JSON, or its plain text; None for an empty answer."""
         answer = self.ask(method, path, query, body)
         if not answer.content.strip():
             return None
@@ -64,7 +64,7 @@ class Connection:
     def ask(
         self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None, **headers: str
     ) -> httpx.Response:
-        """Any request; an answer of success. None in `query` and as `body`: left out."""
+        """Send a request and return its successful answer. None in `query` and as `body` is omitted."""
         request = self._request(method, path, query, body, headers)
         with self._failures():
             answer = self._client.send(request)
@@ -81,7 +81,7 @@ class Connection:
         patient: bool = False,
         **headers: str,
     ) -> Iterator[httpx.Response]:
-        """An answer that is read piece by piece. `patient`: it may be silent for any time between two pieces."""
+        """Open an answer to be read piece by piece. `patient`: without a limit on the time between two pieces."""
         request = self._request(method, path, query, None, headers, content)
         if patient:
             request.extensions["timeout"] = {**request.extensions.get("timeout", {}), "read": None}
@@ -111,7 +111,7 @@ class Connection:
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """Inside it, errors below HTTP become our kinds."""
+        """Convert errors below HTTP to error kinds of this project."""
         try:
             yield
         except httpx.ConnectError as error:
@@ -146,7 +146,7 @@ class Connection:
 
 
 def _trusted(target: ClientConfig) -> Any:
-    """What httpx takes for `verify`: the system's authorities unless a file is given."""
+    """Return the `verify` argument for httpx: the system's authorities, or those of `ca_cert`. Raises Misconfigured."""
     if target.ca_cert is None:
         return True
     import ssl
@@ -175,7 +175,7 @@ def _check(answer: httpx.Response) -> None:
     if kind is ServerSideError:
         remedy = "read the service's log, and report it"
     advised = kind is not ServerSideError and ": " in stated and status != 401
-    if advised:  # the reason ends with what to do
+    if advised:  # the reason ends with the remedy
         reason, _, remedy = stated.rpartition(": ")
     wait = answer.headers.get("retry-after", "")
     if wait.isdigit():
@@ -192,7 +192,7 @@ def _base(url: httpx.URL) -> str:
 
 
 def _speaks_tls(url: str) -> bool:
-    """Whether a TLS connection can be made there."""
+    """Return whether a TLS connection to the URL succeeds."""
     import socket
     import ssl
 
@@ -210,13 +210,13 @@ def _speaks_tls(url: str) -> bool:
 
 
 def _reason(answer: httpx.Response) -> str:
-    """The reason that a refusal states, in one line; empty: it has none in our service's form."""
+    """Return the reason that a refusal states, in one line; empty if it has none in the service's form."""
     reason: object = None
     try:
         document = json.loads(answer.content)
         reason = document.get("reason") if isinstance(document, dict) else None
     except ValueError:
-        # A broker's answer about a body; our other refusals are never plain text.
+        # A broker's answer about a body; other refusals are never plain text.
         if answer.status_code == 400 and answer.headers.get("content-type", "").startswith("text/plain"):
             reason = answer.text
     return " ".join(str(reason).split())[:_LONGEST_REASON] if reason else ""

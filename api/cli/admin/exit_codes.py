@@ -1,4 +1,4 @@
-"""Exit codes of `compactor-admin`: those of the kit, one of its own, and which HTTP status leads to which error.
+"""Exit codes of `compactor-admin`: those of the kit, one of its own, and the error kind of each HTTP status.
 
 A contract: scripts depend on it.
 """
@@ -32,4 +32,4 @@ KINDS: Mapping[int, tuple[type[errors.CompactorError], str]] = {
     504: (errors.Unavailable, "try again later"),
     507: (errors.DataLoss, "restore what it names from a backup"),
 }
-"""The error of each status, and the remedy if the service names none; other 4xx are wrong input."""
+"""The error of each status, with the remedy if the service names none; other 4xx are invalid input."""

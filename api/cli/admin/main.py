@@ -1,6 +1,6 @@
-"""`compactor-admin`: the commands, their help and the options that all of them have.
+"""`compactor-admin`: the commands, their help and the options that all commands have.
 
-Its verbs are those of Pulsar's `pulsar-admin`; what Pulsar has not (runs, policies, verify, …) stands beside them.
+It has the verbs of Pulsar's `pulsar-admin`, and others for features that Pulsar lacks (runs, policies, verify, …).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def options(
 
 
 def main() -> None:
-    """The program. Exits with a code of `exit_codes`."""
+    """Run the program. Exits with a code of `exit_codes`."""
     run(app, NAME, GLOBAL_OPTIONS, GLOBAL_FLAGS, "the service continues what was requested")
 
 

@@ -1,6 +1,6 @@
-"""`compactor-admin topics verify`, `trim` and `release-lease`, and `gc`: what is there, and what is not needed.
+"""`compactor-admin topics verify`, `trim` and `release-lease`, and `gc`.
 
-What deletes is a dry run unless `--yes` is given.
+A command that deletes is a dry run unless `--yes` is given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from api.cli.kit.stderr import counted, say, size
 
 
 def verify(context: typer.Context, topic: TypedTopic) -> None:
-    """Have the compacted ledger of a topic derived again, and every difference named. Changes nothing.
+    """Derive the compacted ledger of a topic again, and list every difference. Changes nothing.
 
     Ends with exit code 7 if anything differs.
     """
@@ -31,8 +31,8 @@ def verify(context: typer.Context, topic: TypedTopic) -> None:
     else:
         for report in reports:
             put_lines(verify_lines(report))
-    if found := sum(report["total"] for report in reports):
-        say(f"compactor-admin: {counted(found, 'difference')} in {topic}: restore the objects from a backup")
+    if differences := sum(report["total"] for report in reports):
+        say(f"compactor-admin: {counted(differences, 'difference')} in {topic}: restore the objects from a backup")
         raise typer.Exit(DATA_LOSS)
 
 
@@ -41,19 +41,21 @@ def trim(
     topic: TypedTopic,
     before: Annotated[
         str | None,
-        typer.Option(metavar="PLACE", help="All before this message id or offset; else what the policies let go."),
+        typer.Option(
+            metavar="PLACE", help="All messages before this message id or offset; default: as the cleanup policies say."
+        ),
     ] = None,
     force: Annotated[
         bool,
         typer.Option(
             "--force",
-            help="Also what cursors and compaction still need. With a deletion that no run has seen, new compacted "
-            "readers get the deleted key back.",
+            help="Also messages that cursors and compaction still need. If a deletion is among them that no run has "
+            "processed, new compacted readers get the deleted key back.",
         ),
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Let old raw ledgers of a topic go."""
+    """Trim old raw ledgers of a topic."""
     admin = session(context)
     body = {"before": before, "force": force}
     reports = admin.service.request("POST", topic_path(topic, "trim"), {"dryRun": not yes}, body)
@@ -73,7 +75,7 @@ def release_lease(
     context: typer.Context,
     topic: TypedTopic,
     force: Annotated[bool, typer.Option("--force", help="Also if its owner is alive.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it. Without it, only show who owns it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Release it. Without this, only show its owner.")] = False,
 ) -> None:
     """Release the writer's lease of a topic whose owner died on another machine."""
     admin = session(context)
@@ -92,12 +94,12 @@ def collect_garbage(
     unknown_topics: Annotated[
         bool, typer.Option("--unknown-topics", help="Also of topics that the database does not know.")
     ] = False,
-    grace: Annotated[int | None, duration("--grace", "How long garbage stays: 10m, 1h, 7d.")] = None,
+    grace: Annotated[int | None, duration("--grace", "Age of garbage before it is deleted: 10m, 1h, 7d.")] = None,
     yes: Yes = False,
 ) -> None:
     """Delete the objects that nothing refers to.
 
-    Ends with exit code 7 if a topic could not be checked; the others are collected all the same.
+    Ends with exit code 7 if a topic could not be checked; the others are collected.
     """
     admin = session(context)
     body: dict[str, Any] = {"dryRun": not yes, "unknownTopics": unknown_topics}
@@ -109,23 +111,23 @@ def collect_garbage(
     if admin.as_json:
         admin.show(report)
     else:
-        admin.show([_garbage_row(found) for found in report["topics"] if not found["error"]])
+        admin.show([_garbage_row(entry) for entry in report["topics"] if not entry["error"]])
         verb = "deleted" if yes else "would be deleted, with --yes"
         admin.done(f"{counted(report['objects'], 'object')}, {size(report['bytes'])}, {verb}")
-    failed = [found for found in report["topics"] if found["error"]]
-    for found in failed:
-        say(f"compactor-admin: {found['topic'] or found['topic_uid']}: {' '.join(found['error'].split())}")
+    failed = [entry for entry in report["topics"] if entry["error"]]
+    for entry in failed:
+        say(f"compactor-admin: {entry['topic'] or entry['topic_uid']}: {' '.join(entry['error'].split())}")
     if failed:
         raise typer.Exit(DATA_LOSS)
 
 
-def _garbage_row(found: Mapping[str, Any]) -> dict[str, Any]:
+def _garbage_row(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "topic": found["topic"] or found["topic_uid"],
-        "objects": sum(kind["count"] for kind in found["objects"].values()),
-        "bytes": sum(kind["bytes"] for kind in found["objects"].values()),
-        "compacted_ledgers": found["compacted_ledgers"],
-        "trimmed_ledgers": found["trimmed_ledgers"],
+        "topic": entry["topic"] or entry["topic_uid"],
+        "objects": sum(kind["count"] for kind in entry["objects"].values()),
+        "bytes": sum(kind["bytes"] for kind in entry["objects"].values()),
+        "compacted_ledgers": entry["compacted_ledgers"],
+        "trimmed_ledgers": entry["trimmed_ledgers"],
     }
 
 

@@ -25,9 +25,9 @@ _BYTES_AT_ONCE = 1 << 20
 _JSON_LINES = "application/x-ndjson"
 _ARROW = "application/vnd.apache.arrow.stream"
 _RETRY = 1
-"""The error code of a message that may be taken later."""
+"""The error code of a message that the service may accept later."""
 _NAMED = 20
-"""Refused lines that an error names."""
+"""The most refused lines that an error names."""
 _LINE = re.compile(r"line (\d{1,9})(?=: )")
 
 KeyEncoding = Annotated[TextEncoding, typer.Option(help="How keys are written.")]
@@ -44,8 +44,7 @@ def produce(
 ) -> None:
     """Append messages, one a line, as `compactor produce` takes them.
 
-    Messages that were acknowledged before an error stay. stderr reports their number, and the lines that were not
-    taken.
+    Messages that were acknowledged before an error stay. stderr reports their number, and the refused lines.
     """
     admin = session(context)
     query = {"keyEncoding": key_encoding, "valueEncoding": value_encoding}
@@ -91,7 +90,7 @@ def read(
     key_encoding: KeyEncoding = TextEncoding.UTF8,
     value_encoding: ValueEncoding = TextEncoding.UTF8,
 ) -> None:
-    """Read a topic to the end of now, to standard output."""
+    """Read a topic up to its current end, to standard output."""
     admin = session(context)
     query = {
         "stream": True,
@@ -117,7 +116,7 @@ def get_key(
     key_encoding: KeyEncoding = TextEncoding.UTF8,
     value_encoding: ValueEncoding = TextEncoding.UTF8,
     sealed_only: Annotated[
-        bool, typer.Option("--sealed-only", help="Leave out the newest messages, which are not sealed yet.")
+        bool, typer.Option("--sealed-only", help="Omit the newest messages, which are not sealed yet.")
     ] = False,
 ) -> None:
     """Show the newest message of a key.
@@ -128,15 +127,15 @@ def get_key(
     query: dict[str, Any] = {"key": key, "keyEncoding": key_encoding, "valueEncoding": value_encoding}
     query["sealedOnly"] = sealed_only or None
     try:
-        found = admin.service.get(topic_path(topic, "key"), **query)
+        answer = admin.service.get(topic_path(topic, "key"), **query)
     except NotFound:
-        admin.service.get(topic_path(topic, "partitions"))  # an error if it is the topic that does not exist
+        admin.service.get(topic_path(topic, "partitions"))  # an error if the topic itself does not exist
         say(f"compactor-admin: the key {key!r} of {topic} has no value")
         raise typer.Exit(exit_codes.NO_VALUE) from None
     if admin.as_json:
-        admin.show(found)
+        admin.show(answer)
     else:
-        put(found["value"] or "")
+        put(answer["value"] or "")
 
 
 def _opened(file: str) -> IO[bytes]:
@@ -151,7 +150,7 @@ def _opened(file: str) -> IO[bytes]:
 
 
 def _batches(lines: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Lines for a request each, with the number of the first one."""
+    """Yield the lines of each request, with the number of its first line."""
     gathered: list[bytes] = []
     size, first = 0, 1
     for at, line in enumerate(lines, 1):
@@ -166,28 +165,28 @@ def _batches(lines: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 @contextmanager
 def _numbered_in_the_file(first: int) -> Iterator[None]:
-    """Inside it, an error about a line has the line's number in the file: the service counts from `first`.
+    """Convert the line numbers of errors to those of the file: the service counts each request's lines from 1.
 
-    Nothing of that request was appended; the requests before it were.
+    `first`: the number of the request's first line. Nothing of that request was appended; the requests before it were.
     """
     try:
         yield
     except InvalidInput as error:
-        found = _LINE.match(error.message)
-        if found is None or first == 1:
+        match = _LINE.match(error.message)
+        if match is None or first == 1:
             raise
-        line = f"line {first + int(found[1]) - 1}{error.message[found.end() :]}"
+        line = f"line {first + int(match[1]) - 1}{error.message[match.end() :]}"
         raise InvalidInput(line, f"correct it; what comes before line {first} was appended") from error
 
 
 def _refused(refused: Sequence[tuple[int, Mapping[str, object]]]) -> NoReturn:
-    """End with the service's reasons against messages, by their lines; the others of the request are appended."""
-    (line, result), *others = refused
+    """Report the refused messages by their lines, and exit; the other messages of the request are appended."""
+    (line, result), *further = refused
     text = f"line {line} was not taken: {' '.join(str(result.get('errorMsg')).split())}"
-    if others:
-        named = ", ".join(str(at) for at, _ in others[:_NAMED])
-        more = f" and {number(len(others) - _NAMED)} more" if len(others) > _NAMED else ""
-        text += f"; nor were {named}{more}"
+    if further:
+        numbers = ", ".join(str(at) for at, _ in further[:_NAMED])
+        more = f" and {number(len(further) - _NAMED)} more" if len(further) > _NAMED else ""
+        text += f"; nor were {numbers}{more}"
     say(f"compactor-admin: {text}")
     retry = all(result.get("errorCode") == _RETRY for _, result in refused)
     raise typer.Exit(exit_codes.UNAVAILABLE if retry else exit_codes.INVALID_INPUT)

@@ -1,4 +1,4 @@
-"""`compactor-admin policies`: all that docs/policies.md lists, for a topic, a namespace or the broker."""
+"""`compactor-admin policies`: the policies of docs/policies.md, for a topic, a namespace or the broker."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def get_policies(
     topic: Of = None,
     namespace: OfNamespace = None,
     broker: OfBroker = False,
-    own: Annotated[bool, typer.Option("--own", help="Only what is set right here.")] = False,
+    own: Annotated[bool, typer.Option("--own", help="Only the policies that are set for this scope.")] = False,
 ) -> None:
-    """Show policies as they hold in the end, and where each comes from."""
+    """Show the effective policies and the origin of each."""
     admin = session(context)
     answer = admin.service.get(_path(topic, namespace, broker, name), applied=not own)
     if admin.as_json:
@@ -43,11 +43,11 @@ def set_policies(
     namespace: OfNamespace = None,
     broker: OfBroker = False,
 ) -> None:
-    """Set policies, all of these or none; the others stay."""
-    wanted = dict(parse_pair(text, "give a policy as segment.bytes=64M") for text in settings)
+    """Set policies, all of them or none; other policies stay."""
+    values = dict(parse_pair(text, "give a policy as segment.bytes=64M") for text in settings)
     admin = session(context)
-    admin.service.request("PUT", _path(topic, namespace, broker), body=wanted)
-    admin.done(f"{', '.join(wanted)} set for {topic or namespace or 'the broker'}")
+    admin.service.request("PUT", _path(topic, namespace, broker), body=values)
+    admin.done(f"{', '.join(values)} set for {topic or namespace or 'the broker'}")
 
 
 def remove_policies(
@@ -57,7 +57,7 @@ def remove_policies(
     namespace: OfNamespace = None,
     broker: OfBroker = False,
 ) -> None:
-    """Remove policies, so that the next wider place counts again."""
+    """Remove policies, so that those of the next wider scope apply."""
     admin = session(context)
     for name in names:
         admin.service.request("DELETE", _path(topic, namespace, broker, name))

@@ -1,7 +1,8 @@
-"""Commands that are one request each: `RequestCommand` is a row of the tables that the `…_commands` modules hold.
+"""Commands that are one request each: `RequestCommand` is a row of the tables in the `…_commands` modules.
 
-The names in braces in a path are arguments and options of the command, as `PARAMETERS` has them; `options` are further
-ones, each for a parameter of the query or for the body. An answer to GET is shown; a change is reported on stderr.
+The names in braces in a path are arguments and options of the command, which `PARAMETERS` defines; `options` are
+further ones, each for a parameter of the query or for the body. An answer to GET is shown; a change is reported on
+stderr.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Run = Annotated[int, typer.Argument(metavar="RUN", min=1, max=2**63 - 1, help="I
 Subscription = Annotated[str, typer.Option("-s", "--subscription", metavar="NAME", help="The subscription.")]
 Role = Annotated[str, typer.Option("--role", metavar="ROLE", help="The role.")]
 Count = Annotated[int, typer.Option("-n", "--count", metavar="N", min=1, help="How many messages.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without it, only report what would be done.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Execute it. Without this, only report what would change.")]
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class RequestOption:
 
     `query`: the parameter of the query that has its value; `field`: that of the body; with neither it is the body.
 
-    `parse`: the value from what was typed. An option without a default is required; None is left out of the request.
+    `parse` converts the typed text to the value. An option without a default is required; None is omitted from the
+    request.
     """
 
     kind: Any
@@ -62,7 +64,7 @@ PARAMETERS: Mapping[str, RequestOption] = {
 
 @dataclass(frozen=True)
 class RequestCommand:
-    """A command. `done`: the report of a change, with the same names in braces; `query`: parameters that are fixed.
+    """A command. `report`: the message after a change, with the same names in braces; `query`: fixed parameters.
 
     `columns`: the answer to a change is shown, as a table of these. `text`: the answer is text without JSON's quotes.
     """
@@ -70,34 +72,36 @@ class RequestCommand:
     method: str
     path: str
     help: str
-    done: str = ""
+    report: str = ""
     options: Mapping[str, RequestOption] = field(default_factory=dict)
     query: Mapping[str, object] = field(default_factory=dict)
     columns: Sequence[str] = ()
     text: bool = False
 
     def command(self) -> Command:
-        """The function that typer makes a command of."""
+        """Return the function that typer registers as a command."""
         parameters = {name: PARAMETERS[name] for name in re.findall(r"{(\w+)}", self.path)} | dict(self.options)
 
-        def run(context: typer.Context, **given: Any) -> None:
-            self._run(context, given)
+        def run(context: typer.Context, **arguments: Any) -> None:
+            self._run(context, arguments)
 
         run.__doc__ = self.help
-        run.__annotations__ = {"context": typer.Context} | {name: one.kind for name, one in parameters.items()}
+        run.__annotations__ = {"context": typer.Context} | {
+            name: parameter.kind for name, parameter in parameters.items()
+        }
         run.__dict__["__signature__"] = Signature(
             [
                 Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context),
                 *(
-                    Parameter(name, Parameter.KEYWORD_ONLY, annotation=one.kind, default=one.default)
-                    for name, one in parameters.items()
+                    Parameter(name, Parameter.KEYWORD_ONLY, annotation=parameter.kind, default=parameter.default)
+                    for name, parameter in parameters.items()
                 ),
             ]
         )
         return run
 
-    def _run(self, context: typer.Context, given: Mapping[str, Any]) -> None:
-        values = dict(given)
+    def _run(self, context: typer.Context, arguments: Mapping[str, Any]) -> None:
+        values = dict(arguments)
         body: Any = None
         query = dict(self.query)
         for name, option in self.options.items():
@@ -116,10 +120,10 @@ class RequestCommand:
             return
         answer = admin.service.request(self.method, path, query, body)
         if self.method != "GET":
-            shown = {
+            texts = {
                 name: ", ".join(value) if isinstance(value, list | dict) else value for name, value in values.items()
             }
-            admin.done(self.done.format(**shown))
+            admin.done(self.report.format(**texts))
         if self.method == "GET" or self.columns:
             if answer is None and not admin.as_json:
                 admin.done("none is set here")
@@ -127,11 +131,11 @@ class RequestCommand:
 
 
 def get(path: str, help_text: str, **settings: Any) -> RequestCommand:
-    """A command that shows an answer."""
+    """Return a command that shows an answer."""
     return RequestCommand("GET", path, help_text, **settings)
 
 
 def add_commands(group: typer.Typer, commands: Mapping[str, RequestCommand | Command]) -> None:
-    """Give a group its commands."""
+    """Add commands to a group."""
     for name, command in commands.items():
         group.command(name)(command.command() if isinstance(command, RequestCommand) else command)

@@ -1,10 +1,10 @@
-"""Following a compaction from its request to its end: `topics compact --wait` and `compactions watch`.
+"""A watch of a compaction from its request to its end: `topics compact --wait` and `compactions watch`.
 
-A request waits in SQL until the service that leads executes it; the run that takes it is the first one behind those
-that there were. So a request is followed by its topic and the newest run before it: while it waits, then its run. It
-may end without a run: nothing is new, compaction was paused, or the run could not even begin.
+A request waits in SQL until the leader executes it. Its run is the first run of the topic after the newest run that
+existed when the request was made; so a topic and that run identify a request. A request may end without a run: nothing
+is new, compaction was paused, or the run could not begin.
 
-How far a run is stands on stderr. A broken connection is opened again.
+Progress goes to stderr. A broken connection is opened again.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from api.cli.kit.terminal import LiveLine
 from storage.errors import CompactionPaused, NotFound, Unavailable
 
 _CONNECTIONS = 5
-"""How often in a row a watch begins again when its connection breaks."""
+"""The number of consecutive broken connections that end a watch."""
 _AGAIN_SECONDS = 1.0
 _POLL_SECONDS = 0.5
 _SUCCESS = "SUCCESS"
 
 
 def newest_runs(admin: Session, topic: str) -> dict[str, int]:
-    """The number of the newest run of the topic, or of each partition, by full name; 0: there is none."""
+    """Return the number of the newest run of the topic, or of each partition, by full name; 0: there is none."""
     names = [control["topic"] for control in admin.service.get(topic_path(topic, "compaction", "control"))]
     return {name: _newest(admin, name) for name in names}
 
 
 def follow_requests(admin: Session, before: Mapping[str, int]) -> None:
-    """Follow the requests that topics have, whose newest runs were `before`, and show the runs that took them.
+    """Follow the requests of topics whose newest runs were `before`, and show the runs that execute them.
 
     Raises CompactionPaused; Exit (9) if a run failed, was cancelled or could not begin.
     """
     runs: list[dict[str, Any]] = []
     failed = False
     for topic, newest in before.items():
-        run = _run_behind(admin, topic, newest)
+        run = _run_after(admin, topic, newest)
         if run is not None:
             runs.append(follow(admin, run))
             continue
@@ -61,19 +61,19 @@ def follow_requests(admin: Session, before: Mapping[str, int]) -> None:
 
 
 def watch_topic(admin: Session, topic: str) -> None:
-    """Follow what is asked of a topic, or of each partition; where nothing is asked, its newest run.
+    """Follow the request of a topic, or of each partition; without a request, its newest run.
 
     Raises NotFound for a topic without a run or request, and as `follow_requests`.
     """
-    before = newest_runs(admin, topic)  # before the requests: the run of one that is taken meanwhile is behind these
-    asked = {name: newest for name, newest in before.items() if _control(admin, name)["requested_at"] is not None}
-    if asked:
-        follow_requests(admin, asked)
+    before = newest_runs(admin, topic)  # read before the requests, so that the run of a request is newer
+    requested = {name: newest for name, newest in before.items() if _control(admin, name)["requested_at"] is not None}
+    if requested:
+        follow_requests(admin, requested)
         return
-    found = [run for name in before if (run := _newest(admin, name))]
-    if not found:
+    runs = [run for name in before if (run := _newest(admin, name))]
+    if not runs:
         raise NotFound(f"{topic} has no compaction run", "have it compacted with `topics compact`")
-    show_ended(admin, [follow(admin, run) for run in found], alone=len(before) == 1)
+    show_ended(admin, [follow(admin, run) for run in runs], alone=len(before) == 1)
 
 
 def show_ended(admin: Session, runs: list[dict[str, Any]], *, alone: bool, failed: bool = False) -> None:
@@ -94,7 +94,7 @@ def show_ended(admin: Session, runs: list[dict[str, Any]], *, alone: bool, faile
 
 
 def follow(admin: Session, run: int) -> dict[str, Any]:
-    """The run when it has ended."""
+    """Follow a run to its end, and return it."""
     line = LiveLine(sys.stderr)
     failed, phase = 0, None
     while True:
@@ -121,22 +121,22 @@ def follow(admin: Session, run: int) -> dict[str, Any]:
             sleep(_AGAIN_SECONDS)
 
 
-def _run_behind(admin: Session, topic: str, newest: int) -> int | None:
-    """The first run behind `newest`, when there is one; None: the request ended without a run."""
+def _run_after(admin: Session, topic: str, newest: int) -> int | None:
+    """Wait for the first run after `newest`, and return its number; None: the request ended without a run."""
     reported = False
     failed = 0
     while True:
         try:
             control = _control(admin, topic)
-            found = _newest(admin, topic)
+            run = _newest(admin, topic)
             failed = 0
         except Unavailable:
             failed += 1
             if failed == _CONNECTIONS:
                 raise
         else:
-            if found > newest:
-                return found
+            if run > newest:
+                return run
             if control["requested_at"] is None:
                 return None
             if not reported:
@@ -146,15 +146,15 @@ def _run_behind(admin: Session, topic: str, newest: int) -> int | None:
 
 
 def _control(admin: Session, topic: str) -> dict[str, Any]:
-    """What is wanted of one topic."""
-    [found] = admin.service.get(topic_path(topic, "compaction", "control"))
-    return dict(found)
+    """Return the state of a topic's compaction."""
+    [control] = admin.service.get(topic_path(topic, "compaction", "control"))
+    return dict(control)
 
 
 def _newest(admin: Session, topic: str) -> int:
-    """The newest run's number; 0: there is none."""
-    found = admin.service.get(topic_path(topic, "compactions"), limit=1)
-    return int(found[0]["run"]) if found else 0
+    """Return the newest run's number; 0: there is none."""
+    runs = admin.service.get(topic_path(topic, "compactions"), limit=1)
+    return int(runs[0]["run"]) if runs else 0
 
 
 def _events(admin: Session, run: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -164,7 +164,7 @@ def _events(admin: Session, run: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def parse_events(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Server-sent events: the kind of each, and its data as JSON. Comments and what is cut off are left out."""
+    """Yield the kind and the JSON data of each server-sent event. Comments and an incomplete last event are omitted."""
     kind = "message"
     data: list[str] = []
     for line in lines:
@@ -181,7 +181,7 @@ def parse_events(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def progress(run: dict[str, Any]) -> str:
-    """`run 7 of persistent://… : phase two, 3/8 tasks, 1.5 MiB, 12 s`."""
+    """Return the progress of a run in a line: `run 7 of persistent://… : phase two, 3/8 tasks, 1.5 MiB, 12 s`."""
     text = f"run {run['run']} of {run['topic']}: {run['phase'] or 'begins'}"
     if run.get("tasks_total"):
         text += f", {number(run['tasks_done'] or 0)}/{number(run['tasks_total'])} tasks"

@@ -1,7 +1,7 @@
-"""What a command is given: the connection to the service, and the output format.
+"""The session of a command: the connection to the service, and the output format.
 
-stdout is data: tables, one name a line, or with `--output json` the service's answer; stderr is talk. A command that
-changes something reports it in one line on stderr.
+Data goes to stdout: tables, one name a line, or with `--output json` the service's answer. Messages go to stderr; a
+command that changes something reports it there in one line.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Session:
 
     @cached_property
     def service(self) -> Connection:
-        """The connection to the service, made by the first command that needs it; httpx is imported only then."""
+        """Return the connection to the service. The first use opens it and imports httpx."""
         from api.cli.admin.connection import Connection
 
         return Connection(find_target(self.flags, self.config, os.environ))
 
     @property
     def as_json(self) -> bool:
-        """Whether stdout is for scripts."""
+        """Return whether stdout is for scripts."""
         return self.output is OutputFormat.JSON
 
     def close(self) -> None:
@@ -62,14 +62,14 @@ class Session:
 
 
 def session(context: typer.Context) -> Session:
-    """The session that the program's callback made."""
-    found = context.obj
-    assert isinstance(found, Session)
-    return found
+    """Return the session that the program's callback created."""
+    obj = context.obj
+    assert isinstance(obj, Session)
+    return obj
 
 
 def expand(template: str, **values: object) -> str:
-    """`/admin/v2/persistent/{topic}/stats` as the path of a request. Each value is encoded.
+    """Return a template such as `/admin/v2/persistent/{topic}/stats` as the path of a request. Each value is encoded.
 
     `topic` becomes tenant, namespace and topic; `namespace` tenant and namespace; any other value is one part.
     Raises InvalidInput for a name that cannot exist.
@@ -90,7 +90,7 @@ def expand(template: str, **values: object) -> str:
 
 
 def topic_path(topic: str, *parts: str) -> str:
-    """The path of a topic, or of what `parts` name below it: `/admin/v2/persistent/t/n/topic/stats`. Each is encoded.
+    """Return the path of a topic, or of `parts` below it: `/admin/v2/persistent/t/n/topic/stats`. Each part is encoded.
 
     Raises InvalidInput for a name that cannot exist.
     """
@@ -112,16 +112,16 @@ def _namespace_parts(text: str) -> tuple[str, str]:
 
 
 def _encoded(part: str) -> str:
-    """One part of a path; a part of dots alone would name a folder above."""
+    """Encode one part of a path; dots alone would name a folder above."""
     return quote(part, safe=":=") if part.strip(".") else part.replace(".", "%2E")
 
 
-def key_values(option: str, given: Iterable[str]) -> dict[str, str]:
-    """`a=b` given many times, or `a=b,c=d`, as a mapping. Raises InvalidInput."""
-    pairs = (pair for text in given for pair in text.split(","))
+def key_values(option: str, texts: Iterable[str]) -> dict[str, str]:
+    """Return repeated `a=b`, or `a=b,c=d`, as a mapping. Raises InvalidInput."""
+    pairs = (pair for text in texts for pair in text.split(","))
     return dict(parse_pair(pair, f"give {option} key=value") for pair in pairs)
 
 
-def split_names(given: Iterable[str] | None) -> list[str]:
-    """Names that were given one by one or with commas between them."""
-    return [name for text in given or () for name in text.split(",") if name]
+def split_names(texts: Iterable[str] | None) -> list[str]:
+    """Return names that are repeated or separated by commas."""
+    return [name for text in texts or () for name in text.split(",") if name]

@@ -1,4 +1,4 @@
-"""`compactor-admin topics`: subscriptions, and the messages that they are at."""
+"""`compactor-admin topics`: subscriptions and their messages."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def reset_cursor(
         typer.Option("-m", "--message-id", "--messageId", metavar="POSITION", help="latest, earliest or ledger:entry."),
     ] = None,
     back: Annotated[
-        str | None, typer.Option("-t", "--time", metavar="TIME", help="So long before now: 100m, 3h, 2d.")
+        str | None, typer.Option("-t", "--time", metavar="TIME", help="Time before now: 100m, 3h, 2d.")
     ] = None,
     exclude: Annotated[
-        bool, typer.Option("-e", "--exclude-reset-position", help="Begin with the message behind that.")
+        bool, typer.Option("-e", "--exclude-reset-position", help="Begin with the message after it.")
     ] = False,
 ) -> None:
     """Move a subscription to a message, or to a time."""
@@ -77,16 +77,16 @@ def reset_cursor(
 def peek_messages(context: typer.Context, topic: TypedTopic, subscription: Subscription, count: Count = 1) -> None:
     """Show the next messages of a subscription, which stays where it is."""
     admin = session(context)
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for position in range(1, count + 1):
         message = topic_path(topic, "subscription", subscription, "position", str(position))
         try:
-            found.append(_message(admin.service.ask("GET", message)))
+            messages.append(_message(admin.service.ask("GET", message)))
         except NotFound:
-            if found:
+            if messages:
                 break  # the subscription has fewer messages left than `count`
             raise
-    admin.show(found)
+    admin.show(messages)
 
 
 def get_message_by_id(
@@ -102,7 +102,7 @@ def get_message_by_id(
 
 
 def _position(text: str) -> dict[str, Any]:
-    """A position as Pulsar's bodies have it."""
+    """Return a position in the form of Pulsar's bodies. Raises InvalidInput."""
     if text in ("latest", "earliest"):
         number = _LAST if text == "latest" else -1
         return {"ledgerId": number, "entryId": number, "partitionIndex": -1}
@@ -111,7 +111,7 @@ def _position(text: str) -> dict[str, Any]:
 
 
 def _message(answer: httpx.Response) -> dict[str, Any]:
-    """A message of an answer: the body is its value, headers are what else it has."""
+    """Return the message of an answer: the body is its value, the headers are its other fields."""
     head = {
         name.removeprefix("x-pulsar-"): value for name, value in answer.headers.items() if name.startswith("x-pulsar-")
     }
@@ -125,7 +125,7 @@ def _message(answer: httpx.Response) -> dict[str, Any]:
 _SKIP_ALL = RequestCommand(
     "POST",
     f"{_SUBSCRIPTION}/skip_all",
-    "Let a subscription skip all that is left.",
+    "Skip all remaining messages of a subscription.",
     "subscription {subscription} of {topic} is at the end",
 )
 
@@ -151,13 +151,13 @@ COMMANDS: Mapping[str, RequestCommand | Command] = {
         f"{_SUBSCRIPTION}/properties",
         "Replace the properties of a subscription by these.",
         "properties of subscription {subscription} of {topic} replaced",
-        {"properties": RequestOption(Properties, None, parse=lambda given: key_values("--property", given or ()))},
+        {"properties": RequestOption(Properties, None, parse=lambda pairs: key_values("--property", pairs or ()))},
     ),
     "reset-cursor": reset_cursor,
     "skip": RequestCommand(
         "POST",
         f"{_SUBSCRIPTION}/skip/{{count}}",
-        "Let a subscription skip its next messages.",
+        "Skip the next messages of a subscription.",
         "subscription {subscription} of {topic} moved",
     ),
     "skip-all": _SKIP_ALL,

@@ -31,7 +31,7 @@ def create_tenant(context: typer.Context, tenant: Tenant, roles: Roles = None, c
 
 
 def update_tenant(context: typer.Context, tenant: Tenant, roles: Roles = None, clusters: Clusters = None) -> None:
-    """Change a tenant; what is not given stays."""
+    """Change a tenant; options that are not given keep their values."""
     admin = session(context)
     path = expand(f"{_TENANTS}/{{tenant}}", tenant=tenant)
     before = admin.service.get(path)
@@ -52,7 +52,7 @@ def list_brokers(
 
 
 def _permissions(path: str, show: str, grant: str, revoke: str, where: str) -> Mapping[str, RequestCommand | Command]:
-    """Permissions of a scope; `show`, `grant`, `revoke`: the help texts."""
+    """Return the commands for the permissions of a scope; `show`, `grant`, `revoke`: the help texts."""
     actions = RequestOption(
         Annotated[
             list[str], typer.Option("--actions", metavar="ACTION,…", help="Of produce, consume, compact and admin.")
@@ -74,7 +74,7 @@ def _permissions(path: str, show: str, grant: str, revoke: str, where: str) -> M
 
 TENANTS: Mapping[str, RequestCommand | Command] = {
     "list": get(_TENANTS, "List the tenants."),
-    "get": get(f"{_TENANTS}/{{tenant}}", "Show a tenant: who administers it, and in which clusters it is."),
+    "get": get(f"{_TENANTS}/{{tenant}}", "Show a tenant: its admin roles and its clusters."),
     "create": create_tenant,
     "update": update_tenant,
     "delete": RequestCommand(
@@ -87,27 +87,27 @@ NAMESPACES: Mapping[str, RequestCommand | Command] = {
     "delete": RequestCommand(
         "DELETE", NAMESPACE, "Delete a namespace without topics.", "namespace {namespace} deleted"
     ),
-    "policies": get(NAMESPACE, "Show what is set for a namespace, as Pulsar names it."),
+    "policies": get(NAMESPACE, "Show the policies that are set for a namespace, under Pulsar's names."),
     "topics": get(f"{NAMESPACE}/topics", "List the topics of a namespace, partitions one by one."),
     **_permissions(
         NAMESPACE,
-        "Show who may do what in a namespace.",
-        "Let a role do something in a namespace.",
-        "Take from a role all that it was permitted in a namespace.",
+        "Show the permissions of a namespace.",
+        "Grant a role actions in a namespace.",
+        "Revoke the permissions of a role in a namespace.",
         "in {namespace}",
     ),
 }
 OF_TOPICS = _permissions(
     TOPIC,
-    "Show who may do what with a topic, by its own permissions and its namespace's.",
-    "Let a role do something with a topic, besides what its namespace grants.",
-    "Take from a role what it was permitted with a topic by itself.",
+    "Show the permissions of a topic: its own and its namespace's.",
+    "Grant a role actions on a topic, in addition to those of its namespace.",
+    "Revoke the permissions of a role on a topic; those of its namespace stay.",
     "with {topic}",
 )
 BROKER_COMMANDS: Mapping[str, RequestCommand | Command] = {
     "list": list_brokers,
     "leader-broker": get(f"{BROKERS}/leaderBroker", "Show the service process that schedules compactions."),
-    "healthcheck": get(f"{BROKERS}/health", "Ask whether the service can serve.", text=True),
+    "healthcheck": get(f"{BROKERS}/health", "Check whether the service can serve.", text=True),
     "version": get(f"{BROKERS}/version", "Show the version of the service.", text=True),
     "get-runtime-config": get(
         f"{BROKERS}/configuration/runtime", "Show the settings that the service runs with; secrets are redacted."

@@ -16,14 +16,14 @@ Partitions = Annotated[int, typer.Option("-p", "--partitions", metavar="N", min=
 Metadata = Annotated[
     list[str] | None, typer.Option("-m", "--metadata", metavar="KEY=VALUE,…", help="Properties of the topic.")
 ]
-Precise = Annotated[bool, typer.Option("-gpb", "--get-precise-backlog", help="Count what is left exactly.")]
+Precise = Annotated[bool, typer.Option("-gpb", "--get-precise-backlog", help="Count the backlog exactly.")]
 BacklogSize = Annotated[
-    bool, typer.Option("-sbs", "--get-subscription-backlog-size", help="Also the bytes that are left.")
+    bool, typer.Option("-sbs", "--get-subscription-backlog-size", help="Also the bytes of the backlog.")
 ]
 _IN_NAMESPACE = "/admin/v2/persistent/{namespace}"
 _FORCE = {
     "force": RequestOption(
-        Annotated[bool, typer.Option("-f", "--force", help="Also while a process writes it that is no service.")],
+        Annotated[bool, typer.Option("-f", "--force", help="Also while a process other than a service writes it.")],
         False,
         query="force",
     )
@@ -40,7 +40,7 @@ def create_topic(context: typer.Context, topic: TypedTopic, metadata: Metadata =
 def create_partitioned_topic(
     context: typer.Context, topic: TypedTopic, partitions: Partitions, metadata: Metadata = None
 ) -> None:
-    """Make a topic of some partitions."""
+    """Make a partitioned topic."""
     admin = session(context)
     path = topic_path(topic, "partitions")
     if metadata:
@@ -55,7 +55,7 @@ def create_partitioned_topic(
 def stats(
     context: typer.Context, topic: TypedTopic, precise: Precise = False, backlog_size: BacklogSize = False
 ) -> None:
-    """Show the numbers of a topic."""
+    """Show the statistics of a topic."""
     query = {"getPreciseBacklog": precise, "subscriptionBacklogSize": backlog_size}
     _show_numbers(context, topic, "stats", "partitioned-stats", query)
 
@@ -68,10 +68,10 @@ def stats_internal(context: typer.Context, topic: TypedTopic) -> None:
 def _show_numbers(
     context: typer.Context, topic: str, resource: str, of_partitions: str, query: Mapping[str, object]
 ) -> None:
-    """Show numbers of a topic. For a partitioned topic the service answers 404; the error names the right command."""
+    """Show statistics of a topic. For a partitioned topic, which the service answers by 404, name the right command."""
     admin = session(context)
     try:
-        found = admin.service.get(topic_path(topic, resource), **query)
+        answer = admin.service.get(topic_path(topic, resource), **query)
     except NotFound as error:
         metadata = admin.service.get(topic_path(topic, "partitions"))
         if not isinstance(metadata, dict) or not metadata.get("partitions"):
@@ -80,7 +80,7 @@ def _show_numbers(
             f"{topic} is a topic of {metadata['partitions']} partitions",
             f"ask for its {of_partitions}, or for {topic}-partition-0",
         ) from error
-    admin.show(found)
+    admin.show(answer)
 
 
 COMMANDS: Mapping[str, RequestCommand | Command] = {
@@ -99,12 +99,12 @@ COMMANDS: Mapping[str, RequestCommand | Command] = {
         f"{TOPIC}/partitions", "Show how many partitions a topic has; 0: it is not partitioned."
     ),
     "delete": RequestCommand(
-        "DELETE", TOPIC, "Delete a topic, and all that it holds.", "topic {topic} deleted", _FORCE
+        "DELETE", TOPIC, "Delete a topic with its messages, cursors and policies.", "topic {topic} deleted", _FORCE
     ),
     "delete-partitioned-topic": RequestCommand(
         "DELETE",
         f"{TOPIC}/partitions",
-        "Delete a partitioned topic, and all that its partitions hold.",
+        "Delete a partitioned topic with its partitions.",
         "topic {topic} and its partitions deleted",
         _FORCE,
     ),
@@ -120,7 +120,7 @@ COMMANDS: Mapping[str, RequestCommand | Command] = {
                     list[str],
                     typer.Option("-p", "--property", metavar="KEY=VALUE", help="A property; may be repeated."),
                 ],
-                parse=lambda given: key_values("--property", given),
+                parse=lambda pairs: key_values("--property", pairs),
             )
         },
     ),
@@ -137,10 +137,10 @@ COMMANDS: Mapping[str, RequestCommand | Command] = {
     ),
     "stats": stats,
     "stats-internal": stats_internal,
-    "info-internal": get(f"{TOPIC}/internal-info", "Show what is stored about the ledgers and cursors of a topic."),
+    "info-internal": get(f"{TOPIC}/internal-info", "Show the stored metadata of the ledgers and cursors of a topic."),
     "partitioned-stats": get(
         f"{TOPIC}/partitioned-stats",
-        "Show the numbers of a partitioned topic.",
+        "Show the statistics of a partitioned topic.",
         options={
             "per_partition": RequestOption(
                 Annotated[bool, typer.Option("--per-partition", help="Also of each partition.")],
@@ -152,17 +152,17 @@ COMMANDS: Mapping[str, RequestCommand | Command] = {
     "partitioned-stats-internal": get(
         f"{TOPIC}/partitioned-internalStats", "Show the ledgers and cursors of each partition of a topic."
     ),
-    "lookup": get("/lookup/v2/topic/persistent/{topic}", "Show the service process that has a topic."),
+    "lookup": get("/lookup/v2/topic/persistent/{topic}", "Show the service process that owns a topic."),
     "unload": RequestCommand(
         "PUT",
         f"{TOPIC}/unload",
-        "Let the service release what it holds of a topic in memory; nothing is lost.",
+        "Let the service close a topic and release its memory; nothing is lost.",
         "topic {topic} unloaded",
     ),
     "truncate": RequestCommand(
         "DELETE",
         f"{TOPIC}/truncate",
-        "Move all subscriptions of a topic to its end, and delete what is before.",
+        "Move all subscriptions of a topic to its end, and delete the messages before it.",
         "topic {topic} truncated",
     ),
 }

@@ -1,1 +1,1 @@
-"""What both command lines share: options, errors, tables, exit codes."""
+"""Parts that both command lines share: options, errors, tables, exit codes."""

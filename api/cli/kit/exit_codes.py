@@ -37,5 +37,5 @@ HELP = (
 
 
 def of(error: Exception) -> int:
-    """The exit code of an error."""
+    """Return the exit code of an error."""
     return next((code for kind, code in BY_KIND.items() if isinstance(error, kind)), UNEXPECTED)

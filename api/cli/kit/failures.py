@@ -1,4 +1,4 @@
-"""Errors as a user sees them: one line that says what happened, to what, and what to do."""
+"""Errors as a user sees them, in one line: what happened, to what, and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def report(error: Exception, about: str = "", program: str = "compactor") -> None:
-    """Report an error on stderr, with its traceback if `--debug` is given. `about`: the topic, named if it is not."""
+    """Report an error on stderr, with `--debug` its traceback. `about`: the topic, added unless the error names it."""
     if "--debug" in sys.argv:
         say("".join(traceback.format_exception(error)).rstrip())
     line = describe(error, program)
@@ -23,9 +23,9 @@ def report(error: Exception, about: str = "", program: str = "compactor") -> Non
 
 
 def describe(error: Exception, program: str = "compactor") -> str:
-    """An error in one line: what happened, to what, what to do. The help of a command without arguments stays."""
+    """Return an error in one line: what happened, to what, what to do. A help text keeps its lines."""
     if isinstance(error, WrongStore):
-        adopt = "`compactor store adopt` shows what belongs to what, and binds them on purpose"
+        adopt = "`compactor store adopt` shows which store and database belong together, and binds them"
         return f"{program}: {' '.join(error.message.split())}: check the URLs of store and database; {adopt}"
     if isinstance(error, CompactorError):
         return f"{program}: {' '.join(str(error).split())}"
@@ -40,9 +40,9 @@ def describe(error: Exception, program: str = "compactor") -> str:
 
 
 def _usage(error: typer.TyperException, program: str) -> str:
-    """An error that typer found in the command line."""
+    """Return the line of an error that typer reported."""
     message = getattr(error, "format_message", error.__str__)()
-    if "\n" in message:  # the help of a command that was given no arguments
+    if "\n" in message:  # the help of a command without arguments
         return str(message)
     command = getattr(getattr(error, "ctx", None), "command_path", program)
     what = message.removesuffix(".").replace("Value error, ", "")

@@ -1,7 +1,7 @@
 """Documents on stdout: as JSON for scripts, as tables and lines for people.
 
-A document is plain values, as JSON has them: an HTTP answer, or what `api.reports` makes of records. Both programs show
-documents by the functions here, so a report is the same in both.
+A document consists of plain values, as JSON has them: an HTTP answer, or a report of `api.reports`. Both programs show
+documents with these functions, so a report is the same in both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from api.cli.kit.terminal import plain, put, put_json
 Cell: TypeAlias = Callable[[str, Any], str]
 """A field's name and value as text."""
 _MILLISECONDS = 10**11
-"""A time since 1970 is at least this; a smaller number is something else."""
+"""Smaller numbers are not times since 1970."""
 
 
 def show(
@@ -26,10 +26,10 @@ def show(
     """Print a document.
 
     A list of objects is a table of `columns` (all fields if empty), any other list a line each; an object is a line a
-    field, with dotted names for what is nested. None is `null` in JSON and no line.
+    field, with dotted names for nested fields. None is `null` in JSON and no line.
     """
     if output is OutputFormat.JSON:
-        # Another encoding has no form of its own for every character, and what Python writes instead is no JSON.
+        # Python escapes a character that another encoding lacks, and its escapes are not JSON.
         is_utf8 = (sys.stdout.encoding or "").replace("-", "").lower() == "utf8"
         put_json(json.dumps(document, indent=2, ensure_ascii=not is_utf8))
     elif isinstance(document, Mapping):
@@ -53,7 +53,7 @@ def show_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], cell: 
 
 
 def flatten(document: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
-    """The fields of nested objects by dotted names."""
+    """Yield the fields of nested objects by dotted names."""
     for key, value in document.items():
         name = f"{above}.{key}" if above else str(key)
         if isinstance(value, Mapping) and value:
@@ -66,7 +66,7 @@ def flatten(document: Mapping[str, Any], above: str = "") -> Iterable[tuple[str,
 
 
 def as_text(name: str, value: Any) -> str:
-    """A value for a person; `…_at` is a time."""
+    """Return a value as text for a person; `…_at` is a time."""
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -1,6 +1,6 @@
-"""What both programs do around their commands: options in both places, errors in one line, exit codes, signals.
+"""The frame of both programs around their commands: options in both places, errors in one line, exit codes, signals.
 
-Data goes to stdout, talk to stderr. A stdout whose reader has closed it is no error.
+Data goes to stdout, messages to stderr. A stdout that its reader has closed is no error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from storage.errors import InvalidInput
 
 
 def program(name: str, about: str, exit_codes_help: str) -> typer.Typer:
-    """The program `name`, without commands."""
+    """Return the program `name`, without commands."""
     return typer.Typer(
         name=name,
         help=about,
@@ -36,17 +36,17 @@ def program(name: str, about: str, exit_codes_help: str) -> typer.Typer:
 
 
 def group(app: typer.Typer, name: str, about: str) -> typer.Typer:
-    """A group of commands of a program."""
+    """Add a group of commands to a program, and return it."""
     commands = typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(commands, name=name)
     return commands
 
 
 def run(app: typer.Typer, name: str, options: Sequence[str], flags: Sequence[str], interrupted: str) -> NoReturn:
-    """The program `name`. Exits with a code of `exit_codes`.
+    """Run the program `name`. Exits with a code of `exit_codes`.
 
-    `options` and `flags`: those that may also stand after the command, with and without a value. `interrupted`: the
-    state that Ctrl-C and SIGTERM leave behind.
+    `options` and `flags`: those that may also follow the command, with and without a value. `interrupted`: the
+    state after Ctrl-C and SIGTERM, as text.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 must not end a listing
@@ -55,7 +55,7 @@ def run(app: typer.Typer, name: str, options: Sequence[str], flags: Sequence[str
     try:
         if f"_{name}_complete".replace("-", "_").upper() in os.environ:
             app(prog_name=name)  # a shell asks how a command line may continue
-        # Not `app()`: that takes a broken pipe for an error.
+        # Not `app()`: it reports a broken pipe as an error.
         command = typer.main.get_command(app)
         with command.make_context(name, hoist(sys.argv[1:], name, options, flags)) as context:
             command.invoke(context)
@@ -77,14 +77,14 @@ def run(app: typer.Typer, name: str, options: Sequence[str], flags: Sequence[str
 
 
 def hoist(arguments: Sequence[str], name: str, options: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Move global options that stand after the command before it, so that both places work."""
+    """Move global options that follow the command to the front, so that both places work. Raises InvalidInput."""
     front: list[str] = []
-    rest: list[str] = []
+    remaining: list[str] = []
     position = 0
     while position < len(arguments):
         argument = arguments[position]
         if argument == "--":
-            rest += arguments[position:]
+            remaining += arguments[position:]
             break
         if argument in flags or argument.startswith(tuple(f"{option}=" for option in options)):
             front.append(argument)
@@ -94,13 +94,13 @@ def hoist(arguments: Sequence[str], name: str, options: Sequence[str], flags: Se
             front += arguments[position : position + 2]
             position += 1
         else:
-            rest.append(argument)
+            remaining.append(argument)
         position += 1
-    return front + rest
+    return front + remaining
 
 
 def check_confirmation(yes: bool, dry_run: bool) -> None:
-    """What destroys is a dry run unless `--yes` is given. Raises InvalidInput for both."""
+    """Raise InvalidInput if both flags are given. A command that deletes is a dry run unless `--yes` is given."""
     if yes and dry_run:
         raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
 
@@ -111,7 +111,7 @@ def _terminate(*_: object) -> None:
 
 
 def _output_is_closed() -> bool:
-    """Whether the broken pipe is our standard output (`compactor read … | head`), and not some other connection."""
+    """Return whether the broken pipe is standard output (`compactor read … | head`), not another connection."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)

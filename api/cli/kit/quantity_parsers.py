@@ -1,4 +1,4 @@
-"""Durations, sizes and pairs as they are typed: `90`, `90s`, `10m`, `30d` are milliseconds; `4096`, `128M` are bytes.
+"""Parsers of durations (`90`, `90s`, `10m`, `30d`: milliseconds), sizes (`4096`, `128M`: bytes) and pairs.
 
 A bare duration is seconds, as in Pulsar's tools. All raise InvalidInput; for durations and sizes it names the option.
 """
@@ -21,7 +21,7 @@ _LARGEST = (1 << 63) - 1
 
 
 def parse_duration(option: str, text: str, least: int = 0) -> int:
-    """Milliseconds, at least `least`."""
+    """Return a duration in milliseconds, at least `least`. Raises InvalidInput."""
     match = re.fullmatch(r"([0-9]{1,18})(ms|s|m|h|d)?", text, re.ASCII)
     if not match:
         raise InvalidInput(
@@ -36,7 +36,7 @@ def parse_duration(option: str, text: str, least: int = 0) -> int:
 
 
 def parse_bytes(option: str, text: str, least: int = 0) -> int:
-    """Bytes, at least `least`; K, M, G and T are powers of 1024."""
+    """Return a size in bytes, at least `least`; K, M, G and T are powers of 1024. Raises InvalidInput."""
     match = re.fullmatch(r"([0-9]{1,18})([KMGTkmgt]?)", text, re.ASCII)
     size = int(match[1]) * _SIZES[match[2].upper()] if match else -1
     if not least <= size <= _LARGEST:
@@ -46,7 +46,7 @@ def parse_bytes(option: str, text: str, least: int = 0) -> int:
 
 
 def parse_pair(text: str, remedy: str) -> tuple[str, str]:
-    """Name and value of `name=value`; the value may be empty."""
+    """Return name and value of `name=value`; the value may be empty. Raises InvalidInput."""
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise InvalidInput(f"{text!r} is not NAME=VALUE", remedy)
@@ -54,10 +54,10 @@ def parse_pair(text: str, remedy: str) -> tuple[str, str]:
 
 
 def duration(option: str, help_text: str, least: int = 0) -> Any:
-    """An option for `Annotated[int | None, …]`: milliseconds."""
+    """Return an option for `Annotated[int | None, …]`, parsed to milliseconds."""
     return typer.Option(option, metavar="DURATION", help=help_text, parser=partial(parse_duration, option, least=least))
 
 
 def size_in_bytes(option: str, help_text: str, least: int = 0) -> Any:
-    """An option for `Annotated[int | None, …]`."""
+    """Return an option for `Annotated[int | None, …]`, parsed to bytes."""
     return typer.Option(option, metavar="BYTES", help=help_text, parser=partial(parse_bytes, option, least=least))

@@ -17,7 +17,7 @@ _COMPACTION_CURSOR = "__compaction"
 
 
 def show_runs(runs: Sequence[Mapping[str, Any]], output: OutputFormat) -> None:
-    """A list of compaction runs."""
+    """Print a list of compaction runs."""
     if output is OutputFormat.JSON:
         show(runs, output)
     else:
@@ -25,7 +25,7 @@ def show_runs(runs: Sequence[Mapping[str, Any]], output: OutputFormat) -> None:
 
 
 def show_run(run: Mapping[str, Any] | None, output: OutputFormat) -> None:
-    """All that is known of one compaction run; times as times, bytes in a unit that fits."""
+    """Print all fields of one compaction run, with readable times and sizes."""
     show(run, output, cell=_run_cell)
 
 
@@ -61,7 +61,7 @@ def _run_cell(name: str, value: Any) -> str:
 
 
 def verify_lines(report: Mapping[str, Any]) -> list[str]:
-    """A verification: what was checked, what could not be checked, what differs."""
+    """Return the lines of a verification: checked objects, unchecked parts, differences."""
     lines = [f"Topic {report['topic']}"]
     if report["compacted_ledger"] is None:
         lines.append("It has no compacted ledger; only its raw ledgers were checked.")
@@ -78,20 +78,20 @@ def verify_lines(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _difference(found: Mapping[str, Any]) -> str:
+def _difference(difference: Mapping[str, Any]) -> str:
     subject = ""
-    if found["key_base64"] is not None:
-        subject = f"key {b64decode(found['key_base64'])!r}, "
-    elif found["key_hash"] is not None:
-        subject = f"a key of hash {found['key_hash']}, "
-    if found["offset"] is not None:
-        subject += f"offset {found['offset']}, "
-    text = f"{found['kind']}: {subject}{found['what']}"
-    return text if found["where"] in text else f"{text} ({found['where']})"
+    if difference["key_base64"] is not None:
+        subject = f"key {b64decode(difference['key_base64'])!r}, "
+    elif difference["key_hash"] is not None:
+        subject = f"a key of hash {difference['key_hash']}, "
+    if difference["offset"] is not None:
+        subject += f"offset {difference['offset']}, "
+    text = f"{difference['kind']}: {subject}{difference['what']}"
+    return text if difference["where"] in text else f"{text} ({difference['where']})"
 
 
 def trim_lines(report: Mapping[str, Any]) -> list[str]:
-    """A trim: what went, or would go, and what keeps the rest."""
+    """Return the lines of a trim: its ledgers, and the hold that keeps the rest."""
     ledgers, held = report["ledgers"], report["held"]
     verb = "Would trim" if report["dry_run"] else "Trimmed"
     trimmed = size(sum(ledger["logical_bytes"] for ledger in ledgers))
@@ -116,7 +116,7 @@ def _hold(held: Mapping[str, Any]) -> str:
 
 
 def show_policies(policies: Mapping[str, Mapping[str, Any]]) -> None:
-    """Values with their origins."""
+    """Print policies with their values and origins."""
     rows = [
         {"policy": name, "value": policy_value(policy["value"]), "from": origin(policy)}
         for name, policy in policies.items()
@@ -125,7 +125,7 @@ def show_policies(policies: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def policy_value(value: object) -> str:
-    """A value as `--set` takes it."""
+    """Return a value in the form that `--set` takes."""
     if isinstance(value, list):
         return ",".join(map(str, value)) or "nothing"
     if isinstance(value, bool):
@@ -134,7 +134,7 @@ def policy_value(value: object) -> str:
 
 
 def origin(policy: Mapping[str, Any]) -> str:
-    """The scope that a value comes from, and the nearer one whose value cannot be read."""
+    """Return the scope of a value, and the nearer scope whose value cannot be read."""
     unreadable = policy.get("unreadable")
     if unreadable is None:
         return str(policy["origin"])
@@ -142,6 +142,6 @@ def origin(policy: Mapping[str, Any]) -> str:
 
 
 def put_lines(lines: Sequence[str]) -> None:
-    """Lines of a report, on stdout."""
+    """Print the lines of a report on stdout."""
     for line in lines:
         put(plain(line))

@@ -1,4 +1,4 @@
-"""Arguments and choices that several commands share. Choices repeat enums of heavier modules: help is quick."""
+"""Arguments and choices that several commands share. Choices repeat enums of heavier modules, to keep help quick."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _PARSED = typer.Argument(metavar="TOPIC", help=TOPIC_HELP, parser=TopicName.pars
 if TYPE_CHECKING:
     Topic = Annotated[TopicName, _PARSED]
 else:
-    Topic = Annotated[str, _PARSED]  # help shows the type of what is typed
+    Topic = Annotated[str, _PARSED]  # help shows the type of the typed text
 TypedTopic = Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)]
-"""The name as it was typed."""
+"""The name in the form that the user typed."""
 OnlyTopic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help=f"Only of this topic. {TOPIC_HELP}")]
 
 
-def _show_version(wanted: bool) -> None:
-    """Raises Exit."""
-    if wanted:
+def _show_version(requested: bool) -> None:
+    """Print the version if it is requested, and raise Exit."""
+    if requested:
         from importlib.metadata import version
 
         put(f"compactor {version(DISTRIBUTION)}")
@@ -48,6 +48,6 @@ Output = Annotated[OutputFormat, typer.Option(help="For people, or for scripts."
 
 
 ResetName = Literal["earliest", "latest", "fail"]
-"""Where a raw read begins if its start was trimmed; `storage.positions.OffsetReset` has them (a test compares)."""
+"""Starts of a raw read whose own start was trimmed; `storage.positions.OffsetReset` has them (a test compares)."""
 StateName = Literal["RUNNING", "SUCCESS", "ERROR", "CANCELLED"]
 """States of a run; `storage.metadata.records.RunState` has them (a test compares the two)."""

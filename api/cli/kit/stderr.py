@@ -11,35 +11,35 @@ from api.cli.kit.terminal import for_person
 
 
 def say(text: str) -> None:
-    """One line for the user, on stderr, without secrets. A closed stderr does not stop the work."""
+    """Print a line for the user on stderr, without secrets. A closed stderr does not stop the work."""
     with suppress(OSError):
         print(for_person(text), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def say_created(topics: Iterable[object]) -> None:
-    """Topics that were made on first use, last, so that a mistyped name is seen."""
+    """Report topics that were created on first use. Call it last, so that the user notices a mistyped name."""
     for topic in topics:
         say(f"The topic {topic} did not exist: it was created")
 
 
 def abandon_output() -> None:
-    """Drop what is still to be written to stdout, which failed: else the interpreter's last flush fails again."""
+    """Discard the unwritten rest of a failed stdout; otherwise the interpreter's last flush fails again."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def number(value: int) -> str:
-    """1,234,567."""
+    """Return a number with separators: 1,234,567."""
     return f"{value:,}"
 
 
 def counted(value: int, noun: str) -> str:
-    """1 ledger, 1,234 ledgers, 2 indexes."""
+    """Return a number with its noun: 1 ledger, 1,234 ledgers, 2 indexes."""
     return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}{'es' if noun.endswith('x') else 's'}"
 
 
 def size(value: float) -> str:
-    """Bytes in a unit that fits: 1.5 MiB."""
+    """Return bytes in a suitable unit: 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024 or unit == "GiB":
             return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"

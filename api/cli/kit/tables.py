@@ -1,8 +1,8 @@
-"""Tables for people, on stdout: nothing is cut off, nothing in a cell is understood as more than text.
+"""Tables for people, on stdout: nothing is cut off, and a cell is plain text, never markup.
 
-In a pipe or file every row is one line. On a terminal that is too narrow for the table it has no lines between columns;
-if that does not fit either, each row is its first field, and below it, indented, as many of the others a line as fit: a
-wrapped table breaks names in the middle of a word.
+In a pipe or file every row is one line. A terminal that is too narrow for the table gets it without lines between
+columns. If that does not fit either, each row is its first field and, below it and indented, as many others a line as
+fit: a wrapped table would break names in the middle of a word.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rich.table import Table
 from api.cli.kit.terminal import is_terminal, plain
 
 _PIPE_COLUMNS = 100_000
-"""Wider than any table: what is not read on a screen must not be wrapped."""
+"""Wider than any table: rows of a pipe or file must not be wrapped."""
 _INDENT, _GAP = "  ", "  "
 
 
 class _Pipe(Console):
     def on_broken_pipe(self) -> None:
-        """Leave it to `main`, which ends quietly; rich itself would exit with 1."""
+        """Raise the error for `main`, which ends quietly; rich itself would exit with 1."""
         raise
 
 

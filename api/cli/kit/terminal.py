@@ -1,8 +1,8 @@
-"""What goes to a terminal: text alone, nothing that steers it.
+"""Output to a terminal: text that cannot control it.
 
-Keys, values, names and errors come from users. On a terminal their control characters (also C1, U+0080 to U+009F)
-and those that turn the direction of text are escaped: in a JSON line as JSON has it, so it means the same; elsewhere as
-Python has it. What goes to a pipe or a file is as it is.
+Keys, values, names and errors come from users. On a terminal their control characters (also C1, U+0080 to U+009F) and
+those that turn the direction of text are escaped: in a JSON line with JSON's escapes, so its meaning stays; elsewhere
+with Python's. Output to a pipe or a file is not changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LINE_END = "\n"
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person reads what is written there."""
+    """Return whether the stream is a terminal; None and a closed stream are not."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:  # it is closed
@@ -27,32 +27,32 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def plain(text: str) -> str:
-    """`text` with line ends, escapes and other unprintable characters made visible: they could steer a terminal."""
+    """Return `text` with line ends, escapes and other unprintable characters escaped: they could control a terminal."""
     return text if text.isprintable() else "".join(char if char.isprintable() else _escaped(char) for char in text)
 
 
 def put(text: str, *, flush: bool = False) -> None:
-    """A line of data, on stdout."""
+    """Print a line of data on stdout."""
     print(_for(sys.stdout, text), flush=flush)  # noqa: T201
 
 
 def put_json(text: str) -> None:
-    """A JSON text, on stdout."""
+    """Print a JSON text on stdout."""
     print(_json_escapes(text) if is_terminal(sys.stdout) else text)  # noqa: T201
 
 
 def for_person(text: str) -> str:
-    """A message as stderr takes it: its secrets redacted."""
+    """Return a message for stderr, with its secrets redacted."""
     return _for(sys.stderr, redacted(text))
 
 
 def data_stream() -> IO[bytes]:
-    """Where JSON lines go: stdout."""
+    """Return the binary stream of stdout, for JSON lines; on a terminal it escapes control characters."""
     return cast("IO[bytes]", _JsonOnTerminal(sys.stdout.buffer)) if is_terminal(sys.stdout) else sys.stdout.buffer
 
 
 class _JsonOnTerminal:
-    """Takes the bytes of JSON texts, also in pieces, and writes them so that they steer nothing."""
+    """A stream that escapes control characters in JSON texts, which may arrive in pieces."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -67,21 +67,21 @@ class _JsonOnTerminal:
 
 
 class LiveLine:
-    """A line on `stream` that is written over and over. A terminal that is gone does not stop the work."""
+    """A line on `stream` that each update overwrites. A closed terminal does not stop the work."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._shown = False
+        self._visible = False
         self.is_live = is_terminal(stream)
 
     def show(self, text: str) -> None:
-        """Write `text` over what is there."""
-        self._shown = True
+        """Replace the line by `text`."""
+        self._visible = True
         self._write(f"\r\x1b[K{plain(text)}")
 
     def end(self) -> None:
         """Remove the line."""
-        if self._shown:
+        if self._visible:
             self._write("\r\x1b[K")
 
     def _write(self, text: str) -> None:
@@ -95,15 +95,15 @@ def _for(stream: TextIO, text: str) -> str:
 
 
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e\n\u00a1-\u024f]")
-"""Those that may not be printable; most text has none."""
+"""Characters that may be unprintable; most text has none."""
 
 
 def _json_escapes(text: str) -> str:
     return text if text.isprintable() else _UNPRINTABLE.sub(_json_escaped, text)
 
 
-def _json_escaped(found: re.Match[str]) -> str:
-    character = found[0]
+def _json_escaped(match: re.Match[str]) -> str:
+    character = match[0]
     if character.isprintable():
         return character
     units = character.encode("utf-16-be", "surrogatepass")

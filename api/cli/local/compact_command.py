@@ -1,7 +1,8 @@
-"""`compactor compact-topic`: one topic or many, by one Spark job for all; or only what a run would do.
+"""`compactor compact-topic`: one topic or many, in one Spark job for all; with `--dry-run` a report of the run.
 
-Topics where nothing is new are known without Spark, which takes seconds to start; if none has anything new, it is not
-started. A topic that fails is reported on stderr, the others continue; the exit code is that of the first that failed.
+Topics without new messages are recognized without Spark, which takes seconds to start; it is started only if a topic
+has new messages. A topic that fails is reported on stderr, the others continue; the exit code is that of the first
+failure.
 """
 
 from __future__ import annotations
@@ -44,47 +45,49 @@ def compact_topic(
         str | None, typer.Option(metavar="TENANT/NAMESPACE", help="All topics of this namespace.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only report what would be kept, dropped, written.")
+        bool, typer.Option("--dry-run", help="Only report what a run would keep, drop and write.")
     ] = False,
     output: Annotated[
         Literal["text", "json"], typer.Option(help="For people, or for scripts: one JSON object a topic.")
     ] = "text",
     retain_null_key: Annotated[bool, typer.Option("--retain-null-key", help="Keep messages without a key.")] = False,
     tombstone_retention: Annotated[
-        int | None, duration("--tombstone-retention", "How long tombstones stay in the compacted ledger.")
+        int | None, duration("--tombstone-retention", "Time that tombstones stay in the compacted ledger.")
     ] = None,
     tombstones_wait_for_cursors: Annotated[
         bool,
-        typer.Option("--tombstones-wait-for-cursors", help="And until the slowest compacted cursor has passed them."),
+        typer.Option(
+            "--tombstones-wait-for-cursors", help="Keep them also until the slowest compacted cursor has passed them."
+        ),
     ] = False,
     key_ttl: Annotated[int | None, duration("--key-ttl", "Drop values older than this.", least=1)] = None,
     min_compaction_lag: Annotated[
-        int | None, duration("--min-compaction-lag", "Leave younger messages to a later run.")
+        int | None, duration("--min-compaction-lag", "Minimum age of the messages that this run compacts.")
     ] = None,
     event_time_order: Annotated[
         bool, typer.Option("--event-time-order", help="The largest event time of a key wins, not the newest message.")
     ] = False,
     event_time_max_lateness: Annotated[
-        int | None, duration("--event-time-max-lateness", "How long deletions hold against late values.")
+        int | None, duration("--event-time-max-lateness", "Time that a deletion overrides late values.")
     ] = None,
     chunk_expiry: Annotated[
-        int | None, duration("--chunk-expiry", "How long an incomplete chunked message is waited for.", least=1)
+        int | None, duration("--chunk-expiry", "Time that an incomplete chunked message is kept.", least=1)
     ] = None,
     max_garbage_ratio: Annotated[
         float, typer.Option(metavar="RATIO", help="Write a part again when more of its rows, from 0 to 1, are dead.")
     ] = 0.5,
     max_read_rate: Annotated[
         int | None,
-        size_in_bytes("--max-read-rate", "Bytes a second to read at most, with K, M or G if you like.", least=1),
+        size_in_bytes("--max-read-rate", "Most bytes read a second; K, M and G are allowed.", least=1),
     ] = None,
     max_write_rate: Annotated[
-        int | None, size_in_bytes("--max-write-rate", "Bytes a second to write at most, likewise.", least=1)
+        int | None, size_in_bytes("--max-write-rate", "Most bytes written a second.", least=1)
     ] = None,
 ) -> None:
     """Keep the newest message of each key.
 
-    They go to a new compacted ledger; the topic's raw messages stay as they are. Many topics share one Spark job.
-    Options that are policies count before the topic's own (`compactor topics policies`), for this run alone.
+    They go to a new compacted ledger; the topic's raw messages do not change. Many topics share one Spark job.
+    Options that are policies take precedence over the topic's own (`compactor topics policies`), for this run only.
     Durations are whole numbers with ms, s, m, h or d; a bare number is seconds.
     """
     listed = [*(topics or ()), *(topic or ())]
@@ -93,7 +96,7 @@ def compact_topic(
             "compact-topic takes topics in exactly one way",
             "name topics, by themselves or with --topic, or give --all, or --namespace tenant/namespace",
         )
-    named = list(dict.fromkeys(map(TopicName.parse, listed)))
+    parsed = list(dict.fromkeys(map(TopicName.parse, listed)))
     if event_time_max_lateness is not None and not event_time_order:
         raise InvalidInput("--event-time-max-lateness means nothing by itself", "give --event-time-order with it")
     if not 0 <= max_garbage_ratio <= 1:
@@ -108,14 +111,14 @@ def compact_topic(
         "event_time_max_lateness_ms": event_time_max_lateness,
         "incomplete_chunk_max_age_ms": chunk_expiry,
     }
-    given = {name: value for name, value in options.items() if value is not None}
+    overrides = {name: value for name, value in options.items() if value is not None}
 
     with open_for_writing(context.obj) as environment:
         from api.cli.local.compact_report import report, report_estimates
         from storage.objects.throttled import RateLimits
 
-        work = _Work(environment, context.obj, given, RateLimits(max_read_rate, max_write_rate), max_garbage_ratio)
-        names = named or _listed(environment, namespace)
+        work = _Work(environment, context.obj, overrides, RateLimits(max_read_rate, max_write_rate), max_garbage_ratio)
+        names = parsed or _listed(environment, namespace)
         as_json = output == "json"
         if dry_run:
             first = report_estimates(work.estimates(names), as_json)
@@ -126,7 +129,7 @@ def compact_topic(
 
 
 def _listed(environment: Environment, namespace: str | None) -> list[TopicName]:
-    """The topics of a namespace, or all (None)."""
+    """Return the topics of a namespace, or all topics for None; report on stderr if there are none."""
     metadata = environment.metadata
     topics = metadata.topics.all() if namespace is None else metadata.topics.in_namespace(namespace)
     names = [topic.name for topic in topics]
@@ -136,7 +139,7 @@ def _listed(environment: Environment, namespace: str | None) -> list[TopicName]:
 
 
 def _has_tail(topic: Topic, snapshot: TopicSnapshot) -> bool:
-    """Whether messages are in segments that no ledger replaces yet; one that cannot be read here may have some."""
+    """Return whether segments hold messages that no ledger has yet; True if a segment cannot be read here."""
     segments = snapshot.segments
     if not segments or any(segment.content is not None and segment.content.messages for segment in segments):
         return bool(segments)
@@ -161,43 +164,45 @@ _OPTIONS = {
 
 @dataclass(frozen=True)
 class _Work:
-    """The work on every topic. `given`: policies that count before those of each topic."""
+    """The work on every topic. `overrides`: policies that take precedence over those of each topic."""
 
     environment: Environment
     settings: Settings
-    given: Mapping[str, Any]
+    overrides: Mapping[str, Any]
     rates: RateLimits
     max_garbage_ratio: float
 
     def compact(self, names: Sequence[TopicName]) -> Iterator[Outcome]:
-        """An outcome for each topic, in order, as soon as it is known."""
-        known, dirty = self._check(names, for_a_run=True)
+        """Yield an outcome for each topic, in order, as soon as it is outcomes_by_name."""
+        outcomes_by_name, dirty = self._check(names, for_a_run=True)
         if not dirty:
-            yield from (known[name] for name in names)
+            yield from (outcomes_by_name[name] for name in names)
             return
         with self._compactor() as compactor:
             outcomes = compactor.compact_all(dirty, self._policies)
-            yield from (known[name] if name in known else next(outcomes) for name in names)
+            yield from (outcomes_by_name[name] if name in outcomes_by_name else next(outcomes) for name in names)
 
     def estimates(self, names: Sequence[TopicName]) -> list[Estimate]:
-        """What would be done with each topic; None: nothing."""
+        """Return the estimate of a run of each topic; None: there is nothing to do."""
         outcomes, dirty = self._check(names)
-        found: dict[TopicName, dict[str, object] | Exception] = {
+        estimates: dict[TopicName, dict[str, object] | Exception] = {
             name: {} if outcome.error is None else outcome.error for name, outcome in outcomes.items()
         }
         if dirty:
             with self._compactor() as compactor:
                 for name in dirty:
                     try:
-                        found[name] = compactor.dry_run(name, self._policies)
+                        estimates[name] = compactor.dry_run(name, self._policies)
                     except Exception as error:
-                        found[name] = error
-        return [(name, self._with_tail(name, found[name])) for name in names]
+                        estimates[name] = error
+        return [(name, self._with_tail(name, estimates[name])) for name in names]
 
-    def _with_tail(self, name: TopicName, found: dict[str, object] | Exception) -> dict[str, object] | Exception | None:
-        """And what is in segments, which a run seals first; None: nothing at all."""
-        if isinstance(found, Exception):
-            return found
+    def _with_tail(
+        self, name: TopicName, estimate: dict[str, object] | Exception
+    ) -> dict[str, object] | Exception | None:
+        """Add the unsealed messages, which a run seals first, to an estimate; return None if both are empty."""
+        if isinstance(estimate, Exception):
+            return estimate
         from compactor.scheduling.backlog import unsealed
 
         try:
@@ -205,15 +210,15 @@ class _Work:
         except CompactorError as error:
             return error
         if not tail.messages:
-            return found or None
-        return {**found, "unsealed_messages": tail.messages, "unsealed_bytes": tail.bytes}
+            return estimate or None
+        return {**estimate, "unsealed_messages": tail.messages, "unsealed_bytes": tail.bytes}
 
     def _check(
         self, names: Sequence[TopicName], *, for_a_run: bool = False
     ) -> tuple[dict[TopicName, Outcome], list[TopicName]]:
-        """Topics with nothing new, or that cannot be checked; and all others, which need Spark.
+        """Return the outcomes of topics without new messages or with an error, and the other topics, which need Spark.
 
-        `for_a_run`: one that is paused is refused, and what is not sealed yet is new, since the claim seals it (P2).
+        `for_a_run`: a paused topic is refused, and unsealed messages are new, since the claim seals them (P2).
         """
         from compactor.batch import Outcome
         from compactor.two_phase import nothing_new
@@ -231,7 +236,7 @@ class _Work:
                 new = not nothing_new(environment.metadata, environment.store, environment.clock, snapshot, policies)
                 new = new or (for_a_run and _has_tail(topic, snapshot))
             except (Unavailable, Misconfigured):
-                raise  # not this topic's fault: the next would fail, too
+                raise  # not a problem of this topic: the next would fail, too
             except Exception as error:
                 outcomes[name] = Outcome(name, None, error)
                 continue
@@ -243,24 +248,24 @@ class _Work:
         return outcomes, dirty
 
     def _policies(self, topic: TopicRecord) -> RunPolicies:
-        """The topic's own, except those in `given`."""
+        """Return the topic's own policies, except those in `overrides`."""
         from compactor.run.run_policies import stored_policies
 
-        return replace(stored_policies(self.environment.metadata, topic, self.given), **self.given)
+        return replace(stored_policies(self.environment.metadata, topic, self.overrides), **self.overrides)
 
     def _report_policies(self, snapshot: TopicSnapshot, policies: RunPolicies) -> None:
-        """Report options that count before a stored policy in this run alone, and policies that differ from those of
-        the run before: what only those kept is dropped."""
+        """Report options that override a stored policy in this run, and policies that differ from those of the previous
+        run: messages that only the previous ones kept are dropped."""
         from compactor.run.run_policies import POLICY_OF, overridden
         from storage.metadata.records import RunState
 
-        for name in overridden(self.environment.metadata, snapshot.topic, self.given):
+        for name in overridden(self.environment.metadata, snapshot.topic, self.overrides):
             say(f"{snapshot.topic.name}: {_OPTIONS[name]} counts before the policy {POLICY_OF[name]} in this run")
         before = snapshot.last_run
         if before is None or before.state is not RunState.SUCCESS or snapshot.compacted is None:
             return
-        wanted = asdict(policies)
-        changed = [option for name, option in _OPTIONS.items() if before.policies.get(name) != wanted[name]]
+        current = asdict(policies)
+        changed = [option for name, option in _OPTIONS.items() if before.policies.get(name) != current[name]]
         if changed:
             say(
                 f"warning: {snapshot.topic.name} is compacted by other policies than in run {before.run_id} "
@@ -269,7 +274,7 @@ class _Work:
 
     @contextmanager
     def _compactor(self) -> Iterator[TwoPhaseCompactor]:
-        """The job, on a Spark session of its own."""
+        """Open the job on a Spark session of its own."""
         from compactor.run.plan import Sizing
         from compactor.two_phase import TwoPhaseCompactor
 

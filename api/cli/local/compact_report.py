@@ -1,6 +1,6 @@
-"""Reports of compact-topic: a line or a JSON object a topic on stdout, talk and errors on stderr.
+"""Reports of compact-topic: a line or a JSON object a topic on stdout, messages and errors on stderr.
 
-Both reports answer with the error of the first topic that failed, by which the program exits.
+Both reports return the error of the first topic that failed; it decides the exit code.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 
 Estimate: TypeAlias = tuple[TopicName, dict[str, object] | Exception | None]
-"""What a run would do with a topic; None: nothing; or the error that keeps it unknown."""
+"""A topic with the estimate of a run, with None if there is nothing to do, or with the error of the estimate."""
 
 
 def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as_json: bool) -> Exception | None:
-    """Report the outcome of each of `topics` topics as it comes; the first error."""
-    seen: list[Outcome] = []
+    """Report the outcome of each of `topics` topics as it arrives; return the first error."""
+    reported: list[Outcome] = []
     for outcome in outcomes:
-        seen.append(outcome)
+        reported.append(outcome)
         if topics == 1 and outcome.error is None:
             for line in describe(outcome):
                 say(line)
@@ -44,16 +44,16 @@ def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as
         if outcome.error is not None:
             report_error(outcome.error, str(outcome.topic) if topics > 1 else "")
     if topics > 1:
-        say(_summary(seen))
-    return next((outcome.error for outcome in seen if outcome.error is not None), None)
+        say(_summary(reported))
+    return next((outcome.error for outcome in reported if outcome.error is not None), None)
 
 
 def report_estimates(estimates: Sequence[Estimate], as_json: bool) -> Exception | None:
-    """Report what would be done."""
+    """Report the estimates; return the first error."""
     first = None
-    for topic, found in estimates:
-        failed = found if isinstance(found, Exception) else None
-        estimate = None if isinstance(found, Exception) else found
+    for topic, result in estimates:
+        failed = result if isinstance(result, Exception) else None
+        estimate = None if isinstance(result, Exception) else result
         if as_json:
             document = {"topic": str(topic), "dry_run": True} | _failure(failed) | {"forecast": estimate}
             print(json.dumps(document))  # noqa: T201
@@ -66,7 +66,7 @@ def report_estimates(estimates: Sequence[Estimate], as_json: bool) -> Exception 
 
 
 def describe(outcome: Outcome) -> list[str]:
-    """What a run did, for a person."""
+    """Return the lines that describe a run to a person."""
     if outcome.run is None:
         return ["Nothing is new since the last run: no run was made."]
     if outcome.run.compacted_ledger_id is None:
@@ -76,15 +76,15 @@ def describe(outcome: Outcome) -> list[str]:
 
 
 def _phases(run: RunRecord) -> list[str]:
-    seen = _counts(run)
+    counts = _counts(run)
     return [
-        f"phase one: {counted(seen['index_records'], 'index record')} of {counted(seen['messages_in'], 'message')}, "
-        f"{counted(seen['keys'], 'live key')}, {number(seen['tombstones_removed'])} deleted, "
-        f"{seen['phase_one_ms'] / 1000:.2f} s",
-        f"phase two: {counted(seen['messages_out'], 'survivor')} in {counted(seen['parts'], 'part')}, "
-        f"{size(seen['logical_bytes_out'])}, {seen['phase_two_ms'] / 1000:.2f} s",
-        f"read {size(seen['bytes_read'])}, wrote {size(seen['bytes_written'])}; "
-        f"verified and published in {(seen['verify_ms'] + seen['publish_ms']) / 1000:.2f} s",
+        f"phase one: {counted(counts['index_records'], 'index record')} of "
+        f"{counted(counts['messages_in'], 'message')}, {counted(counts['keys'], 'live key')}, "
+        f"{number(counts['tombstones_removed'])} deleted, {counts['phase_one_ms'] / 1000:.2f} s",
+        f"phase two: {counted(counts['messages_out'], 'survivor')} in {counted(counts['parts'], 'part')}, "
+        f"{size(counts['logical_bytes_out'])}, {counts['phase_two_ms'] / 1000:.2f} s",
+        f"read {size(counts['bytes_read'])}, wrote {size(counts['bytes_written'])}; "
+        f"verified and published in {(counts['verify_ms'] + counts['publish_ms']) / 1000:.2f} s",
     ]
 
 
@@ -93,30 +93,30 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
     result = [_counts(outcome.run) for outcome in outcomes if outcome.compacted_ledger_id is not None and outcome.run]
     nothing = len(outcomes) - failed - len(result)
     parts = [f"{counted(len(result), 'topic')} compacted", f"{nothing} with nothing to compact", f"{failed} failed"]
-    read, wrote = (sum(seen[name] for seen in result) for name in ("bytes_read", "bytes_written"))
+    read, wrote = (sum(counts[name] for counts in result) for name in ("bytes_read", "bytes_written"))
     return f"{', '.join(parts)}; read {size(read)}, wrote {size(wrote)}"
 
 
 def _would(estimate: dict[str, object] | None) -> str:
-    seen = {name: value for name, value in (estimate or {}).items() if isinstance(value, int)}
+    counts = {name: value for name, value in (estimate or {}).items() if isinstance(value, int)}
     tail = ""
-    if "unsealed_messages" in seen:
-        tail = f"seal {counted(seen['unsealed_messages'], 'message')} ({size(seen['unsealed_bytes'])}) first"
-    if "bytes_to_write" not in seen:
+    if "unsealed_messages" in counts:
+        tail = f"seal {counted(counts['unsealed_messages'], 'message')} ({size(counts['unsealed_bytes'])}) first"
+    if "bytes_to_write" not in counts:
         return f"{tail}, and compact them" if tail else "find nothing to compact"
-    before = seen["messages_in"] + seen["messages_before"]
+    before = counts["messages_in"] + counts["messages_before"]
     return (
-        f"keep {number(seen['messages_out'])} of {counted(before, 'message')}, "
-        f"drop {number(seen['messages_dropped'])}, "
-        f"write {counted(seen['parts_to_write'], 'part')} and about {size(seen['bytes_to_write'])} in all, "
-        f"leave {number(seen['parts_kept'])} as they are"
+        f"keep {number(counts['messages_out'])} of {counted(before, 'message')}, "
+        f"drop {number(counts['messages_dropped'])}, "
+        f"write {counted(counts['parts_to_write'], 'part')} and about {size(counts['bytes_to_write'])} in all, "
+        f"leave {number(counts['parts_kept'])} as they are"
     ) + (f"; and {tail}, which are not counted here" if tail else "")
 
 
 def _document(metadata: MetadataStore, outcome: Outcome) -> dict[str, object]:
     run = outcome.run
     if run is not None and outcome.error is not None:
-        with suppress(CompactorError):  # the database is away: then this is not known
+        with suppress(CompactorError):  # without the database the last known state is reported
             run = metadata.runs.get(run.run_id)  # as it ended: failed, or cancelled
     return (
         {

@@ -1,4 +1,4 @@
-"""`compactor compactions list`, `show` and `cancel`: runs as the database remembers them, forever.
+"""`compactor compactions list`, `show` and `cancel`: the runs in the database, which keeps them forever.
 
 A worker writes its progress into its RUNNING row every two seconds. The run of a worker that died stays RUNNING until
 the next trigger for the topic takes over, which it may as soon as the heartbeat is too old.
@@ -35,19 +35,19 @@ def list_compactions(
         from storage.metadata.records import RunState
 
         metadata = environment.metadata
-        found = metadata.runs.newest(
+        runs = metadata.runs.newest(
             limit,
             topic_ids=None if name is None else [metadata.topics.get(name).id],
             state=None if state is None else RunState(state),
         )
         now = environment.clock.now_ms()
-    show_runs([run_document(owner, run, now) for owner, run in found], output)
+    show_runs([run_document(owner, run, now) for owner, run in runs], output)
 
 
 def show_compaction(context: typer.Context, run: Run, output: Output = OutputFormat.TABLE) -> None:
     """Show one compaction run.
 
-    How far it is, its policies, its numbers and the time of each phase, and why it failed if it did.
+    Its progress, policies, statistics and the time of each phase, and the reason if it failed.
     """
     with open_environment(context.obj) as environment:
         name, record = environment.metadata.runs.named(run)
@@ -60,10 +60,10 @@ def cancel_compaction(
     run: Run,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept with the run.")] = "cancelled by hand",
 ) -> None:
-    """Cancel a run that is under way.
+    """Cancel an active run.
 
-    From now on it can publish nothing; its worker stops its Spark job within seconds and ends. A service
-    compacts a topic again that is still due: `compactor-admin compactions pause` keeps it from that.
+    It can no longer publish; its worker stops its Spark job within seconds and ends. If the topic is still due, a
+    service compacts it again: `compactor-admin compactions pause` prevents that.
     """
     with open_for_writing(context.obj) as environment:
         environment.metadata.runs.cancel(run, reason)

@@ -1,4 +1,4 @@
-"""`compactor config show`: the settings as they are in the end, and where each comes from. Secrets are redacted."""
+"""`compactor config show`: the effective settings and their origins. Secrets are redacted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from api.settings.shown import described
 
 def show_settings(
     context: typer.Context,
-    origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show the origin of each value.")] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show all settings, and the policies that the file sets as the broker's defaults."""
@@ -23,13 +23,13 @@ def show_settings(
 
     for note in variable_notes(os.environ):
         say(f"compactor: {note}")
-    found = described(context.obj)
+    settings = described(context.obj)
     if output is OutputFormat.JSON:
-        show(found if origin else {name: setting["value"] for name, setting in found.items()}, output)
+        show(settings if origin else {name: setting["value"] for name, setting in settings.items()}, output)
         return
     rows = [
         {"setting": name, "value": _cell(setting["value"]), "from": setting["origin"]}
-        for name, setting in found.items()
+        for name, setting in settings.items()
     ]
     show_table(rows, ("setting", "value", "from") if origin else ("setting", "value"))
 

@@ -1,6 +1,6 @@
 """`compactor cursor`: create, list, show, reset, delete.
 
-A cursor is moved to the first message that it shall deliver; what is kept is the message before that, as mark-delete.
+A user names the first message that a cursor delivers; the cursor stores the message before it, as mark-delete.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def create_cursor(
     ] = False,
     at: Annotated[str, typer.Option("--at", metavar=PLACES, help="The first message to deliver.")] = "latest",
 ) -> None:
-    """Create a cursor: what it has not acknowledged is not deleted."""
+    """Create a cursor: messages that it has not acknowledged are not deleted."""
     from api.broker.positions import mark_delete_before
     from storage.metadata.records import READ_COMPACTED_PROPERTY
 
@@ -49,12 +49,12 @@ def create_cursor(
 
 
 def list_cursors(context: typer.Context, topic: Topic, output: Output = OutputFormat.TABLE) -> None:
-    """List the cursors of a topic: their positions, and how far they are behind."""
+    """List the cursors of a topic with their positions and backlogs."""
     with open_environment(context.obj) as environment:
         opened = open_topic(environment, topic)
-        found = environment.metadata.cursors.summaries(opened.record.id)
+        summaries = environment.metadata.cursors.summaries(opened.record.id)
         reader = opened.snapshot_reader()
-        documents = [_document(reader, record, summary) for record, summary in found]
+        documents = [_document(reader, record, summary) for record, summary in summaries]
     show(documents if output is OutputFormat.JSON else list(map(_for_people, documents)), output, _COLUMNS)
 
 
@@ -62,8 +62,8 @@ def show_cursor(context: typer.Context, topic: Topic, cursor: Cursor, output: Ou
     """Show one cursor."""
     with open_environment(context.obj) as environment:
         opened = open_topic(environment, topic)
-        found = environment.metadata.cursors.summary(opened.record.id, cursor)
-        document = _document(opened.snapshot_reader(), *found)
+        record_and_summary = environment.metadata.cursors.summary(opened.record.id, cursor)
+        document = _document(opened.snapshot_reader(), *record_and_summary)
     show(document if output is OutputFormat.JSON else _for_people(document), output)
 
 
@@ -75,7 +75,7 @@ def reset_cursor(
 ) -> None:
     """Move a cursor, back or forward.
 
-    Acknowledgements behind that message are removed. A reader that has the cursor open must open it again.
+    Acknowledgements after that message are removed. A reader that has the cursor open must open it again.
     """
     from api.broker.positions import mark_delete_before
 
@@ -109,7 +109,7 @@ def _document(reader: SnapshotReader, record: CursorRecord, summary: RangesSumma
     """Return a cursor as plain values.
 
     `backlog`: messages after the mark-delete position that are not acknowledged; None: the end of the topic is not
-    known, since messages that are not sealed yet are in a log directory that is not here.
+    known, since unsealed messages are in a log directory of another machine.
     """
     mark = record.mark_delete
     begin = max(mark.offset + 1 if mark else 0, reader.first_offset)

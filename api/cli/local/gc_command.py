@@ -27,7 +27,8 @@ def collect_garbage(
     context: typer.Context,
     topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help="Only this topic; may be repeated.")] = None,
     grace: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long garbage stays: 10m, 1h, 2d; at least a minute.")
+        str,
+        typer.Option(metavar="DURATION", help="Age of garbage before it is deleted: 10m, 1h, 2d; at least a minute."),
     ] = "1h",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Report what would be deleted; so does leaving out --yes.")
@@ -40,15 +41,15 @@ def collect_garbage(
         bool, typer.Option("--yes", help="Delete it; without this, only report what would be deleted.")
     ] = False,
 ) -> None:
-    """Delete objects that nothing refers to any more.
+    """Delete objects without references.
 
-    What crashed or failed attempts left, compacted ledgers that were replaced a grace time ago and that no reader
-    has pinned, and ledgers that were trimmed file.delete.delay.ms ago. Files of segments that are sealed go, too. Safe
-    beside imports, compactions and readers. The names of the objects go to standard output.
+    These are objects of crashed or failed attempts, compacted ledgers that were replaced a grace time ago and that no
+    reader has pinned, and ledgers that were trimmed file.delete.delay.ms ago. Files of sealed segments are deleted,
+    too. Safe beside imports, compactions and readers. The names of the objects go to standard output.
     """
     grace_ms = parse_duration("--grace", grace, LEAST_GRACE_MS)
-    wanted = [TopicName.parse(fromkey) for fromkey in dict.fromkeys(topic or ())]
-    if wanted and unknown_topics:
+    names = [TopicName.parse(name) for name in dict.fromkeys(topic or ())]
+    if names and unknown_topics:
         raise InvalidInput("--topic and --unknown-topics do not go together", "leave one of them out")
     check_confirmation(yes, dry_run)
     unconfirmed, dry_run = not yes and not dry_run, not yes
@@ -57,11 +58,11 @@ def collect_garbage(
 
         collector = GarbageCollector(environment, grace_ms, on_object=_print_name)
         reports = (
-            _of_topics(environment, collector, wanted, dry_run)
-            if wanted
+            _of_topics(environment, collector, names, dry_run)
+            if names
             else collector.collect_all(dry_run, unknown_topics)
         )
-        if not wanted and not dry_run:
+        if not names and not dry_run:
             _sweep(environment)
         _report(reports, dry_run)
     if unconfirmed:
@@ -69,7 +70,7 @@ def collect_garbage(
 
 
 def _sweep(environment: Environment) -> None:
-    """Remove the local files of segments that ledgers have taken the place of long enough ago."""
+    """Remove the local files of segments that ledgers replaced long enough ago."""
     from storage.log.log_manager import LogManager
 
     removed = LogManager(environment).sweep()
@@ -78,14 +79,14 @@ def _sweep(environment: Environment) -> None:
 
 
 def _of_topics(
-    environment: Environment, collector: GarbageCollector, wanted: list[TopicName], dry_run: bool
+    environment: Environment, collector: GarbageCollector, names: list[TopicName], dry_run: bool
 ) -> Iterator[CollectionResult]:
-    for record in [environment.metadata.topics.get(name) for name in wanted]:
+    for record in [environment.metadata.topics.get(name) for name in names]:
         yield collector.collect(record, dry_run)
 
 
 def _report(reports: Iterator[CollectionResult], dry_run: bool) -> None:
-    """A line a topic that had anything, and the sum. Raises the first error, when all topics have had their turn."""
+    """Report a line for each topic with garbage, and the sum. Raises the first error after the last topic."""
     from compactor.maintenance.garbage import ObjectTotals
 
     total, failed = ObjectTotals(), None
@@ -104,25 +105,25 @@ def _report(reports: Iterator[CollectionResult], dry_run: bool) -> None:
 
 
 def summary(report: CollectionResult) -> str:
-    """The line of a topic; empty: nothing went, or would."""
-    found = [
-        f"{counted(one.count, kind.value.removesuffix('s'))} ({size(one.bytes)})"
-        for kind, one in sorted(report.objects.items())
+    """Return the line of a topic; empty if it has no garbage."""
+    parts = [
+        f"{counted(totals.count, kind.value.removesuffix('s'))} ({size(totals.bytes)})"
+        for kind, totals in sorted(report.objects.items())
     ]
-    if report.topic is None and found and not report.deleted:
-        found.append("left: --unknown-topics deletes them, if no other database uses this store")
+    if report.topic is None and parts and not report.deleted:
+        parts.append("left: --unknown-topics deletes them, if no other database uses this store")
     if report.compacted_ledgers:
-        found.append(counted(report.compacted_ledgers, "replaced compacted ledger"))
+        parts.append(counted(report.compacted_ledgers, "replaced compacted ledger"))
     if report.trimmed_ledgers:
-        found.append(counted(report.trimmed_ledgers, "trimmed ledger") + " purged")
+        parts.append(counted(report.trimmed_ledgers, "trimmed ledger") + " purged")
     if report.attempts_given_up:
-        found.append(counted(report.attempts_given_up, "dead attempt") + " given up")
+        parts.append(counted(report.attempts_given_up, "dead attempt") + " abandoned")
     if report.foreign:
-        found.append(counted(report.foreign, "foreign object") + " left alone")
+        parts.append(counted(report.foreign, "foreign object") + " left alone")
     name = f"unknown topic {report.topic_uid}" if report.topic is None else str(report.topic)
     if report.over:
         name = f"deleted topic {name}"
-    return f"{name}: {', '.join(found)}" if found else ""
+    return f"{name}: {', '.join(parts)}" if parts else ""
 
 
 def _print_name(info: ObjectInfo) -> None:

@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 
 WAIT_SECONDS = 30
-"""How long another writer is waited for."""
+"""The longest wait for another writer, in seconds."""
 
 
 def name_file(message: str, file: str) -> str:
-    """The message with the file's name before it, unless it has it: what is found behind the reader knows no file."""
-    shown = "standard input" if file == "-" else file
-    return message if shown in message else f"{shown}: {message}"
+    """Return the message, prefixed by the file's name unless it has the name. Errors after the reader lack it."""
+    name = "standard input" if file == "-" else file
+    return message if name in message else f"{name}: {message}"
 
 
 def check_quota(environment: Environment, topic: TopicRecord) -> None:
-    """Raises Unavailable or Conflict for a topic whose backlog is over a quota that keeps producers from it."""
+    """Raise Unavailable or Conflict if the topic's backlog exceeds a quota that refuses producers."""
     from compactor.maintenance.backlog_limits import BacklogLimits
 
     BacklogLimits(environment).check(topic)
 
 
 def report_wait(seconds: int) -> Callable[[LeaseHeld], object]:
-    """Reports once that another writer has the topic."""
+    """Return a callback that reports that another writer has the topic."""
     return lambda held: say(f"compactor: {held.message}: waiting for it to end, for {seconds} s at most")
 
 
@@ -54,14 +54,14 @@ def import_files(
         typer.Option(help="How the files are read. [default: parquet for names that end so, else jsonl]"),
     ] = None,
     ledger_size: Annotated[
-        str, typer.Option(metavar="BYTES", help="Logical bytes a ledger, with K, M or G if you like.")
+        str, typer.Option(metavar="BYTES", help="Logical bytes a ledger; K, M and G are allowed.")
     ] = "128M",
     key_encoding: Annotated[TextEncoding, typer.Option(help="How keys stand in JSON Lines.")] = TextEncoding.UTF8,
     value_encoding: Annotated[TextEncoding, typer.Option(help="How values stand in JSON Lines.")] = TextEncoding.UTF8,
 ) -> None:
     """Append files to a topic.
 
-    They become sealed ledgers, each file wholly or not at all; the topic is made if it does not exist. JSON Lines
+    They become sealed ledgers, each file as a whole or not at all; a missing topic is created. JSON Lines
     may be compressed by gzip.
     """
     ledger_bytes = parse_bytes("--ledger-size", ledger_size, least=1)

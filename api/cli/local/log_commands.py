@@ -35,21 +35,21 @@ Line = dict[str, Any]
 def dump_log(
     context: typer.Context,
     what: Annotated[str, typer.Argument(metavar="SEGMENT|LEDGER", help="A segment's file, or the id of a ledger.")],
-    keys_only: Annotated[bool, typer.Option("--keys-only", help="Leave values and properties out.")] = False,
+    keys_only: Annotated[bool, typer.Option("--keys-only", help="Omit values and properties.")] = False,
     key_encoding: Annotated[TextEncoding, typer.Option(help="How keys are shown.")] = TextEncoding.UTF8,
     value_encoding: Annotated[TextEncoding, typer.Option(help="How values are shown.")] = TextEncoding.UTF8,
 ) -> None:
-    """Show what a segment or a sealed ledger holds, also a damaged one: a JSON line a message, or a damaged range.
+    """Show the content of a segment or a sealed ledger, also of a damaged one: a JSON line a message or damaged range.
 
     Nothing is changed. Exit code 7 if something is damaged.
     """
-    show = _Shown(keys_only, key_encoding, value_encoding)
+    show = _LinePrinter(keys_only, key_encoding, value_encoding)
     if not (what.isascii() and what.isdigit() and len(what) < 20):
         good = show.lines(_segment_lines(Path(what), -1))
     else:
         with open_environment(context.obj) as environment:
-            topic, found = _find(environment, int(what))
-            good = show.lines(_lines_of(environment, topic, found))
+            topic, extent = _find(environment, int(what))
+            good = show.lines(_lines_of(environment, topic, extent))
     if not good:
         raise typer.Exit(exit_codes.DATA_LOSS)
 
@@ -59,14 +59,14 @@ def seal_segments(
     topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help=f"All, if none. {TOPIC_HELP}")] = None,
     accept_loss: Annotated[
         bool,
-        typer.Option("--accept-loss", help="Seal what is left of damaged and lost segments; the rest is lost."),
+        typer.Option("--accept-loss", help="Seal the readable part of damaged and lost segments; the rest is lost."),
     ] = False,
 ) -> None:
     """Seal rolled segments into ledgers, and remove the files of those that were sealed long enough ago.
 
-    Without a TOPIC, open segments that are older than segment.ms and that no writer has are rolled and sealed, too.
-    One that is damaged, or was given up because sealing it took too much memory, is passed over: the others are sealed,
-    and then it is an error. With TOPIC what was given up is tried again.
+    Without a TOPIC, open segments that are older than segment.ms and have no writer are rolled and sealed, too. A
+    segment that is damaged, or whose sealing was abandoned because it took too much memory, is skipped: the others are
+    sealed, then the command fails. With TOPIC an abandoned segment is tried again.
     """
     names = [TopicName.parse(topic) for topic in topics or []]
     if accept_loss and not names:
@@ -80,30 +80,30 @@ def seal_segments(
             LogManager(environment).roll_old(failing)
         for topic_name, reason in failing.items():
             say(f"{topic_name} cannot be rolled: {reason}")
-        wanted = [open_topic(environment, name) for name in names] or [
+        opened = [open_topic(environment, name) for name in names] or [
             open_topic(environment, record.name)
             for record in environment.metadata.segments.topics_with([SegmentState.ROLLED, SegmentState.SEALED])
         ]
         remaining: list[CompactorError] = []
-        for topic in wanted:
+        for topic in opened:
             try:
                 _seal(topic, accept_loss, again=bool(names))
             except (DataLoss, Misconfigured) as error:
                 remaining.append(error)
-        if wanted:
-            removed = sum(topic.log_manager().sweep(topic.record) for topic in wanted)
+        if opened:
+            removed = sum(topic.log_manager().sweep(topic.record) for topic in opened)
             say(f"{counted(removed, 'segment file')} removed")
         for problem in remaining[1:]:
             report(problem)
         if remaining:
             raise remaining[0]
-        for topic in wanted if names else []:
+        for topic in opened if names else []:
             for unsealed in topic.log_manager().rolled(topic.record)[:1]:
                 environment.log.check(topic.name, unsealed)
 
 
 def _seal(topic: OpenTopic, accept_loss: bool, *, again: bool = False) -> None:
-    """Seal the rolled segments of a topic, and report it. `again`: also segments that were given up.
+    """Seal the rolled segments of a topic, and report it. `again`: also segments whose sealing was abandoned.
 
     Raises DataLoss, Misconfigured.
     """
@@ -116,21 +116,21 @@ def _seal(topic: OpenTopic, accept_loss: bool, *, again: bool = False) -> None:
 
 
 def _report_sealed(topic: OpenTopic, ledger: LedgerRecord, lost: int = 0) -> None:
-    kept = counted(ledger.messages - lost, "message")
+    messages = counted(ledger.messages - lost, "message")
     loss = f", {counted(lost, 'message')} lost" if lost else ""
-    say(f"{topic.name}: segment {ledger.ledger_id} sealed, {kept}{loss}")
+    say(f"{topic.name}: segment {ledger.ledger_id} sealed, {messages}{loss}")
 
 
 def roll_topic(
     context: typer.Context,
     topic: Topic,
-    seal: Annotated[bool, typer.Option("--seal", help="Seal what is rolled, too.")] = False,
+    seal: Annotated[bool, typer.Option("--seal", help="Also seal the rolled segments.")] = False,
     accept_loss: Annotated[
         bool,
-        typer.Option("--accept-loss", help="Also a damaged one, and seal what is left of it; the rest is lost."),
+        typer.Option("--accept-loss", help="Also a damaged one, and seal its readable part; the rest is lost."),
     ] = False,
 ) -> None:
-    """Close the topic's open segment; a writer that is at work continues in a new one."""
+    """Close the topic's open segment; an active writer continues in a new one."""
     with open_for_writing(context.obj) as environment:
         opened = open_topic(environment, topic)
         log_manager = opened.log_manager()
@@ -144,30 +144,30 @@ def roll_topic(
 
 
 def _find(environment: Environment, ledger_id: int) -> tuple[TopicRecord, LedgerRecord | SegmentRecord]:
-    """The raw ledger, or the segment, of that id. Raises NotFound."""
+    """Return the raw ledger or the segment of that id, with its topic. Raises NotFound."""
     from storage.metadata.records import SegmentState
 
     for topic in environment.metadata.topics.all():
         segments = environment.metadata.segments.of_topic(topic.id)
         unsealed = [segment for segment in segments if segment.state is not SegmentState.SEALED]
-        found_extents: list[LedgerRecord | SegmentRecord] = [
+        extents: list[LedgerRecord | SegmentRecord] = [
             *environment.metadata.ledgers.of_topic(topic.id),
             *unsealed,
         ]
-        for found in found_extents:
-            if found.ledger_id == ledger_id:
-                return topic, found
+        for extent in extents:
+            if extent.ledger_id == ledger_id:
+                return topic, extent
     raise NotFound(f"there is no raw ledger {ledger_id}", "see `compactor topics stats`, or give a segment's file")
 
 
-def _lines_of(environment: Environment, topic: TopicRecord, found: LedgerRecord | SegmentRecord) -> Iterator[Line]:
+def _lines_of(environment: Environment, topic: TopicRecord, extent: LedgerRecord | SegmentRecord) -> Iterator[Line]:
     from storage.log.segment import SegmentPaths
     from storage.model import LedgerRecord
 
-    if isinstance(found, LedgerRecord):
-        return _ledger_lines(environment, topic, found)
-    environment.log.check(topic.name, found)
-    file = SegmentPaths(environment.log.of_topic(topic.uid), found.first_offset).log
+    if isinstance(extent, LedgerRecord):
+        return _ledger_lines(environment, topic, extent)
+    environment.log.check(topic.name, extent)
+    file = SegmentPaths(environment.log.of_topic(topic.uid), extent.first_offset).log
     return _segment_lines(file, topic.name.partition)
 
 
@@ -186,7 +186,7 @@ def _segment_lines(file: Path, partition: int) -> Iterator[Line]:
 
 
 def _frame_lines(frame: ScannedFrame, ledger_id: int, partition: int) -> Iterator[Line]:
-    """The messages of one frame; of one whose place is not known, without ids."""
+    """Yield a line for each message of a frame; without ids if the frame's position in the topic is unknown."""
     from storage.entries.decode import StoredEntry, unpack
 
     place: Line = {"position": frame.position, "length": frame.length, "frame": frame.state.value}
@@ -222,7 +222,7 @@ def _ledger_lines(environment: Environment, topic: TopicRecord, ledger: LedgerRe
 
 
 def _messages(table: pa.Table, partition: int) -> Iterator[tuple[Message, str]]:
-    """Each row as a message, with what its slot holds."""
+    """Yield each row as a message, with the name of its slot's type."""
     from storage.entries.chunk_assembler import row_messages
     from storage.ledger.rows import RowType
 
@@ -231,8 +231,8 @@ def _messages(table: pa.Table, partition: int) -> Iterator[tuple[Message, str]]:
         yield message, RowType(slot).name.lower()
 
 
-class _Shown:
-    """Prints lines as JSON."""
+class _LinePrinter:
+    """A printer of lines as JSON."""
 
     def __init__(self, keys_only: bool, key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
         self._keys_only = keys_only
@@ -240,7 +240,7 @@ class _Shown:
         self._value_encoding = value_encoding
 
     def lines(self, lines: Iterator[Line]) -> bool:
-        """Print them all; whether nothing is damaged."""
+        """Print all lines; return whether none is damaged."""
         import msgspec
 
         encode: Callable[[Line], bytes] = msgspec.json.Encoder().encode
@@ -253,10 +253,10 @@ class _Shown:
         return good
 
     def _document(self, message: Message) -> Line:
-        known = message.offset >= 0
+        has_id = message.offset >= 0
         document: Line = {
-            "message_id": str(message.message_id) if known else None,
-            "offset": message.offset if known else None,
+            "message_id": str(message.message_id) if has_id else None,
+            "offset": message.offset if has_id else None,
             "key": _text(message.key, self._key_encoding),
             "publish_time": message.publish_time,
         }
@@ -267,7 +267,7 @@ class _Shown:
 
 
 def _text(data: bytes | None, encoding: TextEncoding) -> str | None:
-    """Bytes as text; bytes that are not UTF-8 are escaped, because a dump must not fail."""
+    """Return bytes as text; bytes that are not UTF-8 are escaped, because a dump must not fail."""
     if data is None:
         return None
     return to_text(data, encoding) if encoding is TextEncoding.BASE64 else data.decode(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""`compactor topics objects`: where the objects of a topic's raw ledgers are, for other readers of Parquet.
+"""`compactor topics objects`: the locations of a topic's raw ledgers, for other readers of Parquet.
 
 A folder of the store also has objects of failed attempts, of other topics and of ledgers that were trimmed: only the
 database knows which ones count. Parts of a compacted ledger are not listed: they hold superseded rows, which only a
@@ -39,7 +39,7 @@ def list_objects(context: typer.Context, topic: Topic, output: Output = OutputFo
     ]
     start = snapshot.topic.start_offset
     if snapshot.ledgers and snapshot.ledgers[0].first_offset < start:
-        say(f"A trim let go of offsets below {start}: the first ledger still holds rows of them")
+        say(f"A trim removed offsets below {start}: the first ledger still holds their rows")
     if snapshot.segments:
         unsealed = counted(len(snapshot.segments), "segment")
         say(f"{unsealed} of {topic} not sealed yet, in no object: `compactor topics roll TOPIC --seal` seals them")

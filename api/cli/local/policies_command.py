@@ -30,14 +30,15 @@ def topic_policies(
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set a policy; may be repeated.")
     ] = None,
     remove: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Let the next wider scope count again; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Remove a policy, so that the next wider scope's applies; may be repeated."),
     ] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show, set and remove policies.
 
-    A topic's own policy counts before its namespace's, that before the broker's, that before the default. What is
-    shown is what holds in the end, with where it comes from.
+    A topic's own policy takes precedence over its namespace's, that over the broker's, that over the default. The
+    effective value is shown, with its origin.
     """
     if sum((topic is not None, namespace is not None, broker)) != 1:
         raise InvalidInput(
@@ -47,28 +48,28 @@ def topic_policies(
     from storage.options import policies
 
     removed = [policies.policy(name).name for name in remove or ()]
-    wanted = dict(policies.parse(*parse_pair(text, "give --set NAME=VALUE")) for text in set_ or ())
-    if both := sorted(set(removed) & set(wanted)):
-        raise InvalidInput(f"{both[0]} is to be both set and removed", "leave one of them out")
+    assigned = dict(policies.parse(*parse_pair(text, "give --set NAME=VALUE")) for text in set_ or ())
+    if conflicting := sorted(set(removed) & set(assigned)):
+        raise InvalidInput(f"{conflicting[0]} is to be both set and removed", "leave one of them out")
     name = None if topic is None else TopicName.parse(topic)
-    with (open_for_writing if removed or wanted else open_environment)(context.obj) as environment:
+    with (open_for_writing if removed or assigned else open_environment)(context.obj) as environment:
         metadata = environment.metadata
         scope, subject = _scope(metadata, name, namespace)
-        if removed or wanted:
+        if removed or assigned:
             metadata.policies.change(
-                [scope], {policy: policies.shown(policy, value) for policy, value in wanted.items()}, removed
+                [scope], {policy: policies.shown(policy, value) for policy, value in assigned.items()}, removed
             )
         stored = metadata.policies
         resolved = stored.resolved_around(scope) if name is None else stored.resolved(metadata.topics.get(name))
-    found = policies_document(resolved)
+    document = policies_document(resolved)
     if output is OutputFormat.JSON:
-        show({**subject, "policies": found}, output)
+        show({**subject, "policies": document}, output)
     else:
-        show_policies(found)
+        show_policies(document)
 
 
 def _scope(metadata: MetadataStore, topic: TopicName | None, namespace: str | None) -> tuple[str, dict[str, object]]:
-    """The scope, and how a document names it."""
+    """Return the scope, and the fields that name it in a document. Raises NotFound."""
     from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 
     if topic is not None:

@@ -44,10 +44,10 @@ def produce_messages(
     ),
     value_encoding: Annotated[TextEncoding, typer.Option(help="How values stand in the lines.")] = TextEncoding.UTF8,
 ) -> None:
-    """Append messages to a topic's log, each line as it comes.
+    """Append messages to a topic's log, each line as it arrives.
 
-    They are acknowledged as the topic's flush policy says, by default when they are flushed to disk. The topic is made
-    if it does not exist. Segments that fill up are sealed in the background.
+    They are acknowledged as the topic's flush policy says, by default when they are flushed to disk. A missing topic is
+    created. Full segments are sealed in the background.
     """
     from api.background.sealer_process import BackgroundSealer
     from api.formats.batch_container import BatchMessageContainer, lingering
@@ -57,7 +57,7 @@ def produce_messages(
     from storage.ledger.rows import CompressionType
 
     try:
-        given_key = None if key is None else to_bytes(key, key_encoding)
+        default_key = None if key is None else to_bytes(key, key_encoding)
     except ValueError as error:
         raise InvalidInput(f"the key of --key cannot be taken: {error}", "see --key-encoding") from error
     if file != "-":
@@ -67,14 +67,14 @@ def produce_messages(
         created: list[object] = []
         opened = ensure_topic(environment, topic, created.append)
         check_quota(environment, opened.record)
-        rows = read_rows(file, key_encoding, value_encoding, _REMEDY, given_key)
+        rows = read_rows(file, key_encoding, value_encoding, _REMEDY, default_key)
         limit = environment.metadata.policies.effective(opened.record).max_message_bytes
         entries = BatchMessageContainer(batch, limit, CompressionType[compression.upper()], environment.clock)
         produced = AppendReceipts(topic.partition, ids)
         try:
             with opened.append_log(wait * 1000, sealer.wake, on_held=report_wait(wait)) as log:
                 for entry in entries.of(lingering(rows, linger / 1000) if batch > 1 else rows):
-                    # What comes behind a message that failed must not come in front of it.
+                    # A message after one that failed must not be appended before it.
                     log.submit(entry, produced.answered, produced.check)
         except InvalidRecord as error:
             raise InvalidRecord(name_file(entries.naming_lines(error.message), file), error.remedy) from error
@@ -85,7 +85,7 @@ def produce_messages(
 
 
 class AppendReceipts:
-    """What came of the entries, as the log answers: in their order, from a thread of its own."""
+    """Receipts of the entries. The log calls `answered` in their order, from a thread of its own."""
 
     def __init__(self, partition: int, show_ids: bool) -> None:
         self.messages = 0
@@ -94,7 +94,7 @@ class AppendReceipts:
         self._error: CompactorError | None = None
 
     def answered(self, answer: Answer) -> None:
-        """One entry's answer."""
+        """Count the answer to an entry, and print its ids if they are requested."""
         if isinstance(answer, CompactorError):
             self._error = self._error or answer
             return
@@ -102,12 +102,12 @@ class AppendReceipts:
         if self._show_ids:
             try:
                 self._show(answer)
-            except OSError as error:  # the log takes no errors from here, and continues with what it has
+            except OSError as error:  # the log accepts no errors from its callback, and continues
                 self._show_ids = False
                 abandon_output()
                 self._error = self._error or Unavailable(
                     f"the id of an acknowledged message cannot be printed, {error.strerror or error}",
-                    "what was acknowledged is kept: see with `compactor read`, then produce the lines behind it",
+                    "acknowledged messages are kept: see them with `compactor read`, then produce the lines after them",
                 )
 
     def _show(self, appended: AppendResult) -> None:
@@ -117,6 +117,6 @@ class AppendReceipts:
             print(MessageId(first.ledger_id, first.entry_id, self._partition, index), flush=True)  # noqa: T201
 
     def check(self) -> None:
-        """Raises the first error that the log answered, or that kept an id from being printed."""
+        """Raise the first error that the log answered, or that occurred while an id was printed."""
         if self._error is not None:
             raise self._error

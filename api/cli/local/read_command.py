@@ -48,7 +48,7 @@ def read_topic(
             help="Where to begin, inclusive; @TIME: milliseconds or an ISO time of publishing.",
         ),
     ] = "earliest",
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with new messages as they come.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue with new messages as they arrive.")] = False,
     reset: Annotated[
         ResetName, typer.Option(help="Where a raw read begins instead if its start was trimmed.")
     ] = "earliest",
@@ -85,11 +85,11 @@ def read_topic(
                 count = write_parquet(file, batches, topic.partition, *encodings, limit)
             say(f"{'standard output' if file == '-' else file}: {counted(count, 'message')}")
             return
-        found = source.messages(first, read_compacted, limit, OffsetReset(reset))
+        messages = source.messages(first, read_compacted, limit, OffsetReset(reset))
         if output == "table":
-            _print_table(found, *encodings)
+            _print_table(messages, *encodings)
         else:
-            _print_lines(found, *encodings)
+            _print_lines(messages, *encodings)
 
 
 def get_value(
@@ -100,20 +100,20 @@ def get_value(
     key_encoding: Annotated[TextEncoding, typer.Option(help="How KEY is given, and shown.")] = TextEncoding.UTF8,
     value_encoding: Annotated[TextEncoding, typer.Option(help="How the value is shown.")] = TextEncoding.UTF8,
     sealed_only: Annotated[
-        bool, typer.Option("--sealed-only", help="Leave out the newest messages, which are not sealed yet.")
+        bool, typer.Option("--sealed-only", help="Omit the newest messages, which are not sealed yet.")
     ] = False,
 ) -> None:
     """Show the newest value of one key.
 
-    The key indexes of the compacted ledger and of what was appended since name it: a few small reads,
-    whatever the topic's size. Exit code 8 if the key has no value: there is none, or it was deleted.
+    The key indexes of the compacted ledger and of later ledgers locate it: a few small reads for a topic of any size.
+    Exit code 8 if the key has no value: it was never written, or it was deleted.
     """
     try:
-        wanted = to_bytes(key, key_encoding)
+        encoded = to_bytes(key, key_encoding)
     except ValueError as error:
         raise InvalidInput(f"the key is not of the given encoding: {error}", "see --key-encoding") from error
     with open_environment(context.obj) as environment:
-        message = open_topic(environment, topic).get(wanted, sealed_only=sealed_only)
+        message = open_topic(environment, topic).get(encoded, sealed_only=sealed_only)
     if message is None:
         say(f"compactor: the key {key!r} of {topic} has no value")
         raise typer.Exit(exit_codes.NO_VALUE)
@@ -144,17 +144,17 @@ def _follow(
         stdout.flush()
 
 
-def _print_lines(found: Iterable[Message], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
+def _print_lines(messages: Iterable[Message], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
     from api.formats.jsonl import JsonLinesWriter
 
     stdout = data_stream()
     lines = JsonLinesWriter(stdout, key_encoding, value_encoding)
-    for message in found:
+    for message in messages:
         lines.write(message)
     stdout.flush()
 
 
-def _print_table(found: Iterable[Message], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
+def _print_table(messages: Iterable[Message], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
     from api.formats.jsonl import shown
 
     rows = (
@@ -166,7 +166,7 @@ def _print_table(found: Iterable[Message], key_encoding: TextEncoding, value_enc
             "publish_time": message.publish_time,
             "event_time": message.event_time,
         }
-        for message in found
+        for message in messages
     )
     columns = ("message_id", "offset", "key", "value", "publish_time", "event_time")
     show_table(rows, columns, lambda _, value: "null" if value is None else str(value))

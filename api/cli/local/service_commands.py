@@ -39,9 +39,9 @@ def serve(
 
 
 def check_store(context: typer.Context) -> None:
-    """Try out the object store.
+    """Test the object store.
 
-    Everything that compactor relies on, races included; the objects of the trial are removed again.
+    Tests everything that compactor relies on, races included, and removes the objects of the test.
     """
     store = open_object_store(context.obj)
     try:
@@ -56,18 +56,18 @@ def check_store(context: typer.Context) -> None:
 
 def adopt_store(
     context: typer.Context,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, only show what belongs to what.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Bind them; without this, only show the present binding.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Also if the store lacks an object that the database names.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what belongs to what; so does leaving out --yes.")
+        bool, typer.Option("--dry-run", help="Show the present binding; so does leaving out --yes.")
     ] = False,
 ) -> None:
     """Use this object store with this database from now on.
 
-    A database knows its store by an object there, `store.uid`, and writes to no other one. After the objects were moved
-    without it, or the database was created again or restored from a backup, this binds the two again.
+    A database identifies its store by the object `store.uid`, and writes to no other one. After a move of the objects
+    without it, or when the database was created again or restored from a backup, this binds the two again.
     """
     check_confirmation(yes, dry_run)
     with open_environment(context.obj) as environment:
@@ -76,15 +76,15 @@ def adopt_store(
         identity = StoreIdentity(environment.metadata, environment.store)
         if yes:
             identity.adopt(force=force)
-        found = identity.adoption()
+        adoption = identity.adoption()
         database = environment.metadata.url
-    put(f"{found.url}: {'no uid' if found.theirs is None else f'uid {found.theirs}'}")
-    put(f"{database}: {'no store' if found.ours is None else f'the store with the uid {found.ours}'}")
-    if found.some is not None:
-        put(f"{found.some}: {'is there' if found.has_it else 'is NOT there'}")
+    put(f"{adoption.url}: {'no uid' if adoption.theirs is None else f'uid {adoption.theirs}'}")
+    put(f"{database}: {'no store' if adoption.ours is None else f'the store with the uid {adoption.ours}'}")
+    if adoption.some is not None:
+        put(f"{adoption.some}: {'is there' if adoption.has_it else 'is NOT there'}")
     if yes:
         say("They belong together now")
-    elif found.is_bound:
+    elif adoption.is_bound:
         say("They belong together: nothing is to be done")
     else:
         say("Nothing was changed: give --yes if they are to belong together")
@@ -93,7 +93,7 @@ def adopt_store(
 def upgrade_database(context: typer.Context) -> None:
     """Bring the database to the newest schema.
 
-    Does nothing when it is there.
+    Does nothing if the schema is the newest.
     """
     metadata = open_metadata(context.obj)
     try:

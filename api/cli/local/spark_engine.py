@@ -1,7 +1,7 @@
-"""The engine of a command, and its progress on a terminal: phase, tasks done, time, messages a second.
+"""The engine of a command, and its progress on a terminal: phase, finished tasks, time, messages a second.
 
-Spark is started when it is needed, announced on a terminal, stopped at the end; or none, if the settings say
-`in-process`: they serve `compactor serve` as well, and mean the same here. Silent when stderr is no terminal.
+Spark starts when it is needed and stops at the end; a terminal gets a message. With the setting `in-process`, which
+means the same for `compactor serve`, Spark does not start. Silent when stderr is no terminal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def spark_engine(settings: Settings) -> Iterator[Engine]:
-    """An engine on a session of its own, or in this process. Raises Misconfigured, Unavailable."""
+    """Open an engine on a session of its own, or in this process. Raises Misconfigured, Unavailable."""
     from compactor.engines.engine import IN_PROCESS, InProcessEngine
 
     if settings.spark_master == IN_PROCESS:
@@ -41,14 +41,14 @@ def spark_engine(settings: Settings) -> Iterator[Engine]:
 
 
 def progress_for(stream: TextIO) -> Progress:
-    """A live line on a terminal, otherwise nothing."""
+    """Return a live line for a terminal, or a silent progress for any other stream."""
     from compactor.engines.engine import SilentProgress
 
     return PhaseLine(stream) if stream.isatty() else SilentProgress()
 
 
 class PhaseLine:
-    """The phase that is under way, in a live line."""
+    """The active phase, in a live line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._line = LiveLine(stream)
@@ -64,7 +64,7 @@ class PhaseLine:
     def done(self, tasks: int) -> None:
         seconds = time.perf_counter() - self._started
         line = f"{self._name}: {tasks}/{self._tasks} tasks, {seconds:.0f} s"
-        if tasks and seconds > 0:  # before the first task has ended no rate is known
+        if tasks and seconds > 0:  # the first task to end gives the first rate
             line += f", {number(int(self._messages * tasks / self._tasks / seconds))} messages/s"
         self._line.show(line)
 

@@ -1,4 +1,4 @@
-"""`compactor tokens`: keys and tokens, as `bin/pulsar tokens` makes them; a broker takes ours, and we take its.
+"""`compactor tokens`: keys and tokens in the form of `bin/pulsar tokens`; brokers and services accept the same ones.
 
 Secrets go to standard output or to a file that only its owner may read.
 """
@@ -68,7 +68,7 @@ def create_jwks(
     """
     from api.http.tokens import key_set, public_key
 
-    show(key_set([public_key("PUBLIC_KEY", given) for given in public_keys]), OutputFormat.JSON)
+    show(key_set([public_key("PUBLIC_KEY", key) for key in public_keys]), OutputFormat.JSON)
 
 
 def create_token(
@@ -80,7 +80,7 @@ def create_token(
     ] = None,
     expiry_time: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="How long it holds: 90s, 12h, 30d, 4w, 1y (default: forever)."),
+        typer.Option(metavar="DURATION", help="Time until it expires: 90s, 12h, 30d, 4w, 1y (default: never)."),
     ] = None,
 ) -> None:
     """Make a token, and print it."""
@@ -108,7 +108,7 @@ def show_token(token: Token = None) -> None:
     """Show header and claims of a token. It is not checked."""
     from api.http.tokens import shown
 
-    show(shown(_given(token)), OutputFormat.JSON)
+    show(shown(_read_token(token)), OutputFormat.JSON)
 
 
 def validate_token(
@@ -120,7 +120,7 @@ def validate_token(
         typer.Option(metavar="KEY", help="file:///… or data:;base64,… of a public key (default: the settings')."),
     ] = None,
 ) -> None:
-    """Check a token as a service does, by the keys that are given or the settings', and show its claims."""
+    """Check a token as a service does, by the keys that are text or the settings', and show its claims."""
     from api.http.token_key_reloader import TokenKeyReloader
     from api.http.tokens import BadToken
     from storage.clock import SystemClock
@@ -137,10 +137,10 @@ def validate_token(
     verifier = TokenKeyReloader(settings, SystemClock()).verifier
     if not verifier.keys:
         raise InvalidInput("there is no key to check the token with", "give --secret-key or --public-key")
-    given = _given(token)
+    text = _read_token(token)
     try:
-        verifier.role(given)
-        claims = verifier.claims(given)
+        verifier.role(text)
+        claims = verifier.claims(text)
     except BadToken as error:
         raise InvalidInput(f"the token is refused: {error}", "make another, with `compactor tokens create`") from error
     show(claims, OutputFormat.JSON)
@@ -153,12 +153,12 @@ def _signing_key(settings: Settings, secret_key: str | None, private_key: str | 
         if secret_key is not None:
             raise InvalidInput("a token is signed by one key", "give --secret-key or --private-key")
         return tokens.private_key("--private-key", private_key)
-    given = secret_key or settings.auth_token_secret_key
-    if not given:
+    key = secret_key or settings.auth_token_secret_key
+    if not key:
         raise InvalidInput(
             "there is no key to sign the token with", "give --secret-key or --private-key, or set auth.token-secret-key"
         )
-    return tokens.secret_keys("--secret-key" if secret_key else "auth.token-secret-key", given)[0]
+    return tokens.secret_keys("--secret-key" if secret_key else "auth.token-secret-key", key)[0]
 
 
 def _seconds(text: str) -> int:
@@ -170,14 +170,14 @@ def _seconds(text: str) -> int:
     return int(match[1]) * _SECONDS[match[2]]
 
 
-def _given(token: str | None) -> str:
-    """The token that is meant; from standard input, so that it need not be in the list of processes."""
+def _read_token(token: str | None) -> str:
+    """Return the token; from standard input if it is `-` or absent, so that lists of processes do not show it."""
     text = sys.stdin.read() if token in (None, "-") else str(token)
     return text.strip()
 
 
 def _put(file: Path | None, content: bytes) -> None:
-    """To a new file that only its owner may read, or to stdout."""
+    """Write to a new file that only its owner may read, or to stdout."""
     if file is None:
         sys.stdout.buffer.write(content)
         sys.stdout.flush()

@@ -33,7 +33,7 @@ _COLUMNS = ("topic", "messages", "unsealed", "size", "compacted")
 def list_topics(context: typer.Context, output: Output = OutputFormat.TABLE) -> None:
     """List topics.
 
-    Of each: its messages, how many of them are not sealed yet, their logical bytes, and the compacted ledger.
+    Columns: messages, unsealed messages, logical bytes, and the compacted ledger.
     """
     with open_environment(context.obj) as environment:
         from storage.log.unsealed_counts import with_open_segments
@@ -72,7 +72,7 @@ def list_topics(context: typer.Context, output: Output = OutputFormat.TABLE) -> 
 def show_stats(context: typer.Context, topic: Topic, output: Output = OutputFormat.TABLE) -> None:
     """Show one topic.
 
-    Its raw ledgers, compacted ledger and horizon, what is not compacted yet, the last run, and the last message ids.
+    Its raw ledgers, compacted ledger and horizon, the backlog, the last run, and the last message ids.
     """
     from compactor.scheduling.backlog import unsealed
 
@@ -102,13 +102,13 @@ def create_topic(
     partitions: Annotated[int | None, typer.Option(min=1, help="Make it a partitioned topic of N partitions.")] = None,
 ) -> None:
     """Create a topic, which must not exist; its tenant and namespace are made with it."""
-    given = dict(parse_pair(text, "give NAME=VALUE") for text in properties or ())
+    properties_by_name = dict(parse_pair(text, "give NAME=VALUE") for text in properties or ())
     with open_for_writing(context.obj) as environment:
         environment.metadata.tenancy.ensure_namespace(topic)
         if partitions is None:
-            environment.metadata.tenancy.create_topic(topic, given)
+            environment.metadata.tenancy.create_topic(topic, properties_by_name)
         else:
-            environment.metadata.partitions.create(topic, partitions, given)
+            environment.metadata.partitions.create(topic, partitions, properties_by_name)
     of = "" if partitions is None else f" of {counted(partitions, 'partition')}"
     put(f"Topic {topic}{of} created")
 
@@ -126,9 +126,9 @@ def delete_topic(
 ) -> None:
     """Delete a topic, or a partitioned topic with its partitions, for good.
 
-    Its messages, compacted ledger, cursors, policies and runs go at once; a compaction that is under way publishes
-    nothing. Objects go with a later `compactor gc`, after file.delete.delay.ms. A topic that is created again under the
-    name is another one.
+    Its messages, compacted ledger, cursors, policies and runs are deleted at once; an active compaction publishes
+    nothing. A later `compactor gc` deletes the objects, after file.delete.delay.ms. A new topic of the same name shares
+    nothing with it.
     """
     check_confirmation(yes, dry_run)
     with (open_for_writing if yes else open_environment)(context.obj) as environment:
@@ -155,14 +155,14 @@ def delete_topic(
 def release_lease(
     context: typer.Context,
     topic: Topic,
-    yes: Annotated[bool, typer.Option("--yes", help="Release it; without this, only show who owns it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Release it; without this, only show its owner.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also if its owner is alive.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show who owns it; so does leaving out --yes.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show its owner; so does leaving out --yes.")] = False,
 ) -> None:
     """Release the writer's lease of a topic, or of each partition, whose owner died on another machine.
 
-    Another writer need not wait for its end then. An owner that lives all the same is fenced: what it appends from
-    then on fails, and nothing is written twice.
+    Another writer then need not wait until it expires. An owner that is alive is fenced: its later appends fail, and
+    nothing is written twice.
     """
     check_confirmation(yes, dry_run)
     with (open_for_writing if yes else open_environment)(context.obj) as environment:
@@ -185,26 +185,26 @@ def trim_topic(
     context: typer.Context,
     topic: Topic,
     before: Annotated[
-        str | None, typer.Option(metavar="MESSAGE_ID|OFFSET", help="Let all messages before this one go.")
+        str | None, typer.Option(metavar="MESSAGE_ID|OFFSET", help="Trim all messages before this one.")
     ] = None,
     force: Annotated[
         bool,
         typer.Option(
             "--force",
-            help="Also what cursors and compaction still need: it is lost to them. With a deletion that no run has "
-            "seen, new compacted readers get the deleted key back.",
+            help="Also messages that cursors and compaction still need: they lose them. If a deletion is among them "
+            "that no run has processed, new compacted readers get the deleted key back.",
         ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Let it go; without this, only report what would.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Trim; without this, only report what would be trimmed.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Report what would go; so does leaving out --yes.")
+        bool, typer.Option("--dry-run", help="Report what would be trimmed; so does leaving out --yes.")
     ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Let old raw ledgers go.
+    """Trim old raw ledgers.
 
-    Without --before, those that the topic's cleanup policies let go now. They are listed no more at once; their
-    objects go with a later `compactor gc`, after file.delete.delay.ms.
+    Without --before, those that the topic's cleanup policies allow now. They disappear from listings at once; a later
+    `compactor gc` deletes their objects, after file.delete.delay.ms.
     """
     position = None if before is None else parse_trim_place(before)
     check_confirmation(yes, dry_run)
@@ -239,7 +239,7 @@ def trim_topic(
 
 
 def _if_local(value: Callable[[], T]) -> T | None:
-    """A value; None where it depends on messages that are in a log directory that is not here."""
+    """Return a value; None if it depends on messages in a log directory of another machine."""
     from storage.errors import SegmentNotLocal
 
     try:
@@ -249,9 +249,10 @@ def _if_local(value: Callable[[], T]) -> T | None:
 
 
 def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, tail: UnsealedBacklog) -> dict[str, Any]:
-    """What one snapshot shows, as plain values; offsets of the first raw message, and of the next one to come.
+    """Return the statistics of a snapshot as plain values. `first_offset`: of the first raw message; `next_offset`: of
+    the next message to be appended.
 
-    `tail`: what is in segments, which is part of the backlog: the next run seals it first.
+    `tail`: the unsealed messages, which are part of the backlog: the next run seals them first.
     """
     horizon = snapshot.horizon
     backlog = [ledger for ledger in snapshot.ledgers if horizon is None or ledger.last_offset > horizon.offset]
@@ -302,7 +303,7 @@ def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, t
 
 
 def _records(metadata: MetadataStore, name: TopicName) -> list[TopicRecord]:
-    """The topic, or the partitions of the partitioned topic of that name. Raises TopicNotFound."""
+    """Return the topic, or the partitions of the partitioned topic of that name. Raises TopicNotFound."""
     if metadata.partitions.find(name) is None:
         return [metadata.topics.get(name)]
     return [

@@ -22,7 +22,7 @@ def verify_topic(
     topic: Topic,
     output: Annotated[Literal["text", "json"], typer.Option(help="For people, or for scripts.")] = "text",
 ) -> None:
-    """Derive the compacted ledger again, and name every difference.
+    """Derive the compacted ledger again, and list every difference.
 
     Checks every object of the topic, and the compacted ledger against the raw messages that are still there. Changes
     nothing; safe beside imports and compactions. Ends with exit code 7 if anything differs.

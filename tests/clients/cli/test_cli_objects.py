@@ -41,10 +41,13 @@ def test_the_ledgers_of_one_topic_and_no_other_objects(program: Program, folder:
     assert keys(program("topics", "objects", "users").done().lines) == [b"c"]
 
 
-def test_rows_that_a_trim_let_go_of_and_messages_that_are_not_sealed_are_named(program: Program, folder: Path) -> None:
+def test_rows_that_a_trim_removed_and_messages_that_are_not_sealed_are_named(program: Program, folder: Path) -> None:
     imported(program, folder, "users", "a", "b")
     program("topics", "trim", "users", "--before", "1", "--yes").done()
-    assert "offsets below 1: the first ledger still holds rows" in program("topics", "objects", "users").done().stderr
+    assert (
+        "offsets below 1: the first ledger still holds their rows"
+        in program("topics", "objects", "users").done().stderr
+    )
     (folder / "more.jsonl").write_text('{"key": "c", "value": "v"}\n')
     program("produce", "users", "more.jsonl").done()
     assert "1 segment of persistent://public/default/users not sealed" in program("topics", "objects", "users").stderr
