@@ -305,7 +305,8 @@ class BatchRunner:
         fenced = set(self.metadata.runs.heartbeat([job.run for job in active], progress))
         for job in active:
             job.fenced = job.fenced or job.run.run_id in fenced
-        if all(job.fenced for job in active):
+        waiting = [job for job in active if job.work is not None]  # a run without work publishes, or has ended
+        if waiting and all(job.fenced for job in waiting):
             self.engine.cancel()
 
     def _note_end(self, job: Job) -> None:

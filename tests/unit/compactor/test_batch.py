@@ -258,6 +258,36 @@ def test_when_all_are_cancelled_no_work_is_done_for_them(bench: Workbench) -> No
     assert [state(topic)[0] for topic in some] == [RunState.CANCELLED] * 2
 
 
+def test_a_run_that_ends_between_two_heartbeats_cancels_nothing(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A heartbeat that comes after the publication counts its run as fenced; the engine may serve others by then."""
+    (topic,) = topics(bench, "a")
+    heartbeat, publish = bench.metadata.runs.heartbeat, bench.metadata.publishing.publish
+    beats: list[int] = []
+    publishes, late = threading.Event(), threading.Event()
+
+    def counting(runs: Sequence[RunRecord], progress: Mapping[int, Mapping[str, object]]) -> Sequence[int]:
+        if not publishes.is_set():
+            return heartbeat(runs, progress)
+        beats.append(len(runs))
+        if len(beats) > 1:  # so what the first has led to is done
+            late.set()
+        return [run.run_id for run in runs]
+
+    def publishing(*arguments: Any) -> RunRecord:
+        publishes.set()
+        assert late.wait(HOLD_SECONDS)
+        return publish(*arguments)
+
+    monkeypatch.setattr(bench.metadata.runs, "heartbeat", counting)
+    monkeypatch.setattr(bench.metadata.publishing, "publish", publishing)
+    engine = HookedEngine()
+    (outcome,) = beating_batch(bench, [topic], engine)()
+    assert outcome.error is None
+    assert not engine.cancelled.is_set()
+
+
 def test_a_job_of_which_all_runs_are_cancelled_is_stopped_while_it_runs(bench: Workbench) -> None:
     """The heartbeat hears of it; the batch does not wait for the end of a phase."""
     some = topics(bench, "a", "b")
