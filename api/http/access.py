@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from api.http.tokens import TokenVerifier
     from api.settings.settings import Settings
     from storage.clock import Clock
-    from storage.metadata.tenancy import TenancyStore
+    from storage.metadata.stores import TenancyStore
 
 
 class AuthAction(StrEnum):

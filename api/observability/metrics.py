@@ -29,8 +29,9 @@ from compactor.scheduling.due import TopicsCheckResult
 from storage.clock import Clock
 from storage.errors import CompactorError
 from storage.log.log_space import LogRoom
-from storage.metadata.metrics_queries import MetricsQueries, TopicCounts
+from storage.metadata.metrics_queries import TopicCounts
 from storage.metadata.records import CLUSTER
+from storage.metadata.stores import MetricsQueries
 
 LOG = logging.getLogger(__name__)
 REFRESH_MS = 2_000

@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from storage.metadata.liveness import beating
-from storage.metadata.metrics_queries import PAGE_RUNS, MetricsQueries, RunSummary
+from storage.metadata.metrics_queries import PAGE_RUNS, RunSummary
 from storage.metadata.records import RunState
+from storage.metadata.stores import MetricsQueries
 from storage.model import TopicName
 
 PAGES = 10

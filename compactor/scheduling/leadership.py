@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from storage.clock import Clock
 from storage.errors import CompactorError, Fenced
-from storage.metadata.services import ServiceStore
+from storage.metadata.stores import ServiceStore
 
 SKEW = 0.2
 """The share of a term by which clocks may differ, or a leader notice late."""

@@ -100,7 +100,7 @@ class SegmentLifecycle:
         try:
             written_at = min(self._clock.now_ms(), int(files.log.stat().st_mtime * 1000))
             row = SegmentRecord(found.ledger_id, end, self._log.uid, SegmentState.OPEN, written_at)
-            self._metadata.segments.take_up(self._lease, row)
+            self._metadata.segments.restore(self._lease, row)
         except BaseException as error:
             writer.close()
             if isinstance(error, Conflict) and not isinstance(error, Fenced):

@@ -17,9 +17,9 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 from storage.errors import Fenced
 from storage.metadata import queries, row_mapping, topics
 from storage.metadata.liveness import beating
-from storage.metadata.queries import Store
-from storage.metadata.records import Attempt, AttemptKind
+from storage.metadata.records import Attempt, AttemptKind, RunRecord
 from storage.metadata.tables import attempts
+from storage.metadata.transactions import Context
 
 _OF_TOPIC = (
     select(attempts)
@@ -28,67 +28,52 @@ _OF_TOPIC = (
 )
 
 
-class AttemptStore(Store):
-    """Attempts. RunStore expires them."""
-
-    def begin(self, topic_id: int, kind: AttemptKind, owner: str) -> Attempt:
-        """A new attempt, before its first object is written. Raises TopicNotFound."""
-        with self._database.write() as connection:
-            return begin(connection, topic_id, kind, owner, self._clock.now_ms())
-
-    def heartbeat(self, attempt: Attempt) -> None:
-        """The attempt is alive. Raises Fenced if it was finished as dead."""
-        with self._database.write() as connection:
-            heartbeat(connection, attempt.attempt_id, self._clock.now_ms())
-
-    def finish(self, attempt_id: str) -> None:
-        """No more objects come; nothing happens if the attempt is finished."""
-        with self._database.write() as connection:
-            finish(connection, [attempt_id], self._clock.now_ms())
-
-    def find(self, attempt_id: str) -> Attempt | None:
-        """None: it was purged, or never begun."""
-        with self._database.read() as connection:
-            found = select(attempts).where(attempts.c.attempt_id == attempt_id)
-            return queries.find(connection, found, row_mapping.attempt)
-
-    def of_topic(self, topic_id: int) -> list[Attempt]:
-        """The topic's attempts that have a row, finished or not, the oldest first."""
-        with self._database.read() as connection:
-            return list(of_topic(connection, topic_id))
-
-    def purge(self, topic_id: int, finished_before: int, keep: Set[str] = frozenset()) -> int:
-        """Delete the rows of attempts that were finished before that time (ms), but for the ids in `keep`; how many.
-
-        `keep`: ids of those that have objects yet. Raises TopicNotFound.
-        """
-        with self._database.write() as connection:
-            topics.locked(connection, topic_id)
-            finished = select(attempts.c.attempt_id).where(
-                attempts.c.topic_id == topic_id, attempts.c.finished_at < finished_before
-            )
-            purged = sorted(set(connection.execute(finished).scalars()) - keep)
-            for ids in queries.batches(purged):
-                connection.execute(delete(attempts).where(attempts.c.attempt_id.in_(ids)))
-            return len(purged)
-
-
-def begin(connection: Connection, topic_id: int, kind: AttemptKind, owner: str, now: int) -> Attempt:
-    """Raises TopicNotFound."""
+def begin(connection: Connection, context: Context, topic_id: int, kind: AttemptKind, owner: str) -> Attempt:
+    """Insert a new attempt, before its first object is written. Raises TopicNotFound."""
     topics.kept(connection, topic_id)
-    attempt = Attempt(uuid.uuid4().hex, topic_id, kind, owner, started_at=now, heartbeat_at=now)
+    attempt = Attempt(uuid.uuid4().hex, topic_id, kind, owner, started_at=context.now, heartbeat_at=context.now)
     connection.execute(insert(attempts).values(**row_mapping.attempt_values(attempt)))
     return attempt
 
 
-def heartbeat(connection: Connection, attempt_id: str, now: int) -> None:
-    """The attempt is alive. Raises Fenced if it is finished."""
-    check_open(connection, [attempt_id])
-    queries.change(connection, attempts, attempt_id, heartbeat_at=now)
+def heartbeat(connection: Connection, context: Context, attempt: Attempt | RunRecord) -> None:
+    """Store that the attempt, or the attempt of a run, is alive. Raises Fenced if it is finished."""
+    check_open(connection, [attempt.attempt_id])
+    queries.change(connection, attempts, attempt.attempt_id, heartbeat_at=context.now)
+
+
+def finish(connection: Connection, context: Context, attempt_id: str) -> None:
+    """Mark an attempt as finished: no more objects come. Idempotent."""
+    finish_all(connection, [attempt_id], context.now)
+
+
+def find(connection: Connection, attempt_id: str) -> Attempt | None:
+    """Return an attempt; None: it was purged, or never begun."""
+    return queries.find(connection, select(attempts).where(attempts.c.attempt_id == attempt_id), row_mapping.attempt)
+
+
+def of_topic(connection: Connection, topic_id: int) -> list[Attempt]:
+    """Return the topic's attempts that have a row, finished or not, the oldest first."""
+    return queries.fetch(connection, _OF_TOPIC, row_mapping.attempt, {"topic": topic_id})
+
+
+def purge(connection: Connection, topic_id: int, finished_before: int, keep: Set[str] = frozenset()) -> int:
+    """Delete the rows of attempts that were finished before that time (ms), but for the ids in `keep`.
+
+    `keep`: ids of those that have objects yet. Returns the number of rows. Raises TopicNotFound.
+    """
+    topics.locked(connection, topic_id)
+    finished = select(attempts.c.attempt_id).where(
+        attempts.c.topic_id == topic_id, attempts.c.finished_at < finished_before
+    )
+    purged = sorted(set(connection.execute(finished).scalars()) - keep)
+    for ids in queries.batches(purged):
+        connection.execute(delete(attempts).where(attempts.c.attempt_id.in_(ids)))
+    return len(purged)
 
 
 def lock_open(connection: Connection, attempt_ids: Collection[str]) -> list[str]:
-    """Those of the attempts that are not finished, by id; they stay so until this transaction ends."""
+    """Return the ids of those attempts that are not finished, in order; they stay so until this transaction ends."""
     statement = (
         select(attempts.c.attempt_id)
         .where(attempts.c.attempt_id.in_(attempt_ids), attempts.c.finished_at.is_(None))
@@ -99,7 +84,7 @@ def lock_open(connection: Connection, attempt_ids: Collection[str]) -> list[str]
 
 
 def check_open(connection: Connection, attempt_ids: Collection[str]) -> None:
-    """The attempts exist and are not finished, and stay so until this transaction ends. Raises Fenced."""
+    """Raise Fenced unless the attempts exist and are not finished; they stay so until this transaction ends."""
     closed = set(attempt_ids) - set(lock_open(connection, attempt_ids))
     if closed:
         raise Fenced(
@@ -108,8 +93,8 @@ def check_open(connection: Connection, attempt_ids: Collection[str]) -> None:
         )
 
 
-def finish(connection: Connection, attempt_ids: Collection[str], now: int) -> None:
-    """Mark attempts as finished; those that are keep their time."""
+def finish_all(connection: Connection, attempt_ids: Collection[str], now: int) -> None:
+    """Mark attempts as finished; those that are finished already keep their time."""
     connection.execute(
         update(attempts)
         .where(attempts.c.attempt_id.in_(attempt_ids), attempts.c.finished_at.is_(None))
@@ -117,13 +102,8 @@ def finish(connection: Connection, attempt_ids: Collection[str], now: int) -> No
     )
 
 
-def of_topic(connection: Connection, topic_id: int) -> tuple[Attempt, ...]:
-    """All that have a row, finished or not, the oldest first."""
-    return tuple(queries.fetch(connection, _OF_TOPIC, row_mapping.attempt, {"topic": topic_id}))
-
-
 def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) -> list[str]:
-    """Finish the topic's attempts whose heartbeat is that old, or of a clock that ran ahead; their ids.
+    """Finish the topic's attempts whose heartbeat is that old, or of a clock that ran ahead; return their ids.
 
     Their runs are for the caller to end (runs.py). An attempt with a heartbeat at the same moment is either seen as
     alive, or fenced at its next heartbeat. Raises TopicNotFound.
@@ -140,5 +120,5 @@ def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) 
         .with_for_update()
     )
     expired = list(connection.execute(statement).scalars())
-    finish(connection, expired, now)
+    finish_all(connection, expired, now)
     return expired

@@ -1,9 +1,8 @@
-"""Rows of compaction control: what is wanted of a topic's compaction (S4, S5, S6).
+"""Rows of compaction control: requests, pauses and failures of a topic's compaction (S4, S5, S6).
 
 Invariants: a request is taken by the transaction that claims its run, so it is executed once, whichever process
 executes it or dies; a paused topic has no request. Every change is made while the topic's row is locked. A topic that
-was never requested has no row; that is the same as a row of zeros. How pausing and requesting go together with runs is
-in compaction_control.py.
+was never requested has no row; that is the same as a row of zeros. compaction_control.py combines these rows with runs.
 """
 
 from __future__ import annotations
@@ -23,46 +22,51 @@ _ROWS = select(
         runs, runs.c.run_id == controls.c.aborting_run_id
     )
 )
-"""Rows, each with the last heartbeat of the run that is being aborted."""
+"""Rows, each with the last heartbeat of the aborted run that has not stopped yet."""
 _OF_TOPIC = _ROWS.where(controls.c.topic_id == bindparam("topic"))
 
 
 def find(connection: Connection, topic_id: int, now: int, dead_ms: int) -> CompactionControl:
-    """What is wanted of the topic. `dead_ms`: a run without a heartbeat for that long is dead."""
+    """Return the control of a topic. `dead_ms`: a run without a heartbeat for that long is dead."""
     row = connection.execute(_OF_TOPIC, {"topic": topic_id}).one_or_none()
     return _record(row, now, dead_ms) if row is not None else CompactionControl()
 
 
 def of_all(connection: Connection, now: int, dead_ms: int) -> dict[int, CompactionControl]:
-    """By topic id, of those that have a row."""
+    """Return the controls of the topics that have a row, by topic id."""
     return {row.topic_id: _record(row, now, dead_ms) for row in connection.execute(_ROWS)}
 
 
 def requested(connection: Connection, now: int, dead_ms: int) -> dict[int, CompactionControl]:
-    """By topic id, the oldest request first."""
+    """Return the controls of the topics that are requested, by topic id, the oldest request first."""
     waiting = _ROWS.where(controls.c.requested_at.is_not(None))
-    found = connection.execute(waiting.order_by(controls.c.requested_at, controls.c.topic_id))
-    return {row.topic_id: _record(row, now, dead_ms) for row in found}
+    rows = connection.execute(waiting.order_by(controls.c.requested_at, controls.c.topic_id))
+    return {row.topic_id: _record(row, now, dead_ms) for row in rows}
+
+
+def pauses(connection: Connection, topic_id: int) -> tuple[int, int | None]:
+    """Return the topic's number of pauses, and when it was requested."""
+    row = connection.execute(_OF_TOPIC, {"topic": topic_id}).one_or_none()
+    return (0, None) if row is None else (row.paused, row.requested_at)
 
 
 def put(connection: Connection, topic_id: int, **values: object) -> None:
-    """Change the topic's row, which is created if need be. The topic is locked."""
+    """Change the topic's row, or insert it. The topic is locked."""
     if not queries.change(connection, controls, topic_id, **values):
         connection.execute(insert(controls).values(topic_id=topic_id, **values))
 
 
 def request_again(connection: Connection, topic_id: int, by: str, now: int) -> None:
-    """Request what was interrupted, unless it is requested already, or the topic is paused. The topic is locked."""
-    found = connection.execute(_OF_TOPIC, {"topic": topic_id}).one_or_none()
-    if found is None or (found.requested_at is None and not found.paused):
+    """Request an interrupted run again, unless it is requested already or the topic is paused. The topic is locked."""
+    if pauses(connection, topic_id) == (0, None):
         put(connection, topic_id, requested_at=now, cause="interrupted", requested_by=by)
 
 
 def take_request(connection: Connection, topic: TopicRecord, must_exist: bool, now: int, dead_ms: int) -> str:
-    """The cause of the request, which is over then. The topic is locked.
+    """End the topic's request and return its cause; empty: there is none. The topic is locked.
 
-    Raises CompactionPaused, CompactionRunning for a run that is being aborted, Fenced if there `must_exist` a
-    request and there is none.
+    Raises CompactionPaused; CompactionRunning if an aborted run has not stopped yet; Fenced if there is no request and
+    it `must_exist`.
     """
     control = find(connection, topic.id, now, dead_ms)
     check_not_paused(topic, control)
@@ -82,7 +86,7 @@ def take_request(connection: Connection, topic: TopicRecord, must_exist: bool, n
 
 
 def check_not_paused(topic: TopicRecord, control: CompactionControl) -> None:
-    """Raises CompactionPaused."""
+    """Raise CompactionPaused if the topic is paused."""
     if control.paused:
         times = "" if control.paused == 1 else f" ({control.paused} times)"
         raise CompactionPaused(
@@ -92,7 +96,7 @@ def check_not_paused(topic: TopicRecord, control: CompactionControl) -> None:
 
 
 def cleared(connection: Connection, topic_id: int) -> None:
-    """The topic does not fail any more; nothing happens without a row. The topic is locked."""
+    """Store that the topic does not fail any more. Idempotent. The topic is locked."""
     connection.execute(
         update(controls)
         .where(controls.c.topic_id == topic_id, controls.c.failures > 0)
@@ -101,7 +105,7 @@ def cleared(connection: Connection, topic_id: int) -> None:
 
 
 def ended(connection: Connection, topic_id: int, run_id: int) -> None:
-    """The worker of an aborted run has stopped. The topic is locked."""
+    """Store that the worker of an aborted run has stopped. The topic is locked."""
     connection.execute(
         update(controls)
         .where(controls.c.topic_id == topic_id, controls.c.aborting_run_id == run_id)

@@ -1,14 +1,14 @@
-"""What a cursor has acknowledged: its mark-delete position and, above it, a row a range of offsets.
+"""Acknowledgements of a cursor: its mark-delete position and, above it, one row per range of offsets.
 
-A row is a Roaring bitmap (storage/ack_ranges.py), at most 64 KiB. Its number is the range's, so the rows of a
-cursor are as many as the ranges in which something above mark-delete is acknowledged.
+A row is a Roaring bitmap (storage/ack_ranges.py), at most 64 KiB. Its number is the range's, so a cursor has one row
+for each range in which something above mark-delete is acknowledged.
 
-Invariants: in one incarnation of a cursor nothing that was acknowledged is lost. Owners may be several: what one writes
-is merged with what is there, and mark-delete only grows. A reset, or another cursor of the same name, is another one;
-an owner from before it is Fenced. `__compaction` is moved by `publishing` alone (A4).
+Invariants: in one incarnation of a cursor no acknowledgement is lost. A cursor may have several owners: the updates of
+each are merged with the stored rows, and mark-delete only grows. A reset, or another cursor of the same name, is
+another incarnation; an owner of the one before is Fenced. `__compaction` is moved by `publishing` alone (A4).
 
 A transaction that changes a cursor's rows holds the row in `cursors` until the transaction ends; the topic's row is not
-needed, so acknowledging never waits for appends or publishing. May go wrong: ObjectDamaged for a row that is no bitmap.
+needed, so acknowledging never waits for appends or publishing. A row that is no bitmap raises ObjectDamaged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from pyroaring import BitMap
-from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, delete, func, insert, select, update
 
 from storage.ack_ranges import RANGE_BITS, RANGE_OVERHEAD, decode, encode, joined, range_number, ranges, without_below
 from storage.errors import Fenced, InvalidInput, NotFound, ObjectDamaged
@@ -35,7 +35,7 @@ _PAGE = 64
 
 @dataclass(frozen=True)
 class CursorState:
-    """A cursor as an owner opens it. `left_out`: stored bitmaps that went beyond the bytes that it may hold."""
+    """A cursor as an owner opens it. `left_out`: the number of stored bitmaps beyond the bytes that it may hold."""
 
     record: CursorRecord
     incarnation: str
@@ -45,7 +45,7 @@ class CursorState:
 
 @dataclass(frozen=True)
 class CursorUpdate:
-    """What an owner of a cursor has to write: mark-delete, and bitmaps by number that have changed."""
+    """The changes of a cursor by one owner: mark-delete, and the bitmaps that have changed, by number."""
 
     topic_id: int
     name: str
@@ -56,7 +56,7 @@ class CursorUpdate:
 
 @dataclass(frozen=True)
 class MergeResult:
-    """What is stored after a flush: the position, and the bitmaps that the flush checked."""
+    """The stored state after a flush: the position, and the bitmaps that the flush checked."""
 
     mark_delete: LogPosition | None
     ranges: Mapping[int, BitMap]
@@ -64,7 +64,7 @@ class MergeResult:
 
 @dataclass(frozen=True)
 class RangesSummary:
-    """Of what is acknowledged above mark-delete: messages, ranges of consecutive offsets, rows and their bytes."""
+    """Totals of the acknowledgements above mark-delete: messages, ranges of consecutive offsets, rows, their bytes."""
 
     messages: int
     ranges: int
@@ -73,28 +73,30 @@ class RangesSummary:
 
 
 def new_incarnation() -> str:
+    """Return a new random incarnation of a cursor: 32 hex digits."""
     return uuid.uuid4().hex
 
 
 def load(connection: Connection, topic: TopicRecord, name: str, max_bytes: int) -> CursorState:
-    """Raises NotFound, and InvalidInput for `__compaction`."""
+    """Return a cursor with at most `max_bytes` of bitmaps, the lowest ones.
+
+    Raises NotFound; InvalidInput for `__compaction`.
+    """
     record, incarnation = _cursor(connection, topic, name, select(cursors))
-    taken: dict[int, BitMap] = {}
+    loaded: dict[int, BitMap] = {}
     remaining = max_bytes
     for number, stored in _pages(connection, topic.id, name, record.mark):
         remaining -= len(stored) + RANGE_OVERHEAD
         if remaining < 0:
             break
-        taken[number] = without_below(number, _decoded(topic, name, number, stored), record.mark)
-    here = cursor_ranges.c
-    rows = select(func.count()).where(
-        here.topic_id == topic.id, here.name == name, here.number >= range_number(record.mark + 1)
-    )
-    return CursorState(record, incarnation, taken, connection.execute(rows).scalar_one() - len(taken))
+        loaded[number] = without_below(number, _decoded(topic, name, number, stored), record.mark)
+    above = cursor_ranges.c.number >= range_number(record.mark + 1)
+    rows = select(func.count()).where(*_of_cursor(topic.id, name), above)
+    return CursorState(record, incarnation, loaded, connection.execute(rows).scalar_one() - len(loaded))
 
 
 def merge(connection: Connection, topic: TopicRecord, change: CursorUpdate) -> MergeResult:
-    """Add what an owner knows to what is stored. Raises NotFound, Fenced; InvalidInput for `__compaction`.
+    """Merge an owner's update into the stored rows. Raises NotFound, Fenced; InvalidInput for `__compaction`.
 
     Nothing of the cursor is written when one of these is raised.
     """
@@ -116,27 +118,27 @@ def merge(connection: Connection, topic: TopicRecord, change: CursorUpdate) -> M
     mark = mark_delete.offset if mark_delete else -1
     first = range_number(mark + 1)
     if first > range_number(stored.mark + 1):
-        here = cursor_ranges.c
-        connection.execute(
-            delete(cursor_ranges).where(here.topic_id == topic.id, here.name == name, here.number < first)
-        )
-    # The range that mark-delete has come to is checked too: another owner may know what is acknowledged in it.
-    there = dict(_stored(connection, topic, name, {first, *(number for number in changed if number >= first)}))
-    merged = {number: without_below(number, bitmap.copy(), mark) for number, bitmap in there.items()}
+        below = cursor_ranges.c.number < first
+        connection.execute(delete(cursor_ranges).where(*_of_cursor(topic.id, name), below))
+    # The range that mark-delete has reached is merged too: another owner may have acknowledged offsets in it.
+    numbers = {first, *(number for number in changed if number >= first)}
+    before = dict(_stored(connection, topic, name, numbers))
+    merged = {number: without_below(number, bitmap.copy(), mark) for number, bitmap in before.items()}
     for number, bitmap in changed.items():
         if number >= first:
             merged[number] = merged.get(number, BitMap()) | without_below(number, bitmap.copy(), mark)
-    _write(connection, topic.id, name, {n: one for n, one in merged.items() if n in changed}, there)
+    updated = {number: bitmap for number, bitmap in merged.items() if number in changed}
+    _write(connection, topic.id, name, updated, before)
     return MergeResult(mark_delete, merged)
 
 
 def clear(connection: Connection, topic_id: int, name: str) -> None:
     """Delete all rows of a cursor, whose row in `cursors` this transaction has changed or deleted before."""
-    connection.execute(delete(cursor_ranges).where(cursor_ranges.c.topic_id == topic_id, cursor_ranges.c.name == name))
+    connection.execute(delete(cursor_ranges).where(*_of_cursor(topic_id, name)))
 
 
 def summaries(connection: Connection, topic: TopicRecord, records: Sequence[CursorRecord]) -> dict[str, RangesSummary]:
-    """Return what is stored above the mark-delete of each cursor, by name, in one statement.
+    """Return the totals above the mark-delete of each cursor, by name, in one statement.
 
     A few rows at a time are in memory.
     """
@@ -175,14 +177,14 @@ def _summary(topic: TopicRecord, name: str, mark: int, stored: Iterable[tuple[in
 
 
 def _pages(connection: Connection, topic_id: int, name: str, mark: int) -> Iterator[tuple[int, bytes]]:
-    """All rows above a mark by number, a page at a time."""
-    here = cursor_ranges.c
+    """Yield all rows above a mark as (number, bytes), by number; they are read page by page."""
+    row = cursor_ranges.c
     next_number = range_number(mark + 1)
     while True:
         statement = (
-            select(here.number, here.acknowledged)
-            .where(here.topic_id == topic_id, here.name == name, here.number >= next_number)
-            .order_by(here.number)
+            select(row.number, row.acknowledged)
+            .where(*_of_cursor(topic_id, name), row.number >= next_number)
+            .order_by(row.number)
             .limit(_PAGE)
         )
         page = connection.execute(statement).all()
@@ -195,36 +197,38 @@ def _pages(connection: Connection, topic_id: int, name: str, mark: int) -> Itera
 def _stored(
     connection: Connection, topic: TopicRecord, name: str, numbers: Collection[int]
 ) -> Iterator[tuple[int, BitMap]]:
-    here = cursor_ranges.c
-    wanted = sorted(numbers)
-    for start in range(0, len(wanted), _PAGE):
-        statement = select(here.number, here.acknowledged).where(
-            here.topic_id == topic.id, here.name == name, here.number.in_(wanted[start : start + _PAGE])
-        )
+    row = cursor_ranges.c
+    ordered = sorted(numbers)
+    for start in range(0, len(ordered), _PAGE):
+        page = row.number.in_(ordered[start : start + _PAGE])
+        statement = select(row.number, row.acknowledged).where(*_of_cursor(topic.id, name), page)
         for number, stored in connection.execute(statement):
             yield number, _decoded(topic, name, number, bytes(stored))
 
 
 def _write(
-    connection: Connection, topic_id: int, name: str, merged: Mapping[int, BitMap], there: Mapping[int, BitMap]
+    connection: Connection, topic_id: int, name: str, merged: Mapping[int, BitMap], present: Mapping[int, BitMap]
 ) -> None:
-    """Make the rows of these ranges what was merged; those that are it already are left alone."""
-    here = cursor_ranges.c
-    one_row = (here.topic_id == topic_id, here.name == name, here.number == bindparam("range"))
-    new, other, empty = [], [], []
+    """Store the merged bitmaps. `present`: those that are stored; of these only the different ones are written."""
+    same_range = (*_of_cursor(topic_id, name), cursor_ranges.c.number == bindparam("range"))
+    new, changed, empty = [], [], []
     for number, bitmap in merged.items():
         if not bitmap:
-            empty += [{"range": number}] if number in there else []
-        elif number not in there:
+            empty += [{"range": number}] if number in present else []
+        elif number not in present:
             new.append({"topic_id": topic_id, "name": name, "number": number, "acknowledged": encode(bitmap)})
-        elif bitmap != there[number]:
-            other.append({"range": number, "bits": encode(bitmap)})
+        elif bitmap != present[number]:
+            changed.append({"range": number, "bits": encode(bitmap)})
     if new:
         connection.execute(insert(cursor_ranges), new)
-    if other:
-        connection.execute(update(cursor_ranges).where(*one_row).values(acknowledged=bindparam("bits")), other)
+    if changed:
+        connection.execute(update(cursor_ranges).where(*same_range).values(acknowledged=bindparam("bits")), changed)
     if empty:
-        connection.execute(delete(cursor_ranges).where(*one_row), empty)
+        connection.execute(delete(cursor_ranges).where(*same_range), empty)
+
+
+def _of_cursor(topic_id: int, name: str) -> tuple[ColumnElement[bool], ...]:
+    return cursor_ranges.c.topic_id == topic_id, cursor_ranges.c.name == name
 
 
 def _decoded(topic: TopicRecord, name: str, number: int, stored: bytes) -> BitMap:
@@ -240,19 +244,19 @@ def _decoded(topic: TopicRecord, name: str, number: int, stored: bytes) -> BitMa
 def _cursor(
     connection: Connection, topic: TopicRecord, name: str, rows: Select[tuple[object, ...]]
 ) -> tuple[CursorRecord, str]:
-    """A cursor and its incarnation, from `rows` of cursors. Raises NotFound, and InvalidInput for `__compaction`."""
+    """Return a cursor and its incarnation, from `rows` of cursors. Raises NotFound; InvalidInput: `__compaction`."""
     if name == COMPACTION_CURSOR:
         raise InvalidInput(
             f"the cursor {COMPACTION_CURSOR} of {topic.name} cannot acknowledge: it is the compaction horizon",
             "compact the topic to move it on",
         )
-    ours = rows.where(cursors.c.topic_id == topic.id, cursors.c.name == name)
-    row = connection.execute(ours).mappings().one_or_none()
+    statement = rows.where(cursors.c.topic_id == topic.id, cursors.c.name == name)
+    row = connection.execute(statement).mappings().one_or_none()
     if row is None:
         raise missing(topic, name)
     return row_mapping.cursor(row), row["life"]
 
 
 def missing(topic: TopicRecord, name: str) -> NotFound:
-    """The error that names a cursor that the topic does not have."""
+    """Return the error that names a cursor that the topic does not have."""
     return NotFound(f"the topic {topic.name} has no cursor {name!r}", "create it first, or check its name")

@@ -2,8 +2,9 @@
 
 Invariants: the mark-delete position of `__compaction` and its property `CompactedTopicLedger` are written by
 `publishing` alone. Here they are never moved, changed or lost (A2, A4): other properties are merged beside them.
-Deleting the cursor takes the compacted ledger out of service with it and raises the epoch, so a run that is still at
-work cannot publish into what comes after (S8). With a cursor go its ranges, at a reset too (cursor_ranges.py).
+Deleting the cursor takes the compacted ledger out of service and raises the epoch, so a run that is still at work
+cannot publish into the next incarnation (S8). The ranges of a cursor go with it, and also at a reset
+(cursor_ranges.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 from storage.errors import CompactorError, Conflict, Fenced, InvalidInput, NotFound
 from storage.metadata import cursor_ranges, ledgers, queries, row_mapping, topics
 from storage.metadata.cursor_ranges import CursorState, CursorUpdate, MergeResult, RangesSummary
-from storage.metadata.queries import Store
 from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,
     COMPACTION_CURSOR,
@@ -27,6 +27,7 @@ from storage.metadata.records import (
     TopicRecord,
 )
 from storage.metadata.tables import compacted_ledgers, cursors, topics as topics_table
+from storage.metadata.transactions import Context
 from storage.model import LogPosition
 
 MAX_NAME_BYTES = 255
@@ -39,171 +40,39 @@ _SERVING = select(compacted_ledgers).where(
 )
 
 
-class CursorStore(Store):
-    """Cursors."""
+def create(
+    connection: Connection,
+    topic_id: int,
+    name: str,
+    mark_delete: LogPosition | None,
+    properties: Mapping[str, str],
+) -> CursorRecord:
+    """Insert a new cursor, with its position and properties from the first moment.
 
-    # Cursors
-
-    def create(
-        self, topic_id: int, name: str, mark_delete: LogPosition | None, properties: Mapping[str, str]
-    ) -> CursorRecord:
-        """A new cursor, at a position and with properties from the first moment.
-
-        Raises Conflict if there is one of that name, InvalidInput for `__compaction` and names that cannot be.
-        """
-        with self._database.write() as connection:
-            topic = topics.locked(connection, topic_id)
-            if name == COMPACTION_CURSOR:
-                raise InvalidInput(
-                    f"the cursor {COMPACTION_CURSOR} of {topic.name} is made by compactions: it is their horizon",
-                    "compact the topic",
-                )
-            unprintable = any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
-            if not name or unprintable or len(name.encode()) > MAX_NAME_BYTES:
-                raise InvalidInput(
-                    f"the cursor name {name[:64]!r} is empty, longer than {MAX_NAME_BYTES} bytes, or holds a control "
-                    "character",
-                    "choose another one",
-                )
-            _check_size(name, properties)
-            if find(connection, topic_id, name) is not None:
-                raise Conflict(
-                    f"the topic {topic.name} has a cursor {name!r} already",
-                    "reset it to move it, or choose another name",
-                )
-            return _insert(connection, topic_id, CursorRecord(name, mark_delete, properties))
-
-    def ensure(self, topic_id: int, name: str) -> CursorRecord:
-        """The cursor of that name, created with nothing acknowledged if it does not exist."""
-        with self._database.write() as connection:
-            return ensure(connection, topic_id, name)
-
-    def get(self, topic_id: int, name: str) -> CursorRecord:
-        """Raises NotFound."""
-        with self._database.read() as connection:
-            return _get(connection, topics.by_id(connection, topic_id), name)
-
-    def of_topic(self, topic_id: int) -> list[CursorRecord]:
-        """By name, in the order of code points."""
-        with self._database.read() as connection:
-            return of_topic(connection, topic_id)
-
-    def reset(self, topic_id: int, name: str, position: LogPosition | None) -> CursorRecord:
-        """Move a cursor, in a new incarnation: nothing above `position` is acknowledged then; None: nothing at all.
-
-        Raises InvalidInput for `__compaction` (A4), NotFound.
-        """
-        with self._database.write() as connection:
-            topic = topics.locked(connection, topic_id)
-            if name == COMPACTION_CURSOR:
-                raise InvalidInput(
-                    f"the cursor {COMPACTION_CURSOR} of {topic.name} cannot be reset or skipped: it is the compaction "
-                    "horizon",
-                    "compact the topic to move it on, or delete the cursor to give up the compacted ledger",
-                )
-            cursor = _get(connection, topic, name)
-            values = row_mapping.position_values("mark_delete", position)
-            _update(connection, topic_id, name, **values, life=cursor_ranges.new_incarnation())
-            cursor_ranges.clear(connection, topic_id, name)
-            return CursorRecord(name, position, cursor.properties)
-
-    def set_properties(self, topic_id: int, name: str, updates: Mapping[str, str]) -> CursorRecord:
-        """Merge properties. Raises InvalidInput for a change of `CompactedTopicLedger` (A2), NotFound."""
-        with self._database.write() as connection:
-            return set_properties(connection, topic_id, name, updates)
-
-    def replace_properties(self, topic_id: int, name: str, properties: Mapping[str, str]) -> CursorRecord:
-        """Set a cursor's properties instead of those that it has; `CompactedTopicLedger` stays (A2).
-
-        Raises NotFound; InvalidInput for a change of it.
-        """
-        with self._database.write() as connection:
-            topic = topics.locked(connection, topic_id)
-            cursor = _get(connection, topic, name)
-            pointer = cursor.properties.get(COMPACTED_LEDGER_PROPERTY)
-            if name == COMPACTION_CURSOR:
-                _check_pointer(topic, pointer, properties.get(COMPACTED_LEDGER_PROPERTY, pointer))
-                properties = dict(properties) if pointer is None else {**properties, COMPACTED_LEDGER_PROPERTY: pointer}
-            _check_size(name, properties)
-            _update(connection, topic_id, name, properties=dict(properties))
-            return CursorRecord(name, cursor.mark_delete, properties)
-
-    def delete(self, topic_id: int, name: str, force: bool = False) -> None:
-        """Delete a cursor; `__compaction` takes compacted ledger and run along.
-
-        Raises NotFound; Conflict, unless forced, if the next run could not find in raw what it loses (R8).
-        """
-        with self._database.write() as connection:
-            if not force:
-                _check_removal(connection, topic_id, name)
-            remove(connection, topic_id, name, self._clock.now_ms())
-
-    def compacted_floor(self, topic_id: int) -> int | None:
-        """The offset that the slowest cursor of a compacted reader has acknowledged (T1); None: there is none.
-
-        -1 if one has acknowledged nothing. Such a cursor has the property `readCompacted` = "true"; `__compaction`, the
-        compactor's own, does not count.
-        """
-        with self._database.read() as connection:
-            readers = [
-                cursor
-                for cursor in of_topic(connection, topic_id)
-                if cursor.name != COMPACTION_CURSOR and cursor.properties.get(READ_COMPACTED_PROPERTY) == "true"
-            ]
-        return min((cursor.mark for cursor in readers), default=None)
-
-    # What they have acknowledged (cursor_ranges.py)
-
-    def load(self, topic_id: int, name: str, max_bytes: int) -> CursorState:
-        """A cursor with at most `max_bytes` of bitmaps, the lowest. Raises NotFound; InvalidInput: `__compaction`."""
-        with self._database.snapshot() as connection:
-            return cursor_ranges.load(connection, topics.by_id(connection, topic_id), name, max_bytes)
-
-    def merge(
-        self, topic_id: int, name: str, incarnation: str, mark_delete: LogPosition | None, changed: Mapping[int, BitMap]
-    ) -> MergeResult:
-        """Add what an owner acknowledged to what is stored: mark-delete never goes back, nothing is lost.
-
-        Raises NotFound; Fenced if the cursor is not in the incarnation that the owner opened.
-        """
-        with self._database.write() as connection:
-            topic = topics.kept(connection, topic_id)
-            return cursor_ranges.merge(
-                connection, topic, CursorUpdate(topic_id, name, incarnation, mark_delete, changed)
-            )
-
-    def merge_all(self, updates: Sequence[CursorUpdate]) -> list[MergeResult | CompactorError]:
-        """Do several `merge` in one transaction; the error of one (NotFound, Fenced) leaves the others as they are."""
-        results: dict[int, MergeResult | CompactorError] = {}
-        with self._database.write() as connection:
-            # In one order, so that two services that write the same cursors never wait for each other.
-            for number in sorted(range(len(updates)), key=lambda item: (updates[item].topic_id, updates[item].name)):
-                change = updates[number]
-                try:
-                    topic = topics.kept(connection, change.topic_id)
-                    results[number] = cursor_ranges.merge(connection, topic, change)
-                except (NotFound, Fenced) as error:
-                    results[number] = error
-        return [results[number] for number in range(len(updates))]
-
-    def summaries(self, topic_id: int) -> list[tuple[CursorRecord, RangesSummary]]:
-        """All cursors of the topic, by name, with what is acknowledged above their mark-delete; all of one moment."""
-        with self._database.snapshot() as connection:
-            topic = topics.by_id(connection, topic_id)
-            records = of_topic(connection, topic_id)
-            summaries = cursor_ranges.summaries(connection, topic, records)
-            return [(record, summaries[record.name]) for record in records]
-
-    def summary(self, topic_id: int, name: str) -> tuple[CursorRecord, RangesSummary]:
-        """Raises NotFound."""
-        with self._database.snapshot() as connection:
-            topic = topics.by_id(connection, topic_id)
-            record = _get(connection, topic, name)
-            return record, cursor_ranges.summaries(connection, topic, [record])[name]
+    Raises Conflict if the topic has a cursor of that name; InvalidInput for `__compaction` and invalid names.
+    """
+    topic = topics.locked(connection, topic_id)
+    if name == COMPACTION_CURSOR:
+        raise InvalidInput(
+            f"the cursor {COMPACTION_CURSOR} of {topic.name} is made by compactions: it is their horizon",
+            "compact the topic",
+        )
+    unprintable = any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
+    if not name or unprintable or len(name.encode()) > MAX_NAME_BYTES:
+        raise InvalidInput(
+            f"the cursor name {name[:64]!r} is empty, longer than {MAX_NAME_BYTES} bytes, or holds a control character",
+            "choose another one",
+        )
+    _check_size(name, properties)
+    if find(connection, topic_id, name) is not None:
+        raise Conflict(
+            f"the topic {topic.name} has a cursor {name!r} already", "reset it to move it, or choose another name"
+        )
+    return _insert(connection, topic_id, CursorRecord(name, mark_delete, properties))
 
 
 def ensure(connection: Connection, topic_id: int, name: str) -> CursorRecord:
-    """The cursor of that name; created, with nothing acknowledged, if it does not exist. Raises TopicNotFound."""
+    """Return the cursor of that name, inserted with nothing acknowledged if it does not exist. Raises TopicNotFound."""
     topics.locked(connection, topic_id)
     existing = find(connection, topic_id, name)
     if existing is not None:
@@ -211,27 +80,45 @@ def ensure(connection: Connection, topic_id: int, name: str) -> CursorRecord:
     return _insert(connection, topic_id, CursorRecord(name, None, {}))
 
 
+def get(connection: Connection, topic_id: int, name: str) -> CursorRecord:
+    """Return a cursor. Raises NotFound, TopicNotFound."""
+    return _get(connection, topics.by_id(connection, topic_id), name)
+
+
 def find(connection: Connection, topic_id: int, name: str) -> CursorRecord | None:
+    """Return a cursor; None: the topic has none of that name, or does not exist."""
     return queries.find(connection, _FIND, row_mapping.cursor, {"topic": topic_id, "name": name})
 
 
 def of_topic(connection: Connection, topic_id: int) -> list[CursorRecord]:
-    """By name, in the order of code points."""
-    found = queries.fetch(connection, _OF_TOPIC, row_mapping.cursor, {"topic": topic_id})
-    return sorted(found, key=lambda cursor: cursor.name)
+    """Return the topic's cursors by name, in the order of code points."""
+    records = queries.fetch(connection, _OF_TOPIC, row_mapping.cursor, {"topic": topic_id})
+    return sorted(records, key=lambda cursor: cursor.name)
 
 
-def _check_size(name: str, properties: Mapping[str, str]) -> None:
-    size = sum(len(text.encode(errors="surrogatepass")) for pair in properties.items() for text in pair)
-    if size > MAX_PROPERTIES_BYTES:
+def reset(connection: Connection, topic_id: int, name: str, position: LogPosition | None) -> CursorRecord:
+    """Move a cursor, in a new incarnation: nothing above `position` is acknowledged then; None: nothing at all.
+
+    Raises InvalidInput for `__compaction` (A4), NotFound.
+    """
+    topic = topics.locked(connection, topic_id)
+    if name == COMPACTION_CURSOR:
         raise InvalidInput(
-            f"the properties of the cursor {name} have {size} bytes, and at most {MAX_PROPERTIES_BYTES} are allowed",
-            "keep what is large elsewhere, and name its place in a property",
+            f"the cursor {COMPACTION_CURSOR} of {topic.name} cannot be reset or skipped: it is the compaction horizon",
+            "compact the topic to move it on, or delete the cursor to give up the compacted ledger",
         )
+    cursor = _get(connection, topic, name)
+    values = row_mapping.position_values("mark_delete", position)
+    _update(connection, topic_id, name, **values, life=cursor_ranges.new_incarnation())
+    cursor_ranges.clear(connection, topic_id, name)
+    return CursorRecord(name, position, cursor.properties)
 
 
 def set_properties(connection: Connection, topic_id: int, name: str, updates: Mapping[str, str]) -> CursorRecord:
-    """Merge `updates` into a cursor's properties. Raises InvalidInput, NotFound, TopicNotFound."""
+    """Merge `updates` into a cursor's properties.
+
+    Raises InvalidInput for a change of `CompactedTopicLedger` (A2), NotFound, TopicNotFound.
+    """
     topic = topics.locked(connection, topic_id)
     cursor = _get(connection, topic, name)
     merged = {**cursor.properties, **updates}
@@ -242,6 +129,105 @@ def set_properties(connection: Connection, topic_id: int, name: str, updates: Ma
         _check_pointer(topic, pointer, merged.get(COMPACTED_LEDGER_PROPERTY))
     _update(connection, topic_id, name, properties=merged)
     return CursorRecord(name, cursor.mark_delete, merged)
+
+
+def replace_properties(connection: Connection, topic_id: int, name: str, properties: Mapping[str, str]) -> CursorRecord:
+    """Replace all properties of a cursor but `CompactedTopicLedger` (A2).
+
+    Raises NotFound; InvalidInput for a change of `CompactedTopicLedger`.
+    """
+    topic = topics.locked(connection, topic_id)
+    cursor = _get(connection, topic, name)
+    pointer = cursor.properties.get(COMPACTED_LEDGER_PROPERTY)
+    if name == COMPACTION_CURSOR:
+        _check_pointer(topic, pointer, properties.get(COMPACTED_LEDGER_PROPERTY, pointer))
+        properties = dict(properties) if pointer is None else {**properties, COMPACTED_LEDGER_PROPERTY: pointer}
+    _check_size(name, properties)
+    _update(connection, topic_id, name, properties=dict(properties))
+    return CursorRecord(name, cursor.mark_delete, properties)
+
+
+def delete_cursor(connection: Connection, context: Context, topic_id: int, name: str, force: bool = False) -> None:
+    """Delete a cursor; with `__compaction` goes the compacted ledger, and its run is fenced.
+
+    Raises NotFound; Conflict, unless forced, if raw no longer has what the next run would lose (R8).
+    """
+    if not force:
+        _check_removal(connection, topic_id, name)
+    remove(connection, topic_id, name, context.now)
+
+
+def compacted_floor(connection: Connection, topic_id: int) -> int | None:
+    """Return the offset that the slowest cursor of a compacted reader has acknowledged (T1); None: there is none.
+
+    -1: that cursor has acknowledged nothing. Such a cursor has the property `readCompacted` = "true"; `__compaction`,
+    the compactor's own, does not count.
+    """
+    readers = [
+        cursor
+        for cursor in of_topic(connection, topic_id)
+        if cursor.name != COMPACTION_CURSOR and cursor.properties.get(READ_COMPACTED_PROPERTY) == "true"
+    ]
+    return min((cursor.mark for cursor in readers), default=None)
+
+
+# Acknowledgements (cursor_ranges.py)
+
+
+def load(connection: Connection, topic_id: int, name: str, max_bytes: int) -> CursorState:
+    """Return a cursor with at most `max_bytes` of bitmaps, the lowest ones.
+
+    Raises NotFound; InvalidInput for `__compaction`.
+    """
+    return cursor_ranges.load(connection, topics.by_id(connection, topic_id), name, max_bytes)
+
+
+def merge(
+    connection: Connection,
+    topic_id: int,
+    name: str,
+    incarnation: str,
+    mark_delete: LogPosition | None,
+    changed: Mapping[int, BitMap],
+) -> MergeResult:
+    """Merge an owner's acknowledgements into the stored ones: mark-delete never goes back, nothing is lost.
+
+    Raises NotFound; Fenced if the cursor is not in the incarnation that the owner opened.
+    """
+    topic = topics.kept(connection, topic_id)
+    return cursor_ranges.merge(connection, topic, CursorUpdate(topic_id, name, incarnation, mark_delete, changed))
+
+
+def merge_all(connection: Connection, updates: Sequence[CursorUpdate]) -> list[MergeResult | CompactorError]:
+    """Merge several updates in one transaction. The error of one (NotFound, Fenced) leaves the others as they are."""
+    results: dict[int, MergeResult | CompactorError] = {}
+    # In one order, so that two services that write the same cursors never wait for each other.
+    for number in sorted(range(len(updates)), key=lambda item: (updates[item].topic_id, updates[item].name)):
+        change = updates[number]
+        try:
+            topic = topics.kept(connection, change.topic_id)
+            results[number] = cursor_ranges.merge(connection, topic, change)
+        except (NotFound, Fenced) as error:
+            results[number] = error
+    return [results[number] for number in range(len(updates))]
+
+
+def summaries(connection: Connection, topic_id: int) -> list[tuple[CursorRecord, RangesSummary]]:
+    """Return all cursors of the topic, by name, with the totals of their acknowledgements above mark-delete."""
+    topic = topics.by_id(connection, topic_id)
+    records = of_topic(connection, topic_id)
+    totals = cursor_ranges.summaries(connection, topic, records)
+    return [(record, totals[record.name]) for record in records]
+
+
+def summary(connection: Connection, topic_id: int, name: str) -> tuple[CursorRecord, RangesSummary]:
+    """Return a cursor with the totals of its acknowledgements above mark-delete. Raises NotFound."""
+    topic = topics.by_id(connection, topic_id)
+    record = _get(connection, topic, name)
+    return record, cursor_ranges.summaries(connection, topic, [record])[name]
+
+
+# Parts of other transactions
 
 
 def remove(connection: Connection, topic_id: int, name: str, now: int) -> None:
@@ -256,7 +242,7 @@ def remove(connection: Connection, topic_id: int, name: str, now: int) -> None:
 
 
 def serving_compacted(connection: Connection, topic_id: int) -> CompactedLedgerRecord | None:
-    """The compacted ledger that compacted reads use now."""
+    """Return the compacted ledger that compacted reads use now."""
     return queries.find(connection, _SERVING, row_mapping.compacted_ledger, {"topic": topic_id})
 
 
@@ -282,18 +268,26 @@ def move_horizon(connection: Connection, topic_id: int, horizon: LogPosition, co
 
 
 def _get(connection: Connection, topic: TopicRecord, name: str) -> CursorRecord:
-    """Raises NotFound."""
     cursor = find(connection, topic.id, name)
     if cursor is None:
         raise cursor_ranges.missing(topic, name)
     return cursor
 
 
-def _check_removal(connection: Connection, topic_id: int, name: str) -> None:
-    """Deleting that cursor loses nothing that the next run cannot find in raw (R8). Raises Conflict.
+def _check_size(name: str, properties: Mapping[str, str]) -> None:
+    size = sum(len(text.encode(errors="surrogatepass")) for pair in properties.items() for text in pair)
+    if size > MAX_PROPERTIES_BYTES:
+        raise InvalidInput(
+            f"the properties of the cursor {name} have {size} bytes, and at most {MAX_PROPERTIES_BYTES} are allowed",
+            "keep what is large elsewhere, and name its place in a property",
+        )
 
-    A compacted ledger without messages knows something, too: which keys were deleted or have expired, which holds
-    against late values in event-time order (P9), and up to where a reader may have missed deletions (R7).
+
+def _check_removal(connection: Connection, topic_id: int, name: str) -> None:
+    """Raise Conflict if deleting the cursor would lose data that the next run cannot find in raw (R8).
+
+    A compacted ledger without messages holds data, too: which keys were deleted or have expired, which counts against
+    late values in event-time order (P9), and up to where a reader may have missed deletions (R7).
     """
     if name != COMPACTION_CURSOR:
         return
@@ -316,8 +310,8 @@ def _check_removal(connection: Connection, topic_id: int, name: str) -> None:
     )
 
 
-def _check_pointer(topic: TopicRecord, pointer: str | None, wanted: str | None) -> None:
-    if wanted != pointer:
+def _check_pointer(topic: TopicRecord, pointer: str | None, requested: str | None) -> None:
+    if requested != pointer:
         raise InvalidInput(
             f"the property {COMPACTED_LEDGER_PROPERTY} of {topic.name} cannot be set by hand: it names the compacted "
             "ledger that serves",

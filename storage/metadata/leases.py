@@ -1,9 +1,8 @@
-"""The writer lease of a topic: who may append, for how long, and the token that fences the owners before.
+"""The writer lease of a topic: its owner, its TTL, and the token that fences earlier owners.
 
 Invariants: the token grows by one with each acquisition and never starts again, so an owner that lost the lease differs
-from the one that has it, however long it slept. Time only decides when a lease may be taken (liveness.py);
-whether a write counts is decided by the token alone (`check`). So a wrong clock costs waiting, or a failed append,
-never two writers.
+from the current one, however long it slept. Time only decides when a lease may be taken (liveness.py); the token alone
+decides whether a write counts (`check`). So a wrong clock costs waiting, or a failed append, never two writers.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from sqlalchemy import Connection, RowMapping, select, update
 from storage.errors import Fenced, LeaseHeld
 from storage.metadata import queries, row_mapping, services, topics
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
-from storage.metadata.queries import Store
 from storage.metadata.records import SERVICE_DEAD_MS, Lease, TopicRecord
 from storage.metadata.tables import leases
+from storage.metadata.transactions import Context
 from storage.model import TopicName
 from storage.owner import is_alive_here, same_process
 
@@ -32,108 +31,107 @@ class UnrenewedLeases(NamedTuple):
     busy: list[Lease]
 
 
-class LeaseStore(Store):
-    """Leases."""
+def acquire(connection: Connection, context: Context, topic_id: int, owner: str, ttl_ms: int) -> Lease:
+    """Take the topic's lease if it is free or expired. `owner` must be unique to one piece of work.
 
-    def acquire(self, topic_id: int, owner: str, ttl_ms: int) -> Lease:
-        """Take the topic's lease if it is free or expired. `owner` must be unique to one piece of work.
+    Raises LeaseHeld, TopicNotFound.
+    """
+    row = _locked(connection, topic_id)
+    if is_held(row["holder"], row["expires_at"], LEASE_TTL_MS, context.now):
+        raise held(
+            connection,
+            topics.by_id(connection, topic_id).name,
+            row,
+            context.now,
+            "wait for it to finish, or end that process, then try again",
+            "append through it, with `compactor-admin topics produce`, or stop it first",
+        )
+    lease = Lease(topic_id, owner, row["token"] + 1, context.now + ttl_ms)
+    queries.change(connection, leases, topic_id, holder=owner, token=lease.token, expires_at=lease.expires_at)
+    return lease
 
-        Raises LeaseHeld, TopicNotFound.
-        """
-        with self._database.write() as connection:
-            now = self._clock.now_ms()
-            row = _locked(connection, topic_id)
-            if is_held(row["holder"], row["expires_at"], LEASE_TTL_MS, now):
-                raise held(
-                    connection,
-                    topics.by_id(connection, topic_id).name,
-                    row,
-                    now,
-                    "wait for it to finish, or end that process, then try again",
-                    "append through it, with `compactor-admin topics produce`, or stop it first",
-                )
-            taken = Lease(topic_id, owner, row["token"] + 1, now + ttl_ms)
-            queries.change(connection, leases, topic_id, holder=owner, token=taken.token, expires_at=taken.expires_at)
-            return taken
 
-    def renew(self, lease: Lease, ttl_ms: int) -> Lease:
-        """A new TTL from now on, also after the old one if no other took the lease. Raises Fenced."""
-        with self._database.write() as connection:
-            now = self._clock.now_ms()
-            check(connection, lease)
-            renewed = replace(lease, expires_at=now + ttl_ms)
-            queries.change(connection, leases, lease.topic_id, expires_at=renewed.expires_at)
-            return renewed
+def renew(connection: Connection, context: Context, lease: Lease, ttl_ms: int) -> Lease:
+    """Start a new TTL now, also after the old one if no other owner took the lease. Raises Fenced."""
+    check(connection, lease)
+    renewed = replace(lease, expires_at=context.now + ttl_ms)
+    queries.change(connection, leases, lease.topic_id, expires_at=renewed.expires_at)
+    return renewed
 
-    def renew_many(self, owned: Sequence[Lease], ttl_ms: int) -> UnrenewedLeases:
-        """`renew` for many at once, in three statements; it waits for no lock, so no order of locks counts.
 
-        A row that another transaction holds (a roll, say) is busy. That one lease is lost is no error: others continue.
-        """
-        with self._database.write() as connection:
-            now = self._clock.now_ms()
-            columns = (leases.c.topic_id, leases.c.holder, leases.c.token)
-            ids = [lease.topic_id for lease in owned]
-            locking = select(*columns).where(leases.c.topic_id.in_(ids)).with_for_update(skip_locked=True)
-            found = {row.topic_id: (row.holder, row.token) for row in connection.execute(locking)}
-            ours = [lease for lease in owned if found.get(lease.topic_id) == (lease.owner, lease.token)]
-            if ours:
-                renewed = update(leases).where(leases.c.topic_id.in_([lease.topic_id for lease in ours]))
-                connection.execute(renewed.values(expires_at=now + ttl_ms))
-            unseen = [topic_id for topic_id in ids if topic_id not in found]
-            there: set[int] = set()
-            if unseen:
-                present = select(leases.c.topic_id).where(leases.c.topic_id.in_(unseen))
-                there.update(connection.execute(present).scalars())
-            renewed_leases = set(ours)
-            lost = [lease for lease in owned if lease not in renewed_leases and lease.topic_id not in there]
-            return UnrenewedLeases(lost, [lease for lease in owned if lease.topic_id in there])
+def renew_many(connection: Connection, context: Context, owned: Sequence[Lease], ttl_ms: int) -> UnrenewedLeases:
+    """Renew many leases in three statements. This waits for no lock, so no order of locks counts.
 
-    def release(self, lease: Lease) -> None:
-        """End the lease; nothing happens if it was lost."""
-        with self._database.write() as connection:
-            _release(connection, lease)
+    A row that another transaction holds (a roll, say) is busy. A lost lease is no error: the others are renewed.
+    """
+    columns = (leases.c.topic_id, leases.c.holder, leases.c.token)
+    ids = [lease.topic_id for lease in owned]
+    locking = select(*columns).where(leases.c.topic_id.in_(ids)).with_for_update(skip_locked=True)
+    locked = {row.topic_id: (row.holder, row.token) for row in connection.execute(locking)}
+    renewed = {lease for lease in owned if locked.get(lease.topic_id) == (lease.owner, lease.token)}
+    if renewed:
+        renewal = update(leases).where(leases.c.topic_id.in_([lease.topic_id for lease in owned if lease in renewed]))
+        connection.execute(renewal.values(expires_at=context.now + ttl_ms))
+    busy: set[int] = set()
+    unlocked = [topic_id for topic_id in ids if topic_id not in locked]
+    if unlocked:
+        present = select(leases.c.topic_id).where(leases.c.topic_id.in_(unlocked))
+        busy.update(connection.execute(present).scalars())
+    lost = [lease for lease in owned if lease not in renewed and lease.topic_id not in busy]
+    return UnrenewedLeases(lost, [lease for lease in owned if lease.topic_id in busy])
 
-    def current(self, topic_id: int) -> Lease | None:
-        """The topic's lease, as it was taken or renewed last; None: it is free or expired."""
-        with self._database.read() as connection:
-            row = connection.execute(select(leases).where(leases.c.topic_id == topic_id)).mappings().one_or_none()
-        if row is None or not is_held(row["holder"], row["expires_at"], LEASE_TTL_MS, self._clock.now_ms()):
-            return None
-        return row_mapping.lease(row)
 
-    def end(self, topic_id: int, *, force: bool = False, dry_run: bool = False) -> Lease | None:
-        """Take the lease from its owner, which is fenced from then on; the lease as it was, None: it was free.
+def release(connection: Connection, lease: Lease) -> None:
+    """End the lease; a lease that was lost is not touched."""
+    connection.execute(
+        update(leases)
+        .where(leases.c.topic_id == lease.topic_id, leases.c.token == lease.token)
+        .values(holder=None, expires_at=0)
+    )
 
-        For an owner that died on another machine, and whose TTL is not to be waited for. `dry_run`: only check. Raises
-        TopicNotFound; LeaseHeld, unless forced, for an owner that is known to be alive: a service, or a process of this
-        machine.
-        """
-        with self._database.write() as connection:
-            now = self._clock.now_ms()
-            row = _locked(connection, topic_id)
-            if not is_held(row["holder"], row["expires_at"], LEASE_TTL_MS, now):
-                return None
-            lease = row_mapping.lease(row)
-            if not force:
-                alive = "its owner is alive: stop it, or force it; what it appends from then on fails"
-                if is_alive_here(lease.owner) or any(
-                    same_process(service.name, lease.owner)
-                    for service in services.live(connection, SERVICE_DEAD_MS, now)
-                ):
-                    raise held(connection, topics.by_id(connection, topic_id).name, row, now, alive, alive)
-            if not dry_run:
-                _release(connection, lease)
-            return lease
+
+def current(connection: Connection, context: Context, topic_id: int) -> Lease | None:
+    """Return the topic's lease, as it was taken or renewed last; None: it is free or expired."""
+    lease = queries.find(connection, select(leases).where(leases.c.topic_id == topic_id), row_mapping.lease)
+    held_now = lease is not None and is_held(lease.owner, lease.expires_at, LEASE_TTL_MS, context.now)
+    return lease if held_now else None
+
+
+def end(
+    connection: Connection, context: Context, topic_id: int, *, force: bool = False, dry_run: bool = False
+) -> Lease | None:
+    """Take the lease from its owner, which is fenced from then on. Returns the lease as it was; None: it was free.
+
+    For an owner that died on another machine, if its TTL is too long to wait for. `dry_run`: only check. Raises
+    TopicNotFound; LeaseHeld, unless forced, for an owner that is known to be alive: a service, or a process of this
+    machine.
+    """
+    row = _locked(connection, topic_id)
+    if not is_held(row["holder"], row["expires_at"], LEASE_TTL_MS, context.now):
+        return None
+    lease = row_mapping.lease(row)
+    if not force:
+        alive = "its owner is alive: stop it, or force it; what it appends from then on fails"
+        if is_alive_here(lease.owner) or any(
+            same_process(service.name, lease.owner)
+            for service in services.live_at(connection, SERVICE_DEAD_MS, context.now)
+        ):
+            raise held(connection, topics.by_id(connection, topic_id).name, row, context.now, alive, alive)
+    if not dry_run:
+        release(connection, lease)
+    return lease
+
+
+# Parts of other transactions
 
 
 def held(
     connection: Connection, topic: TopicName, row: RowMapping, now: int, remedy: str, of_service: str
 ) -> LeaseHeld:
-    """The error that names the topic's writer and what to do; `of_service`: where that is a service that lives."""
+    """Return the error that names the topic's writer and the remedy; `of_service`: the one for a service that lives."""
     owner = str(row["holder"])
     message = f"{owner} is writing to {topic} and holds its lease until {shown_time(row['expires_at'])}"
-    for service in services.live(connection, SERVICE_DEAD_MS, now):
+    for service in services.live_at(connection, SERVICE_DEAD_MS, now):
         if same_process(service.name, owner):
             return LeaseHeld(
                 f"{message}; it is `compactor serve` at {service.url}, which writes for its clients", of_service
@@ -142,7 +140,7 @@ def held(
 
 
 def check(connection: Connection, lease: Lease) -> None:
-    """The lease is still its owner's, and stays so until this transaction ends. Raises Fenced."""
+    """Raise Fenced unless the lease is still its owner's; it stays so until this transaction ends."""
     row = _locked(connection, lease.topic_id)
     if row["token"] == lease.token and row["holder"] == lease.owner:
         return
@@ -156,29 +154,21 @@ def check(connection: Connection, lease: Lease) -> None:
 
 
 def lock_topic(connection: Connection, lease: Lease) -> TopicRecord:
-    """The topic of a lease, both locked. Raises Fenced if the lease was overtaken."""
+    """Lock the lease and its topic, and return the topic. Raises Fenced if the lease was overtaken."""
     check(connection, lease)
     return topics.locked(connection, lease.topic_id)
 
 
 def shown_time(milliseconds: int) -> str:
-    """A time as an operator reads it."""
+    """Return a time as operators read it: ISO 8601, UTC, in seconds."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
-
-
-def _release(connection: Connection, lease: Lease) -> None:
-    connection.execute(
-        update(leases)
-        .where(leases.c.topic_id == lease.topic_id, leases.c.token == lease.token)
-        .values(holder=None, expires_at=0)
-    )
 
 
 def _locked(connection: Connection, topic_id: int) -> RowMapping:
     statement = select(leases).where(leases.c.topic_id == topic_id).with_for_update()
     row = connection.execute(statement).mappings().one_or_none()
     if row is None:
-        # Made and deleted together with the topic; this says so in the topic's words.
+        # The row is inserted and deleted together with the topic, so this raises TopicNotFound.
         topics.by_id(connection, topic_id)
         raise AssertionError(f"the topic with id {topic_id} has no row in leases; restore the database from a backup")
     return row

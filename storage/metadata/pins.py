@@ -1,12 +1,12 @@
-"""Pins, and the end of a compacted ledger's row: what readers hold, and what nothing needs any more.
+"""Pins, and the collection of compacted ledgers: a pin keeps a compacted ledger for a reader.
 
 Invariants: a compacted ledger is collected only when it no longer serves, its grace time is over and no live pin is on
 it (A3); pin and collection of one topic form a queue at the topic's row, so a reader that pins either holds the ledger
-or sees a newer one. One that serves no more can be pinned again until it is collected. The database itself forbids to
-delete a row that is pinned (tables.py).
+or sees a newer one. A ledger that serves no more can be pinned again until it is collected. The database itself forbids
+to delete a row that is pinned (tables.py).
 
-Time decides only how long a pin lasts (liveness.py). A clock that is wrong costs a reader its pin, of which its next
-renewal tells it, or keeps objects for too long; a ledger that serves is never collected, whatever the time.
+Time decides only how long a pin lasts (liveness.py). A wrong clock costs a reader its pin, which its next renewal
+reports, or keeps objects for too long; a ledger that serves is never collected, whatever the time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, sel
 from storage.errors import Fenced
 from storage.metadata import attempts, cursors, ledgers, queries, row_mapping, snapshots, topics
 from storage.metadata.liveness import PIN_TTL_MS, expiring
-from storage.metadata.queries import Store
 from storage.metadata.records import CompactedLedgerRecord, GcSnapshot, Pin, TopicSnapshot
 from storage.metadata.tables import compacted_ledgers, pins
+from storage.metadata.transactions import Context
 
 _UNCOLLECTED = (
     select(compacted_ledgers)
@@ -30,107 +30,99 @@ _UNCOLLECTED = (
 )
 
 
-class PinStore(Store):
-    """Pins."""
+def take(
+    connection: Connection, context: Context, topic_id: int, owner: str, ttl_ms: int, ledger_id: int | None = None
+) -> tuple[TopicSnapshot, Pin | None]:
+    """Return the topic of one moment, and a new pin on the compacted ledger that serves; None: never compacted.
 
-    def take(
-        self, topic_id: int, owner: str, ttl_ms: int, ledger_id: int | None = None
-    ) -> tuple[TopicSnapshot, Pin | None]:
-        """The topic of one moment, with a pin on the compacted ledger that serves in it; None: never compacted.
+    `ttl_ms`: PIN_TTL_MS at most. `ledger_id`: pin that compacted ledger instead, unless it is collected already; it
+    need not serve any more. While the pin lives, nothing that the pinned compacted ledger refers to is deleted.
+    Raises TopicNotFound.
+    """
+    _check_ttl(ttl_ms)
+    # The lock comes first, so the rows that the snapshot's statements read cannot change between them.
+    topics.locked(connection, topic_id)
+    pinned = None if ledger_id is None else _find(connection, topic_id, ledger_id)
+    pinned = pinned or cursors.serving_compacted(connection, topic_id)
+    pin = None
+    if pinned is not None:
+        # Dead readers leave rows; each new pin deletes them, so there are never more than readers.
+        connection.execute(delete(pins).where(pins.c.topic_id == topic_id, ~_alive(context.now)))
+        pin = Pin(uuid.uuid4().hex, topic_id, pinned.ledger_id, owner, context.now + ttl_ms)
+        connection.execute(insert(pins).values(**row_mapping.pin_values(pin)))
+    return snapshots.of_topic(connection, topic_id), pin
 
-        `ttl_ms`: PIN_TTL_MS at most. `ledger_id`: pin that compacted ledger instead, unless it is collected already; it
-        need not serve any more. While the pin lives, nothing that the pinned compacted ledger refers to is deleted.
-        Raises TopicNotFound.
-        """
-        with self._database.write() as connection:
-            now = self._clock.now_ms()
-            _check_ttl(ttl_ms)
-            # Locked first, so what the snapshot's statements see cannot change between them.
-            topics.locked(connection, topic_id)
-            pinned = None if ledger_id is None else _find(connection, topic_id, ledger_id)
-            pinned = pinned or cursors.serving_compacted(connection, topic_id)
-            pin = None
-            if pinned is not None:
-                # Readers that died leave rows; each new pin sweeps them, so they are never more than there are readers.
-                connection.execute(delete(pins).where(pins.c.topic_id == topic_id, ~_alive(now)))
-                pin = Pin(uuid.uuid4().hex, topic_id, pinned.ledger_id, owner, now + ttl_ms)
-                connection.execute(insert(pins).values(**row_mapping.pin_values(pin)))
-            return snapshots.of_topic(connection, topic_id), pin
 
-    def renew(self, pin: Pin, ttl_ms: int) -> Pin:
-        """A new TTL from now on, also after the old one if the compacted ledger was not collected.
+def renew(connection: Connection, context: Context, pin: Pin, ttl_ms: int) -> Pin:
+    """Start a new TTL now, also after the old one if the compacted ledger was not collected.
 
-        Raises Fenced if it was, TopicNotFound.
-        """
-        with self._database.write() as connection:
-            now = self._clock.now_ms()
-            _check_ttl(ttl_ms)
-            topic = topics.locked(connection, pin.topic_id)
-            if _find(connection, pin.topic_id, pin.ledger_id) is None:
-                raise Fenced(
-                    f"the pin of {pin.owner} on compacted ledger {pin.ledger_id} of {topic.name} expired, and the "
-                    "ledger was collected",
-                    "continue at the same position with the compacted ledger that serves now",
-                )
-            renewed = replace(pin, expires_at=now + ttl_ms)
-            if not queries.change(connection, pins, pin.pin_id, expires_at=renewed.expires_at):  # it was swept
-                connection.execute(insert(pins).values(**row_mapping.pin_values(renewed)))
-            return renewed
+    Raises Fenced if it was collected, TopicNotFound.
+    """
+    _check_ttl(ttl_ms)
+    topic = topics.locked(connection, pin.topic_id)
+    if _find(connection, pin.topic_id, pin.ledger_id) is None:
+        raise Fenced(
+            f"the pin of {pin.owner} on compacted ledger {pin.ledger_id} of {topic.name} expired, and the ledger was "
+            "collected",
+            "continue at the same position with the compacted ledger that serves now",
+        )
+    renewed = replace(pin, expires_at=context.now + ttl_ms)
+    if not queries.change(connection, pins, pin.pin_id, expires_at=renewed.expires_at):  # another pin deleted it
+        connection.execute(insert(pins).values(**row_mapping.pin_values(renewed)))
+    return renewed
 
-    def release(self, pin: Pin) -> None:
-        """End the pin; nothing happens if it is gone."""
-        with self._database.write() as connection:
-            connection.execute(delete(pins).where(pins.c.pin_id == pin.pin_id))
 
-    def retired(self, topic_id: int) -> list[CompactedLedgerRecord]:
-        """The compacted ledgers that serve no more and are not collected yet, the oldest first."""
-        with self._database.read() as connection:
-            return [ledger for ledger in _uncollected(connection, topic_id) if ledger.retired_at is not None]
+def release(connection: Connection, pin: Pin) -> None:
+    """End the pin. Idempotent."""
+    connection.execute(delete(pins).where(pins.c.pin_id == pin.pin_id))
 
-    def collect(self, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
-        """Delete the row of a compacted ledger that retired at least `grace_ms` ago and that no live pin holds (A3).
 
-        False if it must stay, or is gone already. Afterwards its objects may be deleted that nothing else refers to.
-        Raises TopicNotFound.
-        """
-        with self._database.write() as connection:
-            now = self._clock.now_ms()
-            topics.locked(connection, topic_id)
-            found = _find(connection, topic_id, ledger_id)
-            if found is None or found.retired_at is None or now - found.retired_at < grace_ms:
-                return False
-            if any(pin.ledger_id == ledger_id for pin in _live(connection, topic_id, now)):
-                return False
-            connection.execute(delete(pins).where(pins.c.ledger_id == ledger_id, ~_alive(now)))
-            connection.execute(delete(compacted_ledgers).where(compacted_ledgers.c.ledger_id == ledger_id))
-            return True
+def retired(connection: Connection, topic_id: int) -> list[CompactedLedgerRecord]:
+    """Return the compacted ledgers that serve no more and are not collected yet, the oldest first."""
+    return [ledger for ledger in _uncollected(connection, topic_id) if ledger.retired_at is not None]
 
-    def referenced(self, topic_id: int) -> GcSnapshot:
-        """What leads to objects of the topic, and what may still write some, all of one moment. Raises TopicNotFound.
 
-        Also trimmed ledgers until they are purged. List the objects first and call this after: each attempt is known
-        before its first object, so an object that was listed, that nothing here leads to, and whose attempt is finished
-        or unknown here, is garbage forever.
-        """
-        with self._database.snapshot() as connection:
-            now = self._clock.now_ms()
-            return GcSnapshot(
-                topic=topics.by_id(connection, topic_id),
-                ledgers=ledgers.with_trimmed(connection, topic_id),
-                compacted=_uncollected(connection, topic_id),
-                attempts=attempts.of_topic(connection, topic_id),
-                pins=_live(connection, topic_id, now),
-            )
+def collect(connection: Connection, context: Context, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
+    """Delete the row of a compacted ledger that retired at least `grace_ms` ago and that no live pin holds (A3).
+
+    Returns False if the ledger must stay, or its row does not exist. Afterwards those of its objects may be deleted
+    that nothing else refers to. Raises TopicNotFound.
+    """
+    topics.locked(connection, topic_id)
+    ledger = _find(connection, topic_id, ledger_id)
+    if ledger is None or ledger.retired_at is None or context.now - ledger.retired_at < grace_ms:
+        return False
+    if any(pin.ledger_id == ledger_id for pin in _live(connection, topic_id, context.now)):
+        return False
+    connection.execute(delete(pins).where(pins.c.ledger_id == ledger_id, ~_alive(context.now)))
+    connection.execute(delete(compacted_ledgers).where(compacted_ledgers.c.ledger_id == ledger_id))
+    return True
+
+
+def referenced(connection: Connection, context: Context, topic_id: int) -> GcSnapshot:
+    """Return the rows that lead to objects of the topic, and the attempts that may still write some.
+
+    Ledgers that are trimmed are among them until they are purged. List the objects first and call this afterwards:
+    each attempt is known before its first object, so an object that was listed, that no row here leads to, and whose
+    attempt is finished or unknown here, is garbage forever. Raises TopicNotFound.
+    """
+    return GcSnapshot(
+        topic=topics.by_id(connection, topic_id),
+        ledgers=ledgers.with_trimmed(connection, topic_id),
+        compacted=_uncollected(connection, topic_id),
+        attempts=tuple(attempts.of_topic(connection, topic_id)),
+        pins=_live(connection, topic_id, context.now),
+    )
 
 
 def _live(connection: Connection, topic_id: int, now: int) -> tuple[Pin, ...]:
-    """The pins that hold a compacted ledger at this moment."""
+    """Return the pins that hold a compacted ledger at this moment."""
     statement = select(pins).where(pins.c.topic_id == topic_id, _alive(now)).order_by(pins.c.pin_id)
     return tuple(queries.fetch(connection, statement, row_mapping.pin))
 
 
 def _uncollected(connection: Connection, topic_id: int) -> tuple[CompactedLedgerRecord, ...]:
-    """All compacted ledgers whose rows exist: the one that serves and the retired ones, by generation."""
+    """Return the compacted ledgers whose rows exist, the one that serves and the retired ones, by generation."""
     return tuple(queries.fetch(connection, _UNCOLLECTED, row_mapping.compacted_ledger, {"topic": topic_id}))
 
 

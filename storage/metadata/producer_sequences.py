@@ -1,8 +1,9 @@
-"""Sequence ids of producers, as deduplication has stored them last: one row a topic.
+"""Sequence ids of producers, as deduplication has stored them last: one row per topic.
 
-The row says that the topic deduplicates: raw messages at or above `end_offset` must not be removed, because only they
-have the sequence ids of their producers. `check_stored` refuses it, in the transaction that removes them. The row goes
-when the topic is served without deduplication, so that one that is switched on again begins at the topic's end.
+The row means that the topic deduplicates: raw messages at or above `end_offset` must not be removed, because only they
+have the sequence ids of their producers. `check_stored` refuses it, in the transaction that removes them. The row is
+deleted when the topic is served without deduplication, so that deduplication begins at the topic's end when it is
+switched on again.
 
 `end_offset` only grows. Two processes may write: the one that serves the topic, and one that removes messages. Must not
 know: entries, objects.
@@ -17,7 +18,6 @@ from sqlalchemy import Connection, delete, select
 
 from storage.errors import Conflict
 from storage.metadata import queries, topics
-from storage.metadata.queries import Store
 from storage.metadata.records import TopicRecord
 from storage.metadata.tables import producer_sequences
 
@@ -26,52 +26,45 @@ from storage.metadata.tables import producer_sequences
 class ProducerSequences:
     """The highest sequence id of each producer, by name, among the entries before an offset.
 
-    Those that stored something last are at the end.
+    The producers that stored something last are at the end.
     """
 
     end_offset: int = 0
     highest: Mapping[str, int] = field(default_factory=dict)
 
     def merged(self, older: ProducerSequences) -> ProducerSequences:
-        """Return what is known of two ranges of entries, the other one of which begins before this one."""
+        """Return the sequence ids of both ranges of entries. `older`: the range that begins first."""
         highest = {name: number for name, number in older.highest.items() if name not in self.highest}
         for name, number in self.highest.items():
             highest[name] = max(number, older.highest.get(name, number))
         return ProducerSequences(max(self.end_offset, older.end_offset), highest)
 
 
-class ProducerSequenceStore(Store):
-    """Sequence ids of producers, by topic."""
+def of_topic(connection: Connection, topic_id: int) -> ProducerSequences | None:
+    """Return the stored sequence ids; None: the topic does not deduplicate, or begins to with the next message."""
+    statement = select(producer_sequences).where(producer_sequences.c.topic_id == topic_id)
+    return queries.find(connection, statement, lambda row: ProducerSequences(row["end_offset"], row["highest"]))
 
-    def of_topic(self, topic_id: int) -> ProducerSequences | None:
-        """Return what was stored last; None: the topic does not deduplicate, or does so from now on."""
-        with self._database.read() as connection:
-            return _of_topic(connection, topic_id)
 
-    def store(self, topic_id: int, sequences: ProducerSequences) -> None:
-        """Replace what was stored; what was stored of later entries is kept, too. Raises TopicNotFound."""
-        with self._database.write() as connection:
-            topics.locked(connection, topic_id)
-            stored = _of_topic(connection, topic_id)
-            if stored is not None and stored.end_offset > sequences.end_offset:
-                sequences = stored.merged(sequences)
-            values = {"end_offset": sequences.end_offset, "highest": dict(sequences.highest)}
-            if not queries.change(connection, producer_sequences, topic_id, **values):
-                queries.insert_new(connection, producer_sequences, topic_id=topic_id, **values)
+def store(connection: Connection, topic_id: int, sequences: ProducerSequences) -> None:
+    """Replace the stored sequence ids; those of later entries are kept, too. Raises TopicNotFound."""
+    topics.locked(connection, topic_id)
+    stored = of_topic(connection, topic_id)
+    if stored is not None and stored.end_offset > sequences.end_offset:
+        sequences = stored.merged(sequences)
+    values = {"end_offset": sequences.end_offset, "highest": dict(sequences.highest)}
+    if not queries.change(connection, producer_sequences, topic_id, **values):
+        queries.insert_new(connection, producer_sequences, topic_id=topic_id, **values)
 
-    def delete(self, topic_id: int) -> None:
-        """Delete what was stored: the topic does not deduplicate any more. Raises TopicNotFound."""
-        stored = select(producer_sequences.c.topic_id).where(producer_sequences.c.topic_id == topic_id)
-        with self._database.read() as connection:
-            if connection.execute(stored).first() is None:
-                return
-        with self._database.write() as connection:
-            topics.locked(connection, topic_id)
-            connection.execute(delete(producer_sequences).where(producer_sequences.c.topic_id == topic_id))
+
+def remove(connection: Connection, topic_id: int) -> None:
+    """Delete the row: the topic does not deduplicate any more. Raises TopicNotFound."""
+    topics.locked(connection, topic_id)
+    connection.execute(delete(producer_sequences).where(producer_sequences.c.topic_id == topic_id))
 
 
 def check_stored(connection: Connection, topic: TopicRecord, below: int) -> None:
-    """Raise Conflict if sequence ids of entries below an offset are in the log alone, and so would be forgotten."""
+    """Raise Conflict if sequence ids of entries below an offset are in the log alone, and would be lost with it."""
     statement = select(producer_sequences.c.end_offset).where(producer_sequences.c.topic_id == topic.id)
     end = connection.execute(statement).scalar_one_or_none()
     if end is not None and end < below:
@@ -80,9 +73,3 @@ def check_stored(connection: Connection, topic: TopicRecord, below: int) -> None
             f"stored up to offset {end}",
             "try again: they are stored first",
         )
-
-
-def _of_topic(connection: Connection, topic_id: int) -> ProducerSequences | None:
-    statement = select(producer_sequences).where(producer_sequences.c.topic_id == topic_id)
-    row = connection.execute(statement).mappings().one_or_none()
-    return None if row is None else ProducerSequences(row["end_offset"], row["highest"])

@@ -16,9 +16,9 @@ from storage.errors import Fenced
 from storage.failpoints import Failpoint, failpoint
 from storage.metadata import attempts, compaction_control_rows, cursors, row_mapping, runs, topics
 from storage.metadata.invariants import RERUN, check_publish
-from storage.metadata.queries import Store
 from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, CompactionRetry, RunRecord, RunState
 from storage.metadata.tables import compacted_ledgers, topics as topics_table
+from storage.metadata.transactions import Store
 
 
 def publish(
@@ -67,7 +67,7 @@ def _swap(connection: Connection, topic_id: int, expected_generation: int, epoch
 
 
 class PublishingStore(Store):
-    """The rows of publishing."""
+    """The commit point of compactions."""
 
     def publish(
         self,

@@ -1,6 +1,6 @@
-"""What all stores are built from: one database, rows read as records, new rows, and long lists of ids.
+"""Queries of every module: rows read as records, new rows, changed rows, and long lists of ids.
 
-Must not know: tables; what a row means.
+Must not know: tables, the meaning of a row.
 """
 
 from __future__ import annotations
@@ -11,22 +11,11 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, RowMapping, Select, Table, insert, update
 from sqlalchemy.exc import IntegrityError
 
-from storage.clock import Clock
-from storage.metadata.engine import Database
-
 Id = TypeVar("Id", int, str)
 Record = TypeVar("Record")
 
 AT_ONCE = 1000
-"""Ids in one statement: far below what SQLite (32,766) and PostgreSQL (65,535) take."""
-
-
-class Store:
-    """One noun of a MetadataStore, over its database. Safe to share between threads."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
+"""The number of ids in one statement, far below the limits of SQLite (32,766) and PostgreSQL (65,535)."""
 
 
 def find(
@@ -35,7 +24,7 @@ def find(
     record: Callable[[RowMapping], Record],
     parameters: Mapping[str, object] | None = None,
 ) -> Record | None:
-    """The record of a statement's row; None: it has none."""
+    """Return the record of the one row that a statement selects; None: it selects none."""
     row = connection.execute(statement, parameters).mappings().one_or_none()
     return None if row is None else record(row)
 
@@ -46,12 +35,12 @@ def fetch(
     record: Callable[[RowMapping], Record],
     parameters: Mapping[str, object] | None = None,
 ) -> list[Record]:
-    """The records of a statement's rows, in their order."""
+    """Return the records of the rows that a statement selects, in their order."""
     return [record(row) for row in connection.execute(statement, parameters).mappings()]
 
 
 def insert_new(connection: Connection, table: Table, **values: object) -> bool:
-    """Insert a row; False: there is one of its key, perhaps since a moment ago, and nothing is changed."""
+    """Insert a row. Returns False, and changes nothing, if a row with its key exists, perhaps since a moment ago."""
     try:
         with connection.begin_nested():
             connection.execute(insert(table).values(**values))
@@ -61,13 +50,13 @@ def insert_new(connection: Connection, table: Table, **values: object) -> bool:
 
 
 def change(connection: Connection, table: Table, key: object, **values: object) -> int:
-    """Change the row of that key, in a table whose key is one column; 0: there is none."""
+    """Change the row of that key, in a table whose key is one column; return the number of rows: 0 or 1."""
     (column,) = table.primary_key.columns
     return connection.execute(update(table).where(column == key).values(**values)).rowcount
 
 
 def batches(ids: Collection[Id]) -> Iterator[list[Id]]:
-    """Ids in their order, as many at a time as go into one statement."""
+    """Yield ids in their order, as many at a time as go into one statement."""
     ordered = list(ids)
     for first in range(0, len(ordered), AT_ONCE):
         yield ordered[first : first + AT_ONCE]

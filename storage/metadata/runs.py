@@ -1,14 +1,14 @@
-"""Compaction runs: one at a time a topic, each in an epoch of its own; a run's row stays forever.
+"""Compaction runs: one at a time per topic, each in an epoch of its own; a run's row stays forever.
 
-States (S7): RUNNING, then once SUCCESS, ERROR or CANCELLED; a finished run never changes again. A run that stops
-answering (liveness.py) is taken over: it gets ERROR, and its epoch is over, so if its worker wakes up it finds itself
-fenced. So does the worker of a run that was cancelled, or given up by garbage collection. The database itself forbids a
+States (S7): RUNNING, then once SUCCESS, ERROR or CANCELLED; a finished run never changes again. A run without
+heartbeats (liveness.py) is taken over: it gets ERROR and its epoch ends, so its worker is fenced if it continues. The
+same holds for the worker of a run that was cancelled or expired by garbage collection. The database itself forbids a
 second RUNNING row (tables.py). Publishing a result is in publishing.py.
 
-The heartbeat of many runs locks no topic, so it waits for no writer: attempts are locked first, by id, and that is
-where every transaction that ends a run comes by. So each row is updated once: PostgreSQL checks the foreign key of a
-row again that the same transaction has updated before, and locks the topic for that. An epoch that rises meanwhile is
-seen at the next heartbeat.
+The heartbeat of many runs locks no topic, so it waits for no writer: it locks the attempts first, by id, as every
+transaction that ends a run does. So each row is updated once: PostgreSQL checks the foreign key of a row again that
+the same transaction has updated before, and locks the topic for that. The next heartbeat sees an epoch that rises
+meanwhile.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from storage.metadata import attempts, compaction_control_rows, queries, row_map
 from storage.metadata.invariants import check_run_is_current
 from storage.metadata.leases import shown_time
 from storage.metadata.liveness import is_alive
-from storage.metadata.queries import Store
 from storage.metadata.records import AttemptKind, RunRecord, RunState, TopicRecord
 from storage.metadata.tables import attempts as attempts_table, runs, topics as topics_table
+from storage.metadata.transactions import Context
 from storage.model import LogPosition, TopicName
 
 CLAIMED = "claimed"
@@ -34,255 +34,24 @@ _NAMED = select(runs, topics_table.c.name.label("topic_name")).join(topics_table
 _LAST = select(runs).where(runs.c.topic_id == bindparam("topic")).order_by(runs.c.run_id.desc()).limit(1)
 
 
-class RunStore(Store):
-    """Runs."""
-
-    def claim(
-        self,
-        topic_id: int,
-        owner: str,
-        policies: Mapping[str, object],
-        heartbeat_ttl_ms: int,
-        *,
-        leader: int | None = None,
-    ) -> RunRecord:
-        """Begin a run, in a new epoch; one whose heartbeat is older than the TTL is taken over. It takes the request.
-
-        Raises CompactionRunning, which names the run under way (S4), CompactionPaused (S5), TopicNotFound. `leader`:
-        the token of the leadership that begins it: Fenced if it was lost, or the request is gone.
-        """
-
-        def claim(connection: Connection) -> RunRecord:
-            now, requested = self._clock.now_ms(), leader is not None
-            claimed = _claim(connection, topic_id, owner, policies, heartbeat_ttl_ms, now, requested)
-            if leader is not None:
-                services.check_leader(connection, leader)
-            return claimed
-
-        def happened(connection: Connection, claimed: RunRecord) -> bool:
-            topics.locked(connection, topic_id)
-            ours = select(runs.c.run_id).where(runs.c.attempt_id == claimed.attempt_id)
-            return connection.execute(ours).first() is not None
-
-        return self._database.write_once(claim, happened, f"whether {owner} claimed a compaction run")
-
-    def update(
-        self,
-        run: RunRecord,
-        *,
-        phase: str | None = None,
-        horizon: LogPosition | None = None,
-        statistics: Mapping[str, object] | None = None,
-    ) -> RunRecord:
-        """A heartbeat, with what is new. Raises Fenced if the run must stop."""
-        with self._database.write() as connection:
-            now = self._clock.now_ms()
-            _current(connection, run)
-            attempts.heartbeat(connection, run.attempt_id, now)
-            values: dict[str, object] = {"heartbeat_at": now}
-            if phase is not None:
-                values["phase"] = phase
-            if horizon is not None:
-                values |= row_mapping.position_values("horizon", horizon)
-            if statistics is not None:
-                values["statistics"] = dict(statistics)
-            queries.change(connection, runs, run.run_id, **values)
-            return get(connection, run.run_id)
-
-    def heartbeat(
-        self, running: Sequence[RunRecord], progress: Mapping[int, Mapping[str, object]] = MappingProxyType({})
-    ) -> list[int]:
-        """A heartbeat of many runs at once, in a handful of statements; the ids of those that must stop, in order.
-
-        `progress`, by run id, is merged into their statistics, its `phase` into phase. A run gets its heartbeat only
-        while it is RUNNING in the epoch that it claimed and its attempt is open. That one must stop is no error: the
-        others got theirs.
-        """
-        by_attempt = {run.attempt_id: run for run in running}
-        alive: dict[int, RowMapping] = {}
-        with self._database.write() as connection:
-            now = self._clock.now_ms()
-            for attempt_ids in queries.batches(sorted(by_attempt)):
-                open_ids = attempts.lock_open(connection, attempt_ids)
-                alive |= _lock_current(connection, [by_attempt[attempt_id].run_id for attempt_id in open_ids])
-            if alive:
-                values = [_with_progress(alive[run_id], progress.get(run_id, {})) for run_id in sorted(alive)]
-                _update_locked(connection, values, now)
-            return [run.run_id for run in running if run.run_id not in alive]
-
-    def finish(self, run: RunRecord, statistics: Mapping[str, object]) -> RunRecord:
-        """End a run that had nothing to write: cursor and compacted ledger stay (P1). Raises Fenced."""
-
-        def finish(connection: Connection) -> RunRecord:
-            now = self._clock.now_ms()
-            _end(connection, _current(connection, run), RunState.SUCCESS, now, statistics=dict(statistics))
-            return get(connection, run.run_id)
-
-        def happened(connection: Connection, _: RunRecord) -> bool:
-            topics.locked(connection, run.topic_id)
-            found = get(connection, run.run_id)
-            return found.state is RunState.SUCCESS and found.compacted_ledger_id is None
-
-        return self._database.write_once(finish, happened, f"whether run {run.run_id} has ended")
-
-    def fail(self, run: RunRecord, error: str) -> RunRecord:
-        """End a run as failed, in any epoch; one that has ended stays as it is (W3). Returns it as it is then.
-
-        Only its worker says this, when it has stopped.
-        """
-        with self._database.write() as connection:
-            return fail(connection, run, error, self._clock.now_ms())
-
-    def cancel(self, run_id: int, reason: str) -> RunRecord:
-        """End a RUNNING run as CANCELLED, in a new epoch: whatever its worker still does, it never publishes.
-
-        Raises NotFound, Conflict for a run that has ended.
-        """
-        with self._database.write() as connection:
-            return cancel(connection, run_id, reason, self._clock.now_ms())
-
-    def expire_attempts(self, topic_id: int, older_than_ms: int) -> list[str]:
-        """Finish the topic's attempts whose heartbeat is that old, and end their runs as ERROR; their ids.
-
-        A run that was requested is requested again, as for any run that died with its worker. Afterwards nothing of
-        these attempts can become part of the topic, so their objects may be deleted. Raises TopicNotFound.
-        """
-        with self._database.write() as connection:
-            now = self._clock.now_ms()
-            expired = attempts.expire(connection, topic_id, older_than_ms, now)
-            dying = (runs.c.attempt_id.in_(expired), runs.c.state == RunState.RUNNING.value)
-            requested = connection.execute(select(runs.c.topic_id).where(*dying, runs.c.cause != "")).scalars().all()
-            for requested_id in requested:
-                compaction_control_rows.request_again(connection, requested_id, "garbage collection", now)
-            error = "its worker stopped answering; given up by garbage collection"
-            ended = update(runs).where(*dying)
-            connection.execute(ended.values(state=RunState.ERROR.value, finished_at=now, error=error))
-            return expired
-
-    def get(self, run_id: int) -> RunRecord:
-        """Raises NotFound."""
-        with self._database.read() as connection:
-            return get(connection, run_id)
-
-    def named(self, run_id: int) -> tuple[TopicName, RunRecord]:
-        """A run, with its topic's name. Raises NotFound."""
-        with self._database.read() as connection:
-            found = connection.execute(_NAMED.where(runs.c.run_id == run_id)).mappings().one_or_none()
-            if found is None:
-                raise _not_found(run_id)
-            return TopicName.parse(found["topic_name"]), row_mapping.run(found)
-
-    def last(self, topic_id: int) -> RunRecord | None:
-        """The newest run of the topic, or None: NOT_RUN (S7)."""
-        with self._database.read() as connection:
-            return last(connection, topic_id)
-
-    def of_topic(self, topic_id: int, limit: int) -> list[RunRecord]:
-        """The newest runs of the topic, the newest first."""
-        newest = select(runs).where(runs.c.topic_id == topic_id).order_by(runs.c.run_id.desc()).limit(limit)
-        with self._database.read() as connection:
-            return queries.fetch(connection, newest, row_mapping.run)
-
-    def newest(
-        self, limit: int, *, topic_ids: Collection[int] | None = None, state: RunState | None = None
-    ) -> list[tuple[TopicName, RunRecord]]:
-        """The newest runs of all topics, or of some, or in one state, with their topics' names; the newest first."""
-        statement = _NAMED
-        if topic_ids is not None:
-            statement = statement.where(runs.c.topic_id.in_(topic_ids))
-        if state is not None:
-            statement = statement.where(runs.c.state == state.value)
-        with self._database.read() as connection:
-            found = connection.execute(statement.order_by(runs.c.run_id.desc()).limit(limit)).mappings()
-            return [(TopicName.parse(row["topic_name"]), row_mapping.run(row)) for row in found]
-
-    def has_published(self, topic_id: int, ledger_id: int) -> bool:
-        """Whether a run of the topic published that compacted ledger: the topic has it, or once had it."""
-        ours = (runs.c.topic_id == topic_id) & (runs.c.compacted_ledger_id == ledger_id)
-        with self._database.read() as connection:
-            return connection.execute(select(runs.c.run_id).where(ours).limit(1)).first() is not None
-
-
-def succeed(
-    connection: Connection, run: RunRecord, compacted_ledger_id: int, statistics: Mapping[str, object], now: int
-) -> None:
-    """Only for publishing.py, which has checked that the run is current."""
-    _end(connection, run, RunState.SUCCESS, now, statistics=dict(statistics), compacted_ledger_id=compacted_ledger_id)
-
-
-def fail(connection: Connection, run: RunRecord, error: str, now: int) -> RunRecord:
-    """What `RunStore.fail` changes."""
-    topics.locked(connection, run.topic_id)
-    compaction_control_rows.ended(connection, run.topic_id, run.run_id)
-    found = get(connection, run.run_id)
-    if found.state is not RunState.RUNNING:
-        return found
-    _end(connection, found, RunState.ERROR, now, error=storable(error))
-    return get(connection, run.run_id)
-
-
-def cancel(connection: Connection, run_id: int, reason: str, now: int) -> RunRecord:
-    """What `RunStore.cancel` changes."""
-    topic = topics.locked(connection, get(connection, run_id).topic_id)
-    found = get(connection, run_id)
-    if found.state is not RunState.RUNNING:
-        raise Conflict(
-            f"run {run_id} of {topic.name} cannot be cancelled: it has ended as {found.state.value}",
-            "nothing was changed and nothing is left to do; `compactor compactions list` shows which runs continue",
-        )
-    queries.change(connection, topics_table, topic.id, epoch=topic.epoch + 1)
-    _end(connection, found, RunState.CANCELLED, now, error=storable(reason))
-    return get(connection, run_id)
-
-
-def lock_running(connection: Connection, topic_ids: Collection[int]) -> None:
-    """Lock the RUNNING runs of topics, all of which are locked, behind their attempts: before several are ended."""
-    running = runs.c.topic_id.in_(topic_ids), runs.c.state == RunState.RUNNING.value
-    attempts.lock_open(connection, connection.execute(select(runs.c.attempt_id).where(*running)).scalars().all())
-    connection.execute(select(runs.c.run_id).where(*running).order_by(runs.c.run_id).with_for_update()).all()
-
-
-def is_running(topic: TopicRecord, run: RunRecord) -> CompactionRunning:
-    """The error that names the run under way."""
-    return CompactionRunning(
-        f"run {run.run_id} by {run.owner} is compacting {topic.name} since {shown_time(run.started_at)}",
-        f"wait for it to finish; `compactor compactions show {run.run_id}` shows its progress, "
-        f"`compactor compactions cancel {run.run_id}` ends it",
-    )
-
-
-def get(connection: Connection, run_id: int) -> RunRecord:
-    """Raises NotFound."""
-    run = queries.find(connection, select(runs).where(runs.c.run_id == run_id), row_mapping.run)
-    if run is None:
-        raise _not_found(run_id)
-    return run
-
-
-def _not_found(run_id: int) -> NotFound:
-    return NotFound(f"the compaction run {run_id} does not exist", "`compactor compactions list` shows those that do")
-
-
-def last(connection: Connection, topic_id: int) -> RunRecord | None:
-    return queries.find(connection, _LAST, row_mapping.run, {"topic": topic_id})
-
-
-def storable(error: str) -> str:
-    """Any text of an exception, as every database takes it: no NUL, no half surrogates."""
-    return error.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
-
-
-def _claim(
+def claim(
     connection: Connection,
+    context: Context,
     topic_id: int,
     owner: str,
     policies: Mapping[str, object],
     heartbeat_ttl_ms: int,
-    now: int,
-    requested: bool,
+    *,
+    leader: int | None = None,
 ) -> RunRecord:
+    """Begin a run in a new epoch, and end the topic's request; take over a run whose heartbeat is older than the TTL.
+
+    Raises CompactionRunning, which names the run under way (S4), CompactionPaused (S5), TopicNotFound. `leader`: the
+    token of the leadership that begins it. Raises Fenced if that was lost, or the request no longer exists.
+    """
+    now = context.now
     topic = topics.locked(connection, topic_id)
-    cause = compaction_control_rows.take_request(connection, topic, requested, now, heartbeat_ttl_ms)
+    cause = compaction_control_rows.take_request(connection, topic, leader is not None, now, heartbeat_ttl_ms)
     under_way = select(runs).where(runs.c.topic_id == topic_id, runs.c.state == RunState.RUNNING.value)
     running = queries.find(connection, under_way, row_mapping.run)
     if running is not None:
@@ -292,7 +61,7 @@ def _claim(
         _end(connection, running, RunState.ERROR, now)
     epoch = topic.epoch + 1
     queries.change(connection, topics_table, topic_id, epoch=epoch)
-    attempt = attempts.begin(connection, topic_id, AttemptKind.RUN, owner, now)
+    attempt = attempts.begin(connection, context, topic_id, AttemptKind.RUN, owner)
     inserted = connection.execute(
         insert(runs).values(
             topic_id=topic_id,
@@ -314,26 +83,227 @@ def _claim(
     if running is not None:
         error = f"its worker {running.owner} stopped answering; taken over by run {run_id}"
         queries.change(connection, runs, running.run_id, error=error)
+    claimed = get(connection, run_id)
+    if leader is not None:
+        services.check_leader(connection, leader)
+    return claimed
+
+
+def has_claimed(connection: Connection, claimed: RunRecord, topic_id: int, *_: object, **__: object) -> bool:
+    """Return whether a `claim` with this result was committed."""
+    topics.locked(connection, topic_id)
+    same = select(runs.c.run_id).where(runs.c.attempt_id == claimed.attempt_id)
+    return connection.execute(same).first() is not None
+
+
+def record_progress(
+    connection: Connection,
+    context: Context,
+    run: RunRecord,
+    *,
+    phase: str | None = None,
+    horizon: LogPosition | None = None,
+    statistics: Mapping[str, object] | None = None,
+) -> RunRecord:
+    """Store a heartbeat of a run, with the values that are not None. Raises Fenced if the run must stop."""
+    _current(connection, run)
+    attempts.heartbeat(connection, context, run)
+    values: dict[str, object] = {"heartbeat_at": context.now}
+    if phase is not None:
+        values["phase"] = phase
+    if horizon is not None:
+        values |= row_mapping.position_values("horizon", horizon)
+    if statistics is not None:
+        values["statistics"] = dict(statistics)
+    queries.change(connection, runs, run.run_id, **values)
+    return get(connection, run.run_id)
+
+
+def heartbeat(
+    connection: Connection,
+    context: Context,
+    running: Sequence[RunRecord],
+    progress: Mapping[int, Mapping[str, object]] = MappingProxyType({}),
+) -> list[int]:
+    """Store a heartbeat of many runs, in a handful of statements; return the ids of those that must stop, in order.
+
+    `progress`, by run id, is merged into their statistics, its `phase` into phase. A run gets its heartbeat only
+    while it is RUNNING in the epoch that it claimed and its attempt is open. A run that must stop is no error: the
+    others get theirs.
+    """
+    by_attempt = {run.attempt_id: run for run in running}
+    alive: dict[int, RowMapping] = {}
+    for attempt_ids in queries.batches(sorted(by_attempt)):
+        open_ids = attempts.lock_open(connection, attempt_ids)
+        alive |= _lock_current(connection, [by_attempt[attempt_id].run_id for attempt_id in open_ids])
+    if alive:
+        values = [_with_progress(alive[run_id], progress.get(run_id, {})) for run_id in sorted(alive)]
+        _update_locked(connection, values, context.now)
+    return [run.run_id for run in running if run.run_id not in alive]
+
+
+def finish(connection: Connection, context: Context, run: RunRecord, statistics: Mapping[str, object]) -> RunRecord:
+    """End a run that had nothing to write: cursor and compacted ledger stay (P1). Raises Fenced."""
+    _end(connection, _current(connection, run), RunState.SUCCESS, context.now, statistics=dict(statistics))
+    return get(connection, run.run_id)
+
+
+def has_finished(connection: Connection, _: RunRecord, run: RunRecord, statistics: Mapping[str, object]) -> bool:
+    """Return whether a `finish` was committed."""
+    topics.locked(connection, run.topic_id)
+    record = get(connection, run.run_id)
+    return record.state is RunState.SUCCESS and record.compacted_ledger_id is None
+
+
+def fail(connection: Connection, context: Context, run: RunRecord, error: str) -> RunRecord:
+    """End a run as ERROR, in any epoch; a run that has ended stays as it is (W3). Returns it as it is afterwards.
+
+    Only the run's worker calls this, when it has stopped.
+    """
+    topics.locked(connection, run.topic_id)
+    compaction_control_rows.ended(connection, run.topic_id, run.run_id)
+    record = get(connection, run.run_id)
+    if record.state is not RunState.RUNNING:
+        return record
+    _end(connection, record, RunState.ERROR, context.now, error=storable(error))
+    return get(connection, run.run_id)
+
+
+def cancel(connection: Connection, context: Context, run_id: int, reason: str) -> RunRecord:
+    """End a RUNNING run as CANCELLED, in a new epoch, so that its worker can never publish.
+
+    Raises NotFound, Conflict for a run that has ended.
+    """
+    topic = topics.locked(connection, get(connection, run_id).topic_id)
+    record = get(connection, run_id)
+    if record.state is not RunState.RUNNING:
+        raise Conflict(
+            f"run {run_id} of {topic.name} cannot be cancelled: it has ended as {record.state.value}",
+            "nothing was changed and nothing is left to do; `compactor compactions list` shows which runs continue",
+        )
+    queries.change(connection, topics_table, topic.id, epoch=topic.epoch + 1)
+    _end(connection, record, RunState.CANCELLED, context.now, error=storable(reason))
     return get(connection, run_id)
 
 
+def expire_attempts(connection: Connection, context: Context, topic_id: int, older_than_ms: int) -> list[str]:
+    """Finish the topic's attempts whose heartbeat is that old, and end their runs as ERROR; return their ids.
+
+    A run that was requested is requested again, as for any run that died with its worker. Afterwards nothing of
+    these attempts can become part of the topic, so their objects may be deleted. Raises TopicNotFound.
+    """
+    expired = attempts.expire(connection, topic_id, older_than_ms, context.now)
+    dying = (runs.c.attempt_id.in_(expired), runs.c.state == RunState.RUNNING.value)
+    requested = connection.execute(select(runs.c.topic_id).where(*dying, runs.c.cause != "")).scalars().all()
+    for requested_id in requested:
+        compaction_control_rows.request_again(connection, requested_id, "garbage collection", context.now)
+    error = "its worker stopped answering; given up by garbage collection"
+    ended = update(runs).where(*dying)
+    connection.execute(ended.values(state=RunState.ERROR.value, finished_at=context.now, error=error))
+    return expired
+
+
+def get(connection: Connection, run_id: int) -> RunRecord:
+    """Return a run. Raises NotFound."""
+    run = queries.find(connection, select(runs).where(runs.c.run_id == run_id), row_mapping.run)
+    if run is None:
+        raise _not_found(run_id)
+    return run
+
+
+def named(connection: Connection, run_id: int) -> tuple[TopicName, RunRecord]:
+    """Return a run, with its topic's name. Raises NotFound."""
+    named_run = queries.find(connection, _NAMED.where(runs.c.run_id == run_id), _named_run)
+    if named_run is None:
+        raise _not_found(run_id)
+    return named_run
+
+
+def last(connection: Connection, topic_id: int) -> RunRecord | None:
+    """Return the newest run of the topic; None: NOT_RUN (S7)."""
+    return queries.find(connection, _LAST, row_mapping.run, {"topic": topic_id})
+
+
+def of_topic(connection: Connection, topic_id: int, limit: int) -> list[RunRecord]:
+    """Return the newest runs of the topic, the newest first."""
+    newest_first = select(runs).where(runs.c.topic_id == topic_id).order_by(runs.c.run_id.desc()).limit(limit)
+    return queries.fetch(connection, newest_first, row_mapping.run)
+
+
+def newest(
+    connection: Connection, limit: int, *, topic_ids: Collection[int] | None = None, state: RunState | None = None
+) -> list[tuple[TopicName, RunRecord]]:
+    """Return the newest runs of all topics, or of some, or in one state, with their topics' names; the newest first."""
+    statement = _NAMED
+    if topic_ids is not None:
+        statement = statement.where(runs.c.topic_id.in_(topic_ids))
+    if state is not None:
+        statement = statement.where(runs.c.state == state.value)
+    return queries.fetch(connection, statement.order_by(runs.c.run_id.desc()).limit(limit), _named_run)
+
+
+def has_published(connection: Connection, topic_id: int, ledger_id: int) -> bool:
+    """Return whether a run of the topic published that compacted ledger: the topic has it, or once had it."""
+    published = (runs.c.topic_id == topic_id) & (runs.c.compacted_ledger_id == ledger_id)
+    return connection.execute(select(runs.c.run_id).where(published).limit(1)).first() is not None
+
+
+# Parts of other transactions
+
+
+def succeed(
+    connection: Connection, run: RunRecord, compacted_ledger_id: int, statistics: Mapping[str, object], now: int
+) -> None:
+    """End a run as SUCCESS. Only for publishing.py, which has checked that the run is current."""
+    _end(connection, run, RunState.SUCCESS, now, statistics=dict(statistics), compacted_ledger_id=compacted_ledger_id)
+
+
+def lock_running(connection: Connection, topic_ids: Collection[int]) -> None:
+    """Lock the RUNNING runs of topics, after their attempts, before several are ended. The topics are locked."""
+    running = runs.c.topic_id.in_(topic_ids), runs.c.state == RunState.RUNNING.value
+    attempts.lock_open(connection, connection.execute(select(runs.c.attempt_id).where(*running)).scalars().all())
+    connection.execute(select(runs.c.run_id).where(*running).order_by(runs.c.run_id).with_for_update()).all()
+
+
+def is_running(topic: TopicRecord, run: RunRecord) -> CompactionRunning:
+    """Return the error that names the run under way."""
+    return CompactionRunning(
+        f"run {run.run_id} by {run.owner} is compacting {topic.name} since {shown_time(run.started_at)}",
+        f"wait for it to finish; `compactor compactions show {run.run_id}` shows its progress, "
+        f"`compactor compactions cancel {run.run_id}` ends it",
+    )
+
+
+def storable(error: str) -> str:
+    """Return the text of any exception, as every database takes it: no NUL, no half surrogates."""
+    return error.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
+
+
+def _not_found(run_id: int) -> NotFound:
+    return NotFound(f"the compaction run {run_id} does not exist", "`compactor compactions list` shows those that do")
+
+
+def _named_run(row: RowMapping) -> tuple[TopicName, RunRecord]:
+    return TopicName.parse(row["topic_name"]), row_mapping.run(row)
+
+
 def _current(connection: Connection, run: RunRecord) -> RunRecord:
-    """The run as it is now, with its topic locked. Raises Fenced if it may not continue."""
+    """Lock the run's topic and return the run as it is now. Raises Fenced if it may not continue."""
     topic = topics.locked(connection, run.topic_id)
-    found = get(connection, run.run_id)
-    check_run_is_current(topic, found)
-    return found
+    record = get(connection, run.run_id)
+    check_run_is_current(topic, record)
+    return record
 
 
 def _end(connection: Connection, run: RunRecord, state: RunState, now: int, **values: object) -> None:
-    attempts.finish(connection, [run.attempt_id], now)
+    attempts.finish_all(connection, [run.attempt_id], now)
     if state is RunState.SUCCESS:
         compaction_control_rows.cleared(connection, run.topic_id)
     queries.change(connection, runs, run.run_id, state=state.value, finished_at=now, **values)
 
 
 def _lock_current(connection: Connection, run_ids: Collection[int]) -> dict[int, RowMapping]:
-    """Lock those that are current; what their rows say, by run id. Their attempts are locked and open."""
+    """Lock the runs that are current, whose attempts are locked and open; return their rows by run id."""
     statement = (
         select(runs.c.run_id, runs.c.attempt_id, runs.c.phase, runs.c.statistics)
         .join(topics_table, topics_table.c.id == runs.c.topic_id)
@@ -348,15 +318,16 @@ def _lock_current(connection: Connection, run_ids: Collection[int]) -> dict[int,
     return {row["run_id"]: row for row in connection.execute(statement).mappings()}
 
 
-def _with_progress(found: RowMapping, progress: Mapping[str, object]) -> dict[str, object]:
-    statistics = {**found["statistics"], **progress}
-    phase = statistics.pop("phase", found["phase"])
-    key = {"this_run": found["run_id"], "this_attempt": found["attempt_id"]}
+def _with_progress(row: RowMapping, progress: Mapping[str, object]) -> dict[str, object]:
+    """Return the parameters of `_update_locked` for one run."""
+    statistics = {**row["statistics"], **progress}
+    phase = statistics.pop("phase", row["phase"])
+    key = {"this_run": row["run_id"], "this_attempt": row["attempt_id"]}
     return {**key, "new_phase": phase, "merged": statistics}
 
 
 def _update_locked(connection: Connection, values: Sequence[Mapping[str, object]], now: int) -> None:
-    """Update each run and each attempt, all of which are locked, once."""
+    """Update each run and each attempt once. All of them are locked."""
     run = update(runs).where(runs.c.run_id == bindparam("this_run"))
     changed = run.values(heartbeat_at=now, phase=bindparam("new_phase"), statistics=bindparam("merged"))
     connection.execute(changed, values)

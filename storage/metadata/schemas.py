@@ -1,4 +1,7 @@
-"""Versions of the schemas of topics. What a schema means, and which may follow which, is not known here."""
+"""Versions of the schemas of topics. The partitions of a partitioned topic share the schema of the whole.
+
+Must not know: the meaning of a schema, and which schema may follow another.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from dataclasses import dataclass, field
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, select
 
 from storage.metadata import queries
-from storage.metadata.queries import Store
 from storage.metadata.tables import schemas
+from storage.metadata.transactions import Context
 from storage.model import TopicName
 
 
@@ -34,57 +37,50 @@ class SchemaOutline:
     size: int
 
 
-class SchemaStore(Store):
-    """Schemas, by topic; the partitions of a partitioned topic share those of the whole."""
+def outlines(connection: Connection, topic: TopicName) -> list[SchemaOutline]:
+    """Return all versions without their definitions, oldest first."""
+    size = func.length(schemas.c.data)
+    query = select(schemas.c.version, schemas.c.type, size).where(_of(topic)).order_by(schemas.c.version)
+    return [SchemaOutline(*row) for row in connection.execute(query)]
 
-    def outlines(self, topic: TopicName) -> list[SchemaOutline]:
-        """Return all versions without their definitions, oldest first."""
-        size = func.length(schemas.c.data)
-        query = select(schemas.c.version, schemas.c.type, size).where(_of(topic)).order_by(schemas.c.version)
-        with self._database.read() as connection:
-            return [SchemaOutline(*row) for row in connection.execute(query)]
 
-    def versions(self, topic: TopicName, versions: Collection[int]) -> list[SchemaRecord]:
-        """Return some versions, oldest first; those that do not exist are left out."""
-        query = select(schemas).where(_of(topic), schemas.c.version.in_(versions)).order_by(schemas.c.version)
-        with self._database.read() as connection:
-            return [_record(row) for row in connection.execute(query).mappings()]
+def versions(connection: Connection, topic: TopicName, versions: Collection[int]) -> list[SchemaRecord]:
+    """Return some versions, oldest first; those that do not exist are left out."""
+    query = select(schemas).where(_of(topic), schemas.c.version.in_(versions)).order_by(schemas.c.version)
+    return queries.fetch(connection, query, _record)
 
-    def with_data(self, topic: TopicName, kind: int, data: bytes) -> SchemaRecord | None:
-        """Return the oldest version of that type and of exactly these bytes."""
-        query = select(schemas).where(_of(topic), schemas.c.type == kind, schemas.c.data == data)
-        with self._database.read() as connection:
-            row = connection.execute(query.order_by(schemas.c.version).limit(1)).mappings().first()
-            return None if row is None else _record(row)
 
-    def add(self, topic: TopicName, schema: SchemaRecord, version: int) -> bool:
-        """Store a schema as that version; False if there is one of it already."""
-        with self._database.write() as connection:
-            return queries.insert_new(
-                connection,
-                schemas,
-                topic=_scope(topic),
-                version=version,
-                type=schema.type,
-                name=schema.name,
-                data=schema.data,
-                properties=dict(schema.properties),
-                created_at=self._clock.now_ms(),
-            )
+def with_data(connection: Connection, topic: TopicName, kind: int, data: bytes) -> SchemaRecord | None:
+    """Return the oldest version of that type and of exactly these bytes; None: there is none."""
+    query = select(schemas).where(_of(topic), schemas.c.type == kind, schemas.c.data == data)
+    return queries.find(connection, query.order_by(schemas.c.version).limit(1), _record)
 
-    def delete(self, topic: TopicName) -> int | None:
-        """Delete all versions; the newest of them, None if there was none."""
-        with self._database.write() as connection:
-            newest = connection.execute(
-                select(func.max(schemas.c.version)).where(schemas.c.topic == _scope(topic))
-            ).scalar_one()
-            remove(connection, topic)
-            return None if newest is None else int(newest)
+
+def add(connection: Connection, context: Context, topic: TopicName, schema: SchemaRecord, version: int) -> bool:
+    """Store a schema as that version. Returns False if the version exists already."""
+    return queries.insert_new(
+        connection,
+        schemas,
+        topic=_scope(topic),
+        version=version,
+        type=schema.type,
+        name=schema.name,
+        data=schema.data,
+        properties=dict(schema.properties),
+        created_at=context.now,
+    )
+
+
+def delete_all(connection: Connection, topic: TopicName) -> int | None:
+    """Delete all versions of a topic's schema. Returns the newest of them; None: there was none."""
+    newest = connection.execute(select(func.max(schemas.c.version)).where(_of(topic))).scalar_one()
+    remove(connection, topic)
+    return None if newest is None else int(newest)
 
 
 def remove(connection: Connection, topic: TopicName) -> None:
     """Delete all versions of a topic's schema."""
-    connection.execute(delete(schemas).where(schemas.c.topic == _scope(topic)))
+    connection.execute(delete(schemas).where(_of(topic)))
 
 
 def _of(topic: TopicName) -> ColumnElement[bool]:

@@ -21,5 +21,5 @@ def of_topic(connection: Connection, topic_id: int) -> TopicSnapshot:
         cursor=cursors.find(connection, topic_id, COMPACTION_CURSOR),
         compacted=cursors.serving_compacted(connection, topic_id),
         last_run=runs.last(connection, topic_id),
-        segments=segments.of_topic(connection, topic_id, segments.TAIL),
+        segments=tuple(segments.of_topic(connection, topic_id, segments.TAIL)),
     )

@@ -1,7 +1,7 @@
-"""What stats show of a topic, in few statements: sums over its ledgers, no row of a ledger and no index directory.
+"""Statistics of a topic, in few statements: sums over its ledgers, no row of a ledger and no index directory.
 
-Everything is of one moment. A look costs the topic's own rows only, however many topics there are: statements go by
-`topic_id`, and of the runs the newest `RUNS_SEEN` are read. Must not know: files, objects, JSON.
+Everything is of one moment. The cost depends on the topic's own rows only, however many topics exist: statements go by
+`topic_id`, and only the newest `RUNS_SEEN` runs are read. Must not know: files, objects, JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from functools import lru_cache
 from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, select
 
 from storage.metadata import cursor_ranges, cursors, queries, row_mapping, segments, topics
-from storage.metadata.queries import Store
 from storage.metadata.records import (
     CompactedLedgerRecord,
     CursorRecord,
@@ -26,12 +25,12 @@ from storage.metadata.tables import ledgers, runs
 from storage.model import MessageId, TopicName
 
 RUNS_SEEN = 1000
-"""So many of the newest runs are searched for the last success and the last failure."""
+"""The number of the newest runs that are searched for the last success and the last failure."""
 
 
 @dataclass(frozen=True)
 class LedgerSums:
-    """Over the sealed ledgers that are not trimmed. `newest_at`: 0 if there is none."""
+    """Sums over the sealed ledgers that are not trimmed. `newest_at`: 0 without ledgers."""
 
     ledgers: int
     messages: int
@@ -56,9 +55,9 @@ class LedgerSummary:
 
 @dataclass(frozen=True)
 class CursorStatsRecord:
-    """A cursor, and what is behind its mark-delete in sealed ledgers; one that straddles it counts whole.
+    """A cursor, and its backlog in sealed ledgers: a ledger that straddles mark-delete counts whole.
 
-    `acknowledged`, `ranges`: messages above mark-delete that are acknowledged, and the number of ranges they make.
+    `acknowledged`, `ranges`: messages above mark-delete that are acknowledged, and the number of ranges they form.
     """
 
     record: CursorRecord
@@ -70,9 +69,9 @@ class CursorStatsRecord:
 
 @dataclass(frozen=True)
 class TopicStatsRecord:
-    """A topic as stats show it. `lines` and `properties` are empty unless `lines` are asked for.
+    """The statistics of a topic. `lines` and `properties` are empty unless `lines` are requested.
 
-    `succeeded` and `failed` are the last run that did and the last that did not, cancelled ones among these.
+    `succeeded`: the last run that ended as SUCCESS; `failed`: the last that ended as ERROR or CANCELLED.
     """
 
     topic: TopicRecord
@@ -86,52 +85,48 @@ class TopicStatsRecord:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-class StatsStore(Store):
-    """What stats show."""
+def of(connection: Connection, name: TopicName, *, lines: bool = False) -> TopicStatsRecord:
+    """Return the statistics of a topic. Raises TopicNotFound.
 
-    def of(self, name: TopicName, *, lines: bool = False) -> TopicStatsRecord:
-        """The topic of one moment. Raises TopicNotFound.
-
-        `lines`: with a line for each ledger, and properties.
-        """
-        with self._database.snapshot() as connection:
-            topic = topics.by_name(connection, name)
-            records = cursors.of_topic(connection, topic.id)
-            sums, behind = _sums(connection, topic.id, sorted({record.mark for record in records}))
-            succeeded, failed = _last_runs(connection, topic.id)
-            summaries = cursor_ranges.summaries(connection, topic, records)
-            stats = []
-            for record in records:
-                size, oldest = behind[record.mark]
-                above = summaries[record.name]
-                stats.append(CursorStatsRecord(record, size, oldest, above.messages, above.ranges))
-            return TopicStatsRecord(
-                topic=topic,
-                sums=sums,
-                segments=segments.of_topic(connection, topic.id, segments.TAIL),
-                cursors=tuple(stats),
-                compacted=cursors.serving_compacted(connection, topic.id),
-                succeeded=succeeded,
-                failed=failed,
-                lines=_lines(connection, topic.id) if lines else (),
-                properties=topics.properties(connection, topic.id) if lines else {},
-            )
+    `lines`: with a line for each ledger, and properties.
+    """
+    topic = topics.by_name(connection, name)
+    records = cursors.of_topic(connection, topic.id)
+    sums, backlogs = _sums(connection, topic.id, sorted({record.mark for record in records}))
+    succeeded, failed = _last_runs(connection, topic.id)
+    summaries = cursor_ranges.summaries(connection, topic, records)
+    stats = []
+    for record in records:
+        size, oldest = backlogs[record.mark]
+        above = summaries[record.name]
+        stats.append(CursorStatsRecord(record, size, oldest, above.messages, above.ranges))
+    return TopicStatsRecord(
+        topic=topic,
+        sums=sums,
+        segments=tuple(segments.of_topic(connection, topic.id, segments.TAIL)),
+        cursors=tuple(stats),
+        compacted=cursors.serving_compacted(connection, topic.id),
+        succeeded=succeeded,
+        failed=failed,
+        lines=_lines(connection, topic.id) if lines else (),
+        properties=topics.properties(connection, topic.id) if lines else {},
+    )
 
 
 def _sums(connection: Connection, topic_id: int, marks: Sequence[int]) -> tuple[LedgerSums, dict[int, tuple[int, int]]]:
-    """Over all ledgers, and by mark: bytes behind it and the oldest publish time there."""
-    wanted = {"topic": topic_id, **{f"mark_{number}": mark for number, mark in enumerate(marks)}}
-    row = connection.execute(_sums_statement(len(marks)), wanted).one()
+    """Return the sums over all ledgers, and by mark: the bytes after it and the oldest publish time in them."""
+    parameters = {"topic": topic_id, **{f"mark_{number}": mark for number, mark in enumerate(marks)}}
+    row = connection.execute(_sums_statement(len(marks)), parameters).one()
     # int(): PostgreSQL's sum of BIGINT is a decimal.
-    found = [None if value is None else int(value) for value in row]
-    numbers = [value or 0 for value in found]
+    values = [None if value is None else int(value) for value in row]
+    numbers = [value or 0 for value in values]
     sums = LedgerSums(
         ledgers=numbers[0],
         messages=numbers[1],
         entries=numbers[2],
         logical_bytes=numbers[3],
-        first_offset=found[4],
-        last_offset=found[5],
+        first_offset=values[4],
+        last_offset=values[5],
         max_publish_time=numbers[6],
         newest_at=numbers[7],
     )
@@ -141,12 +136,12 @@ def _sums(connection: Connection, topic_id: int, marks: Sequence[int]) -> tuple[
 
 @lru_cache(maxsize=64)
 def _sums_statement(marks: int) -> Select[tuple[object, ...]]:
-    """Made once for each number of marks: making it costs as much as asking."""
-    behind = []
+    """Return the statement for a number of marks. Cached: building it costs as much as executing it."""
+    after_marks = []
     for number in range(marks):
         ahead = ledgers.c.last_offset > bindparam(f"mark_{number}", type_=BigInteger)
-        behind.append(func.coalesce(func.sum(case((ahead, ledgers.c.logical_bytes), else_=0)), 0))
-        behind.append(func.coalesce(func.min(case((ahead, ledgers.c.min_publish_time))), 0))
+        after_marks.append(func.coalesce(func.sum(case((ahead, ledgers.c.logical_bytes), else_=0)), 0))
+        after_marks.append(func.coalesce(func.min(case((ahead, ledgers.c.min_publish_time))), 0))
     return select(
         func.count(),
         func.coalesce(func.sum(ledgers.c.messages), 0),
@@ -156,7 +151,7 @@ def _sums_statement(marks: int) -> Select[tuple[object, ...]]:
         func.max(ledgers.c.last_offset),
         func.coalesce(func.max(ledgers.c.max_publish_time), 0),
         func.coalesce(func.max(ledgers.c.created_at), 0),
-        *behind,
+        *after_marks,
     ).where(ledgers.c.topic_id == bindparam("topic"), ledgers.c.deleted_at.is_(None))
 
 
@@ -195,6 +190,7 @@ _LAST_RUNS = select(runs).where(runs.c.run_id.in_(_SUCCEEDED.union_all(_FAILED))
 
 
 def _last_runs(connection: Connection, topic_id: int) -> tuple[RunRecord | None, RunRecord | None]:
-    found = queries.fetch(connection, _LAST_RUNS, row_mapping.run, {"topic": topic_id})
-    succeeded = next((item for item in found if item.state is RunState.SUCCESS), None)
-    return succeeded, next((item for item in found if item.state is not RunState.SUCCESS), None)
+    """Return the last run that succeeded, and the last that did not."""
+    last = queries.fetch(connection, _LAST_RUNS, row_mapping.run, {"topic": topic_id})
+    succeeded = next((run for run in last if run.state is RunState.SUCCESS), None)
+    return succeeded, next((run for run in last if run.state is not RunState.SUCCESS), None)

@@ -1,10 +1,10 @@
-"""The end of a topic (S8): one transaction takes every row of it, and remembers its uid.
+"""Deletion of topics (S8): one transaction deletes every row of a topic, and stores its uid.
 
-After it, nothing that was begun before can become part of anything: lease, attempts and runs are gone, so a writer, an
-import, a sealer or a run that continues finds itself fenced or its topic not found, and can publish nothing. What was
-written, or is still being written, is under the uid in the object store and in log directories. It is garbage, and
-`deleted_topics` is how garbage collection and the log managers know. A topic that is created again
-under the name has another id and uid, and shares nothing with it.
+After it, no work that was begun before can become part of anything: lease, attempts and runs are deleted, so a writer,
+an import, a sealer or a run that continues is fenced or finds no topic, and can publish nothing. Its objects and files
+are under the uid in the object store and in log directories. They are garbage, and `deleted_topics` tells garbage
+collection and the log managers. A topic that is created again under the name has another id and uid, and shares
+nothing with it.
 
 Any table that refers to `topics` by a column `topic_id` is covered: it is found, not listed.
 """
@@ -33,59 +33,63 @@ from storage.metadata.tables import (
 
 
 def delete_topic(connection: Connection, topic_id: int, now: int, *, force: bool) -> DeletedTopic:
-    """Delete the topic and all that is known of it.
+    """Delete the topic and all rows that refer to it.
 
     Raises TopicNotFound; without `force` LeaseHeld if it has a writer.
     """
     deleted = delete_topics(connection, [topic_id], now, force=force)
     if not deleted:
-        topics.by_id(connection, topic_id)  # which says so in the topic's words
+        topics.by_id(connection, topic_id)  # raises TopicNotFound
     return deleted[0]
 
 
 def delete_topics(connection: Connection, topic_ids: Collection[int], now: int, *, force: bool) -> list[DeletedTopic]:
-    """Delete those of the topics that there are, and all that is known of them; as many statements as for one.
+    """Delete those of the topics that exist, and all rows that refer to them, in as many statements as for one topic.
 
     Raises LeaseHeld without `force` if one of them has a writer.
     """
-    # In the order of locks of topics.py, of all topics together, since a heartbeat locks attempts of many: so this
-    # waits for others and never they for it in a circle.
+    # In the order of locks of topics.py, of all topics together, since a heartbeat locks attempts of many topics. So
+    # no two transactions wait for each other.
     leased = select(leases).where(leases.c.topic_id.in_(topic_ids)).order_by(leases.c.topic_id).with_for_update()
     written = {row["topic_id"]: row for row in connection.execute(leased).mappings()}
-    going = topics.locked_whole(connection, topic_ids)
-    for topic in going:
+    doomed = topics.locked_whole(connection, topic_ids)
+    for topic in doomed:
         lease = written.get(topic.id)
         if not force and lease is not None and is_held(lease["holder"], lease["expires_at"], LEASE_TTL_MS, now):
             forced = "stop the writer first, or force it"
             through = "delete it there, with `compactor-admin topics delete`, or force it"
             raise held(connection, topic.name, lease, now, forced, through)
-    ids = [topic.id for topic in going]
+    ids = [topic.id for topic in doomed]
     for table in (attempts, runs):
         (key,) = table.primary_key.columns
         connection.execute(select(key).where(table.c.topic_id.in_(ids)).order_by(key).with_for_update()).all()
     for table in _tables_of_a_topic():
         connection.execute(delete(table).where(table.c.topic_id.in_(ids)))
-    connection.execute(delete(policies_table).where(policies_table.c.scope.in_([topic_scope(item) for item in going])))
-    connection.execute(delete(permissions).where(permissions.c.scope.in_([str(item.name) for item in going])))
-    for item in going:
-        if item.name.whole is None:  # else it is the partitioned topic's
-            schemas.remove(connection, item.name)
+    connection.execute(
+        delete(policies_table).where(policies_table.c.scope.in_([topic_scope(topic) for topic in doomed]))
+    )
+    connection.execute(delete(permissions).where(permissions.c.scope.in_([str(topic.name) for topic in doomed])))
+    for topic in doomed:
+        if topic.name.whole is None:  # else it is the partitioned topic's
+            schemas.remove(connection, topic.name)
     connection.execute(delete(topics_table).where(topics_table.c.id.in_(ids)))
-    if going:
-        over = [{"uid": item.uid, "topic_id": item.id, "name": str(item.name), "deleted_at": now} for item in going]
-        connection.execute(insert(deleted_topics), over)
-    return [DeletedTopic(topic.uid, topic.name, now) for topic in going]
+    if doomed:
+        values = [
+            {"uid": topic.uid, "topic_id": topic.id, "name": str(topic.name), "deleted_at": now} for topic in doomed
+        ]
+        connection.execute(insert(deleted_topics), values)
+    return [DeletedTopic(topic.uid, topic.name, now) for topic in doomed]
 
 
 def find(connection: Connection, uid: str) -> DeletedTopic | None:
-    """The deleted topic of that uid."""
+    """Return the deleted topic of that uid, however long ago; None: it was not deleted, or never existed."""
     return queries.find(
         connection, select(deleted_topics).where(deleted_topics.c.uid == uid), row_mapping.deleted_topic
     )
 
 
 def _tables_of_a_topic() -> list[Table]:
-    """All whose `topic_id` names a topic, those that refer to others of them first."""
+    """Return the tables whose `topic_id` names a topic; a table comes before the tables that it refers to."""
     return [
         table
         for table in reversed(METADATA.sorted_tables)

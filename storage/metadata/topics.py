@@ -1,20 +1,23 @@
-"""Topics: made once a name, found, locked, listed, and their properties.
+"""Topics: creation, look-up, locks, lists and properties.
 
 Every change that must not race with another change of the same topic begins with `locked`: it holds the topic's row
 until the transaction ends, so writers of one topic form a queue and writers of different topics do not meet.
+
 Order of locks, everywhere: lease, topic, attempts by id, runs by id, then the rest, and of several topics first all
-leases, then all topics, and so on; that is why two transactions never wait for each other. Only heartbeats go without
-the topic's lock, and begin at the attempts; they update each row once, since PostgreSQL locks the topic to check the
+leases, then all topics, and so on; therefore two transactions never wait for each other. Only heartbeats take no lock
+of the topic, and begin at the attempts; they update each row once, since PostgreSQL locks the topic to check the
 foreign key of a row that the same transaction has updated before. A transaction that adds rows of a topic without its
-lock holds it `kept`, so that it is not deleted meanwhile. Tenants, namespaces and partitioned topics come before all,
-in this order (tenancy.py). tests/conformance/metadata/lock_order.py watches it.
+lock holds it `kept`, so that it is not deleted meanwhile. Tenants, namespaces and partitioned topics come before all
+others (tenancy.py). tests/conformance/metadata/lock_order.py checks this order.
+
+tenancy.py creates topics in their namespaces, and deletes them.
 """
 
 from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, Select, bindparam, func, insert, select
@@ -22,151 +25,149 @@ from sqlalchemy.exc import IntegrityError
 
 from storage.errors import Fenced, InvalidInput, TopicNotFound
 from storage.metadata import queries, row_mapping
-from storage.metadata.queries import Store
 from storage.metadata.records import SegmentState, TopicRecord, TopicSummary
 from storage.metadata.tables import compacted_ledgers, deleted_topics, leases, ledgers, segments, topics
 from storage.model import DOMAIN, TopicName
 
 _LIST = "see `compactor topics list`"
-# Here and elsewhere, statements of every request are made once: making one costs more than executing it.
+# Here and elsewhere, statements of every request are built once: building one costs more than executing it.
 _BY_NAME = select(topics).where(topics.c.name == bindparam("topic_name"))
 _BY_ID = select(topics).where(topics.c.id == bindparam("topic"))
 _LOCKED = _BY_ID.with_for_update(key_share=True)
 _KEPT = _BY_ID.with_for_update(read=True, key_share=True)
 
 
-class TopicStore(Store):
-    """Topics. TenancyStore makes and deletes them, in their namespaces."""
+def named(connection: Connection, names: Collection[TopicName]) -> dict[TopicName, TopicRecord]:
+    """Return those of the topics that exist, by name."""
+    records: dict[TopicName, TopicRecord] = {}
+    for batch in queries.batches([str(name) for name in names]):
+        statement = select(topics).where(topics.c.name.in_(batch))
+        records.update((topic.name, topic) for topic in queries.fetch(connection, statement, row_mapping.topic))
+    return records
 
-    def get(self, name: TopicName) -> TopicRecord:
-        """Raises TopicNotFound."""
-        with self._database.read() as connection:
-            return by_name(connection, name)
 
-    def named(self, names: Collection[TopicName]) -> dict[TopicName, TopicRecord]:
-        """Those of the topics that there are, by name."""
-        found: dict[TopicName, TopicRecord] = {}
-        with self._database.read() as connection:
-            for some in queries.batches([str(name) for name in names]):
-                these = select(topics).where(topics.c.name.in_(some))
-                found.update((topic.name, topic) for topic in queries.fetch(connection, these, row_mapping.topic))
-        return found
+def all_topics(connection: Connection) -> list[TopicRecord]:
+    """Return all topics by name, in the order of code points: databases sort text each in their own way."""
+    return of_statement(connection, select(topics))
 
-    def all(self) -> list[TopicRecord]:
-        """All topics, by name, in the order of code points: databases sort text each in their own way."""
-        with self._database.read() as connection:
-            return of_statement(connection, select(topics))
 
-    def in_pages(self, count: int) -> Iterator[list[TopicRecord]]:
-        """All topics, by id, `count` at a time; each page is of its own moment."""
-        after = -1
-        while True:
-            with self._database.read() as connection:
-                page = [row_mapping.topic(row) for row in page_rows(connection, after, count)]
-            if not page:
-                return
-            yield page
-            after = page[-1].id
+def page_of(connection: Connection, after: int, count: int) -> list[TopicRecord]:
+    """Return the next `count` topics whose ids are greater than `after`, by id."""
+    return [row_mapping.topic(row) for row in page_rows(connection, after, count)]
 
-    def in_namespace(self, namespace: str) -> list[TopicRecord]:
-        """The topics of `tenant/namespace`, by name; none is no error. Raises InvalidInput for anything else."""
-        with self._database.read() as connection:
-            return in_namespace(connection, namespace)
 
-    def summaries(self) -> list[TopicSummary]:
-        """All topics, by name, with sums over their ledgers that are not trimmed, and over rolled segments.
+def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
+    """Return the topics of `tenant/namespace`, by name; none is no error. Raises InvalidInput for anything else."""
+    tenant, local = parse_namespace(namespace)
+    like = topics.c.name.startswith(f"{DOMAIN}://{namespace}/", autoescape=True)
+    records = of_statement(connection, select(topics).where(like))
+    # Again here: SQLite's LIKE folds case.
+    return [topic for topic in records if (topic.name.tenant, topic.name.namespace) == (tenant, local)]
 
-        One statement for all topics. What open segments hold is in their files.
-        """
-        sums = (
-            select(
-                ledgers.c.topic_id,
-                func.count().label("ledgers"),
-                func.sum(ledgers.c.messages).label("messages"),
-                func.sum(ledgers.c.logical_bytes).label("logical_bytes"),
-            )
-            .where(ledgers.c.deleted_at.is_(None))
-            .group_by(ledgers.c.topic_id)
-            .subquery()
+
+def summaries(connection: Connection) -> list[TopicSummary]:
+    """Return all topics, by name, with sums over their ledgers that are not trimmed, and over rolled segments.
+
+    One statement for all topics. The contents of open segments are known to their files only.
+    """
+    sums = (
+        select(
+            ledgers.c.topic_id,
+            func.count().label("ledgers"),
+            func.sum(ledgers.c.messages).label("messages"),
+            func.sum(ledgers.c.logical_bytes).label("logical_bytes"),
         )
-        rolled = (
-            select(
-                segments.c.topic_id,
-                func.sum(segments.c.messages).label("messages"),
-                func.sum(segments.c.logical_bytes).label("logical_bytes"),
-            )
-            .where(segments.c.state == SegmentState.ROLLED.value)
-            .group_by(segments.c.topic_id)
-            .subquery()
+        .where(ledgers.c.deleted_at.is_(None))
+        .group_by(ledgers.c.topic_id)
+        .subquery()
+    )
+    rolled = (
+        select(
+            segments.c.topic_id,
+            func.sum(segments.c.messages).label("messages"),
+            func.sum(segments.c.logical_bytes).label("logical_bytes"),
         )
-        serving = (compacted_ledgers.c.topic_id == topics.c.id) & compacted_ledgers.c.retired_at.is_(None)
-        statement = (
-            select(
-                topics.c.id,
-                topics.c.name,
-                func.coalesce(sums.c.ledgers, 0),
-                func.coalesce(sums.c.messages, 0),
-                func.coalesce(sums.c.logical_bytes, 0),
-                compacted_ledgers.c.ledger_id,
-                compacted_ledgers.c.logical_bytes,
-                compacted_ledgers.c.created_at,
-                func.coalesce(rolled.c.messages, 0),
-                func.coalesce(rolled.c.logical_bytes, 0),
-            )
-            .select_from(topics)
-            .outerjoin(sums, sums.c.topic_id == topics.c.id)
-            .outerjoin(rolled, rolled.c.topic_id == topics.c.id)
-            .outerjoin(compacted_ledgers, serving)
+        .where(segments.c.state == SegmentState.ROLLED.value)
+        .group_by(segments.c.topic_id)
+        .subquery()
+    )
+    serving = (compacted_ledgers.c.topic_id == topics.c.id) & compacted_ledgers.c.retired_at.is_(None)
+    statement = (
+        select(
+            topics.c.id,
+            topics.c.name,
+            func.coalesce(sums.c.ledgers, 0),
+            func.coalesce(sums.c.messages, 0),
+            func.coalesce(sums.c.logical_bytes, 0),
+            compacted_ledgers.c.ledger_id,
+            compacted_ledgers.c.logical_bytes,
+            compacted_ledgers.c.created_at,
+            func.coalesce(rolled.c.messages, 0),
+            func.coalesce(rolled.c.logical_bytes, 0),
         )
-        with self._database.read() as connection:
-            summaries = [_summary(tuple(row)) for row in connection.execute(statement)]
-        return sorted(summaries, key=lambda summary: str(summary.name))
+        .select_from(topics)
+        .outerjoin(sums, sums.c.topic_id == topics.c.id)
+        .outerjoin(rolled, rolled.c.topic_id == topics.c.id)
+        .outerjoin(compacted_ledgers, serving)
+    )
+    rows = [_summary(tuple(row)) for row in connection.execute(statement)]
+    return sorted(rows, key=lambda summary: str(summary.name))
 
-    def producer_epoch(self, topic_id: int) -> int | None:
-        """Return the epoch of the exclusive producer that came last; None: there was none. Raises TopicNotFound."""
-        with self._database.read() as connection:
-            return producer_epoch(connection, topic_id)
 
-    def raise_producer_epoch(self, topic_id: int, epoch: int) -> None:
-        """Store the epoch of an exclusive producer. Raises TopicNotFound, Fenced if a later one is stored."""
-        with self._database.write() as connection:
-            topic = locked(connection, topic_id)
-            stored = producer_epoch(connection, topic_id)
-            if stored is not None and stored > epoch:
-                raise Fenced(
-                    f"a later exclusive producer of {topic.name} has epoch {stored}, after {epoch}",
-                    "look the topic up again",
-                    is_public=True,
-                )
-            queries.change(connection, topics, topic_id, producer_epoch=epoch)
+def producer_epoch(connection: Connection, topic_id: int) -> int | None:
+    """Return the epoch of the exclusive producer that came last; None: there was none. Raises TopicNotFound."""
+    row = connection.execute(select(topics.c.producer_epoch).where(topics.c.id == topic_id)).first()
+    if row is None:
+        raise _not_found(connection, topic_id)
+    epoch: int | None = row[0]
+    return epoch
 
-    def properties(self, topic_id: int) -> dict[str, str]:
-        """Raises TopicNotFound."""
-        with self._database.read() as connection:
-            return properties(connection, topic_id)
 
-    def set_properties(self, topic_id: int, updates: Mapping[str, str]) -> dict[str, str]:
-        """Add or replace properties; all of them as they are then. Raises TopicNotFound, InvalidInput."""
-        with self._database.write() as connection:
-            locked(connection, topic_id)
-            merged = {**properties(connection, topic_id), **updates}
-            store_properties(connection, topic_id, merged)
-            return merged
+def raise_producer_epoch(connection: Connection, topic_id: int, epoch: int) -> None:
+    """Store the epoch of an exclusive producer. Raises TopicNotFound, Fenced if a later one is stored."""
+    topic = locked(connection, topic_id)
+    stored = producer_epoch(connection, topic_id)
+    if stored is not None and stored > epoch:
+        raise Fenced(
+            f"a later exclusive producer of {topic.name} has epoch {stored}, after {epoch}",
+            "look the topic up again",
+            is_public=True,
+        )
+    queries.change(connection, topics, topic_id, producer_epoch=epoch)
 
-    def remove_property(self, topic_id: int, key: str) -> bool:
-        """Whether there was one to remove. Raises TopicNotFound."""
-        with self._database.write() as connection:
-            locked(connection, topic_id)
-            found = properties(connection, topic_id)
-            if key not in found:
-                return False
-            del found[key]
-            store_properties(connection, topic_id, found)
-            return True
+
+def properties(connection: Connection, topic_id: int) -> dict[str, str]:
+    """Return the topic's properties. Raises TopicNotFound."""
+    row = connection.execute(select(topics.c.properties).where(topics.c.id == topic_id)).first()
+    if row is None:
+        raise _not_found(connection, topic_id)
+    return dict(row[0])
+
+
+def set_properties(connection: Connection, topic_id: int, updates: Mapping[str, str]) -> dict[str, str]:
+    """Add or replace properties; return all of them. Raises TopicNotFound, InvalidInput."""
+    locked(connection, topic_id)
+    merged = {**properties(connection, topic_id), **updates}
+    store_properties(connection, topic_id, merged)
+    return merged
+
+
+def remove_property(connection: Connection, topic_id: int, key: str) -> bool:
+    """Remove a property. Returns False if the topic does not have it. Raises TopicNotFound."""
+    locked(connection, topic_id)
+    kept_properties = properties(connection, topic_id)
+    if key not in kept_properties:
+        return False
+    del kept_properties[key]
+    store_properties(connection, topic_id, kept_properties)
+    return True
+
+
+# Parts of other transactions
 
 
 def create(connection: Connection, name: TopicName, now: int) -> TopicRecord:
-    """The topic of that name, made with its lease row if it does not exist."""
+    """Return the topic of that name, inserted with its lease row if it does not exist."""
     existing = find(connection, name)
     if existing is not None:
         return existing
@@ -187,17 +188,18 @@ def create(connection: Connection, name: TopicName, now: int) -> TopicRecord:
             topic_id: int = inserted.inserted_primary_key[0]
             connection.execute(insert(leases).values(topic_id=topic_id, holder=None, token=0, expires_at=0))
     except IntegrityError:
-        # Another transaction made it between the select and the insert.
+        # Another transaction inserted it between the select and the insert.
         return by_name(connection, name)
     return by_id(connection, topic_id)
 
 
 def find(connection: Connection, name: TopicName) -> TopicRecord | None:
+    """Return the topic of that name; None: there is none."""
     return queries.find(connection, _BY_NAME, row_mapping.topic, {"topic_name": str(name)})
 
 
 def ids_of(connection: Connection, names: Collection[TopicName]) -> list[int]:
-    """Ids of those of the topics that there are."""
+    """Return the ids of those of the topics that exist."""
     statement = select(topics.c.id).where(topics.c.name.in_([str(name) for name in names]))
     return list(connection.execute(statement).scalars())
 
@@ -221,7 +223,7 @@ def _summary(row: tuple[Any, ...]) -> TopicSummary:
 
 
 def by_name(connection: Connection, name: TopicName) -> TopicRecord:
-    """Raises TopicNotFound."""
+    """Return the topic of that name. Raises TopicNotFound."""
     topic = find(connection, name)
     if topic is None:
         raise TopicNotFound(f"the topic {name} does not exist", _LIST)
@@ -229,134 +231,103 @@ def by_name(connection: Connection, name: TopicName) -> TopicRecord:
 
 
 def by_id(connection: Connection, topic_id: int) -> TopicRecord:
-    """Raises TopicNotFound."""
-    return _found(connection, _BY_ID, topic_id)
+    """Return the topic of that id. Raises TopicNotFound."""
+    return _one(connection, _BY_ID, topic_id)
 
 
 def by_ids(connection: Connection, topic_ids: Collection[int]) -> dict[int, TopicRecord]:
-    """Those of the topics that there are, by id."""
-    found: dict[int, TopicRecord] = {}
+    """Return those of the topics that exist, by id."""
+    records: dict[int, TopicRecord] = {}
     for ids in queries.batches(topic_ids):
-        these = queries.fetch(connection, select(topics).where(topics.c.id.in_(ids)), row_mapping.topic)
-        found.update((topic.id, topic) for topic in these)
-    return found
+        batch = queries.fetch(connection, select(topics).where(topics.c.id.in_(ids)), row_mapping.topic)
+        records.update((topic.id, topic) for topic in batch)
+    return records
 
 
 def of_statement(connection: Connection, statement: Select[Any]) -> list[TopicRecord]:
-    """The topics that a statement selects, by name, in the order of code points."""
+    """Return the topics that a statement selects, by name, in the order of code points."""
     return sorted(queries.fetch(connection, statement, row_mapping.topic), key=lambda topic: str(topic.name))
 
 
 def locked(connection: Connection, topic_id: int) -> TopicRecord:
-    """The topic, whose row no other transaction changes until this one ends. Raises TopicNotFound."""
+    """Lock and return the topic: no other transaction changes its row until this one ends. Raises TopicNotFound."""
     # NO KEY: rows that refer to the topic may still be inserted by others (an attempt, say).
-    return _found(connection, _LOCKED, topic_id)
+    return _one(connection, _LOCKED, topic_id)
 
 
 def kept(connection: Connection, topic_id: int) -> TopicRecord:
-    """The topic, which others may change but not delete until this transaction ends. Raises TopicNotFound.
+    """Lock and return the topic so that others may change but not delete it until this transaction ends.
 
-    For a transaction that adds rows that refer to it, or locks some, without the topic's lock.
+    For a transaction that adds rows that refer to it, or locks some, without the topic's lock. Raises TopicNotFound.
     """
-    return _found(connection, _KEPT, topic_id)
+    return _one(connection, _KEPT, topic_id)
 
 
 def all_locked(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
-    """Those of the topics that there are, by id, each `locked`: for a change of several in one transaction."""
+    """Lock and return those of the topics that exist, by id, as `locked` does: to change several together."""
     statement = _of_ids(topic_ids).with_for_update(key_share=True)
     return queries.fetch(connection, statement, row_mapping.topic)
 
 
 def locked_whole(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
-    """Those of the topics that there are, by id, for deleting them: no other transaction adds rows to them.
-
-    Until this transaction ends.
-    """
+    """Lock and return those of the topics that exist, by id, for deletion: no other transaction adds rows to them."""
     statement = _of_ids(topic_ids).with_for_update()
     return queries.fetch(connection, statement, row_mapping.topic)
 
 
-def lock_if_there(connection: Connection, topic_id: int) -> bool:
-    """Like `locked_whole`, also for a topic that may be gone; whether it is there."""
-    return connection.execute(select(topics.c.id).where(topics.c.id == topic_id).with_for_update()).first() is not None
+def lock_if_present(connection: Connection, topic_id: int) -> None:
+    """Lock a topic as `locked_whole` does, if it exists."""
+    connection.execute(select(topics.c.id).where(topics.c.id == topic_id).with_for_update()).first()
 
 
 def page_rows(connection: Connection, after: int, count: int) -> Sequence[RowMapping]:
-    """The rows of the next `count` topics whose ids are greater than `after`, by id."""
+    """Return the rows of the next `count` topics whose ids are greater than `after`, by id."""
     statement = select(topics).where(topics.c.id > after).order_by(topics.c.id).limit(count)
     return connection.execute(statement).mappings().all()
 
 
-def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
-    """The topics of `tenant/namespace`, by name; none is no error. Raises InvalidInput for anything else."""
-    tenant, local = parse_namespace(namespace)
-    like = topics.c.name.startswith(f"{DOMAIN}://{namespace}/", autoescape=True)
-    found = of_statement(connection, select(topics).where(like))
-    # Again here: SQLite's LIKE does not tell large letters from small ones.
-    return [topic for topic in found if (topic.name.tenant, topic.name.namespace) == (tenant, local)]
-
-
 def parse_namespace(namespace: str) -> tuple[str, str]:
-    """Tenant and local name of `tenant/namespace`, whatever their characters. Raises InvalidInput."""
+    """Return tenant and local name of `tenant/namespace`, with any characters. Raises InvalidInput."""
     tenant, separator, local = namespace.partition("/")
     if not (tenant and separator and local) or "/" in local:
         raise InvalidInput(f"{namespace!r} is not a namespace", "use tenant/namespace, public/default for example")
     return tenant, local
 
 
-def properties(connection: Connection, topic_id: int) -> dict[str, str]:
-    """Raises TopicNotFound."""
-    found = connection.execute(select(topics.c.properties).where(topics.c.id == topic_id)).first()
-    if found is None:
-        by_id(connection, topic_id)  # which raises TopicNotFound in the topic's words
-        return {}
-    return dict(found[0])
+def store_properties(connection: Connection, topic_id: int, new: Mapping[str, str]) -> None:
+    """Replace the topic's properties. Raises InvalidInput."""
+    queries.change(connection, topics, topic_id, properties=check_properties(new))
 
 
-def producer_epoch(connection: Connection, topic_id: int) -> int | None:
-    """Return what `TopicStore.producer_epoch` does. Raises TopicNotFound."""
-    row = connection.execute(select(topics.c.producer_epoch).where(topics.c.id == topic_id)).first()
-    if row is None:
-        raise _gone(connection, topic_id)
-    epoch: int | None = row[0]
-    return epoch
-
-
-def store_properties(connection: Connection, topic_id: int, given: Mapping[str, str]) -> None:
-    """Set the topic's properties instead of those that it has. Raises InvalidInput."""
-    values = check_properties(given)
-    queries.change(connection, topics, topic_id, properties=values)
-
-
-def check_properties(given: Mapping[str, str]) -> dict[str, str]:
-    """Texts by name, which every database takes. Raises InvalidInput."""
-    for key, value in given.items():
+def check_properties(new: Mapping[str, str]) -> dict[str, str]:
+    """Return properties that every database can store: texts by name. Raises InvalidInput."""
+    for key, value in new.items():
         if not isinstance(key, str) or not isinstance(value, str) or not _storable(key + value):
             raise InvalidInput(f"the property {key!r} is no text", "properties are texts of Unicode, without NUL")
-    return dict(given)
+    return dict(new)
 
 
 def _storable(text: str) -> bool:
-    """No NUL, which PostgreSQL does not take, and no half of a surrogate pair, of which JSON can tell: UTF-8 cannot."""
+    """Return whether a text has no NUL, which PostgreSQL refuses, and no half surrogate, which UTF-8 cannot hold."""
     return "\x00" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _of_ids(topic_ids: Collection[int]) -> Select[tuple[object, ...]]:
-    """By id, as several topics are locked."""
+    """Return a statement that selects topics by id, in the order in which several are locked."""
     return select(topics).where(topics.c.id.in_(topic_ids)).order_by(topics.c.id)
 
 
-def _found(connection: Connection, statement: Select[tuple[object, ...]], topic_id: int) -> TopicRecord:
+def _one(connection: Connection, statement: Select[tuple[object, ...]], topic_id: int) -> TopicRecord:
     topic = queries.find(connection, statement, row_mapping.topic, {"topic": topic_id})
     if topic is None:
-        raise _gone(connection, topic_id)
+        raise _not_found(connection, topic_id)
     return topic
 
 
-def _gone(connection: Connection, topic_id: int) -> TopicNotFound:
-    """With the name of the topic, if it was deleted."""
-    over = select(deleted_topics.c.name).where(deleted_topics.c.topic_id == topic_id)
-    name = connection.execute(over).scalar_one_or_none()
+def _not_found(connection: Connection, topic_id: int) -> TopicNotFound:
+    """Return the error for a topic that does not exist; it has the name of a topic that was deleted."""
+    deleted = select(deleted_topics.c.name).where(deleted_topics.c.topic_id == topic_id)
+    name = connection.execute(deleted).scalar_one_or_none()
     if name is None:
         return TopicNotFound(f"the topic with id {topic_id} does not exist", _LIST)
     return TopicNotFound(f"the topic {name} was deleted", "create it again if it is still wanted: it will be empty")

@@ -27,9 +27,9 @@ from storage.failpoints import Failpoint, observed
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.metadata import attempts as attempts_module, pins as pins_module
-from storage.metadata.pins import PinStore
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import AttemptKind, RunState
+from storage.metadata.stores import PinStore
 from storage.metadata.tables import pins as pins_table
 from storage.model import Message
 from storage.reading.compacted_reader import PIN_TTL_MS

@@ -25,8 +25,8 @@ from storage.errors import Fenced, LeaseHeld
 from storage.ledger.rows import RowType
 from storage.log.group_commit import Answer
 from storage.log.segment import AppendResult
-from storage.metadata.leases import LeaseStore
 from storage.metadata.records import COMPACTION_CURSOR
+from storage.metadata.stores import LeaseStore
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.positions import StartOffset
 from storage.reading.page_reader import ReadLimits

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from storage.errors import Unavailable
 from storage.metadata import policy_store
 from storage.metadata.records import SERVICE_DEAD_MS, ServiceRecord
-from storage.metadata.services import ServiceStore
+from storage.metadata.stores import ServiceStore
 from tests.clocks import ManualClock
 from tests.serving import Served
 

@@ -107,9 +107,9 @@ def test_a_sealer_that_stopped_answering_is_fenced_by_the_next(
     assert state(store, topic) == before
     store.sealing.seal(living, ledger_of(again, living))
     with store.database.read() as connection:
-        # What a lost answer is found out by: the other's success is not its own.
-        assert sealing.sealed_by(connection, living, segment.ledger_id)
-        assert not sealing.sealed_by(connection, dead, segment.ledger_id)
+        # How the outcome of a lost answer is determined: the success of another attempt does not count.
+        assert sealing.has_sealed(connection, None, living, ledger_of(again, living))
+        assert not sealing.has_sealed(connection, None, dead, ledger_of(segment, dead))
 
 
 @pytest.mark.parametrize("ended", ["finished", "given up", "purged"])

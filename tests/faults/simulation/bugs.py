@@ -25,6 +25,7 @@ from compactor.run import resolve, run_input
 from compactor.run.plan import RunPlan
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import ObjectMissing
+from storage.failpoints import Failpoint, failpoint
 from storage.ledger import names, rows
 from storage.ledger.seek import OffsetBound
 from storage.log import active_segment_file, recovery
@@ -33,6 +34,7 @@ from storage.log.segment import SegmentPaths
 from storage.log.sweep import LogSweep
 from storage.log.topic_log import TopicLog
 from storage.metadata import (
+    attempts,
     compaction_control,
     compaction_control_rows,
     cursors,
@@ -48,7 +50,7 @@ from storage.metadata import (
     trimming,
 )
 from storage.metadata.engine import Database
-from storage.metadata.pins import PinStore
+from storage.metadata.stores import PinStore, SealingStore, TrimmingStore
 from storage.metadata.tables import (
     compacted_ledgers,
     cursors as cursors_table,
@@ -57,7 +59,7 @@ from storage.metadata.tables import (
     pins as pins_table,
     topics as topics_table,
 )
-from storage.metadata.trimming import TrimmingStore
+from storage.metadata.transactions import Context, writes, writes_once
 from storage.reading import snapshot_reader
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.raw_reader import RawReader
@@ -104,14 +106,13 @@ def _remove_cursor(connection: Connection, topic_id: int, name: str, now: int) -
         cursors.retire_compacted(connection, topic_id, now)
 
 
-def _collect_pinned(self: PinStore, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
-    with self._database.write() as connection:
-        found = pins._find(connection, topic_id, ledger_id)
-        if found is None or found.retired_at is None or self._clock.now_ms() - found.retired_at < grace_ms:
-            return False
-        connection.execute(delete(pins_table).where(pins_table.c.ledger_id == ledger_id))
-        connection.execute(delete(compacted_ledgers).where(compacted_ledgers.c.ledger_id == ledger_id))
-        return True
+def _collect_pinned(connection: Connection, context: Context, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
+    ledger = pins._find(connection, topic_id, ledger_id)
+    if ledger is None or ledger.retired_at is None or context.now - ledger.retired_at < grace_ms:
+        return False
+    connection.execute(delete(pins_table).where(pins_table.c.ledger_id == ledger_id))
+    connection.execute(delete(compacted_ledgers).where(compacted_ledgers.c.ledger_id == ledger_id))
+    return True
 
 
 def _garbage_of_anybody(self: GarbageCollector, listed: Any, referenced: Any, *_: Any) -> Iterator[Any]:
@@ -221,10 +222,11 @@ def _walked_short(descriptor: int, size: int, *arguments: Any) -> Any:
 _walked = recovery.walked
 
 
-def _seal_beside(connection: Connection, attempt: Any, ledger: Any, now: int) -> None:
+def _seal_beside(connection: Connection, context: Context, attempt: Any, ledger: Any) -> None:
     topic = topics.locked(connection, attempt.topic_id)
     connection.execute(insert(ledgers_table).values(**row_mapping.ledger_values(topic.id, ledger)))
-    sealing.attempts.finish(connection, [attempt.attempt_id], now)
+    attempts.finish(connection, context, attempt.attempt_id)
+    failpoint(Failpoint.SEAL_INSIDE_COMMIT)
 
 
 def _dirty_over_segments(snapshot: Any, *arguments: Any) -> Any:
@@ -299,8 +301,8 @@ def _collect_deleted_at_once(self: GarbageCollector, deleted: Any, *arguments: A
 _collect_deleted = GarbageCollector._collect_deleted
 
 
-def _stop_no_run(connection: Connection, topic_id: int, reason: str, dead_ms: int, now: int) -> Any:
-    return compaction_control_rows.find(connection, topic_id, now, dead_ms)
+def _stop_no_run(connection: Connection, context: Context, topic_id: int, reason: str) -> Any:
+    return compaction_control.get(connection, context, topic_id)
 
 
 _NO_LOCKS = SimpleNamespace(flock=lambda *_: None, LOCK_EX=0, LOCK_NB=0)
@@ -330,7 +332,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "gc-ignores-pins": Bug(
             "Garbage collection takes the row of a retired compacted ledger without a check pins.",
-            ((PinStore, "collect", _collect_pinned),),
+            ((PinStore, "collect", writes(_collect_pinned)),),
         ),
         "gc-ignores-attempts": Bug(
             "Garbage collection deletes what nothing refers to, though its attempt continues.",
@@ -389,7 +391,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "sealed-beside-its-segment": Bug(
             "The ledger of a segment is inserted, and the segment's row still says that it is rolled.",
-            ((sealing, "seal", _seal_beside),),
+            ((SealingStore, "seal", writes_once(_seal_beside, sealing.has_sealed, str)),),
         ),
         "dirty-over-segments": Bug(
             "A run takes ledgers behind a segment that is not sealed, and its horizon passes over that.",

@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from storage.errors import CompactorError, Fenced, ObjectDamaged, ObjectExists, ObjectMissing, TopicNotFound
 from storage.failpoints import Failpoint
-from storage.metadata.attempts import AttemptStore
-from storage.metadata.cursors import CursorStore
 from storage.metadata.engine import Database
-from storage.metadata.pins import PinStore
 from storage.metadata.records import Attempt, AttemptKind, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
+from storage.metadata.stores import AttemptStore, CursorStore, PinStore
 from storage.objects.capability_check import CapabilityReport
 from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter, StoreLocation, check_range
 from tests.faults.faulty_store import PREFIX, FaultyStore, Script

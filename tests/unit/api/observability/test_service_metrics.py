@@ -12,8 +12,9 @@ from api.observability.metrics import REFRESH_MS, AppendTotals, Metrics, MetricS
 from api.observability.run_totals import LATE_LOOKS
 from compactor.scheduling.due import TopicsCheckResult
 from storage.errors import Unavailable
-from storage.metadata.metrics_queries import MetricsQueries, RunSummary, TopicCounts
+from storage.metadata.metrics_queries import RunSummary, TopicCounts
 from storage.metadata.records import RunState
+from storage.metadata.stores import MetricsQueries
 from storage.model import TopicName
 from tests.clocks import ManualClock
 

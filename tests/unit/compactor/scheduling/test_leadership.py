@@ -9,8 +9,8 @@ import pytest
 
 from compactor.scheduling.leadership import Leadership
 from storage.errors import Fenced, Unavailable
-from storage.metadata.services import ServiceStore
 from storage.metadata.store import MetadataStore
+from storage.metadata.stores import ServiceStore
 from tests.clocks import ManualClock
 
 TERM = 10_000

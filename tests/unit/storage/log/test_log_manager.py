@@ -16,9 +16,9 @@ from storage.failpoints import Failpoint, observed
 from storage.ledger.rows import CompressionType, RowType
 from storage.log.directory import LogDirectory
 from storage.log.log_manager import ROLL_WAIT_MS, SEALER_DEAD_MS, LogManager
-from storage.metadata.leases import LeaseStore
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import MAX_SEALING_TRIES, Lease
+from storage.metadata.stores import LeaseStore
 from storage.owner import owner_name
 from storage.topic import Topic
 from tests.entries import batch, one, produce

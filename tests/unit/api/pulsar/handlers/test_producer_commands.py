@@ -18,7 +18,7 @@ from api.pulsar.pulsar_api_pb2 import BaseCommand, ProducerAccessMode, ServerErr
 from api.pulsar.server import PulsarServer
 from storage.entries.encode import encode_message
 from storage.errors import Unavailable
-from storage.metadata.topics import TopicStore
+from storage.metadata.stores import TopicStore
 from storage.topic import Topic
 from tests.frames import FrameParser
 from tests.unit.api.broker.serving.served_topic import POOLS, opened

@@ -1,0 +1,404 @@
+"""The stores of a MetadataStore, one per noun: each binds the functions of its module to a kind of transaction.
+
+A bound method commits before it returns, and has changed nothing if it raised; its docstring is the function's. Methods
+that are written out combine several transactions. Must not know: SQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from storage.clock import Clock
+from storage.errors import TopicNotFound
+from storage.failpoints import Failpoint
+from storage.metadata import (
+    attempts,
+    compaction_backlogs,
+    compaction_control,
+    cursors,
+    leases,
+    ledgers,
+    metrics_queries,
+    partitions,
+    pins,
+    policy_store,
+    producer_sequences,
+    runs,
+    schemas,
+    sealing,
+    segments,
+    services,
+    stats,
+    store_binding,
+    store_trials,
+    tenancy,
+    topic_deletion,
+    topics,
+    trimming,
+)
+from storage.metadata.engine import Database
+from storage.metadata.records import CompactionBacklogRecord, ServiceRecord, TopicRecord
+from storage.metadata.transactions import Store, reads, snapshots, writes, writes_once
+from storage.options import policies
+from storage.owner import same_process
+
+
+class TopicStore(Store):
+    """Topics. TenancyStore creates and deletes them, in their namespaces."""
+
+    get = reads(topics.by_name)
+    named = reads(topics.named)
+    all = reads(topics.all_topics)
+    page = reads(topics.page_of)
+    in_namespace = reads(topics.in_namespace)
+    summaries = reads(topics.summaries)
+    producer_epoch = reads(topics.producer_epoch)
+    raise_producer_epoch = writes(topics.raise_producer_epoch)
+    properties = reads(topics.properties)
+    set_properties = writes(topics.set_properties)
+    remove_property = writes(topics.remove_property)
+
+    def in_pages(self, count: int) -> Iterator[list[TopicRecord]]:
+        """Yield all topics by id, `count` at a time; each page is of its own moment."""
+        page = self.page(-1, count)
+        while page:
+            yield page
+            page = self.page(page[-1].id, count)
+
+
+class TenancyStore(Store):
+    """Tenants, namespaces, permissions and topics in them."""
+
+    tenants = reads(tenancy.tenants)
+    tenant = snapshots(tenancy.tenant)
+    create_tenant = writes(tenancy.create_tenant)
+    update_tenant = writes(tenancy.update_tenant)
+    delete_tenant = writes(tenancy.delete_tenant)
+    namespaces = snapshots(tenancy.namespaces)
+    namespace = snapshots(tenancy.namespace)
+    create_namespace = writes(tenancy.create_namespace)
+    ensure_namespace = writes(tenancy.ensure_namespace)
+    delete_namespace = writes(tenancy.delete_namespace)
+    permit = writes(tenancy.permit)
+    revoke = writes(tenancy.revoke)
+    topic_permissions = reads(tenancy.topic_permissions)
+    topic_permissions_in = reads(tenancy.topic_permissions_in)
+    ensure_topic = writes(tenancy.ensure_topic)
+    create_topic = writes(tenancy.create_topic)
+    deleted_topic = reads(topic_deletion.find)
+    delete_topic = writes_once(
+        tenancy.delete_topic,
+        tenancy.has_deleted,
+        lambda topic_id, **_: f"whether the topic with id {topic_id} was deleted",
+        Failpoint.TOPIC_DELETED,
+    )
+
+
+class PartitionStore(Store):
+    """Partitioned topics."""
+
+    find = reads(partitions.find)
+    in_namespace = reads(partitions.in_namespace)
+    create = writes(partitions.create)
+    update = writes(partitions.add_partitions)
+    set_properties = writes(partitions.set_properties)
+    delete = writes(partitions.delete_topic)
+
+
+class PolicyStore(Store):
+    """Policies that users have set, by scope."""
+
+    change = writes(policy_store.change)
+    remove = writes(policy_store.remove)
+    of_scope = reads(policy_store.of_scope)
+    settings = reads(policy_store.settings)
+    effective = reads(policy_store.effective)
+    resolved = reads(policy_store.resolved)
+    resolved_around = reads(policy_store.resolved_around)
+    least = reads(policy_store.least)
+    resolver = reads(policy_store.resolver)
+    unreadable = snapshots(policy_store.unreadable)
+
+    def set(self, scope: str, name: str, value: object) -> tuple[str, object]:
+        """Set a policy, from a text or a JSON value; return its own name and value. Raises as `change`."""
+        known, parsed = policies.parse(name, value)
+        self.change([scope], {known: value})
+        return known, parsed
+
+
+class LeaseStore(Store):
+    """Writer leases of topics."""
+
+    acquire = writes(leases.acquire)
+    renew = writes(leases.renew)
+    renew_many = writes(leases.renew_many)
+    release = writes(leases.release)
+    current = reads(leases.current)
+    end = writes(leases.end)
+
+
+class AttemptStore(Store):
+    """Attempts. RunStore expires them."""
+
+    begin = writes(attempts.begin)
+    heartbeat = writes(attempts.heartbeat)
+    finish = writes(attempts.finish)
+    find = reads(attempts.find)
+    of_topic = reads(attempts.of_topic)
+    purge = writes(attempts.purge)
+
+
+class LedgerStore(Store):
+    """Raw ledgers and their ids."""
+
+    allocate_ids = writes(ledgers.allocate_ids)
+    skip_ids = writes(ledgers.skip_ids)
+    append = writes_once(
+        ledgers.append,
+        ledgers.has_appended,
+        lambda lease, new: f"whether ledger {new[-1].ledger_id if new else None} and those with it were appended",
+    )
+    of_topic = reads(ledgers.of_topic)
+
+
+class SegmentStore(Store):
+    """Unsealed segments. Changes are the lease owner's."""
+
+    open = writes_once(
+        segments.open_segment,
+        segments.has_opened,
+        lambda lease, segment: f"whether the segment of ledger {segment.ledger_id} was opened",
+    )
+    restore = writes_once(
+        segments.restore,
+        segments.has_opened,
+        lambda lease, segment: f"whether the segment of ledger {segment.ledger_id} was restored",
+    )
+    roll = writes_once(
+        segments.roll,
+        segments.has_rolled,
+        lambda lease, ledger_id, content: f"whether the segment of ledger {ledger_id} was rolled",
+    )
+    drop = writes(segments.drop)
+    request_roll = writes(segments.request_roll)
+    clear_roll_request = writes(segments.clear_roll_request)
+    check_open = writes(segments.check_open)
+    of_topic = reads(segments.of_topic)
+    find_open = reads(segments.find_open)
+    active_segments = reads(segments.active_segments)
+    roll_requested = reads(segments.roll_requested)
+    roll_requests = reads(segments.roll_requests)
+    topics_to_roll = reads(segments.topics_to_roll)
+    topics_with = reads(segments.topics_with)
+    first_offsets = reads(segments.first_offsets)
+    rolled_bytes = reads(segments.rolled_bytes)
+    open_without_writer = snapshots(segments.open_without_writer)
+
+
+class SealingStore(Store):
+    """Sealing of rolled segments."""
+
+    claim = writes(sealing.claim)
+    release = writes(sealing.release)
+    seal = writes_once(
+        sealing.seal, sealing.has_sealed, lambda attempt, ledger: f"whether ledger {ledger.ledger_id} was sealed"
+    )
+    files = snapshots(sealing.files)
+    purge = writes(sealing.purge)
+
+
+class TrimmingStore(Store):
+    """Trims and truncations."""
+
+    trim = writes_once(
+        trimming.trim,
+        trimming.has_trimmed,
+        lambda topic_id, *_, **__: f"whether the topic with id {topic_id} was trimmed",
+    )
+    truncate = writes_once(
+        trimming.truncate_all,
+        trimming.has_truncated,
+        lambda topic_ids: f"whether topics {topic_ids} were truncated",
+        Failpoint.TRUNCATED,
+    )
+    trimmed = reads(trimming.trimmed)
+    purge = writes(trimming.purge)
+
+
+class CursorStore(Store):
+    """Cursors and what they have acknowledged."""
+
+    create = writes(cursors.create)
+    ensure = writes(cursors.ensure)
+    get = reads(cursors.get)
+    of_topic = reads(cursors.of_topic)
+    reset = writes(cursors.reset)
+    set_properties = writes(cursors.set_properties)
+    replace_properties = writes(cursors.replace_properties)
+    delete = writes(cursors.delete_cursor)
+    compacted_floor = reads(cursors.compacted_floor)
+    load = snapshots(cursors.load)
+    merge = writes(cursors.merge)
+    merge_all = writes(cursors.merge_all)
+    summaries = snapshots(cursors.summaries)
+    summary = snapshots(cursors.summary)
+
+
+class PinStore(Store):
+    """Pins, and the collection of compacted ledgers."""
+
+    take = writes(pins.take)
+    renew = writes(pins.renew)
+    release = writes(pins.release)
+    retired = reads(pins.retired)
+    collect = writes(pins.collect)
+    referenced = snapshots(pins.referenced)
+
+
+class RunStore(Store):
+    """Compaction runs. PublishingStore publishes their results."""
+
+    claim = writes_once(
+        runs.claim,
+        runs.has_claimed,
+        lambda topic_id, owner, *_, **__: f"whether {owner} claimed a compaction run",
+    )
+    update = writes(runs.record_progress)
+    heartbeat = writes(runs.heartbeat)
+    finish = writes_once(runs.finish, runs.has_finished, lambda run, statistics: f"whether run {run.run_id} has ended")
+    fail = writes(runs.fail)
+    cancel = writes(runs.cancel)
+    expire_attempts = writes(runs.expire_attempts)
+    get = reads(runs.get)
+    named = reads(runs.named)
+    last = reads(runs.last)
+    of_topic = reads(runs.of_topic)
+    newest = reads(runs.newest)
+    has_published = reads(runs.has_published)
+
+
+class CompactionControlStore(Store):
+    """Requests for compactions, pauses and failures."""
+
+    get = reads(compaction_control.get)
+    all = reads(compaction_control.all_topics)
+    activity = snapshots(compaction_control.activity)
+    requests = snapshots(compaction_control.requests)
+    running = reads(compaction_control.running)
+    retries = snapshots(compaction_control.retries)
+    request = writes(compaction_control.request)
+    withdraw = writes(compaction_control.withdraw)
+    interrupted = reads(compaction_control.interrupted)
+    request_if_interrupted = writes(compaction_control.request_if_interrupted)
+    hand_over = writes(compaction_control.hand_over)
+    pause = writes_once(
+        compaction_control.pause,
+        compaction_control.has_paused,
+        lambda topic_ids: f"whether the compaction of topics {topic_ids} was paused",
+    )
+    resume = writes(compaction_control.resume)
+    abort = writes(compaction_control.abort)
+    record_failure = writes(compaction_control.record_failure)
+    fail_run = writes(compaction_control.fail_run)
+    record_success = writes(compaction_control.record_success)
+
+    def request_interrupted(self, by: str) -> list[TopicRecord]:
+        """Request again the runs that died with their worker, each once; return their topics."""
+        requested = []
+        for topic_id in self.interrupted():
+            with suppress(TopicNotFound):  # deleted meanwhile
+                requested.append(self.request_if_interrupted(topic_id, by))
+        return [topic for topic in requested if topic is not None]
+
+
+class CompactionBacklogStore(Store):
+    """Compaction backlogs of topics."""
+
+    of = snapshots(compaction_backlogs.of)
+    page = snapshots(compaction_backlogs.page_of)
+
+    def in_pages(self, count: int) -> Iterator[list[CompactionBacklogRecord]]:
+        """Yield the backlogs of all topics by id, `count` at a time; each page is of its own moment."""
+        page = self.page(-1, count)
+        while page:
+            yield page
+            page = self.page(page[-1].topic.id, count)
+
+
+class ServiceStore(Store):
+    """Services and their leader."""
+
+    heartbeat = writes(services.heartbeat)
+    live = reads(services.live)
+    lost = reads(services.lost)
+    leave = writes(services.leave)
+    purge_dead = writes(services.purge_dead)
+    lead = writes(services.lead)
+    renew = writes(services.renew)
+    resign = writes(services.resign)
+    leader = reads(services.leader)
+
+    def of_owner(self, owner: str) -> ServiceRecord | None:
+        """Return the live service whose process an owner is (storage/owner.py); None: it is of no service."""
+        return next((service for service in self.live() if same_process(service.name, owner)), None)
+
+
+class SchemaStore(Store):
+    """Schemas, by topic; the partitions of a partitioned topic share those of the whole."""
+
+    outlines = reads(schemas.outlines)
+    versions = reads(schemas.versions)
+    with_data = reads(schemas.with_data)
+    add = writes(schemas.add)
+    delete = writes(schemas.delete_all)
+
+
+class ProducerSequenceStore(Store):
+    """Sequence ids of producers, by topic."""
+
+    of_topic = reads(producer_sequences.of_topic)
+    store = writes(producer_sequences.store)
+    _remove = writes(producer_sequences.remove)
+
+    def delete(self, topic_id: int) -> None:
+        """Delete the sequence ids, if there are any: the topic does not deduplicate any more. Raises TopicNotFound."""
+        if self.of_topic(topic_id) is not None:
+            self._remove(topic_id)
+
+
+class StatsStore(Store):
+    """Statistics of topics."""
+
+    of = snapshots(stats.of)
+
+
+class MetricsQueries(Store):
+    """The numbers of metrics."""
+
+    ping = reads(metrics_queries.ping)
+    counts = snapshots(metrics_queries.counts)
+    topic_names = reads(metrics_queries.topic_names)
+    runs = reads(metrics_queries.page_of_runs)
+
+
+class StoreBinding(Store):
+    """The binding of the object store."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        super().__init__(database, clock)
+        self.verified: set[str] = set()
+        """Locations of stores that this process has verified to be the bound one."""
+
+    find = reads(store_binding.find)
+    begin = writes(store_binding.begin)
+    bind = writes(store_binding.bind)
+    some_object = reads(store_binding.some_object)
+    knows_topic = reads(store_binding.knows_topic)
+
+
+class StoreTrials(Store):
+    """Locations of object stores that passed their trial."""
+
+    has_passed = reads(store_trials.has_passed)
+    record_pass = writes(store_trials.record_pass)

@@ -1,0 +1,135 @@
+"""Transactions: functions of a connection hold the SQL, and stores bind them to a database.
+
+    class RunStore(Store):
+        get = reads(runs.get)      # runs.get(connection, run_id)
+        fail = writes(runs.fail)   # runs.fail(connection, context, run, error)
+
+    reads        what one statement sees
+    snapshots    everything as of one moment, over several statements
+    writes       all or nothing
+    writes_once  as `writes`, for a change that must not count as failed when only the answer to its COMMIT was lost
+
+A bound function is a method without its connection. A second parameter named `context` gets the time and the settings
+of the transaction, so functions know no clock. Functions call each other with the connection that they were given.
+Must not know: tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
+from types import MappingProxyType
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+
+from sqlalchemy import Connection
+
+from storage.clock import Clock
+from storage.failpoints import Failpoint, failpoint
+from storage.metadata.engine import Database
+from storage.metadata.records import RUN_DEAD_MS
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Context:
+    """The time and the settings of one transaction.
+
+    `now`: its begin, in milliseconds since the Unix epoch; `broker_defaults`: the broker's policies by name
+    (policy_store.py); `run_dead_ms`: a run without a heartbeat for that long is dead.
+    """
+
+    now: int
+    broker_defaults: Mapping[str, object]
+    run_dead_ms: int
+
+
+class Store:
+    """One noun of a MetadataStore: functions that are bound to its database. Safe to share between threads."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        broker_defaults: Mapping[str, object] = MappingProxyType({}),
+        run_dead_ms: int = RUN_DEAD_MS,
+    ) -> None:
+        """Keep the parts; for the settings see Context."""
+        self._database = database
+        self._clock = clock
+        self.broker_defaults = broker_defaults
+        self.run_dead_ms = run_dead_ms
+
+    def _context(self) -> Context:
+        """Return the context of a transaction that begins now."""
+        return Context(self._clock.now_ms(), self.broker_defaults, self.run_dead_ms)
+
+
+class Binding:
+    """A kind of transaction: makes methods of stores out of functions of a connection."""
+
+    def __init__(self, begin: Callable[[Database], AbstractContextManager[Connection]]) -> None:
+        self._begin = begin
+
+    @overload
+    def __call__(
+        self, query: Callable[Concatenate[Connection, Context, Arguments], Answer]
+    ) -> Callable[Concatenate[Store, Arguments], Answer]: ...
+
+    @overload
+    def __call__(
+        self, query: Callable[Concatenate[Connection, Arguments], Answer]
+    ) -> Callable[Concatenate[Store, Arguments], Answer]: ...
+
+    def __call__(self, query: Callable[..., Answer]) -> Callable[..., Answer]:
+        """Return the method that calls `query` in a transaction of its store's database."""
+        called = _of_store(query)
+
+        @wraps(query)
+        def method(store: Store, *arguments: Any, **named: Any) -> Answer:
+            with self._begin(store._database) as connection:
+                return called(store, connection, *arguments, **named)
+
+        return method
+
+
+reads = Binding(lambda database: database.read())
+snapshots = Binding(lambda database: database.snapshot())
+writes = Binding(lambda database: database.write())
+
+
+def writes_once(
+    change: Callable[Concatenate[Connection, Context, Arguments], Answer],
+    happened: Callable[Concatenate[Connection, Answer, Arguments], bool],
+    question: Callable[Arguments, str],
+    committed: Failpoint | None = None,
+) -> Callable[Concatenate[Store, Arguments], Answer]:
+    """Return a method that finds out by itself whether a COMMIT whose answer was lost has happened.
+
+    `happened(connection, answer, …)`: see Database.write_once; `question(…)`: how an error names what is not known;
+    `committed`: a failpoint after the COMMIT.
+    """
+
+    @wraps(change)
+    def method(store: Store, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Answer:
+        answer = store._database.write_once(
+            lambda connection: change(connection, store._context(), *arguments, **named),
+            lambda connection, answer: happened(connection, answer, *arguments, **named),
+            question(*arguments, **named),
+        )
+        if committed is not None:
+            failpoint(committed)
+        return answer
+
+    return method
+
+
+def _of_store(query: Callable[..., Answer]) -> Callable[..., Answer]:
+    """Return `query` as a function of a store, a connection and its own arguments."""
+    if "context" in signature(query).parameters:
+        return lambda store, connection, *arguments, **named: query(connection, store._context(), *arguments, **named)
+    return lambda _, connection, *arguments, **named: query(connection, *arguments, **named)
