@@ -260,9 +260,7 @@ class RunStore(Store):
     """Compaction runs. PublishingStore publishes their results."""
 
     claim = writes_once(
-        runs.claim,
-        runs.has_claimed,
-        lambda topic_id, owner, *_, **__: f"whether {owner} claimed a compaction run",
+        runs.claim, runs.has_claimed, lambda topic_id, owner, *_, **__: f"whether {owner} claimed a compaction run"
     )
     update = writes(runs.record_progress)
     heartbeat = writes(runs.heartbeat)

@@ -391,7 +391,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "sealed-beside-its-segment": Bug(
             "The ledger of a segment is inserted, and the segment's row still says that it is rolled.",
-            ((SealingStore, "seal", writes_once(_seal_beside, sealing.has_sealed, str)),),
+            ((SealingStore, "seal", writes_once(_seal_beside, sealing.has_sealed, lambda *_: "")),),
         ),
         "dirty-over-segments": Bug(
             "A run takes ledgers behind a segment that is not sealed, and its horizon passes over that.",
