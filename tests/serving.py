@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import httpx
 
 from api.app import make_app
 from api.components import open_topic
+from api.http.owner_proxy import OwnerProxy
 from api.service import Service, running
 from api.settings.settings import Settings
 from compactor.engines.engine import Engine, InProcessEngine
@@ -25,9 +28,6 @@ from storage.model import TopicName
 from storage.objects.interface import ObjectStore
 from storage.topic import Topic
 from tests.asgi import TestClient
-
-if TYPE_CHECKING:
-    import httpx
 
 
 class WatchedStore:
@@ -60,7 +60,7 @@ class Served:
         return open_topic(self.service.environment, TopicName.parse(name))
 
     def compact_requested(self) -> None:
-        """What the service that leads does with requests: each is one run, and its error is the run's."""
+        """Execute the requests as the service that leads does: each is one run, and its error is the run's."""
         environment = self.service.environment
         metadata = environment.metadata
         compactor = TwoPhaseCompactor(environment, self.engine)
@@ -83,3 +83,39 @@ def serving(folder: Path, engine: Engine | None = None, **others: Any) -> Iterat
         service.environment = service.patient = replace(service.environment, store=watched)
         with TestClient(make_app(service), raise_server_exceptions=False) as client:
             yield Served(service, client, engine or InProcessEngine())
+
+
+class RecordedTransport(httpx.AsyncBaseTransport):
+    """Takes requests to an application in this process, and keeps them; `away`: it cannot be reached."""
+
+    def __init__(self, app: Any) -> None:
+        self._inner = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self.requests: list[httpx.Request] = []
+        self.away = False
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        if self.away:
+            raise httpx.ConnectError("connection refused")
+        return await self._inner.handle_async_request(request)
+
+
+@contextmanager
+def second_service(first: Served, folder: Path) -> Iterator[tuple[Served, RecordedTransport]]:
+    """Another service on the database and store of `first`, with its own log directory; it forwards to `first`."""
+    settings = Settings(
+        data=str(folder / "data"),
+        database=first.service.settings.database_url,
+        store=first.service.settings.store_url,
+        spark_master="in-process",
+        compaction_automatic=False,
+        limits_requests_per_second=0.0,
+    )
+    with running(settings) as service:
+        service.control.drain(0)
+        transport = RecordedTransport(first.client.app)
+        environment = service.environment
+        service.forwarding = OwnerProxy(environment.metadata, environment.clock, environment.log, 5_000, transport)
+        environment.log.uid  # noqa: B018  it has one, as a directory that was written to
+        with TestClient(make_app(service), raise_server_exceptions=False) as client:
+            yield Served(service, client, first.engine), transport

@@ -5,45 +5,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from api.app import make_app
-from api.http.owner_proxy import FORWARDED, OwnerProxy
+from api.http.owner_proxy import FORWARDED
 from api.rest.messages import read
-from api.service import running
-from api.settings.settings import Settings
 from storage.metadata.records import ServiceRecord
 from tests.clients.rest.conftest import RestTopic, assert_refused
-from tests.serving import Served, TestClient
+from tests.serving import RecordedTransport, Served, second_service
 
 URL = "http://localhost:18080"
 ELSEWHERE = "elsewhere:7"
 """Host and process of a service of which there is only a row."""
 
 
-class Recorded(httpx.AsyncBaseTransport):
-    """Takes requests to the first service to it, and notes them."""
-
-    def __init__(self, app: Any) -> None:
-        self._inner = httpx.ASGITransport(app, raise_app_exceptions=False)
-        self.requests: list[httpx.Request] = []
-        self.away = False
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.requests.append(request)
-        if self.away:
-            raise httpx.ConnectError("nobody is there")
-        return await self._inner.handle_async_request(request)
-
-
 class Two:
     """The service that has the topics at hand, and another one that forwards."""
 
-    def __init__(self, first: Served, second: Served, transport: Recorded) -> None:
+    def __init__(self, first: Served, second: Served, transport: RecordedTransport) -> None:
         self.first = first
         self.second = second
         self.transport = transport
@@ -61,24 +41,9 @@ def known(served: Served, name: str = "first:1:aa", url: str = URL) -> None:
 
 @pytest.fixture(scope="module")
 def both(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
-    first = served.service.settings
-    folder: Path = tmp_path_factory.mktemp("second")
-    settings = Settings(
-        data=str(folder / "data"),
-        database=first.database_url,
-        store=first.store_url,
-        spark_master="in-process",
-        compaction_automatic=False,
-    )
-    with running(settings) as service:
-        service.control.drain(0)
-        transport = Recorded(served.client.app)
-        one = service.environment
-        service.forwarding = OwnerProxy(one.metadata, one.clock, one.log, 5_000, transport)
-        one.log.uid  # noqa: B018  it has one, as a directory that was written to
-        with TestClient(make_app(service), raise_server_exceptions=False) as client:
-            known(served)
-            yield Two(served, Served(service, client, served.engine), transport)
+    with second_service(served, tmp_path_factory.mktemp("second")) as (second, transport):
+        known(served)
+        yield Two(served, second, transport)
 
 
 @pytest.fixture
