@@ -1,18 +1,18 @@
-"""The file of an open segment in its writer's hands: lock, header, frames, flush, cut, and the two files that help.
+"""The file of an open segment, held by its writer: lock, header, frames, flush, cut, and the two side files.
 
-The process that has an `ActiveSegmentFile` has the lock (flock) on it: there is one on this machine, even if a process
-that lost the topic's lease in its sleep still lives. (A process that forks shares the lock with its child.) Not for
-several threads at once.
+The process that has an `ActiveSegmentFile` holds the lock (flock) on it: there is one on this machine, even if a
+process that was suspended and lost the topic's lease still lives. (A process that forks shares the lock with its
+child.) Not thread-safe.
 
-The process that got the lock may have slept before, and others may have come and gone meanwhile: what it knew of the
-file need not be so any more. `before_write` asks once more, under the lock, before a byte of it is changed.
+The process that gets the lock may have been suspended before, while other processes wrote and ended, so its knowledge
+of the file may be outdated. `before_write` checks again, under the lock, before a byte of the file is changed.
 
-Three places in it: `written`, up to which frames are whole; the durable end, up to which they were flushed; and the
-high watermark, up to which its owner lets them be seen, because it has acknowledged them. `cut_back` leaves what was
-acknowledged, or, once a flush has failed, what was flushed: what the kernel holds of the rest cannot be known.
+Three positions: `written`, the end of the whole frames; the durable end, up to which they were flushed; and the high
+watermark, up to which readers see them, because they were acknowledged. `cut_back` keeps what was acknowledged or, once
+a flush has failed, what was flushed: the state of the rest in the kernel is unknown.
 
-May go wrong: LeaseHeld (names the process that has the file), StorageFull, Unavailable, Misconfigured; in `recover`
-ObjectMissing and ObjectDamaged; writing and flushing raise OSError. Must not know: threads, flush policies.
+Errors: LeaseHeld (names the process that has the file), StorageFull, Unavailable, Misconfigured; in `recover`
+ObjectMissing and ObjectDamaged; `write` and `flush` raise OSError. Must not know: threads, flush policies.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _BUFFERS = 1024
 """Buffers of one call (IOV_MAX on Linux)."""
 
 BeforeWrite = Callable[[], object]
-"""Called with the lock held, before the file is changed; raises if it is not the caller's to change (any more)."""
+"""A check that is called with the lock held, before the file is changed; raises if the caller may not change it."""
 
 _log = logging.getLogger(__name__)
 
 
 def no_check() -> None:
-    """No check: no other process can have come to the file."""
+    """Check nothing: no other process can have opened the file."""
 
 
 class PlacedEntry(Protocol):
-    """An entry that has its place."""
+    """An entry with its place."""
 
     entry_id: int
     offset: int
@@ -61,22 +61,22 @@ class PlacedEntry(Protocol):
 
 
 class ActiveSegmentFile:
-    """An open segment's file, locked; made by `create` or `recover`."""
+    """An open segment's file, locked; returned by `create` or `recover`."""
 
-    def __init__(self, segment: LocalSegment, descriptor: int, found: recovery.RecoveryResult) -> None:
+    def __init__(self, segment: LocalSegment, descriptor: int, recovered: recovery.RecoveryResult) -> None:
         files = segment.files
         self.segment = segment
         self.path = files.log
-        self.tally = found.tally
-        self.written = found.end
-        self.flushed = found.end
-        self.cut_bytes = found.size - found.end
-        """What recovery cut off."""
+        self.tally = recovered.tally
+        self.written = recovered.end
+        self.flushed = recovered.end
+        self.cut_bytes = recovered.size - recovered.end
+        """The bytes that recovery cut off."""
         self._seed = segment.header.checksum
         self._descriptor = descriptor
-        self._pointers = found.pointers
-        self._durable = self._acknowledged = self._end_at(found.end)
-        self._index = _open_index(files.index, found.index)
+        self._pointers = recovered.pointers
+        self._durable = self._acknowledged = self._end_at(recovered.end)
+        self._index = _open_index(files.index, recovered.index)
         try:
             with naming_file(files.end, "write"):
                 self._end = HighWatermarkWriter(files.end, self._seed)
@@ -88,7 +88,7 @@ class ActiveSegmentFile:
 
     @classmethod
     def create(cls, segment: LocalSegment, options: WriterOptions, before_write: BeforeWrite = no_check) -> Self:
-        """A new file, durable. One that is there has no row: it is replaced, or set aside if it holds something."""
+        """Create a file, durably. An existing file has no row: it is replaced, or set aside if it holds messages."""
         files = segment.files
         with naming_file(files.log, "create"):
             if not files.folder.is_dir():
@@ -109,15 +109,15 @@ class ActiveSegmentFile:
                 os.fsync(descriptor)
                 sync_folder(files.folder)
                 failpoint(Failpoint.SEGMENT_FILE_CREATED)
-                found = recovery.walked(descriptor, HEADER_BYTES, segment, options)
-                return cls(segment, descriptor, found)
+                recovered = recovery.walked(descriptor, HEADER_BYTES, segment, options)
+                return cls(segment, descriptor, recovered)
             except BaseException:
                 os.close(descriptor)
                 raise
 
     @classmethod
     def recover(cls, segment: LocalSegment, options: WriterOptions, before_write: BeforeWrite = no_check) -> Self:
-        """The file that a dead writer left, cut at its last whole frame (recovery.py), and durable up to there.
+        """Return the file that a dead writer left, cut at its last whole frame (recovery.py), and durable up to there.
 
         Raises LeaseHeld if its writer lives, ObjectMissing, ObjectDamaged for flushed bytes that are not valid.
         """
@@ -129,12 +129,12 @@ class ActiveSegmentFile:
                 recovery.check_header(files.log, os.pread(descriptor, HEADER_BYTES, 0), header)
                 end = read_high_watermark(files.end, header.checksum)
                 size = os.fstat(descriptor).st_size
-                found = recovery.walked(descriptor, size, segment, options)
-                recovery.check_loss(files.log, found, end)
-                if found.end < size:
-                    os.ftruncate(descriptor, found.end)
+                recovered = recovery.walked(descriptor, size, segment, options)
+                recovery.check_loss(files.log, recovered, end)
+                if recovered.end < size:
+                    os.ftruncate(descriptor, recovered.end)
                 os.fsync(descriptor)
-                file = cls(segment, descriptor, found)
+                file = cls(segment, descriptor, recovered)
                 file._flush_aids()
                 return file
             except BaseException:
@@ -146,9 +146,10 @@ class ActiveSegmentFile:
     def damaged(
         segment: LocalSegment, options: WriterOptions, before_write: BeforeWrite = no_check
     ) -> Iterator[SegmentContent | None]:
-        """What a segment held that `recover` calls damaged, as far as it can be known; None: nothing.
+        """Yield the content of a segment that `recover` calls damaged, as far as it is known; None: it is empty.
 
-        How much was flushed says `.end`, else what can be read. The file stays as it is, and locked in the context.
+        `.end` tells how much was flushed; without it, the readable frames count. The file stays as it is, and locked in
+        the context.
         """
         files, header = segment.files, segment.header
         with naming_file(files.log, "read"):
@@ -176,7 +177,7 @@ class ActiveSegmentFile:
             os.close(descriptor)
 
     def write(self, entries: Sequence[PlacedEntry]) -> None:
-        """Write the frames of entries that follow each other."""
+        """Write the frames of consecutive entries."""
         buffers: list[bytes] = []
         index = b""
         position = self.written
@@ -193,7 +194,7 @@ class ActiveSegmentFile:
             self._write_index(index)
 
     def flush(self) -> None:
-        """Make all that is written durable."""
+        """Make all written frames durable."""
         try:
             os.fdatasync(self._descriptor)
         except OSError:
@@ -203,12 +204,13 @@ class ActiveSegmentFile:
         self._durable = self._end_at(self.written)
 
     def publish(self) -> None:
-        """Let readers see all that is written: it is about to be acknowledged, or more of it is durable."""
+        """Let readers see all written frames: they are about to be acknowledged, or more of them are durable."""
         self._acknowledged = self._end_at(self.written)
         self._end.publish(self._acknowledged)
 
     def cut_back(self) -> HighWatermark:
-        """Cut off, after a failure, what was not acknowledged or may be lost; what is left. It was the last write."""
+        """Cut off, after a failure, frames that were not acknowledged or may be lost; return the end. No write may
+        follow."""
         end = self._acknowledged
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, end.visible)
@@ -216,7 +218,7 @@ class ActiveSegmentFile:
         return end
 
     def release(self) -> None:
-        """Close it, and give up the lock."""
+        """Close the file, and release the lock."""
         self._end.close()
         if self._index >= 0:
             os.close(self._index)
@@ -226,7 +228,8 @@ class ActiveSegmentFile:
         return HighWatermark(self.flushed, visible, self.tally.entries, self.tally.next_offset)
 
     def _flush_aids(self) -> None:
-        """Once, after a cut: or older ones may come back after a power cut, and speak of bytes that are gone."""
+        """Flush the side files, once, after a cut: a power cut could restore older ones, which name bytes that are cut
+        off."""
         self._end.flush()
         if self._index >= 0:
             os.fsync(self._index)
@@ -236,14 +239,14 @@ class ActiveSegmentFile:
             return
         try:
             os.write(self._index, index)
-        except OSError as error:  # it helps readers, who do without: no reason to fail an append
-            _log.warning("the index of %s is not kept on: %s", self.path, error)
+        except OSError as error:  # readers work without it: no reason to fail an append
+            _log.warning("the index of %s is not continued: %s", self.path, error)
             os.close(self._index)
             self._index = -1
 
 
 def _locked(files: SegmentPaths, flags: int) -> int:
-    """The segment's file, opened and locked. Raises LeaseHeld; OSError."""
+    """Open the segment's file and lock it. Raises LeaseHeld; OSError."""
     while True:
         descriptor = os.open(files.log, os.O_RDWR | os.O_CLOEXEC | flags, file_mode(files.folder))
         try:
@@ -267,8 +270,8 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 
 def _held(files: SegmentPaths) -> LeaseHeld:
-    who = read_writing_process(files.end)
-    name = f"process {who.pid} on {who.host}" if who else "another process"
+    process = read_writing_process(files.end)
+    name = f"process {process.pid} on {process.host}" if process else "another process"
     return LeaseHeld(
         f"{name} is writing to the segment {files.log}",
         "let it finish, or end it if it hangs, then try again; what it has appended stays",
@@ -276,7 +279,7 @@ def _held(files: SegmentPaths) -> LeaseHeld:
 
 
 def _open_index(path: Path, index: bytes) -> int:
-    """The index, rebuilt; -1 if it cannot be: readers do without."""
+    """Rebuild the index and open it; return -1 if that fails: readers work without it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(path.parent))
     except OSError as error:
@@ -295,10 +298,10 @@ def _open_index(path: Path, index: bytes) -> int:
 def _write_all(descriptor: int, buffers: Sequence[bytes], position: int) -> None:
     for start in range(0, len(buffers), _BUFFERS):
         part = buffers[start : start + _BUFFERS]
-        wanted = sum(map(len, part))
+        expected = sum(map(len, part))
         result = os.pwritev(descriptor, part, position)
-        if result < wanted:
+        if result < expected:
             rest = memoryview(b"".join(part))
-            while result < wanted:
+            while result < expected:
                 result += os.pwrite(descriptor, rest[result:], position + result)
-        position += wanted
+        position += expected

@@ -1,12 +1,11 @@
 """Bulk append: messages become sealed ledgers at once, and become visible together.
 
-The active segment is rolled first, so ids and offsets continue in order.
-All or nothing: objects are written while the topic's writer lease is held; one SQL transaction, fenced by the lease's
-token, makes them exist. A failure, or a crash, leaves objects that no row names.
+The active segment is rolled first, so ids and offsets continue in order. All or nothing: objects are written while the
+topic's writer lease is held; one SQL transaction, fenced by the lease's token, makes them exist. A failure, or a crash,
+leaves objects that no row names.
 
-Memory: at most `workers` + 1 ledgers are in memory: `workers` that are sealed and one that is cut. Each has at most
-`ledger_bytes` logical bytes and `rows.LEDGER_ROWS` rows, and takes about four times its logical size and 250 bytes a
-row.
+Memory: at most `workers` + 1 ledgers: `workers` that are sealed and one that is cut. Each has at most `ledger_bytes`
+logical bytes and `rows.LEDGER_ROWS` rows, and takes about four times its logical size and 250 bytes a row.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from storage.ledger.hashing import KeyHasher
 from storage.ledger.sealing import Sealer
 from storage.log.lease import OnHeld, afterwards, writer_lease
 from storage.log.ledger_id_recovery import keep_lost_ids
-from storage.log.orphan_segments import behind
+from storage.log.orphan_segments import with_data_from
 from storage.log.segment import ahead_of_time
 from storage.log.segment_lifecycle import roll_open_segment
 from storage.metadata.records import AttemptKind, Lease, TopicRecord
@@ -49,7 +48,7 @@ INPUT_SCHEMA = pa.schema(
         pa.field("properties", pa.map_(pa.string(), pa.string())),
     ]
 )
-"""What a bulk append takes; columns as in `rows.SCHEMA`, a null publish time means now."""
+"""The input of a bulk append; columns as in `rows.SCHEMA`, a null publish time means now."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,10 @@ class BulkAppendResult:
 
 @dataclass(frozen=True)
 class BulkAppend:
-    """Appends to one topic; each call of `append` is one transaction. `on_held`: who is waited for (lease.py)."""
+    """A writer of sealed ledgers for one topic; each call of `append` is one transaction.
+
+    `on_held`: called with the current owner while the lease is waited for (lease.py).
+    """
 
     environment: Environment
     topic: TopicRecord
@@ -87,8 +89,8 @@ class BulkAppend:
     def append(self, tables: Iterable[pa.Table]) -> BulkAppendResult:
         """Append every message of `tables` (INPUT_SCHEMA), in order, as unbatched entries of new ledgers.
 
-        Raises LeaseHeld, Fenced, any store error, Misconfigured for a store that is another database's, and whatever
-        `tables` raises; then nothing was appended.
+        Raises LeaseHeld, Fenced, any store error, Misconfigured for a store of another database, and any error of
+        `tables`; then nothing was appended.
         """
         StoreIdentity(self.environment.metadata, self.environment.store).require()
         with writer_lease(self.environment, self.topic.id, self.owner, self.wait_ms, on_held=self.on_held) as lease:
@@ -101,7 +103,7 @@ class BulkAppend:
                     self.environment.store, self.topic.uid, self.topic.name.partition, self.hasher, attempt.attempt_id
                 )
                 with Heartbeat(lambda: self.environment.metadata.attempts.heartbeat(attempt), HEARTBEAT_SECONDS):
-                    # No other process moves it while we hold the lease: read after taking it, not before.
+                    # No other process moves it while this one holds the lease: read after taking it, not before.
                     next_offset = self.environment.metadata.topics.get(self.topic.name).next_offset
                     ledgers = tuple(self._seal_all(sealer, next_offset, tables))
                 if ledgers:
@@ -113,11 +115,11 @@ class BulkAppend:
         return BulkAppendResult(ledgers)
 
     def _roll(self, lease: Lease) -> None:
-        """Close the segment that is open, if there is one: what is imported comes behind it, and behind what the
-        database has lost."""
+        """Close the open segment, if there is one, and those that the database has lost: imported messages
+        follow them."""
         metadata, log = self.environment.metadata, self.environment.log
         keep_lost_ids(metadata, log)
-        if metadata.segments.find_open(self.topic.id) is not None or behind(log.of_topic(self.topic.uid), 0):
+        if metadata.segments.find_open(self.topic.id) is not None or with_data_from(log.of_topic(self.topic.uid), 0):
             roll_open_segment(self.environment, self.topic, lease)
 
     def _seal_all(self, sealer: Sealer, next_offset: int, tables: Iterable[pa.Table]) -> Iterator[LedgerRecord]:
@@ -142,7 +144,7 @@ class BulkAppend:
 
 
 def _check_times(content: pa.Table, now: int, max_ahead_ms: int | None) -> None:
-    """Raises InvalidRecord for a publish time that is too far in the future."""
+    """Raise InvalidRecord for a publish time that is too far in the future."""
     newest = pc.max(content.column("publish_time")).as_py()
     if max_ahead_ms is not None and newest is not None and newest > now + max_ahead_ms:
         raise ahead_of_time(newest, now, max_ahead_ms)
@@ -179,7 +181,7 @@ def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Ta
 
 
 def to_rows(content: pa.Table, ledger_id: int, first_offset: int, now: int) -> pa.Table:
-    """INPUT_SCHEMA to `rows.SCHEMA`: ids, offsets and defaults of a bulk import filled in."""
+    """Return INPUT_SCHEMA as `rows.SCHEMA`, with the ids, offsets and defaults of a bulk import."""
     count = len(content)
     values = {
         "offset": pa.array(np.arange(first_offset, first_offset + count)),

@@ -1,17 +1,16 @@
-"""Damaged-segment recovery: what can still be read of a segment, as the rows of the ledger that replaces it.
+"""Damaged-segment recovery: the readable entries of a segment, as the rows of the ledger that replaces it.
 
-Its row in SQL says how many entries and offsets it held. What the file proves (segment_dump.py) comes back as it was;
-for each offset that is lost there is a row of slot COMPACTED_OUT, which is never delivered. So offsets stay dense, and
-the ledger has the segment's counts, its last offset and its last message id, as if nothing had happened to it. What is
-behind damage is found again from the next place that is known, at the latest from the segment's end, which the row
-knows.
+Its row in SQL records how many entries and offsets it held. Entries that the file proves (segment_dump.py) are returned
+as they were; each lost offset gets a row of slot COMPACTED_OUT, which is never delivered. So offsets stay dense, and
+the ledger has the segment's counts, its last offset and its last message id, as if it were undamaged. Entries after
+damage get their places again from the next known place, at the latest from the segment's end, which the row records.
 
-The entry ids of lost rows follow from their neighbours: each lost entry of a gap gets one offset, the segment's
-last one as many as its row says, and the first of the gap all that are left over. Publish times are those of the
-message before; at the end, that of the newest message that the segment held, so the ledger is no older than it was.
+The entry ids of lost rows follow from their neighbours: each lost entry of a gap gets one offset, the segment's last
+one as many as its row says, and the first of the gap all remaining ones. Publish times are those of the message before;
+at the end, that of the newest message that the segment held, so the ledger is no older than the segment was.
 
-Only for an operator who has decided to accept the loss. Changes nothing. May go wrong: Unavailable (the disk). Memory:
-as sealing the segment (log_manager.py).
+Only for an operator who has decided to accept the loss. Changes nothing. Errors: Unavailable (the disk). Memory: as
+sealing the segment (log_manager.py).
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ from storage.metadata.records import SegmentContent
 
 _RUN_BYTES = 4 << 20
 _Place = tuple[int, int]
-"""Entry id and offset of an entry, or of what comes behind the last one."""
+"""Entry id and offset of an entry, or of the next one after the last."""
 
 
 @dataclass(frozen=True)
 class DamagedSegmentRows:
-    """All rows of a segment (rows.SCHEMA), and how many of its offsets are lost."""
+    """All rows of a segment (rows.SCHEMA), and the number of its lost offsets."""
 
     table: pa.Table
     lost: int
 
 
 def readable_rows(segment: LocalSegment, content: SegmentContent) -> DamagedSegmentRows:
-    """The rows of a rolled segment whose file may be damaged, or gone; `content`: what it held, by its row."""
+    """Return the rows of a rolled segment whose file may be damaged, or missing; `content`: its content, by its row."""
     header = segment.header
     end = content.entries, content.last_offset + 1
     tables, lost = [], 0
@@ -58,7 +57,7 @@ def readable_rows(segment: LocalSegment, content: SegmentContent) -> DamagedSegm
             tables.append(_fillers(header.ledger_id, position, start, publish_time, 1))
             lost += start[1] - position[1]
         tables.append(unpack(entries, header.ledger_id))
-        position, publish_time = _behind(entries[-1]), _known(entries[-1]).publish_time
+        position, publish_time = _after(entries[-1]), _known(entries[-1]).publish_time
     if position != end:
         last = max(1, content.last_message_id.batch_index + 1)
         tables.append(_fillers(header.ledger_id, position, end, content.max_publish_time, last))
@@ -67,11 +66,11 @@ def readable_rows(segment: LocalSegment, content: SegmentContent) -> DamagedSegm
 
 
 def _runs(entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
-    """Entries between which nothing is lost together, not many bytes at a time."""
+    """Yield runs of entries without a loss in between, a limited number of bytes at a time."""
     run: list[StoredEntry] = []
     size = 0
     for entry in entries:
-        if run and (size > _RUN_BYTES or _behind(run[-1]) != (entry.entry_id, entry.offset)):
+        if run and (size > _RUN_BYTES or _after(run[-1]) != (entry.entry_id, entry.offset)):
             yield run
             run, size = [], 0
         run.append(entry)
@@ -81,21 +80,21 @@ def _runs(entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
 
 
 def _kept(file: Path, header: SegmentHeader, first: _Place, end: _Place) -> Iterator[StoredEntry]:
-    """The entries that can be believed, in order, as far as they leave room for those that are missing."""
+    """Yield the credible entries, in order, as far as they leave room for the missing ones."""
     position = first
     try:
         for entry in _believed(file, header, end):
-            if _fits(position, (entry.entry_id, entry.offset)) and _fits(_behind(entry), end):
+            if _fits(position, (entry.entry_id, entry.offset)) and _fits(_after(entry), end):
                 yield entry
-                position = _behind(entry)
+                position = _after(entry)
     except ObjectMissing:
         return
 
 
 def _believed(file: Path, header: SegmentHeader, end: _Place) -> Iterator[StoredEntry]:
-    """Entries whose place is proved: by their frame's checksum, or by what comes right behind them."""
+    """Yield entries whose place is proved: by their frame's checksum, or by the entry right after them."""
     with SegmentScan(file, expected=header) as scanned:
-        ours = scanned.header == header
+        is_expected = scanned.header == header
         doubtful: list[StoredEntry] = []
         unplaced: list[ScannedFrame] = []
         for frame in scanned.frames():
@@ -109,16 +108,16 @@ def _believed(file: Path, header: SegmentHeader, end: _Place) -> Iterator[Stored
                 unplaced = []
                 doubtful.append(StoredEntry(frame.entry_id, frame.offset, frame.data, frame.header))
             if frame.state is FrameState.VALID:
-                ours = True
+                is_expected = True
                 yield from doubtful
                 doubtful = []
         yield from _placed_before(unplaced, end, header)
-        if ours and doubtful and _behind(doubtful[-1]) == end:
+        if is_expected and doubtful and _after(doubtful[-1]) == end:
             yield from doubtful
 
 
 def _placed_before(frames: list[ScannedFrame], place: _Place, header: SegmentHeader) -> list[StoredEntry]:
-    """Frames behind damage, one after the other, that end at a place: counted back, as far as their checksums agree."""
+    """Return consecutive frames after damage that end at a place, counted backwards while their checksums agree."""
     placed: list[StoredEntry] = []
     entry_id, offset = place
     for frame in reversed(frames):
@@ -140,18 +139,18 @@ def _known(entry: StoredEntry) -> EntryHeader:
     return entry.header
 
 
-def _behind(entry: StoredEntry) -> _Place:
+def _after(entry: StoredEntry) -> _Place:
     return entry.entry_id + 1, entry.offset + _known(entry).messages
 
 
 def _fits(start: _Place, end: _Place) -> bool:
-    """Whether entries can be between the two places: each takes an offset at least."""
+    """Return whether entries fit between the two places: each takes at least one offset."""
     entries, offsets = end[0] - start[0], end[1] - start[1]
     return entries == offsets == 0 or 1 <= entries <= offsets
 
 
 def _fillers(ledger_id: int, start: _Place, end: _Place, publish_time: int, last: int) -> pa.Table:
-    """Rows for all that lay between two places. `last`: how many offsets its last entry took, if they are that many."""
+    """Return rows for all offsets between two places. `last`: the offsets of the last entry, if that many remain."""
     entries, offsets = end[0] - start[0], end[1] - start[1]
     spare = offsets - entries
     counts = [1] * entries

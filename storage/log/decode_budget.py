@@ -1,13 +1,13 @@
-"""A bound on what all reads of a process hold decoded of large entries.
+"""A bound on the bytes of decoded large entries that all reads of a process hold.
 
 A compressed entry of a few KiB may expand to tens of MiB (storage/entries/expansion.py), and a read of one message
-decodes the whole entry. So reads of large entries wait for each other: together they hold at most `most` bytes, or one
-entry. Smaller tables are not counted: the number of threads that read bounds them.
+decodes the whole entry. So reads of large entries wait for each other: together they hold at most `limit` bytes, or one
+entry. Smaller tables are not counted: the number of reading threads bounds them.
 
-What was decoded is given back to the system: the C library keeps the freed memory of each thread otherwise, measured as
+The freed memory is returned to the system: otherwise the C library keeps the freed memory of each thread, measured as
 840 MiB after 16 reads.
 
-Safe to share between threads. Must not know: entries, files.
+Thread-safe. Must not know: entries, files.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from storage.errors import Unavailable
 
 MOST_BYTES = 128 << 20
 WAIT_SECONDS = 10.0
-"""How long a read waits for others to finish."""
+"""The longest time that a read waits for others to finish."""
 
 
 class DecodeBudget:
-    """Bytes that reads hold now, uncompressed."""
+    """The uncompressed bytes that reads hold now."""
 
-    def __init__(self, most: int = MOST_BYTES, wait_seconds: float = WAIT_SECONDS) -> None:
-        self.most = most
+    def __init__(self, limit: int = MOST_BYTES, wait_seconds: float = WAIT_SECONDS) -> None:
+        self.limit = limit
         self.wait_seconds = wait_seconds
         self._held = 0
         self._changed = threading.Condition()
 
     @contextmanager
     def hold(self, size: int) -> Iterator[None]:
-        """Inside the context `size` bytes are held; 0 never waits. Raises Unavailable after `wait_seconds`."""
+        """Hold `size` bytes inside the context; 0 never waits. Raises Unavailable after `wait_seconds`."""
         if not size:
             yield
             return
@@ -43,7 +43,7 @@ class DecodeBudget:
             if not self._changed.wait_for(lambda: self._fits(size), self.wait_seconds):
                 raise Unavailable(
                     f"an entry of {size} bytes uncompressed is not read: {self._held} bytes of other large entries are "
-                    f"being read, and {self.most} are allowed at once",
+                    f"being read, and {self.limit} are allowed at once",
                     "try again",
                 )
             self._held += size
@@ -56,7 +56,7 @@ class DecodeBudget:
                 self._changed.notify_all()
 
     def _fits(self, size: int) -> bool:
-        return not self._held or self._held + size <= self.most
+        return not self._held or self._held + size <= self.limit
 
 
 def _trim() -> None:

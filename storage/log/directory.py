@@ -1,10 +1,10 @@
-"""The directory of the unsealed segments on this machine: `<directory>/<topic uid>/<first offset>.log`, and who it is.
+"""The directory of the unsealed segments on this machine: `<directory>/<topic uid>/<first offset>.log`, and its
+identity.
 
-A file `log.uid` holds 32 hex digits that were drawn when the directory was made. Rows of segments carry them, so a
+A file `log.uid` holds 32 hex digits that were drawn when the directory was created. Rows of segments carry them, so a
 directory that was mistyped, lost, or belongs to another machine is an error, and never taken for an empty log.
 
-May go wrong: Misconfigured, for a directory that cannot be made or read; SegmentNotLocal, for one that is not the one
-that a segment is in.
+Errors: Misconfigured, if the directory cannot be created or read; SegmentNotLocal, for a segment in another directory.
 Must not know: SQL, frames.
 """
 
@@ -33,23 +33,23 @@ _UID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class LogDirectory:
-    """Where segments are on this machine. Made when something is first written to it.
+    """The log directory of this machine. It is created with its first file.
 
-    `wake_sealer`: wakes the process that seals what is large, so that this one does not die of it; None: there is none,
-    and any process that wants it sealed seals it. `room`: how much may be appended; None: as much as the disk takes.
+    `wake_sealer`: wakes the process that seals large segments, so that this process cannot run out of memory; None:
+    there is none, and any process may seal them. `room`: the limits of appends; None: the disk is the limit.
     """
 
     path: Path
     wake_sealer: Callable[[], object] | None = field(default=None, compare=False)
     room: LogSpace | None = field(default=None, compare=False)
     ids_are_kept: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
-    """Set when this process has seen to the ledger ids of files that the database has lost (ledger_id_recovery.py)."""
+    """Set when this process has reserved the ledger ids of files that the database has lost (ledger_id_recovery.py)."""
     decoding: DecodeBudget = field(default_factory=DecodeBudget, compare=False, repr=False)
-    """What all reads of this process may hold decoded of large entries."""
+    """The bound on what all reads of this process hold of decoded large entries."""
 
     @cached_property
     def uid(self) -> str:
-        """What names the directory in rows; it is made if it does not exist. Raises Misconfigured."""
+        """The directory's identity in rows; the directory is created if it does not exist. Raises Misconfigured."""
         try:
             return self.known_uid or self._new_uid()
         except OSError as error:
@@ -60,36 +60,36 @@ class LogDirectory:
 
     @property
     def known_uid(self) -> str | None:
-        """What names the directory in rows, if something was ever written to it. Raises Misconfigured.
+        """The directory's identity in rows, if the directory was ever written to. Raises Misconfigured.
 
         The file is read once: requests compare rows with the uid in threads that must not wait for this disk.
         """
-        if "uid" not in self.__dict__ and (found := self._known_uid()) is not None:
-            self.__dict__["uid"] = found  # where `cached_property` keeps it
+        if "uid" not in self.__dict__ and (uid := self._known_uid()) is not None:
+            self.__dict__["uid"] = uid  # where `cached_property` keeps it
         return self.__dict__.get("uid")
 
     @property
     def exists(self) -> bool:
-        """Whether something was ever written to it."""
+        """True if the directory was ever written to."""
         return self._known_uid() is not None
 
     def check_room(self) -> None:
-        """Raises StorageFull if nothing may be appended now."""
+        """Raise StorageFull if nothing may be appended now."""
         if self.room is not None:
             self.room.check()
 
     def of_topic(self, topic_uid: str) -> Path:
-        """The folder of a topic's segments; it may not exist."""
+        """Return the folder of a topic's segments; it may not exist."""
         return self.path / topic_uid
 
     def topic_folders(self) -> list[Path]:
-        """The folders of topics that there are, also of topics that are no more, by uid."""
+        """Return the existing folders of topics by uid, also of deleted topics."""
         if not self.path.is_dir():
             return []
         return sorted(folder for folder in self.path.iterdir() if _UID.fullmatch(folder.name) and folder.is_dir())
 
     def check(self, topic: TopicName, segment: SegmentRecord) -> None:
-        """Raises SegmentNotLocal unless the segment is in this directory."""
+        """Raise SegmentNotLocal unless the segment is in this directory."""
         uid = self._known_uid()
         if segment.log_uid != uid:
             end = "on" if segment.content is None else f"to {segment.content.last_offset}"
@@ -101,7 +101,7 @@ class LogDirectory:
             )
 
     def _known_uid(self) -> str | None:
-        """The uid in the directory's file; None: there is none."""
+        """Return the uid in the directory's file; None: there is no such file."""
         file = self.path / UID_FILE
         try:
             uid = file.read_text()
@@ -115,7 +115,7 @@ class LogDirectory:
         return uid
 
     def _new_uid(self) -> str:
-        """A new uid, written whole and durably, unless another process was first; the directory is durable before."""
+        """Write a new uid, whole and durably, unless another process was first; the directory is durable before."""
         missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         make_private(self.path)
         for folder in {self.path, *missing}:  # the first also if its creator died before this
@@ -136,7 +136,7 @@ class LogDirectory:
 
 
 def sync_folder(path: Path) -> None:
-    """Make what was created, linked or removed in a folder durable."""
+    """Make files durable that were created, linked or removed in a folder."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -1,14 +1,15 @@
-"""Reads the frames of a segment: one after the other, each checked, or the one at a position that may hold one.
+"""A reader of a segment's frames: one after the other, each checked, or the one at a position that may hold one.
 
-Reads in chunks into one buffer; an entry that is larger than it gets a buffer of its size. So memory is bounded by the
-chunk or the largest entry, and a reader that waits behind a large entry holds a chunk.
+It reads in chunks into one buffer; an entry that is larger than the buffer gets a buffer of its size. So memory is
+bounded by the chunk or the largest entry, and a reader that waits after a large entry holds a chunk.
 
     strict       iteration, after which any `problem` is damage        segment_reader.py
     torn end     iteration, after which a `problem` is where to cut    recovery.py
     damaged      `frame_at` any position; the caller proves frames     segment_dump.py
 
-Each entry of an iteration has its length, its checksum and its own metadata checked, and its entry id and offset proved
-by the checksum (frames.py). It ends at the end, or where a frame is not valid. Must not know: what a problem means.
+For each entry of an iteration length, checksum and metadata are checked, and the checksum proves its entry id and
+offset (frames.py). The iteration stops at the end, or at the first frame that is not valid. Must not know: the meaning
+of a problem.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ CHUNK_BYTES = 2 << 20
 
 
 class FrameReader:
-    """`entry_id`, `offset` and `position` are those of the next frame; `problem` None: no frame was invalid so far."""
+    """A reader of frames. `entry_id`, `offset` and `position` are those of the next frame.
+
+    `problem` None: every frame was valid.
+    """
 
     def __init__(
         self, descriptor: int, seed: int, start: FramePosition, end: int, chunk_bytes: int = CHUNK_BYTES
@@ -39,7 +43,8 @@ class FrameReader:
         self._chunk_bytes = chunk_bytes
         self._buffer = bytearray(0)
         self._begin = 0
-        """Position in the file of the buffer's first byte; `_filled` bytes of the buffer are from the file."""
+        """Position in the file of the buffer's first byte; the first `_filled` bytes of the buffer are from
+        the file."""
         self._filled = 0
 
     def __iter__(self) -> Iterator[StoredEntry]:
@@ -50,10 +55,10 @@ class FrameReader:
             yield entry
 
     def frame_at(self, position: int) -> tuple[bytes, int] | str:
-        """The entry whose frame begins at a position, and the frame's checksum, unchecked; or why there is none."""
+        """Return the entry whose frame begins at a position, and the frame's checksum, unchecked; or the problem."""
         remaining = self._end - position
         if remaining < FRAME_BYTES:
-            return f"{remaining} bytes are left where a frame has at least {FRAME_BYTES}"
+            return f"{remaining} bytes remain where a frame has at least {FRAME_BYTES}"
         at = self._hold(position, FRAME_BYTES)
         if at < 0:
             return "the file ends within a frame"
@@ -62,7 +67,7 @@ class FrameReader:
             is_empty = length == version == checksum == 0
             return "zeros where a frame begins" if is_empty else f"a frame of version {version} does not exist"
         if length > LARGEST_ENTRY or length > remaining - FRAME_BYTES:
-            return f"a frame of {length} bytes is longer than what is left, or than any"
+            return f"a frame of {length} bytes is longer than the rest of the file, or than any frame"
         at = self._hold(position, FRAME_BYTES + length)
         if at < 0:
             return "the file ends within a frame"
@@ -78,7 +83,7 @@ class FrameReader:
         try:
             header = inspect(data)
         except InvalidRecord as error:
-            return self._stop(f"a frame's checksum is right, but its entry cannot be: {error.message}")
+            return self._stop(f"a frame's checksum is right, but its entry is not valid: {error.message}")
         entry = StoredEntry(self.entry_id, self.offset, data, header)
         self.entry_id += 1
         self.offset += header.messages
@@ -90,18 +95,18 @@ class FrameReader:
         return None
 
     def _hold(self, position: int, length: int) -> int:
-        """Where in the buffer the `length` bytes from `position` begin; -1 if the file has fewer."""
+        """Return the index in the buffer of the `length` bytes from `position` on; -1 if the file has fewer."""
         at = position - self._begin
         if 0 <= at <= self._filled - length:
             return at
         size = max(self._chunk_bytes, length)
-        if len(self._buffer) != size:  # one that grew for a large entry is not kept
+        if len(self._buffer) != size:  # a buffer that grew for a large entry is not kept
             self._buffer = bytearray(size)
         self._begin, self._filled = position, 0
-        wanted = min(size, self._end - position)
+        needed = min(size, self._end - position)
         view = memoryview(self._buffer)
-        while self._filled < wanted:
-            got = os.preadv(self._descriptor, [view[self._filled : wanted]], self._begin + self._filled)
+        while self._filled < needed:
+            got = os.preadv(self._descriptor, [view[self._filled : needed]], self._begin + self._filled)
             if not got:
                 break
             self._filled += got

@@ -1,14 +1,14 @@
-"""Bytes of a segment: a header of 64 bytes, then frames, one an entry, without gaps.
+"""Bytes of a segment: a header of 64 bytes, then one frame for each entry, without gaps.
 
     header    8 magic | 4 format version | 16 topic uid | 8 ledger id | 8 first offset | 4 CRC32C of these | 16 zeros
     frame     4 length N of the entry | 1 frame version | 4 CRC32C | N the entry, as Pulsar encodes it
 
 All numbers are big-endian. A frame's CRC32C continues from the header's and covers the frame's entry id (8) and first
-offset (8), which are not stored, then length and version, then the entry. So a frame that is found valid proves that it
-was written to this segment, at this place in it: bytes of another segment, or of this one elsewhere, never pass for it.
+offset (8), which are not stored, then length and version, then the entry. So a valid frame proves that it was written
+to this segment, at this place: bytes of another segment or of another place never pass the check.
 
-May go wrong: ObjectDamaged for a header that is not the expected one. Must not know: what is in an entry, files.
-Byte by byte in docs/format.md.
+Errors: ObjectDamaged for a header that is not the expected one. Must not know: the content of an entry, files. Byte by
+byte in docs/format.md.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ FORMAT_VERSION = 1
 FRAME_VERSION = 1
 HEADER_BYTES = 64
 FRAME_BYTES = 9
-"""What a frame takes besides its entry."""
+"""The bytes of a frame besides its entry."""
 LARGEST_ENTRY = rows.MAX_MESSAGE_BYTES
-"""The most bytes of an entry that any writer may allow; a greater length is nonsense."""
+"""The most bytes of an entry that any writer may allow; a greater length is invalid."""
 
 _HEADER = Struct(">8sI16sQQ")
 _CHECKSUM = Struct(">I")
@@ -36,26 +36,26 @@ _FRAME = Struct(">IBI")
 _COVERED = Struct(">QQIB")
 
 extend: Callable[[int, bytes], int] = google_crc32c.extend
-"""CRC32C continues with bytes. Called for each frame, so without the detour over `storage.checksums`."""
+"""Continue a CRC32C with bytes. Called for each frame, so not through `storage.checksums`."""
 unpack_frame: Callable[[bytes | bytearray | memoryview, int], tuple[int, int, int]] = _FRAME.unpack_from
 """Length, version and CRC32C of the frame at a position."""
 
 
 @dataclass(frozen=True)
 class SegmentHeader:
-    """Which segment a file is. `topic_uid`: 32 hex digits."""
+    """The identity of a segment's file. `topic_uid`: 32 hex digits."""
 
     topic_uid: str
     ledger_id: int
     first_offset: int
 
     def encode(self) -> bytes:
-        """The file's first 64 bytes."""
+        """Return the file's first 64 bytes."""
         return (self._covered() + _CHECKSUM.pack(self.checksum)).ljust(HEADER_BYTES, b"\x00")
 
     @property
     def checksum(self) -> int:
-        """What the checksums of the segment's frames and side files continue from."""
+        """The CRC32C from which the checksums of the segment's frames and side files continue."""
         return int(google_crc32c.value(self._covered()))
 
     def _covered(self) -> bytes:
@@ -64,7 +64,7 @@ class SegmentHeader:
 
 
 def read_header(data: bytes) -> SegmentHeader | str:
-    """The header in a file's first 64 bytes, or what is wrong with them."""
+    """Parse the header in a file's first 64 bytes; return the reason if they are invalid."""
     if len(data) < HEADER_BYTES:
         return f"the header has {len(data)} bytes, not {HEADER_BYTES}"
     magic, version, uid, ledger_id, first_offset = _HEADER.unpack_from(data)
@@ -81,15 +81,15 @@ def read_header(data: bytes) -> SegmentHeader | str:
 
 
 def stored_checksum(data: bytes) -> int:
-    """The checksum that a header claims to have."""
+    """Return the checksum that a header claims to have."""
     return int(_CHECKSUM.unpack_from(data, _HEADER.size)[0])
 
 
 def frame_checksum(seed: int, entry_id: int, offset: int, entry: bytes) -> int:
-    """The CRC32C that a frame must have. `seed`: the segment header's."""
+    """Return the CRC32C that a frame must have. `seed`: the segment header's."""
     return extend(extend(seed, _COVERED.pack(entry_id, offset, len(entry), FRAME_VERSION)), entry)
 
 
 def frame_head(seed: int, entry_id: int, offset: int, entry: bytes) -> bytes:
-    """The nine bytes that go before an entry."""
+    """Return the nine bytes before an entry."""
     return _FRAME.pack(len(entry), FRAME_VERSION, frame_checksum(seed, entry_id, offset, entry))

@@ -1,17 +1,17 @@
-"""Group commit: what many threads and tasks append while one flush is under way shares the next one.
+"""Group commit: entries that many threads and tasks append during one flush share the next one.
 
-Entries wait in the order in which they came; the committer takes all that wait, writes them, flushes once, and answers
-each. A thread that waits for an answer commits by itself if no other thread does, so a lone appender pays for no other
-thread. For callbacks and tasks there is one thread, started when it is first needed. The tasks of one event loop are
-answered in one call, for each call wakes the loop.
+Entries wait in the order of their arrival; the committer takes all that wait, writes them, flushes once, and answers
+each. A thread that waits for an answer commits by itself if no other thread does, so a lone appender needs no second
+thread. For callbacks and tasks there is one thread, started on first use. The tasks of one event loop are answered in
+one call, since each call wakes the loop.
 
-Answers go out in the order of the entries, in the thread that commits: a callback must be quick and must not append.
-Entries that wait, or are being written, are bounded in bytes: `submit` with a callback waits for room. Callers that
-wait for their answers need no bound beside how many they are.
+Answers are delivered in the order of the entries, in the thread that commits: a callback must be quick and must not
+append. The bytes of entries that wait or are being written are bounded: `submit` with a callback waits for room.
+Callers that wait for their answers are bounded by their number.
 
-After the first commit that fails everything that waits fails with it, and all that comes later: what the file holds is
-for its owner to find out. The same holds when the thread that commits is interrupted (Ctrl-C), wherever that is: every
-append gets an answer, and an answer does not change. Must not know: files, frames.
+After the first failed commit all waiting entries fail with it, and all later ones: the owner must determine what the
+file holds. The same applies when the thread that commits is interrupted (Ctrl-C), at any point: every append gets an
+answer, and an answer does not change. Must not know: files, frames.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from storage.errors import CompactorError, Unavailable
 from storage.log.segment import AppendResult
 
 Answer = AppendResult | CompactorError
-"""Where an entry went, or why it was not acknowledged: it may, or may not, be there when the segment is recovered."""
+"""The position of an entry, or the error: a failed entry may still exist when the segment is recovered."""
 Done = Callable[[Answer], object]
 
 _log = logging.getLogger(__name__)
 
 
 class PendingAppend:
-    """An entry on its way into the segment. `entry_id` and `offset` are set when it takes its place."""
+    """An entry on its way into the segment. `entry_id` and `offset` are set when it gets its place."""
 
     __slots__ = ("_commits", "answer", "data", "done", "entry_id", "future", "header", "is_delivered", "offset")
 
@@ -50,7 +50,7 @@ class PendingAppend:
         self.is_delivered = False
 
     def result(self) -> AppendResult:
-        """Wait until the entry is acknowledged. Raises what kept it from being so."""
+        """Wait until the entry is acknowledged. Raises the error that prevented it."""
         while self.answer is None:
             self._commits.commit_until(self)
         if isinstance(self.answer, CompactorError):
@@ -59,12 +59,12 @@ class PendingAppend:
 
 
 class GroupCommit:
-    """The queue before one segment.
+    """The queue of one segment.
 
-    `commit` writes tickets and, if they are to be, flushes them; it raises if that fails, and is called by one thread
-    at a time. `answered` says where a committed ticket's entry went. `due_seconds`: until something is to be done
-    without an append, `tick`, which is `guarded`; None: nothing is. `broken`: called, once, with the error that ends
-    it.
+    `commit` writes pending appends and flushes them if required; it raises on failure, and is called by one thread at a
+    time. `answered` returns the position of a committed entry. `due_seconds`: the time until `tick`, which is
+    `guarded`, must be called without an append; None: no call is due. `broken`: called, once, with the error that ends
+    the queue.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class GroupCommit:
         self._broken = broken
         self._max_pending_bytes = max_pending_bytes
         self.committing = threading.RLock()
-        """Held by the thread that commits or flushes; only it touches what belongs to the file."""
+        """Held by the thread that commits or flushes; only this thread touches the state of the file."""
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._work = threading.Condition(self._lock)
@@ -103,11 +103,11 @@ class GroupCommit:
 
     @property
     def refusal(self) -> CompactorError | None:
-        """Why nothing is taken any more."""
+        """The error with which appends are refused; None: they are accepted."""
         return self._refusal
 
     def enqueue(self, pending: PendingAppend, place: Callable[[PendingAppend], None]) -> None:
-        """Put a ticket behind those that wait; `place` gives it its ids, in that order. Raises what ended the queue."""
+        """Queue an append; `place` assigns its ids, in that order. Raises the error that ended the queue."""
         background = pending.done is not None or pending.future is not None
         with self._lock:
             if self._refusal is not None:
@@ -126,11 +126,11 @@ class GroupCommit:
         with self.committing:
             if pending.answer is None:
                 self.commit_pending()
-            if pending.answer is None:  # the committer was interrupted, and once more when it was about to report so
+            if pending.answer is None:  # the committer was interrupted, and again while it reported that
                 pending.answer = self._refusal or closed_error("an append was cut off")
 
     def commit_pending(self) -> None:
-        """Commit what waits. For the holder of `committing`."""
+        """Commit the waiting entries. For the holder of `committing`."""
         group: list[PendingAppend] = []
         try:
             with self._lock:
@@ -156,7 +156,7 @@ class GroupCommit:
         _deliver(group)
 
     def guarded(self, work: Callable[[], object]) -> None:
-        """Do something with the file that is no commit of entries; if it fails, so does the queue, and it raises."""
+        """Run work on the file that is no commit of entries; if it fails, the queue fails, too, and it raises."""
         with self.committing:
             try:
                 work()
@@ -167,12 +167,12 @@ class GroupCommit:
                 raise
 
     def wake(self) -> None:
-        """Let the thread check when something is due."""
+        """Wake the thread, so that it checks when a tick is due."""
         with self._lock:
             self._wake()
 
     def end(self, refusal: CompactorError, *, drop: bool) -> None:
-        """Take nothing more: what waits is committed, or, if it is to be dropped, fails with `refusal`."""
+        """Accept no more: commit the waiting entries or, with `drop`, fail them with `refusal`."""
         with self._lock:
             if self._refusal is None:
                 self._refusal = refusal
@@ -228,7 +228,7 @@ class GroupCommit:
 
 
 def _deliver(group: list[PendingAppend]) -> None:
-    """Hand the answers of a group to callbacks and event loops, to each once."""
+    """Pass the answers of a group to callbacks and event loops, to each once."""
     loops: dict[asyncio.AbstractEventLoop, list[PendingAppend]] = {}
     for pending in group:
         if pending.future is not None:  # may be delivered twice: `_resolve` checks
@@ -247,7 +247,7 @@ def _deliver(group: list[PendingAppend]) -> None:
 
 
 def _resolve(group: list[PendingAppend]) -> None:
-    """In the event loop: answer its tasks."""
+    """Answer the tasks of an event loop, inside it."""
     for pending in group:
         future, answer = pending.future, pending.answer
         if future is None or future.done():
@@ -259,12 +259,12 @@ def _resolve(group: list[PendingAppend]) -> None:
 
 
 def copy_of(error: CompactorError) -> CompactorError:
-    """A copy of an error for another thread to raise: a traceback belongs to one."""
+    """Return a copy of an error for another thread to raise: a traceback belongs to one thread."""
     copy: CompactorError = type(error)(error.message, error.remedy)
     copy.__cause__ = error
     return copy
 
 
 def closed_error(what: str) -> Unavailable:
-    """The error of appends to a segment that takes nothing more."""
+    """Return the error of appends to a segment that accepts no more."""
     return Unavailable(what, "append to the segment that the topic has open now")

@@ -1,20 +1,20 @@
-"""How far a segment that is appended to may be read: a file of 256 bytes beside it, which its writer keeps mapped.
+"""The high watermark of an open segment: a file of 256 bytes beside it, which its writer keeps mapped.
 
     0, 64    two copies: 8 number | 8 flushed bytes | 8 visible bytes | 8 entries | 8 next offset | 1 version | 4 CRC32C
-    128      who writes: 4 process id | 1 length | host name | zeros | (at 252) 4 CRC32C
+    128      the writer: 4 process id | 1 length | host name | zeros | (at 252) 4 CRC32C
 
-Readers in other processes go up to the high watermark and no further, so no reader sees an entry that a power cut could
-take back while its id goes to another message. The writer writes one copy, then the other, before it acknowledges. So a
-writer that is killed between two bytes, or a flipped bit, spoils one copy, and the other says the same or is what was
-before. The copy with the greater number counts. A reader that finds both torn was overtaken twice while it read, and
-reads again. A copy's CRC32C continues from that of the segment's header, so the file of an earlier segment of the same
-name says nothing.
+Readers in other processes read up to the high watermark and no further, so no reader sees an entry that a power cut
+could revoke while its id goes to another message. The writer writes one copy, then the other, before it acknowledges.
+If the writer is killed between two bytes, or a bit flips, one copy is invalid, and the other holds the same or the
+previous value. The copy with the greater number counts. A reader to which both look torn was overtaken twice while it
+read, and reads again. A copy's CRC32C continues from that of the segment's header, so the file of an earlier segment of
+the same name is never valid.
 
 Files of version 1 have no version byte, and two slots that are written in turn: if one of them is damaged, the other
-may be older than what was acknowledged, so it is not `certain`, and the frames decide (segment_reader.py).
+may be older than the last acknowledgement, so it is not `certain`, and the frames decide (segment_reader.py).
 
-The file is never flushed: what it says after a power cut is old or nothing, never too much. Must not know: frames, what
-is in them.
+The file is never flushed: after a power cut it is outdated or invalid, never ahead. Must not know: frames, their
+content.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _WRITER_AT = 128
 _WRITER_BYTES = 128
 _BYTES = _WRITER_AT + _WRITER_BYTES
 _READS = 5
-"""How often both copies may look torn before there is nothing in them: a writer takes microseconds for one."""
+"""Reads after which both copies count as invalid if they look torn: a writer takes microseconds for one."""
 _HOST_BYTES = _WRITER_BYTES - _WRITER.size - _CHECKSUM.size
 
 
 @dataclass(frozen=True)
 class HighWatermark:
-    """Bytes of the segment that are durable, bytes that may be read, and what these hold.
+    """The durable bytes of the segment, the readable bytes, and the entries and offsets in these.
 
-    `certain`: False for a damaged file of version 1: more may have been flushed and visible than it says.
+    `certain`: False for a damaged file of version 1: more may have been flushed and visible.
     """
 
     flushed: int
@@ -61,19 +61,19 @@ class HighWatermark:
 
 @dataclass(frozen=True)
 class WritingProcess:
-    """Who appends to a segment."""
+    """The process that appends to a segment."""
 
     pid: int
     host: str
 
 
 class HighWatermarkWriter:
-    """Keeps the file up to date. For the holder of the segment's lock alone."""
+    """The writer of the file. Only for the holder of the segment's lock."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self._seed = seed
-        found = _newest(_read(path), seed)
-        self._number = found.number if found else 0
+        newest = _newest(_read(path), seed)
+        self._number = newest.number if newest else 0
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode(path.parent))
         try:
             if os.fstat(self._descriptor).st_size != _BYTES:
@@ -88,7 +88,7 @@ class HighWatermarkWriter:
         self._map[_WRITER_AT:] = writer + _CHECKSUM.pack(google_crc32c.value(writer))
 
     def publish(self, end: HighWatermark) -> None:
-        """Let readers go so far."""
+        """Let readers read up to `end`."""
         self._number += 1
         copy = _VALUES.pack(self._number, end.flushed, end.visible, end.entries, end.next_offset) + _VERSION
         copy += _CHECKSUM.pack(google_crc32c.extend(self._seed, copy))
@@ -96,7 +96,7 @@ class HighWatermarkWriter:
             self._map[at : at + len(copy)] = copy
 
     def flush(self) -> None:
-        """Make it durable: needed once, when it has to say less than before."""
+        """Make the file durable: needed once, when the watermark was lowered."""
         self._map.flush()
         os.fsync(self._descriptor)
 
@@ -112,19 +112,22 @@ class HighWatermarkWriter:
 
 
 def read_high_watermark(path: Path, seed: int) -> HighWatermark | None:
-    """What the file says; None if there is none, or none of this segment that is whole. `seed`: the header's CRC32C."""
+    """Return the high watermark; None if there is no file, or no valid copy of this segment.
+
+    `seed`: the CRC32C of the segment's header.
+    """
     for _ in range(_READS):
         data = _read(path)
-        found = _newest(data, seed)
-        if found:
-            return found.end
+        newest = _newest(data, seed)
+        if newest:
+            return newest.end
         if len(data) < _BYTES:
             return None
     return None
 
 
 def read_writing_process(path: Path) -> WritingProcess | None:
-    """Who last opened the segment for appending; None if the file does not say."""
+    """Return the process that last opened the segment for appending; None if the file does not name one."""
     record = _read(path)[_WRITER_AT:]
     if len(record) < _WRITER_BYTES:
         return None
@@ -141,7 +144,7 @@ class _Copy(NamedTuple):
 
 
 def _newest(data: bytes, seed: int) -> _Copy | None:
-    copies = [found for at in _COPIES_AT if (found := _whole(data, at, _VERSION, seed))]
+    copies = [copy for at in _COPIES_AT if (copy := _whole(data, at, _VERSION, seed))]
     if not copies:
         return _newest_of_version_1(data, seed)
     return max(copies, key=lambda copy: copy.number)
@@ -159,7 +162,7 @@ def _newest_of_version_1(data: bytes, seed: int) -> _Copy | None:
 
 
 def _whole(data: bytes, at: int, version: bytes, seed: int) -> _Copy | None:
-    """The copy at that place, if it is of that version and its checksum is right."""
+    """Return the copy at that position, if it has that version and its checksum is right."""
     end = at + _VALUES.size + len(version)
     copy, checksum = data[at:end], data[end : end + _CHECKSUM.size]
     if not copy.endswith(version) or checksum != _CHECKSUM.pack(google_crc32c.extend(seed, copy)):

@@ -1,7 +1,7 @@
 """Holding a topic's writer lease for as long as a piece of work takes.
 
-The lease lives in SQL (`MetadataStore.leases`): it has a TTL, and a token that grows with each owner and fences
-the owners before. Here it is waited for, renewed every third of its TTL, and released.
+The lease is stored in SQL (`MetadataStore.leases`): it has a TTL, and a token that grows with each owner and fences
+earlier owners. This module waits for it, renews it every third of its TTL, and releases it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from storage.metadata.records import Lease
 
 _POLL_SECONDS = 0.2
 OnHeld = Callable[[LeaseHeld], object]
-"""Is called once when a lease is waited for, with who holds it."""
+"""A callback that is called once, with the current owner, when a lease must be waited for."""
 Renewing = Callable[[Lease, Callable[[], object]], AbstractContextManager[object]]
-"""Renews a lease inside its context, and calls the function if it is lost to another."""
+"""A context manager that renews a lease, and calls the function if another owner has taken it."""
 
 
 @contextmanager
@@ -32,10 +32,10 @@ def writer_lease(
     renewing: Renewing | None = None,
     on_held: OnHeld = lambda _: None,
 ) -> Iterator[Lease]:
-    """Inside the context the topic's lease is `owner`'s; `on_fenced` is called if it is lost to another.
+    """Hold the topic's lease for `owner` inside the context; call `on_fenced` if another owner takes it.
 
-    Waits up to `wait_ms` for another holder to finish or expire, then raises LeaseHeld, which names it. `renewing`:
-    who renews it; None: a thread of its own (for many leases: storage/log/lease_renewer.py).
+    Waits up to `wait_ms` for another owner to finish or expire, then raises LeaseHeld, which names it. `renewing`:
+    renews the lease; None: a thread of its own (for many leases: storage/log/lease_renewer.py).
     """
     leases = environment.metadata.leases
     lease = _acquire(environment, topic_id, owner, wait_ms, on_held)
@@ -50,10 +50,10 @@ def writer_lease(
 
 @contextmanager
 def afterwards(release: Callable[[], object]) -> Iterator[None]:
-    """Call `release` at the end of the context; that it cannot changes nothing of what happened inside.
+    """Call `release` at the end of the context, and ignore its errors: what it releases expires anyway.
 
-    For what ends by itself some time later. Raised, it would hide the error before it, or make work that is committed
-    look as if it had failed: who then imports again has every message twice.
+    If its error were raised, it would hide the error before it, or make committed work look failed: a second import
+    would then append every message twice.
     """
     try:
         yield

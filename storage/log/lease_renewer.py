@@ -1,13 +1,13 @@
-"""Renews the leases of all open logs of a process, and rolls the logs that are old or asked to roll.
+"""The renewal of all leases of a process, and the rolls of its logs that are old or have a request to roll.
 
-A TopicLog alone has a thread for either; a thousand of them would ask SQL five thousand times a second. Here one
-thread polls for all logs, with one statement for some hundred, and one renews all leases, in one transaction for some
-hundred. What a log does about it (it rolls, or releases its segment) waits for disks and databases, so it runs in
-pools, one for rolls and one for fenced logs: neither thread ever waits for a log, and no log's failure reaches another.
+A TopicLog alone has a thread for each; a thousand of them would query SQL five thousand times a second. Here one thread
+polls for all logs, with one statement for several hundred, and one renews all leases, in one transaction for several
+hundred. The log's reaction (a roll, or the release of its segment) waits for disks and databases, so it runs in pools,
+one for rolls and one for fenced logs: neither thread ever waits for a log, and no log's failure reaches another.
 
-`on_fenced` of a log that was fenced, or whose topic was deleted (S8), is called once; then the log is not watched any
-more. All that fails otherwise is tried again, at the next poll or renewal. The commit, not this module, decides who may
-work, as in storage/heartbeat.py. Must not know: segments, files.
+`on_fenced` of a log that was fenced, or whose topic was deleted (S8), is called once; then the log is no longer
+watched. Any other failure is retried, at the next poll or renewal. The commit, not this module, decides which process
+may write, as in storage/heartbeat.py. Must not know: segments, files.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from storage.metadata.records import Lease
 from storage.metadata.store import MetadataStore
 
 POLL_SECONDS = 0.2
-"""How often a writer checks whether its segment is too old, or whether a roll was requested."""
+"""The interval at which a writer checks the age of its segment, and requests to roll."""
 RENEW_SECONDS = LEASE_TTL_MS / 3000
 AT_ONCE = 500
-"""Leases in one transaction."""
+"""The leases of one transaction."""
 POOL = 4
-"""Logs that roll at once, and fenced ones that give up their segments."""
+"""Logs that roll at the same time, and fenced ones that release their segments."""
 _TICKS = 10
-"""In the time from a renewal to the next one: a lease whose row was locked is tried again a tick later."""
+"""Ticks between two renewals: a lease whose row was locked is tried again a tick later."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class _Watched:
-    """A lease or an open log, and the work that is under way for it, one at a time."""
+    """A lease or an open log, and its running work, one piece at a time."""
 
     on_fenced: Callable[[], object]
     work: Future[None] | None = field(default=None, init=False)
@@ -68,7 +68,7 @@ AnyWatched = TypeVar("AnyWatched", bound=_Watched)
 
 
 class LeaseRenewer:
-    """A context manager, which outlives its logs. Safe to share between threads."""
+    """The renewer of a process: a context manager that outlives its logs. Thread-safe."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class LeaseRenewer:
 
     @contextmanager
     def renewing(self, lease: Lease, on_fenced: Callable[[], object]) -> Iterator[None]:
-        """Inside, the lease is renewed; `on_fenced` is called, once, if it is lost. Raises Unavailable at the end."""
+        """Renew the lease inside the context; call `on_fenced`, once, if it is lost. Raises Unavailable at the end."""
         with self._watching(_HeldLease(on_fenced, lease)):
             yield
 
@@ -119,16 +119,17 @@ class LeaseRenewer:
         roll: Callable[[], object],
         on_fenced: Callable[[], object],
     ) -> Iterator[None]:
-        """Inside, `roll` is called if the log is old, or a roll was requested; `is_old` must not wait.
+        """Call `roll` inside the context if the log is old, or a roll was requested; `is_old` must not wait.
 
-        `on_fenced` is called, once, if the topic is gone, or if `roll` finds that it or the lease is. A caller that
-        leaves waits for what has begun, and nothing begins after. Raises Unavailable at the end.
+        `on_fenced` is called, once, if the topic is deleted, or if `roll` discovers that the topic or the lease is
+        lost. A caller that leaves the context waits for running work, and no work begins after. Raises Unavailable at
+        the end.
         """
         with self._watching(_OpenLog(on_fenced, topic_id, is_old, roll)):
             yield
 
     def poll(self) -> list[Future[None]]:
-        """Poll for all open logs once; the work that begins. Raises Unavailable, Misconfigured."""
+        """Poll for all open logs once; return the work that begins. Raises Unavailable, Misconfigured."""
         logs = [log for log in self._watched_of(_OpenLog) if not log.busy]
         requested = self._metadata.segments.roll_requests([log.topic_id for log in logs]) if logs else {}
         begun: list[Future[None] | None] = []
@@ -140,7 +141,7 @@ class LeaseRenewer:
         return [work for work in begun if work is not None]
 
     def renew(self) -> list[Future[None]]:
-        """Renew all leases once; the work that begins for those that are lost."""
+        """Renew all leases once; return the work that begins for those that are lost."""
         return self._renew(self._watched_of(_HeldLease))[0]
 
     def _watched_of(self, kind: type[AnyWatched]) -> list[AnyWatched]:
@@ -179,7 +180,7 @@ class LeaseRenewer:
             log.failing = False
         except (Fenced, TopicNotFound):
             self._fence(log)
-        except Exception as error:  # it is tried again at the next poll
+        except Exception as error:  # the next poll tries again
             level = logging.DEBUG if log.failing else logging.WARNING
             log.failing = True
             known = isinstance(error, CompactorError)
@@ -194,14 +195,14 @@ class LeaseRenewer:
             _log.exception("a fenced log failed to release its segment")
 
     def _renew(self, held: Sequence[_HeldLease]) -> tuple[list[Future[None]], list[_HeldLease]]:
-        """What was begun for those that are lost; and those that are to be tried again soon."""
+        """Renew leases; return the work that began for lost ones, and those to try again soon."""
         begun: list[Future[None]] = []
         again: list[_HeldLease] = []
         for first in range(0, len(held), AT_ONCE):
             batch = held[first : first + AT_ONCE]
             try:
                 lost, busy = self._metadata.leases.renew_many([watched.lease for watched in batch], LEASE_TTL_MS)
-            except Exception as error:  # the next ones may be luckier, and these the next time
+            except Exception as error:  # the next renewal tries these again
                 _log.warning("%d leases cannot be renewed now: %s", len(batch), error)
                 continue
             lost_ones, busy_ones = set(lost), set(busy)
@@ -216,7 +217,7 @@ class LeaseRenewer:
             try:
                 self.poll()
                 failing = False
-            except Exception as error:  # a thread that ends here would roll nothing ever after
+            except Exception as error:  # the thread must survive: it rolls all logs
                 if not failing:
                     _log.warning("roll requests of open logs cannot be polled now: %s", error)
                 failing = True
@@ -228,12 +229,14 @@ class LeaseRenewer:
             tick = (tick + 1) % _TICKS
             try:
                 again = self._renew(self._due(tick, again))[1]
-            except Exception:  # a thread that ends here would lose all leases
+            except Exception:  # the thread must survive: it renews all leases
                 _log.exception("leases cannot be renewed now")
 
     def _due(self, tick: int, again: list[_HeldLease]) -> list[_HeldLease]:
-        """Return the leases to renew in a tick: all of them once a turn, and at once after the process was paused for
-        as long as a lease lasts: another one may have taken them."""
+        """Return the leases to renew in a tick: all of them once in `_TICKS` ticks, else those to try again.
+
+        All are due also after the process was paused for as long as a lease lasts: another process may have taken them.
+        """
         now = self._clock.now_ms()
         if tick and abs(now - self._renewed_at) < LEASE_TTL_MS:
             return again
@@ -244,6 +247,6 @@ class LeaseRenewer:
 def _is_old(log: _OpenLog) -> bool:
     try:
         return log.is_old()
-    except Exception:  # the others are polled all the same
+    except Exception:  # the other logs are still polled
         _log.exception("the age of the segment of topic %d is not known", log.topic_id)
         return False

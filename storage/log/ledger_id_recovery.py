@@ -1,14 +1,14 @@
-"""The ledger ids of segments that the database has lost: they are kept for their files.
+"""The ledger ids of segments that the database has lost: they stay reserved for their files.
 
-After a database was restored it gives out ids again that segments of the log already have. One that goes to another
-topic first would keep its file from being taken up again (orphan_segments.py). So before a process gives out an id, it
-scans its log directory once, and raises the sequence above what the files say that no row names.
+After a database was restored it assigns ids again that segments of the log already have. If another topic got such an
+id first, its file could not be adopted again (orphan_segments.py). So before a process allocates an id, it scans its
+log directory once, and raises the sequence above the ids in files that no row names.
 
 Costs one listing of each topic's folder, one statement, and 64 bytes read of each file that no row names. A file that
-cannot be read, or whose header is damaged, keeps no id; it is logged, and refused when its topic is opened. Services of
-other machines have files of their own: each looks when it starts.
+cannot be read, or whose header is damaged, reserves no id; it is logged, and refused when its topic is opened. Services
+of other machines have files of their own: each scans when it starts.
 
-May go wrong: Unavailable, Misconfigured. Must not know: how segments are taken up.
+Errors: Unavailable, Misconfigured. Must not know: the adoption of segments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def keep_lost_ids(metadata: MetadataStore, log: LogDirectory) -> None:
-    """Let no ledger id be given out that a file in `log` has; a directory is scanned once."""
+    """Reserve every ledger id that a file in `log` has; a directory is scanned once."""
     uid = log.known_uid
     if uid is None or log.ids_are_kept.is_set():
         return
@@ -42,14 +42,14 @@ def keep_lost_ids(metadata: MetadataStore, log: LogDirectory) -> None:
 
 
 def _unnamed(folder: Path, named: Collection[int]) -> Iterator[SegmentHeader]:
-    """The headers of the files in a topic's folder that no row names."""
+    """Yield the headers of the files in a topic's folder that no row names."""
     for first in first_offsets_in(folder):
         if first in named:
             continue
         files = SegmentPaths(folder, first)
         try:
             header = header_in(files)
-        except ObjectMissing:  # a sweeper was here
+        except ObjectMissing:  # a sweeper removed it
             continue
         except CompactorError as error:
             header = str(error)

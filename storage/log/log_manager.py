@@ -1,24 +1,23 @@
-"""Manages the logs of topics: rolls active segments, seals rolled ones, removes files that ledgers have replaced.
+"""The manager of topics' logs: rolls active segments, seals rolled ones, removes files that ledgers have replaced.
 
-    roll    the open segment is closed, by its writer if one lives, or by the service that has its log directory if it
-            is another one (they are asked through SQL), else here, under the lease; also when it is older than
-            `segment.ms` and no writer has it open
+    roll    the open segment is closed: by its writer if one lives, or by another service that has its log directory
+            (both get the request through SQL), else here, under the lease; also when it is older than `segment.ms` and
+            no writer has it open
     seal    a rolled segment becomes a sealed ledger: objects first, then one transaction; its messages keep their ids
-    sweep   files of sealed segments go after `file.delete.delay`, then their rows; so does the folder of a topic that
-            was deleted (S8); files that hold messages and that no row names are set aside (orphan_segments.py)
+    sweep   files of sealed segments are removed after `file.delete.delay`, then their rows; so is the folder of a
+            deleted topic (S8); files that hold messages and that no row names are set aside (orphan_segments.py)
 
-A segment whose sealers die (out of memory) is given up after `MAX_SEALING_TRIES`; then only an operator seals it. In
-a process that must not die, only what is small is sealed; the rest is left to the process that is woken for it
+A segment whose sealers died (out of memory) is abandoned after `MAX_SEALING_TRIES`; then only an operator seals it. A
+process that must not die seals only small segments; the rest is left to the process that it wakes
 (LogDirectory.wake_sealer).
 
-Sealing may be done by any process that has the log directory and the store, beside the writer and beside other
-sealers: a segment is claimed by an attempt, and of two that seal the same one, one commits. Whatever is cut off leaves
-the segment rolled, or sealed, never both and never neither: the transaction decides which, and readers go by rows.
+Any process that has the log directory and the store may seal, beside the writer and other sealers: an attempt claims a
+segment, and of two attempts at the same one, one commits. An interruption leaves the segment rolled, or sealed, never
+both and never neither: the transaction decides, and readers follow the rows.
 
-May go wrong: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, SegmentNotLocal for a segment that is in
-another log directory, Misconfigured for a store that is another database's, any error of store and database. Memory:
-one segment, about four times its logical size (`segment.bytes`, storage/log/segment_lifecycle.py bounds it) and 250
-bytes a message.
+Errors: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, SegmentNotLocal for a segment in another log
+directory, Misconfigured for a store of another database, any error of store and database. Memory: one segment, about
+four times its logical size (`segment.bytes`, storage/log/segment_lifecycle.py bounds it) and 250 bytes a message.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import Sealer
 from storage.log.damaged import readable_rows
 from storage.log.lease import afterwards, writer_lease
-from storage.log.orphan_segments import behind
+from storage.log.orphan_segments import with_data_from
 from storage.log.segment import LocalSegment
 from storage.log.segment_lifecycle import roll_open_segment
 from storage.log.segment_tables import SegmentTableReader
@@ -49,21 +48,21 @@ from storage.owner import is_alive_here, owner_name
 from storage.store_identity import StoreIdentity
 
 ROLL_WAIT_MS = 10_000
-"""How long a writer may take to roll when it is asked to; it polls every `topic_log.POLL_SECONDS`."""
+"""The time that a writer has to roll on request; it polls every `topic_log.POLL_SECONDS`."""
 SEALER_WAIT_MS = 60_000
-"""How long the process that is woken to seal what is large may take."""
+"""The time that the process has which is woken to seal large segments."""
 SMALL_BYTES = 16 << 20
 SMALL_MESSAGES = 100_000
-"""A segment of that many logical bytes and messages at most takes less than 100 MiB to seal."""
+"""A segment of at most that many logical bytes and messages takes less than 100 MiB to seal."""
 SEALER_DEAD_MS = 60_000
-"""A sealer whose heartbeat is older than this has lost its segment."""
+"""The age of a heartbeat from which its sealer has lost the segment."""
 _HEARTBEAT_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class RecoveredLedger:
-    """What a segment became, and how many of its messages are lost."""
+    """The ledger of a segment, and the number of lost messages."""
 
     ledger: LedgerRecord
     lost: int
@@ -71,16 +70,16 @@ class RecoveredLedger:
 
 @dataclass(frozen=True)
 class LogManager:
-    """Manages the logs of topics whose segments are in the log directory. `owner`: unique to one piece of work."""
+    """The manager of the logs whose segments are in the log directory. `owner`: unique to one piece of work."""
 
     environment: Environment
     owner: str = field(default_factory=owner_name)
 
     def roll_and_seal(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS) -> tuple[LedgerRecord, ...]:
-        """Roll the active segment and seal all that is rolled, so that what is there now is in ledgers.
+        """Roll the active segment and seal all rolled ones, so that all present messages are in ledgers.
 
-        Raises LeaseHeld for a writer that does not roll when it is asked to, or another sealer that does not finish,
-        within `wait_ms` each; Misconfigured for a segment in another log directory that no process there seals.
+        Raises LeaseHeld for a writer that does not roll on request, or another sealer that does not finish, within
+        `wait_ms` each; Misconfigured for a segment in another log directory that no process there seals.
         """
         self.roll(topic, wait_ms)
         end = self._rolled_end(topic)
@@ -90,7 +89,7 @@ class LogManager:
             wait_ms = max(wait_ms, SEALER_WAIT_MS)
         deadline = self.environment.clock.now_ms() + wait_ms
         while unsealed := self.rolled(topic, end):
-            if not self._is_kept_elsewhere(unsealed[0]):
+            if not self._is_at_another_service(unsealed[0]):
                 self.environment.log.check(topic.name, unsealed[0])
             if self.environment.clock.now_ms() >= deadline:
                 raise self._unsealed(topic, unsealed[0], wait_ms)
@@ -99,7 +98,10 @@ class LogManager:
         return tuple(sealed)
 
     def try_roll_and_seal(self, topic: TopicRecord) -> CompactorError | None:
-        """As `roll_and_seal`; why something is left: a writer or sealer has it, it is elsewhere, or it is damaged."""
+        """Roll and seal as `roll_and_seal` does; return the error if messages remain unsealed, None otherwise.
+
+        A writer or sealer holds them, they are in another log directory, or they are damaged.
+        """
         try:
             self.roll_and_seal(topic)
         except (LeaseHeld, Misconfigured, DataLoss) as error:
@@ -107,7 +109,7 @@ class LogManager:
         return None
 
     def _unsealed(self, topic: TopicRecord, segment: SegmentRecord, wait_ms: int) -> LeaseHeld:
-        """Why a segment is not sealed yet though its sealer was waited for."""
+        """Return the error for a segment that its sealer did not seal in time."""
         claims = {
             attempt.attempt_id: attempt
             for attempt in self.environment.metadata.attempts.of_topic(topic.id)
@@ -127,24 +129,23 @@ class LogManager:
         )
 
     def roll(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS, *, accept_loss: bool = False) -> None:
-        """Close the segment that is open now, if there is one. Raises LeaseHeld, ObjectDamaged (see
-        segment_lifecycle.py).
+        """Close the open segment, if there is one. Raises LeaseHeld, ObjectDamaged (segment_lifecycle.py).
 
-        `accept_loss`: also one that is damaged, with all offsets that it gave out; `seal_damaged` seals what is left.
-        The row of one whose file is gone is removed; which offsets it gave out is not known, so they are given out
+        `accept_loss`: also a damaged one, with every offset that it assigned; `seal_damaged` seals its readable
+        entries. The row of a segment whose file is missing is removed; its offsets are unknown, so they are assigned
         again.
 
-        What the database has lost of the log is taken up again, and rolled (orphan_segments.py); Misconfigured if it
-        cannot be.
+        Segments that the database has lost are adopted, and rolled (orphan_segments.py); raises Misconfigured if that
+        is impossible.
         """
         clock, segments = self.environment.clock, self.environment.metadata.segments
         requested: int | None = None
         deadline = 0
         while (segment := segments.find_open(topic.id)) is not None:
             if requested is not None and segment.ledger_id != requested:
-                return  # it was rolled, and the writer has gone on
+                return  # it was rolled, and the writer continues in the next one
             try:
-                if self._is_kept_elsewhere(segment):
+                if self._is_at_another_service(segment):
                     raise LeaseHeld(
                         f"the active segment of {topic.name} is in the log directory {segment.log_uid}, which another "
                         "service has",
@@ -176,9 +177,9 @@ class LogManager:
             roll_open_segment(self.environment, topic, lease, accept_loss=accept_loss)
 
     def roll_old(self, failing: dict[str, str]) -> int:
-        """Close the open segments here that are older than `segment.ms` and that no writer has open; how many.
+        """Close the open segments here that are older than `segment.ms` and have no writer; return their number.
 
-        A writer checks the age by itself. `failing`: why one cannot be rolled, by topic.
+        A writer checks the age by itself. `failing`: the reasons for segments that cannot be rolled, by topic.
         """
         uid = self.environment.log.known_uid
         if uid is None:
@@ -203,8 +204,11 @@ class LogManager:
         return rolled
 
     def _is_behind_its_log(self, topic: TopicRecord) -> bool:
-        """Whether files here hold messages from the topic's end on that no row names: the database was restored."""
-        files = behind(self.environment.log.of_topic(topic.uid), 0)
+        """Return whether files here hold messages, from the topic's end on, that no row names.
+
+        Then the database was restored from a backup.
+        """
+        files = with_data_from(self.environment.log.of_topic(topic.uid), 0)
         if not files:
             return False
         try:
@@ -214,30 +218,34 @@ class LogManager:
         named = {segment.first_offset for segment in self.environment.metadata.segments.of_topic(topic.id)}
         return now.uid == topic.uid and any(first >= now.next_offset and first not in named for first in files)
 
-    def _is_kept_elsewhere(self, segment: SegmentRecord) -> bool:
-        """Whether a service that lives has the segment's log directory, and this is another one: it rolls and seals
-        what it is asked to, whether it has the topic's log open or not (api/background/maintenance_loop.py)."""
+    def _is_at_another_service(self, segment: SegmentRecord) -> bool:
+        """Return whether another live service has the segment's log directory.
+
+        That service rolls and seals on request, even if it does not have the topic's log open
+        (api/background/maintenance_loop.py).
+        """
         if segment.log_uid == self.environment.log.known_uid:
             return False
         return any(service.log_uid == segment.log_uid for service in self.environment.metadata.services.live())
 
     def seal(self, topic: TopicRecord, *, again: bool = False) -> Iterator[LedgerRecord]:
-        """Seal what of a topic is rolled now, the oldest first; segments that another sealer has are left to it.
+        """Seal the rolled segments of a topic, the oldest first; another sealer's segments are left to it.
 
-        What is rolled meanwhile is for the next call, so this ends however fast the topic is written. A segment that
-        is damaged, or was given up, is passed over, and raised as DataLoss or Misconfigured when all others had their
-        turn. `again`: seal what was given up, too.
+        Segments that are rolled meanwhile are left to the next call, so this ends at any rate of appends. A segment
+        that is damaged, or was abandoned, is skipped, and raised as DataLoss or Misconfigured after all others.
+        `again`: seal abandoned segments, too.
         """
         yield from self._seal_below(topic, self._rolled_end(topic), again=again)
 
     def seal_damaged(self, topic: TopicRecord) -> Iterator[RecoveredLedger]:
-        """As `seal` again; but of what is damaged or gone seal what is left: the rest is lost for good."""
+        """Seal as `seal` does with `again`; of a damaged or missing segment the readable entries: the rest is lost for
+        good."""
         end = self._rolled_end(topic)
         while (claimed := self._claim(topic, self._sealable(topic, end), end, again=True)) is not None:
             yield self._sealed(topic, *claimed, accept_loss=True)
 
     def _rolled_end(self, topic: TopicRecord) -> int:
-        """The offset behind all that is rolled now."""
+        """Return the offset after all segments that are rolled now."""
         return max((segment.content.last_offset + 1 for segment in self.rolled(topic) if segment.content), default=0)
 
     def _seal_below(self, topic: TopicRecord, end: int, *, again: bool = False) -> Iterator[LedgerRecord]:
@@ -256,10 +264,10 @@ class LogManager:
             yield sealed.ledger
         if damaged:
             raise next(iter(damaged.values()))
-        self._check_given_up(topic, waiting)
+        self._check_abandoned(topic, waiting)
 
     def _sealable(self, topic: TopicRecord, end: int) -> list[SegmentRecord]:
-        """What waits to be sealed and is here."""
+        """Return the segments that wait to be sealed and are here."""
         uid = self.environment.log.known_uid
         return [segment for segment in self.rolled(topic, end) if segment.log_uid == uid]
 
@@ -272,13 +280,13 @@ class LogManager:
         *,
         again: bool = False,
     ) -> tuple[SegmentRecord, Attempt] | None:
-        """The oldest segment that may be sealed here; nothing is written where there is none."""
+        """Claim the oldest segment that may be sealed here; write nothing if there is none."""
         others = {
             *damaged,
             *(segment.ledger_id for segment in waiting if self.environment.log.wake_sealer and not _is_small(segment)),
         }
-        given_up = () if again else self._given_up(topic, waiting)
-        if all(segment.ledger_id in others or segment in given_up for segment in waiting):
+        abandoned = () if again else self._abandoned(topic, waiting)
+        if all(segment.ledger_id in others or segment in abandoned for segment in waiting):
             return None
         uid = self.environment.log.known_uid
         assert uid is not None, "a segment is in it"
@@ -290,20 +298,20 @@ class LogManager:
             failpoint(Failpoint.SEAL_CLAIMED)
         return claimed
 
-    def _check_given_up(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> None:
-        """Raises Misconfigured for a segment that was tried too often, unless the last try may be under way."""
-        for segment in self._given_up(topic, waiting):
+    def _check_abandoned(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> None:
+        """Raise Misconfigured for a segment that was tried too often, unless the last try may still run."""
+        for segment in self._abandoned(topic, waiting):
             if segment.content is not None:
                 raise Misconfigured(
                     f"the segment {segment.ledger_id} of {topic.name} ({segment.content.messages} messages, "
-                    f"{segment.content.logical_bytes} bytes) is given up: of {segment.sealing_tries} tries to seal "
-                    "it none was finished; their processes died, ran out of memory, or lost the database and ended",
+                    f"{segment.content.logical_bytes} bytes) is not sealed any more: none of {segment.sealing_tries} "
+                    "tries finished; their processes died, ran out of memory, or lost the database and ended",
                     "seal it by hand where there is more memory, and lower segment.bytes (docs/operations.md)",
                     is_public=True,
                 )
 
-    def _given_up(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> list[SegmentRecord]:
-        """Those that were tried too often, unless the last try may be under way, or stopped while its process lives."""
+    def _abandoned(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> list[SegmentRecord]:
+        """Return the segments that were tried too often, except those whose last sealer still lives."""
         too_often = [segment for segment in waiting if segment.tried_too_often]
         if not too_often:
             return []
@@ -335,7 +343,7 @@ class LogManager:
     def _trying(self, attempt: Attempt) -> Iterator[None]:
         """Finish the attempt at the end. It counts as a try if memory runs out, or if this process dies before.
 
-        If the database is away at the end, the next claim sees that this process lives (sealing.py).
+        If the database is unreachable at the end, the next claim sees that this process lives (sealing.py).
         """
         ran_out = False
 
@@ -353,36 +361,36 @@ class LogManager:
                 raise
 
     def _rows(self, topic: TopicRecord, segment: SegmentRecord, accept_loss: bool) -> tuple[pa.Table, int]:
-        """All rows of a segment, and how many of its messages are not among them."""
+        """Return all rows of a segment, and the number of its messages that are not among them."""
         try:
             return SegmentTableReader(self.environment.log).table(topic, segment), 0
         except DataLoss:
             if not accept_loss or segment.content is None:
                 raise
-        found = readable_rows(LocalSegment.of(self.environment.log, topic, segment), segment.content)
-        return found.table, found.lost
+        readable = readable_rows(LocalSegment.of(self.environment.log, topic, segment), segment.content)
+        return readable.table, readable.lost
 
     def sweep(self, topic: TopicRecord | None = None, failing: dict[str, str] | None = None) -> int:
-        """Remove the files of segments that were sealed long enough ago; how many (sweep.py).
+        """Remove the files of segments that were sealed long enough ago; return their number (sweep.py).
 
-        Of one topic, cheap enough to be called all the time; or of all topics, and then what no row names, too. What
-        cannot be removed holds up nothing else: `failing` gets a reason by topic (by uid, if it was deleted); where
-        there is none, Unavailable is raised when all others had their turn.
+        Of one topic, cheap enough to be called frequently; or of all topics, and then also files that no row names. A
+        file that cannot be removed stops nothing else: `failing` gets a reason by topic (by uid, if it was deleted);
+        without it, Unavailable is raised after all others.
         """
         failed: dict[str, str] = {} if failing is None else failing
-        removed = LogSweep(self.environment, self._take_up).sweep(topic, failed)
+        removed = LogSweep(self.environment, self._adopt_lost).sweep(topic, failed)
         if failing is None and failed:
             owner, why = next(iter(failed.items()))
             raise Unavailable(f"files of {owner} are not swept: {why}", "see to the log directory, then try again")
         return removed
 
-    def _take_up(self, topic: TopicRecord) -> None:
-        """Let the topic have again what the database has lost of its log."""
+    def _adopt_lost(self, topic: TopicRecord) -> None:
+        """Let the topic adopt the segments that the database has lost."""
         if self._is_behind_its_log(topic):
             self.roll(topic, 0)
 
     def rolled(self, topic: TopicRecord, end: int | None = None) -> tuple[SegmentRecord, ...]:
-        """The segments that wait to be sealed; with `end`, of those that begin below this offset."""
+        """Return the segments that wait to be sealed; with `end`, those that begin below this offset."""
         return tuple(
             segment
             for segment in self.environment.metadata.segments.of_topic(topic.id)
@@ -391,7 +399,7 @@ class LogManager:
 
 
 def _is_small(segment: SegmentRecord) -> bool:
-    """Whether sealing takes little memory, and no sealer has died over it."""
+    """Return whether sealing takes little memory, and no sealer has died over it."""
     content = segment.content
     if content is None or segment.sealing_tries:
         return False

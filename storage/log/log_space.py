@@ -1,11 +1,11 @@
-"""Whether a log directory has room for more: appends are refused before its disk is full.
+"""The room of a log directory: appends are refused before its disk is full.
 
-Two limits: how many bytes of rolled segments may wait to be sealed, which grow while the object store is away; and how
-many bytes of the disk stay free, for the operator who frees space. What is refused was never taken, and appends
-continue by themselves when there is room again.
+Two limits: the bytes of rolled segments that may wait to be sealed, which grow while the object store is unreachable;
+and the bytes of the disk that stay free, for the operator who frees space. A refused entry was never accepted, and
+appends continue by themselves when there is room again.
 
-Asked before each append, so what was found counts for a moment: `DISK_MS` for the disk, `ROLLED_MS` for what is rolled.
-If that cannot be asked, what was found before counts. May go wrong: StorageFull. Must not know: SQL, segments.
+The room is checked before each append, so a measurement counts for a moment: `DISK_MS` for the disk, `ROLLED_MS` for
+rolled segments. If a measurement fails, the last one counts. Errors: StorageFull. Must not know: SQL, segments.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ ROLLED_MS = 1000
 
 @dataclass(frozen=True)
 class LogRoom:
-    """The room of a log directory at one moment. `refusal`: the reason why nothing is appended; None: appends pass.
+    """The room of a log directory at one moment. `refusal`: the reason why appends are refused; None: they are
+    accepted.
 
-    `free_bytes` None: the disk cannot be asked. `least_free_bytes`: appends are refused below it."""
+    `free_bytes` None: the disk cannot be measured. `least_free_bytes`: the limit below which appends are refused.
+    """
 
     free_bytes: int | None = 0
     least_free_bytes: int = 0
@@ -35,7 +37,7 @@ class LogRoom:
 
 
 class LogSpace:
-    """The limits of one log directory in this process. Safe to share between threads."""
+    """The limits of one log directory in this process. Thread-safe."""
 
     def __init__(
         self,
@@ -46,7 +48,10 @@ class LogSpace:
         max_rolled_bytes: int = 0,
         min_free_bytes: int = 0,
     ) -> None:
-        """`rolled_bytes`: of the directory's segments that wait to be sealed. A limit of 0 is none."""
+        """Create the limits. `rolled_bytes` returns the bytes of the directory's segments that wait to be sealed.
+
+        A limit of 0 is none.
+        """
         self._clock = clock
         self._folder = folder
         self._rolled_bytes = rolled_bytes
@@ -59,7 +64,7 @@ class LogSpace:
         self._free = min_free_bytes
 
     def check(self) -> None:
-        """Raises StorageFull if there is no room."""
+        """Raise StorageFull if there is no room."""
         self._measure()
         if self._free < self._min_free_bytes:
             raise StorageFull(
@@ -77,7 +82,7 @@ class LogSpace:
             )
 
     def room(self) -> LogRoom:
-        """Return the room that there is now, for reports."""
+        """Return the present room, for reports."""
         refusal = None
         try:
             self.check()
@@ -90,7 +95,7 @@ class LogSpace:
         return LogRoom(free, self._min_free_bytes, refusal)
 
     def _measure(self) -> None:
-        """One thread looks, when it is time to; the others go by what was found before."""
+        """Measure in one thread, when a measurement is due; other threads use the last one."""
         now = self._clock.now_ms()
         if not _is_due(self._disk_at, DISK_MS, now) or not self._lock.acquire(blocking=False):
             return
@@ -102,7 +107,7 @@ class LogSpace:
                 self._rolled_at = now
                 self._rolled = self._rolled_bytes()
         except (CompactorError, OSError):
-            pass  # an append needs neither; what it needs itself it will say
+            pass  # the append itself reports what it cannot do
         finally:
             self._lock.release()
 

@@ -1,11 +1,12 @@
-"""Segments' files that no row names: what is left of a writer that died, or what the database has lost.
+"""Files of segments that no row names: the remains of a writer that died, or files that the database has lost.
 
-A writer makes a file before its row, and appends after the row is there. So a file that has no row, and a header alone,
-belongs to a writer that died in between. One that holds more had a row: the database is older than the log, because it
-was restored, and what the file holds was acknowledged. Such a file is never written over and never removed:
+A writer creates a file before its row, and appends after the row exists. So a file without a row that holds only a
+header belongs to a writer that died in between. A file that holds more had a row: the database is older than the log,
+because it was restored, and the messages in the file were acknowledged. Such a file is never overwritten and never
+removed:
 
-    it begins where the topic ends     it is taken up again as the topic's open segment (segment_lifecycle.py)
-    any other                          it is set aside: renamed, with the files that help, for an operator
+    it begins at the topic's end     the topic adopts it again as its open segment (segment_lifecycle.py)
+    any other                        it is set aside: renamed, with its side files, for an operator
 
 Must not know: SQL, leases.
 """
@@ -28,8 +29,10 @@ _log = logging.getLogger(__name__)
 
 
 def segments_in(folder: Path) -> dict[int, int]:
-    """The size of each segment's `.log` by its first offset (0: there is none), in the order of offsets; {} without a
-    folder."""
+    """Return the size of each segment's `.log` by its first offset (0: it is missing), in the order of offsets.
+
+    Empty without a folder.
+    """
     sizes: dict[int, int] = {}
     try:
         for file in folder.iterdir():
@@ -42,38 +45,42 @@ def segments_in(folder: Path) -> dict[int, int]:
 
 
 def first_offsets_in(folder: Path) -> list[int]:
-    """The first offsets of the `.log` files in a folder, ascending; [] without a folder. Asks for no file."""
+    """Return the first offsets of the `.log` files in a folder, ascending; empty without a folder. Opens no file."""
     try:
-        found = [_FILE.fullmatch(name) for name in os.listdir(folder)]
+        matches = [_FILE.fullmatch(name) for name in os.listdir(folder)]
     except FileNotFoundError:
         return []
-    return sorted(int(match[1]) for match in found if match and match[2] == "log")
+    return sorted(int(match[1]) for match in matches if match and match[2] == "log")
 
 
 def holds_data(size: int) -> bool:
-    """Whether a file of that size was ever appended to, and so had a row."""
+    """Return whether a file of that size was ever appended to, and so had a row."""
     return size > HEADER_BYTES
 
 
-def behind(folder: Path, end: int) -> list[int]:
-    """The first offsets of the files that hold data and begin at the topic's end or behind it, in order."""
-    return [first for first, size in segments_in(folder).items() if first >= end and holds_data(size)]
+def with_data_from(folder: Path, offset: int) -> list[int]:
+    """Return the first offsets, in order, of the files that hold data and begin at an offset or after it."""
+    return [first for first, size in segments_in(folder).items() if first >= offset and holds_data(size)]
 
 
 def header_in(files: SegmentPaths) -> SegmentHeader | str:
-    """What the header of a file says, or what is wrong with it. Raises ObjectMissing, Misconfigured, Unavailable."""
+    """Return the header of a file, or its defect. Raises ObjectMissing, Misconfigured, Unavailable."""
     with naming_file(files.log, "read"), files.log.open("rb") as file:
         return read_header(file.read(HEADER_BYTES))
 
 
 def set_aside(files: SegmentPaths) -> Path:
-    """Rename the files of a segment, durably, so that nothing here touches them again; the new path of its `.log`.
+    """Rename the files of a segment, durably, so that no process here touches them again; return the new `.log`.
 
     Raises OSError.
     """
     number = next(n for n in count(1) if not _aside(files.log, n).exists())
     size = files.log.stat().st_size
-    for path in (files.end, files.index, files.log):  # the log last: cut off here, the next call continues
+    for path in (
+        files.end,
+        files.index,
+        files.log,
+    ):  # the log last: if interrupted, the next call continues
         if path.exists():
             path.rename(_aside(path, number))
     sync_folder(files.folder)
@@ -83,7 +90,7 @@ def set_aside(files: SegmentPaths) -> Path:
 
 
 def files_set_aside(folder: Path) -> list[Path]:
-    """What `set_aside` made in a folder."""
+    """Return the files in a folder that `set_aside` renamed."""
     return [file for file in folder.iterdir() if _SET_ASIDE.fullmatch(file.name)]
 
 

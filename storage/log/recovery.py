@@ -1,11 +1,11 @@
-"""Recovery: what a segment that was left open holds, and where it is cut.
+"""Recovery: the content of a segment that was left open, and the byte at which it is cut.
 
-All frames are walked. The first that is not whole, be it torn, zeros or nonsense, ends the segment: nothing behind it
-was acknowledged under flush-every-append, because a flush makes all bytes before it durable. The high watermark, if it
-survived, says how far flushes had come: if frames are bad before that, acknowledged data is damaged, which is an error
-and no cut, unless the caller accepts the loss.
+All frames are read. The first invalid one (torn, zeros or other bytes) ends the segment: nothing after it was
+acknowledged under flush-every-append, because a flush makes all bytes before it durable. The high watermark, if it
+survived, records how far flushes had come: if frames before it are invalid, acknowledged data is damaged, which is an
+error and no cut, unless the caller accepts the loss.
 
-The index is rebuilt beside. Changes nothing; the writer that asked cuts. May go wrong: ObjectDamaged with file and
+The index is rebuilt in the same pass. Changes nothing; the calling writer cuts. Errors: ObjectDamaged with file and
 position. Memory: the largest entry, and 28 bytes for each 64 KiB of the segment.
 """
 
@@ -21,13 +21,14 @@ from storage.log.high_watermark import HighWatermark
 from storage.log.segment import LocalSegment, SegmentTally, WriterOptions
 from storage.log.sparse_index import FramePosition, SparseIndexBuilder
 
-RESTORE = "restore the file from a backup, or accept the loss of what is behind it (docs/operations.md)"
+RESTORE = "restore the file from a backup, or accept the loss of the bytes after it (docs/operations.md)"
 
 
 @dataclass(frozen=True)
 class RecoveryResult:
-    """What a segment holds up to `end`, the last byte of its last whole frame. `problem`: what is wrong behind it, if
-    anything is there; `size`: of the file as it was found.
+    """The content of a segment up to `end`, the last byte of its last whole frame.
+
+    `problem`: the defect of the bytes after it, if there are any; `size`: the size of the file before recovery.
     """
 
     tally: SegmentTally
@@ -38,9 +39,9 @@ class RecoveryResult:
     problem: str | None
 
 
-def check_header(path: Path, found: bytes, expected: SegmentHeader) -> None:
-    """Raises ObjectDamaged if a file is not the segment that its row says."""
-    header = read_header(found)
+def check_header(path: Path, data: bytes, expected: SegmentHeader) -> None:
+    """Raise ObjectDamaged if a file is not the segment that its row names."""
+    header = read_header(data)
     if isinstance(header, str):
         raise ObjectDamaged(f"the segment {path} is damaged at byte 0: {header}", RESTORE)
     if header != expected:
@@ -53,7 +54,7 @@ def check_header(path: Path, found: bytes, expected: SegmentHeader) -> None:
 
 
 def walked(descriptor: int, size: int, segment: LocalSegment, options: WriterOptions) -> RecoveryResult:
-    """What the file holds, whose header was checked."""
+    """Return the content of a file whose header was checked."""
     header, seed = segment.header, segment.header.checksum
     frames = FrameReader(descriptor, seed, FramePosition.first(header.first_offset), max(size, HEADER_BYTES))
     tally = SegmentTally(segment)
@@ -67,13 +68,13 @@ def walked(descriptor: int, size: int, segment: LocalSegment, options: WriterOpt
     return RecoveryResult(tally, pointers, bytes(index), frames.position, size, frames.problem)
 
 
-def check_loss(path: Path, found: RecoveryResult, end: HighWatermark | None) -> None:
-    """Raises ObjectDamaged if flushed bytes are behind the last whole frame."""
-    if end is None or end.flushed <= found.end:
+def check_loss(path: Path, result: RecoveryResult, end: HighWatermark | None) -> None:
+    """Raise ObjectDamaged if flushed bytes are after the last whole frame."""
+    if end is None or end.flushed <= result.end:
         return
-    problem = found.problem or "the file ends there"
+    problem = result.problem or "the file ends there"
     raise ObjectDamaged(
-        f"the segment {path} is damaged at byte {found.end}: {problem}; bytes up to {end.flushed}, "
-        f"{end.entries} entries, were flushed, and only {found.tally.entries} entries can be read",
+        f"the segment {path} is damaged at byte {result.end}: {problem}; bytes up to {end.flushed}, "
+        f"{end.entries} entries, were flushed, and only {result.tally.entries} entries can be read",
         RESTORE,
     )

@@ -1,15 +1,15 @@
-"""An unsealed segment: what its writer and readers agree on.
+"""An unsealed segment: the paths, places and options that its writer and readers share.
 
-A segment is one file and two that help, in the folder of its topic, named by its first offset:
+A segment is one file and two side files, in the folder of its topic, named by its first offset:
 
-    <first offset, 20 digits>.log      header and frames (frames.py); all that counts
-    <first offset, 20 digits>.end      how far it is flushed and may be read (high_watermark.py); rebuilt by recovery
+    <first offset, 20 digits>.log      header and frames (frames.py); the only file that counts
+    <first offset, 20 digits>.end      the flushed and readable end (high_watermark.py); rebuilt by recovery
     <first offset, 20 digits>.index    pointers to some frames (sparse_index.py); rebuilt by recovery
 
-Entry ids count from 0. Offsets are dense: an entry takes as many as its header says (entry.py), so one frame after the
-other, ids and offsets of a segment follow from its bytes.
+Entry ids count from 0. Offsets are dense: an entry takes as many as its header says (entry.py), so the ids and offsets
+of a segment follow from its bytes, frame by frame.
 
-Must not know: SQL, and which segments a topic has.
+Must not know: SQL, the list of a topic's segments.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from storage.metadata.records import SegmentContent, SegmentRecord, TopicRecord
 from storage.model import LogPosition, MessageId
 
 MAX_ENTRY_BYTES = (5 << 20) + (10 << 10)
-"""The largest entry that is taken unless set otherwise: Pulsar's maxMessageSize and its padding of a frame."""
+"""The default size of the largest entry: Pulsar's maxMessageSize and its padding of a frame."""
 MAX_PENDING_BYTES = 32 << 20
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -47,10 +47,10 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 @dataclass(frozen=True)
 class FlushPolicy:
-    """When appended entries are made durable.
+    """The rule by which appended entries become durable.
 
     `messages` 1: before each is acknowledged; M: acknowledged when written, flushed when M messages are not flushed.
-    `ms`: flushed at the latest that long after the first that is not. Both None: never, until the segment rolls.
+    `ms`: flushed at most that long after the first unflushed entry. Both None: never, until the segment rolls.
     """
 
     messages: int | None = 1
@@ -64,7 +64,7 @@ class FlushPolicy:
 
 @dataclass(frozen=True)
 class WriterOptions:
-    """How a segment is written. `index_spacing`: bytes of log between two pointers of the sparse index.
+    """The options of a segment's writer. `index_spacing`: bytes of log between two pointers of the sparse index.
 
     `max_ahead_ms`: how far in the future a publish time may be; None: any distance.
     """
@@ -76,7 +76,7 @@ class WriterOptions:
     index_spacing: int = SPACING_BYTES
 
     def checked(self, entry: bytes, now_ms: int) -> EntryHeader:
-        """What an entry's metadata says. Raises InvalidRecord for one that cannot be taken."""
+        """Return the header of an entry. Raises InvalidRecord for one that cannot be accepted."""
         limit = min(self.max_entry_bytes, LARGEST_ENTRY)
         if len(entry) > limit:
             raise InvalidRecord(
@@ -92,7 +92,7 @@ class WriterOptions:
 
 
 def ahead_of_time(publish_time: int, now_ms: int, max_ahead_ms: int) -> InvalidRecord:
-    """What refuses a message of the future: it would hold back all that goes by time. Times in ms."""
+    """Return the error that refuses a message of the future, which would delay every policy by time. Times in ms."""
     return InvalidRecord(
         f"the publish time {publish_time} of a message is {publish_time - now_ms} ms in the future, and at most "
         f"{max_ahead_ms} ms are allowed",
@@ -102,7 +102,7 @@ def ahead_of_time(publish_time: int, now_ms: int, max_ahead_ms: int) -> InvalidR
 
 @dataclass(frozen=True)
 class AppendResult:
-    """Where an entry went: its first message, and how many offsets it took."""
+    """The position of an entry's first message, and the number of its offsets."""
 
     first: LogPosition
     messages: int
@@ -128,14 +128,14 @@ class SegmentPaths:
         return self.folder / f"{self.first_offset:020d}.index"
 
     def remove(self) -> None:
-        """Remove what there is of it; the log first, so that no reader takes it for one of which nothing is visible."""
+        """Remove the files that exist; the log first, so that no reader takes it for an empty segment."""
         for path in (self.log, self.end, self.index):
             path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class LocalSegment:
-    """A segment that is in this machine's log directory: its files, which one it is, its topic's partition."""
+    """A segment in this machine's log directory: its folder, its identity, its topic's partition."""
 
     folder: Path
     header: SegmentHeader
@@ -143,7 +143,7 @@ class LocalSegment:
 
     @classmethod
     def of(cls, log: LogDirectory, topic: TopicRecord, row: SegmentRecord) -> LocalSegment:
-        """The segment of a row, whose log directory this is."""
+        """Return the segment of a row, whose log directory this is."""
         header = SegmentHeader(topic.uid, row.ledger_id, row.first_offset)
         return cls(log.of_topic(topic.uid), header, topic.name.partition)
 
@@ -152,18 +152,18 @@ class LocalSegment:
         return SegmentPaths(self.folder, self.header.first_offset)
 
     def first_position(self, entry_id: int, offset: int, header: EntryHeader) -> LogPosition:
-        """The first message of an entry."""
+        """Return the position of the first message of an entry."""
         batch_index = 0 if _has_indexes(header) else -1
         return LogPosition(offset, MessageId(self.header.ledger_id, entry_id, self.partition, batch_index))
 
     def last_position(self, entry_id: int, offset: int, header: EntryHeader) -> LogPosition:
-        """The last message of an entry whose first one is at `offset`."""
+        """Return the position of the last message of an entry whose first one is at `offset`."""
         message_id = MessageId(self.header.ledger_id, entry_id, self.partition, _last_index(header))
         return LogPosition(offset + header.messages - 1, message_id)
 
 
 def _has_indexes(header: EntryHeader) -> bool:
-    """Whether the messages of an entry are told apart by a batch index."""
+    """Return whether the messages of an entry have batch indexes."""
     return header.batched and not header.encrypted
 
 
@@ -172,7 +172,7 @@ def _last_index(header: EntryHeader) -> int:
 
 
 class SegmentTally:
-    """Counts what a segment holds while entries go by, in order."""
+    """A count of a segment's content, entry by entry, in order."""
 
     def __init__(self, segment: LocalSegment) -> None:
         self.entries = 0
@@ -185,7 +185,7 @@ class SegmentTally:
         self._last_batch_index = -1
 
     def add(self, header: EntryHeader) -> None:
-        """The next entry."""
+        """Count the next entry."""
         self.entries += 1
         self.next_offset += header.messages
         self.messages += header.messages
@@ -197,7 +197,7 @@ class SegmentTally:
         self._last_batch_index = _last_index(header)
 
     def content(self, size: int) -> SegmentContent | None:
-        """All of it, in a file of that size; None: no entry."""
+        """Return the counted content, of a file of that size; None: no entry."""
         if not self.entries:
             return None
         ledger_id, partition = self._segment.header.ledger_id, self._segment.partition
@@ -215,7 +215,7 @@ class SegmentTally:
 
 @contextmanager
 def naming_file(path: Path, verb: str) -> Iterator[None]:
-    """Turn the system's errors into ours; they name the file."""
+    """Turn the system's errors into the project's; they name the file."""
     try:
         yield
     except OSError as error:
@@ -223,7 +223,7 @@ def naming_file(path: Path, verb: str) -> Iterator[None]:
 
 
 def storage_error(error: OSError, path: Path, verb: str) -> CompactorError:
-    """The system's error about a segment's file, as one of ours."""
+    """Return the project's error for the system's error about a segment's file."""
     what = f"cannot {verb} the segment {path}, {error.strerror or error}"
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return ObjectMissing(

@@ -1,13 +1,12 @@
-"""Shows what is in a segment's file, however damaged: for `log dump`, and for an operator who must decide what to do
-about it.
+"""A scan of a segment's file, however damaged: for `log dump`, and for an operator who must decide on its repair.
 
-Each frame comes with its place and with how far it can be believed. Behind damage the next frame is searched for: where
-the damaged one says that it ends, where the index points, and wherever an entry with a right checksum of its own begins
-(Pulsar's magic number 0x0e01, CRC32C). Its entry id and offset are known again if its checksum proves them: by the
-index, or if one damaged frame in between took up to `_GUESSES` offsets.
+Each frame comes with its place and with its credibility. After damage the next frame is searched for: at the end that
+the damaged one claims, where the index points, and wherever an entry with a valid checksum of its own begins (Pulsar's
+magic number 0x0e01, CRC32C). Its entry id and offset are known again if its checksum proves them: by the index, or if
+one damaged frame in between took up to `_GUESSES` offsets.
 
-Needs no SQL and nothing but the file; the index helps if it is there. Changes nothing. May go wrong: ObjectMissing,
-Unavailable (the disk). Memory: the largest entry that the file claims to hold, and 100 bytes for each 64 KiB of it.
+Needs no SQL and only the file; the index helps if it exists. Changes nothing. Errors: ObjectMissing, Unavailable (the
+disk). Memory: the largest entry that the file claims to hold, and 100 bytes for each 64 KiB of it.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ _GUESSES = 4096
 
 
 class FrameState(StrEnum):
-    """How far a frame can be believed."""
+    """The credibility of a frame."""
 
     VALID = "ok"
-    """Its checksum is right for its place."""
+    """The frame's checksum is right for its place."""
     ENTRY_VALID = "frame damaged, entry ok"
     """The frame's checksum is wrong, the entry's own is right; entry id and offset follow from the frame before."""
     UNPLACED = "place unknown, entry ok"
-    """Behind damage: the entry's own checksum is right, its entry id and offset are not known."""
+    """After damage: the entry's own checksum is right, its entry id and offset are not known."""
     DAMAGED = "damaged"
     """These bytes are no frame."""
 
@@ -50,7 +49,7 @@ class FrameState(StrEnum):
 class ScannedFrame:
     """A frame, or a range of bytes that are none. `length`: of the entry; of the range.
 
-    `entry_id`, `offset` None: not known. `data`, `header` None, `problem` says why: DAMAGED.
+    `entry_id`, `offset` None: not known. `data`, `header` None: DAMAGED, and `problem` is the reason.
     """
 
     state: FrameState
@@ -62,14 +61,15 @@ class ScannedFrame:
     header: EntryHeader | None = None
     problem: str | None = None
     checksum: int | None = field(default=None, compare=False)
-    """As the frame has it."""
+    """The checksum that the frame has."""
 
 
 class SegmentScan:
-    """A scan of a segment's file. `header` None: it cannot be read, `problem` says why. A context manager."""
+    """A scan of a segment's file. `header` None: it cannot be read, and `problem` is the reason. A context manager."""
 
     def __init__(self, path: Path, expected: SegmentHeader | None = None) -> None:
-        """`expected`: the header that the file must have, if it is known: only its frames are believed."""
+        """Open the file. `expected`: the header that the file must have, if it is known: only its frames are
+        believed."""
         self.path = path
         self._expected = expected
         self._seed: int | None = None
@@ -78,21 +78,21 @@ class SegmentScan:
             self.size = os.fstat(self._descriptor).st_size
             self._frames = FrameReader(self._descriptor, 0, FramePosition.first(0), self.size, _CHUNK_BYTES)
             start = os.pread(self._descriptor, HEADER_BYTES, 0)
-            found = read_header(start)
-            self.header: SegmentHeader | None = None if isinstance(found, str) else found
-            self.problem = found if isinstance(found, str) else None
+            parsed = read_header(start)
+            self.header: SegmentHeader | None = None if isinstance(parsed, str) else parsed
+            self.problem = parsed if isinstance(parsed, str) else None
             self._seed, self._first_offset = self._identity(start)
             self._pointers = self._read_index()
 
     def frames(self) -> Iterator[ScannedFrame]:
-        """All frames and all that is none, in the order of the file, without gaps."""
+        """Yield all frames and all ranges of other bytes, in the order of the file, without gaps."""
         with naming_file(self.path, "read"):
             place = FramePosition.first(self._first_offset) if self._seed is not None else None
             position = min(HEADER_BYTES, self.size)
             while position < self.size:
                 frame = self._frame(position, place)
                 if frame.state is FrameState.DAMAGED:
-                    next_position, next_place = self._found_behind(position, place)
+                    next_position, next_place = self._next_after(position, place)
                     yield ScannedFrame(frame.state, position, next_position - position, problem=frame.problem)
                     position, place = next_position, next_place
                     continue
@@ -135,9 +135,9 @@ class SegmentScan:
         return checksum == frame_checksum(self._seed, place.entry_id, place.offset, data)
 
     def _identity(self, start: bytes) -> tuple[int | None, int]:
-        """What the checksums continue from, and the first offset; None: not known.
+        """Return the CRC32C from which the checksums continue, and the first offset; None: not known.
 
-        Of a damaged header the checksum and the file's name are tried: if they prove the first frame, they are right.
+        For a damaged header the checksum and the file's name are tried: they are right if they prove the first frame.
         """
         if known := self._expected or self.header:
             return known.checksum, known.first_offset
@@ -149,12 +149,12 @@ class SegmentScan:
         return (self._seed, int(name)) if self._proves(FramePosition.first(int(name)), *entry) else (None, 0)
 
     def _indexed(self, position: int) -> FramePosition | None:
-        """The index's pointer to just that position."""
-        found = self._pointer_from(position)
-        return found if found is not None and found.position == position else None
+        """Return the index's pointer to exactly that position."""
+        pointer = self._pointer_from(position)
+        return pointer if pointer is not None and pointer.position == position else None
 
     def _pointer_from(self, position: int) -> FramePosition | None:
-        """The first pointer of the index at or behind a position."""
+        """Return the first pointer of the index at or after a position."""
         at = bisect_left(self._pointers, position, key=attrgetter("position"))
         return self._pointers[at] if at < len(self._pointers) else None
 
@@ -164,8 +164,9 @@ class SegmentScan:
         with IndexFile(self.path.with_suffix(".index"), self._first_offset, self._seed) as index:
             return sorted(index, key=attrgetter("position"))
 
-    def _found_behind(self, damaged: int, place: FramePosition | None) -> tuple[int, FramePosition | None]:
-        """Where the next frame behind a damaged one begins, or the file's end; and its place, if that is known."""
+    def _next_after(self, damaged: int, place: FramePosition | None) -> tuple[int, FramePosition | None]:
+        """Return the position of the next frame after a damaged one, or the file's end; and its place, if it
+        is known."""
         if place is not None and (jumped := self._jumped(damaged, place)) is not None:
             return jumped.position, jumped
         pointer = self._pointer_from(damaged + 1)
@@ -182,7 +183,8 @@ class SegmentScan:
         return limit, pointer
 
     def _jumped(self, damaged: int, place: FramePosition) -> FramePosition | None:
-        """The frame behind a damaged one, if that one's length is right and the next one's checksum proves it."""
+        """Return the place of the frame after a damaged one, if that one's length is right and the next checksum proves
+        it."""
         entry = self._frames.frame_at(damaged)
         if isinstance(entry, str):
             return None
@@ -197,7 +199,7 @@ class SegmentScan:
         return None
 
     def _starts(self, start: int, end: int) -> Iterator[int]:
-        """Positions at which a frame may begin, by the magic number of its entry."""
+        """Yield positions at which a frame may begin, by the magic number of its entry."""
         position = start + FRAME_BYTES
         while position < end:
             window = os.pread(self._descriptor, min(_WINDOW, end - position) + 1, position)

@@ -1,14 +1,13 @@
-"""The open segment of a topic: opened, recovered, rolled, and taken up again, for the holder of the topic's lease.
+"""The open segment of a topic: opened, recovered, rolled, and adopted again, for the holder of the topic's lease.
 
 A file exists before its row, so a row without a file is a loss, and is reported as one. A file with messages but
-without a row is newer than the database, which was restored. If it begins where the topic ends, it is taken up again,
-with its ids and offsets. Else nothing is appended, or ids would be given twice (orphan_segments.py).
+without a row is newer than the database, which was restored. If it begins at the topic's end, the topic adopts it
+again, with its ids and offsets. Otherwise nothing is appended, since ids would be assigned twice (orphan_segments.py).
 
-A row says OPEN until the segment is flushed to its end; then one transaction says what it holds and where the topic
-ends.
+A row says OPEN until the segment is flushed to its end; then one transaction records its content and the topic's end.
 
-May go wrong: LeaseHeld, Fenced, TopicNotFound, InvalidRecord (an entry that cannot be taken), StorageFull, Unavailable,
-ObjectMissing, ObjectDamaged, Misconfigured. Must not know: who appends, objects, sealing.
+Errors: LeaseHeld, Fenced, TopicNotFound, InvalidRecord (an entry that cannot be accepted), StorageFull, Unavailable,
+ObjectMissing, ObjectDamaged, Misconfigured. Must not know: callers that append, objects, sealing.
 """
 
 from __future__ import annotations
@@ -22,26 +21,25 @@ from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
 from storage.log.active_segment_file import ActiveSegmentFile, BeforeWrite
 from storage.log.ledger_id_recovery import keep_lost_ids
-from storage.log.orphan_segments import behind, header_in, set_aside
+from storage.log.orphan_segments import header_in, set_aside, with_data_from
 from storage.log.segment import FlushPolicy, LocalSegment, SegmentPaths, WriterOptions, naming_file
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata.records import Lease, SegmentRecord, SegmentState, TopicRecord
 
 ENTRY_PADDING = 10 << 10
-"""What an entry may have besides `max.message.bytes`: its metadata (Pulsar's padding of a frame)."""
+"""The bytes that an entry may have besides `max.message.bytes`: its metadata (Pulsar's padding of a frame)."""
 INFLATION = 4
-"""A segment is rolled, too, when its messages are that many times larger than `segment.bytes` once uncompressed:
-sealing holds them in memory.
-"""
+"""A segment is also rolled when its uncompressed messages exceed this multiple of `segment.bytes`: sealing holds them
+in memory."""
 _log = logging.getLogger(__name__)
 
 
-class _NotTakenUp(Misconfigured):
+class _NotAdopted(Misconfigured):
     """A file that has lost its row and cannot have one again."""
 
 
 class SegmentLifecycle:
-    """Opens, recovers and rolls segments, for the holder of the topic's lease."""
+    """The open segment of one topic, for the holder of the topic's lease."""
 
     def __init__(self, environment: Environment, topic: TopicRecord, lease: Lease) -> None:
         self._metadata, self._clock, self._log = environment.metadata, environment.clock, environment.log
@@ -51,7 +49,7 @@ class SegmentLifecycle:
         self._opened_at = self._clock.now_ms()
 
     def recovered(self) -> SegmentWriter | None:
-        """The segment that is open, recovered; None: there is none. Raises ObjectMissing, ObjectDamaged, LeaseHeld."""
+        """Return the open segment, recovered; None: there is none. Raises ObjectMissing, ObjectDamaged, LeaseHeld."""
         row = self._open_row()
         if row is None:
             return None
@@ -59,18 +57,18 @@ class SegmentLifecycle:
         segment = LocalSegment.of(self._log, self._topic, row)
         return self._writer(ActiveSegmentFile.recover(segment, self._options, self._checking(row.ledger_id)))
 
-    def taken_up(self, writer: SegmentWriter | None, *, accept_loss: bool = False) -> SegmentWriter | None:
-        """The open segment once all files behind that of `writer` are taken up again; they have lost their rows.
+    def adopted(self, writer: SegmentWriter | None, *, accept_loss: bool = False) -> SegmentWriter | None:
+        """Return the open segment after all files after that of `writer` are adopted; they have lost their rows.
 
-        `accept_loss`: what cannot be taken up is set aside. Raises Misconfigured for it otherwise, or DataLoss.
+        `accept_loss`: set files aside that cannot be adopted. Otherwise raises Misconfigured for them, or DataLoss.
         """
         keep_lost_ids(self._metadata, self._log)
-        with naming_file(self._log.of_topic(self._topic.uid), "take up"):
-            return self._taken_up(writer, accept_loss)
+        with naming_file(self._log.of_topic(self._topic.uid), "read"):
+            return self._adopted(writer, accept_loss)
 
-    def _taken_up(self, writer: SegmentWriter | None, accept_loss: bool) -> SegmentWriter | None:
+    def _adopted(self, writer: SegmentWriter | None, accept_loss: bool) -> SegmentWriter | None:
         folder = self._log.of_topic(self._topic.uid)
-        while files := behind(folder, 0):
+        while files := with_data_from(folder, 0):
             end = writer.next_offset if writer else self._metadata.topics.get(self._topic.name).next_offset
             files = [first for first in files if first >= end]
             if not files:
@@ -78,8 +76,8 @@ class SegmentLifecycle:
             self.roll(writer)
             writer = None
             try:
-                writer = self._take_up(SegmentPaths(folder, files[0]), end)
-            except (_NotTakenUp, DataLoss):
+                writer = self._adopt(SegmentPaths(folder, files[0]), end)
+            except (_NotAdopted, DataLoss):
                 if not accept_loss:
                     raise
                 for lost in (SegmentPaths(folder, first) for first in files):
@@ -87,19 +85,19 @@ class SegmentLifecycle:
                         set_aside(lost)
         return writer
 
-    def _take_up(self, files: SegmentPaths, end: int) -> SegmentWriter:
+    def _adopt(self, files: SegmentPaths, end: int) -> SegmentWriter:
         """Make a file that has lost its row the topic's open segment. Raises Misconfigured, DataLoss."""
-        refusal = partial(self._not_taken_up, files)
+        refusal = partial(self._not_adopted, files)
         if files.first_offset != end:
             raise refusal(f"the topic ends at offset {end} in the database, so messages in between are missing")
-        found = header_in(files)
-        if isinstance(found, str) or (found.topic_uid, found.first_offset) != (self._topic.uid, end):
-            raise refusal(found if isinstance(found, str) else "its header names another place")
-        segment = LocalSegment(files.folder, found, self._topic.name.partition)
+        header = header_in(files)
+        if isinstance(header, str) or (header.topic_uid, header.first_offset) != (self._topic.uid, end):
+            raise refusal(header if isinstance(header, str) else "its header names another place")
+        segment = LocalSegment(files.folder, header, self._topic.name.partition)
         writer = self._writer(ActiveSegmentFile.recover(segment, self._options, self._checking(None)))
         try:
             written_at = min(self._clock.now_ms(), int(files.log.stat().st_mtime * 1000))
-            row = SegmentRecord(found.ledger_id, end, self._log.uid, SegmentState.OPEN, written_at)
+            row = SegmentRecord(header.ledger_id, end, self._log.uid, SegmentState.OPEN, written_at)
             self._metadata.segments.restore(self._lease, row)
         except BaseException as error:
             writer.close()
@@ -108,24 +106,24 @@ class SegmentLifecycle:
             raise
         self._opened_at = written_at
         _log.warning(
-            "%s has no row in the database, which must be older than the log; its %d messages are taken up again",
+            "%s has no row in the database, which must be older than the log; its %d messages are in the topic again",
             files.log,
             writer.messages,
         )
         return writer
 
-    def _not_taken_up(self, files: SegmentPaths, why: str) -> _NotTakenUp:
-        return _NotTakenUp(
-            f"{files.log} holds messages of {self._topic.name} that the database does not know, and they cannot be "
-            f"taken up again: {why}",
+    def _not_adopted(self, files: SegmentPaths, why: str) -> _NotAdopted:
+        return _NotAdopted(
+            f"{files.log} holds messages of {self._topic.name} that the database does not know, and they cannot "
+            f"belong to it again: {why}",
             "restore a database that is as new as the log, or accept the loss of the file (docs/operations.md); until "
-            "then nothing is appended, or ids and offsets would be given twice",
+            "then nothing is appended, or ids and offsets would be assigned twice",
         )
 
     def damaged(self) -> int:
-        """Close the segment that is open and damaged as it is, with all that it ever held; how many bytes it has.
+        """Roll the open segment, which is damaged, with every offset that it ever assigned; return its bytes.
 
-        So no offset is given again; what can be read of it is sealed when an operator accepts the loss
+        So no offset is assigned again; its readable entries are sealed when an operator accepts the loss
         (log_manager.py).
         """
         row = self._open_row()
@@ -140,7 +138,7 @@ class SegmentLifecycle:
             return content.size
 
     def _open_row(self) -> SegmentRecord | None:
-        """The row of the open segment, whose file is there. Raises ObjectMissing, Misconfigured."""
+        """Return the row of the open segment, whose file must exist. Raises ObjectMissing, Misconfigured."""
         row = self._metadata.segments.find_open(self._topic.id)
         if row is None:
             return None
@@ -148,13 +146,13 @@ class SegmentLifecycle:
         file = SegmentPaths(self._log.of_topic(self._topic.uid), row.first_offset).log
         if not file.exists():
             raise ObjectMissing(
-                f"the segment {file} of {self._topic.name} is gone",
+                f"the segment {file} of {self._topic.name} is missing",
                 "restore the file: it holds messages that were acknowledged",
             )
         return row
 
     def opened(self, entry: bytes) -> SegmentWriter:
-        """A new segment, for an entry that it can take. Raises InvalidRecord."""
+        """Open a new segment, for an entry that it can take. Raises InvalidRecord."""
         self._policies = self._metadata.policies.effective(self._topic)
         self._options.checked(entry, self._clock.now_ms())
         first_offset = self._metadata.topics.get(self._topic.name).next_offset
@@ -174,7 +172,7 @@ class SegmentLifecycle:
         return writer
 
     def roll(self, writer: SegmentWriter | None) -> SegmentRecord | None:
-        """Close a segment; None: there was none, or it held nothing."""
+        """Close a segment and return its row; None: there was none, or it was empty."""
         if writer is None:
             self._metadata.segments.clear_roll_request(self._lease)
             return None
@@ -189,7 +187,7 @@ class SegmentLifecycle:
             failpoint(Failpoint.SEGMENT_ROLLED)
             return rolled
         finally:
-            writer.close()  # not before: until its row says so, another process may take the segment for an open one
+            writer.close()  # not before: until its row is rolled, another process may take the segment for an open one
 
     def is_full(self, writer: SegmentWriter) -> bool:
         limit = self._policies.segment_bytes
@@ -208,7 +206,7 @@ class SegmentLifecycle:
         return SegmentWriter(file, self._clock, self._options)
 
     def _checking(self, ledger_id: int | None) -> BeforeWrite:
-        """Checks, under the file's lock, that this segment is the open one, or that there is none."""
+        """Return a check, under the file's lock, that this segment is the open one, or that there is none."""
         return lambda: self._metadata.segments.check_open(self._lease, ledger_id)
 
     @property
@@ -224,8 +222,8 @@ class SegmentLifecycle:
 def roll_open_segment(environment: Environment, topic: TopicRecord, lease: Lease, *, accept_loss: bool = False) -> None:
     """Close the segment that a writer left open, if there is one, and those that the database has lost.
 
-    For the holder of the lease. `accept_loss`: also one that is damaged in what was flushed; it stays as it is, and
-    keeps its offsets. And one whose file is gone: it is purged. What cannot be taken up again is set aside.
+    For the holder of the lease. `accept_loss`: also a segment whose flushed bytes are damaged: it stays as it is, and
+    keeps its offsets. A segment whose file is missing is purged. A file that cannot be adopted is set aside.
     """
     segments = SegmentLifecycle(environment, topic, lease)
     try:
@@ -239,6 +237,6 @@ def roll_open_segment(environment: Environment, topic: TopicRecord, lease: Lease
         if not accept_loss or lost is None:
             raise
         environment.metadata.segments.drop(lease, lost.ledger_id)
-    last = segments.taken_up(None, accept_loss=accept_loss)
+    last = segments.adopted(None, accept_loss=accept_loss)
     if last is not None:
         segments.roll(last)

@@ -1,16 +1,16 @@
-"""Reading unsealed segments as rows, as if they were ledgers; or their entries as they were sent.
+"""Unsealed segments as rows, as if they were ledgers; or their entries as they were sent.
 
-Entries are read from the file (segment_reader.py), checked, unpacked (decode.py) and handed on as tables of
-`rows.SCHEMA`, a few MiB at a time. Of an open segment what its writer lets be seen is read, and not waited for.
+Entries are read from the file (segment_reader.py), checked, unpacked (decode.py) and returned as tables of
+`rows.SCHEMA`, a few MiB at a time. An open segment is read up to its visible end, without waiting.
 
-For a reader that wants entries, a table has a row an entry instead (`ENTRY_SCHEMA`), undecoded. That row stands at the
-entry's last offset, so whatever finds a place among rows finds the entry that holds it. Its bytes are not in the table,
-which would copy them, but beside it.
+For a reader of entries, a table has a row for each entry instead (`ENTRY_SCHEMA`), undecoded. The row has the entry's
+last offset, so a search for a place among rows finds the entry that holds it. The bytes of the entry are not in the
+table, which would copy them, but beside it.
 
-May go wrong: ObjectMissing, ObjectDamaged, with file and position; Misconfigured for a segment that is elsewhere;
-Unavailable if other reads hold too much of large entries.
-Memory: one table, about four times `TABLE_BYTES`, or one entry's messages if they are more; of a reader of entries,
-`ENTRIES_BYTES` and as much of the file. All reads of a process share a budget for large entries (decode_budget.py).
+Errors: ObjectMissing, ObjectDamaged, with file and position; Misconfigured for a segment in another directory;
+Unavailable if other reads hold too many bytes of large entries. Memory: one table, about four times `TABLE_BYTES`, or
+one entry's messages if they are larger; for a reader of entries, `ENTRIES_BYTES` and as much of the file. All reads of
+a process share a budget for large entries (decode_budget.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from storage.model import LogPosition
 TABLE_BYTES = 4 << 20
 """Uncompressed bytes of entries that become one table."""
 ENTRIES_BYTES = 2 << 20
-"""Stored bytes of entries that come together undecoded."""
+"""Stored bytes of undecoded entries that are returned together."""
 
 ENTRY_SCHEMA = pa.schema(
     [
@@ -49,26 +49,26 @@ ENTRY_SCHEMA = pa.schema(
         pa.field("entry", pa.int32(), nullable=False),
     ]
 )
-"""An undecoded entry a row. `offset` and `batch_index`: of its last message; `messages`: the offsets that it takes;
-`entry`: its place in `SegmentEntryReader.data`."""
+"""Rows of undecoded entries. `offset` and `batch_index`: of the last message; `messages`: the number of offsets;
+`entry`: the index in `SegmentEntryReader.data`."""
 
 
 _LARGE = {b"large": b""}
 
 
 def marked_large(table: pa.Table) -> pa.Table:
-    """Mark a table, and what is sliced or filtered of it, as one that holds a part of the budget of large entries."""
+    """Mark a table, and its slices and filtered copies, as one that holds a part of the budget of large entries."""
     return table.replace_schema_metadata(_LARGE)
 
 
 def is_large(table: pa.Table) -> bool:
-    """Return whether the table holds a part of the budget until its tables are closed or read on."""
+    """Return whether the table holds a part of the budget until its tables are closed or read further."""
     return bool(table.schema.metadata == _LARGE)
 
 
 @dataclass(frozen=True)
 class SegmentTableReader:
-    """Reads segments that are in one log directory."""
+    """A reader of the segments in one log directory."""
 
     log: LogDirectory
     chunk_bytes: int = CHUNK_BYTES
@@ -76,10 +76,10 @@ class SegmentTableReader:
     def tables(
         self, topic: TopicRecord, segment: SegmentRecord, bound: SeekPosition, after_offset: int = -1
     ) -> Iterator[pa.Table]:
-        """The rows of a segment from `bound` on, and not much of what is up to an offset; no table is empty."""
+        """Yield the rows of a segment from `bound` on, and few of those up to an offset; no table is empty."""
         reader = self._reader(topic, segment)
-        with _naming_the_way_out(topic, segment):
-            for entries in self._gathered(reader.entries(_first_wanted(reader, segment, bound, after_offset))):
+        with _naming_remedy(topic, segment):
+            for entries in self._gathered(reader.entries(_first_needed(reader, segment, bound, after_offset))):
                 size = self._decoded_bytes(entries)
                 with self.log.decoding.hold(size):
                     table = self._unpacked(entries, segment.ledger_id)
@@ -95,7 +95,7 @@ class SegmentTableReader:
                     del table
 
     def _decoded_bytes(self, entries: list[StoredEntry]) -> int:
-        """Bytes that one large entry takes decoded; 0: there is no large one."""
+        """Return the bytes of a single large entry when decoded; 0: there is no large one."""
         size = _logical_bytes(entries[0]) if len(entries) == 1 else 0
         return size if size > TABLE_BYTES else 0
 
@@ -103,15 +103,15 @@ class SegmentTableReader:
         return unpack(entries, ledger_id)
 
     def table(self, topic: TopicRecord, segment: SegmentRecord) -> pa.Table:
-        """All rows of a segment, in memory."""
+        """Return all rows of a segment, in memory."""
         reader = self._reader(topic, segment)
-        with _naming_the_way_out(topic, segment):
+        with _naming_remedy(topic, segment):
             tables = [unpack(entries, segment.ledger_id) for entries in self._gathered(reader.entries())]
         return pa.concat_tables(tables) if tables else rows.SCHEMA.empty_table()
 
     def last(self, topic: TopicRecord, segment: SegmentRecord) -> LogPosition | None:
-        """The last message of a segment that can be seen; None: there is none."""
-        with _naming_the_way_out(topic, segment):
+        """Return the position of the last visible message of a segment; None: there is none."""
+        with _naming_remedy(topic, segment):
             return self._reader(topic, segment).last()
 
     def _gathered(self, entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
@@ -128,9 +128,9 @@ class SegmentTableReader:
 
 @dataclass(frozen=True)
 class SegmentEntryReader(SegmentTableReader):
-    """A `SegmentTableReader` whose tables have a row an entry (ENTRY_SCHEMA). For one read.
+    """A `SegmentTableReader` whose tables have a row for each entry (ENTRY_SCHEMA). For one read.
 
-    `data`: the entries of the last table; the reader of the table takes them out.
+    `data`: the entries of the last table; the reader of the table removes them.
     """
 
     chunk_bytes: int = CHUNK_BYTES // 2
@@ -168,8 +168,8 @@ class SegmentEntryReader(SegmentTableReader):
 
 
 @contextmanager
-def _naming_the_way_out(topic: TopicRecord, segment: SegmentRecord) -> Iterator[None]:
-    """Say of damage which command accepts it: that depends on whether the segment is still open."""
+def _naming_remedy(topic: TopicRecord, segment: SegmentRecord) -> Iterator[None]:
+    """Add the command that accepts the loss to an error of damage: it depends on whether the segment is open."""
     try:
         yield
     except DataLoss as error:
@@ -182,8 +182,8 @@ def _naming_the_way_out(topic: TopicRecord, segment: SegmentRecord) -> Iterator[
         ) from error
 
 
-def _first_wanted(reader: SegmentReader, segment: SegmentRecord, bound: SeekPosition, after_offset: int) -> int:
-    """The offset from which on a segment must be read; it may be before the bound, never behind it."""
+def _first_needed(reader: SegmentReader, segment: SegmentRecord, bound: SeekPosition, after_offset: int) -> int:
+    """Return the offset from which on a segment must be read; it may be before the bound, never after it."""
     first = max(segment.first_offset, after_offset + 1)
     if isinstance(bound, OffsetBound):
         return max(first, bound.offset)
@@ -199,14 +199,14 @@ def _logical_bytes(entry: StoredEntry) -> int:
 
 
 def _gathered(
-    entries: Iterator[StoredEntry], most: int, size_of: Callable[[StoredEntry], int]
+    entries: Iterator[StoredEntry], limit: int, size_of: Callable[[StoredEntry], int]
 ) -> Iterator[list[StoredEntry]]:
-    """Neighbours together, up to `most` bytes, at least one entry."""
+    """Yield neighbouring entries together, up to `limit` bytes, at least one entry."""
     pending: list[StoredEntry] = []
     size = 0
     for entry in entries:
         bytes_of_entry = size_of(entry)
-        if pending and size + bytes_of_entry > most:
+        if pending and size + bytes_of_entry > limit:
             yield pending
             pending, size = [], 0
         pending.append(entry)

@@ -1,15 +1,16 @@
-"""The writer of one open segment: gives ids and offsets, commits in groups, flushes as the policy says.
+"""The writer of one open segment: assigns ids and offsets, commits in groups, flushes as the policy says.
 
-Order of ids = order of `submit`. An entry is acknowledged, and visible to readers, when it is flushed under
-flush-every-append, and when it is written otherwise. The segment's file is its own for as long as it lives
+Ids are in the order of `submit`. An entry is acknowledged, and visible to readers, when it is flushed under
+flush-every-append, and when it is written otherwise. The writer owns the segment's file until it is closed
 (active_segment_file.py).
 
-A write or flush that fails ends the writer: all that waits fails, and the file is cut back to what was acknowledged,
-or, if it was the flush, to what was flushed. Then the owner closes it and recovers the segment again.
+A write or flush that fails ends the writer: all pending entries fail, and the file is cut back to what was
+acknowledged, or to what was flushed if the flush failed. Then the owner closes the writer and recovers the segment
+again.
 
-May go wrong: LeaseHeld (names the process that has the file), InvalidRecord, StorageFull, Unavailable, Misconfigured;
-in `recover` ObjectMissing and ObjectDamaged. Memory: `max_pending_bytes`, and one entry of each thread or task that
-appends. Must not know: SQL, leases, which segments there are.
+Errors: LeaseHeld (names the process that has the file), InvalidRecord, StorageFull, Unavailable, Misconfigured; in
+`recover` ObjectMissing and ObjectDamaged. Memory: `max_pending_bytes`, and one entry of each thread or task that
+appends. Must not know: SQL, leases, the list of segments.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class SegmentWriter:
-    """Appends to one segment, whose file it takes over. Safe to share between threads."""
+    """The writer of one segment, whose file it takes over. Thread-safe."""
 
     def __init__(self, file: ActiveSegmentFile, clock: Clock, options: WriterOptions) -> None:
         self.path = file.path
@@ -64,23 +65,23 @@ class SegmentWriter:
     # Appending
 
     def submit(self, entry: bytes, done: Done | None = None) -> PendingAppend:
-        """Give an entry its place; `result()` of the pending append waits until it is acknowledged.
+        """Assign a place to an entry; `result()` of the pending append waits until it is acknowledged.
 
-        `done` is called, in order, with where the entry went or why it failed; with it, `submit` waits while too many
-        bytes are pending. Raises InvalidRecord, and what ended the writer.
+        `done` is called, in order, with the entry's position or its error; with it, `submit` waits while too many bytes
+        are pending. Raises InvalidRecord, and the error that ended the writer.
         """
         pending = PendingAppend(self._commits, entry, self._checked(entry), done)
         self._commits.enqueue(pending, self._place)
         return pending
 
     def append(self, entry: bytes) -> AppendResult:
-        """Append an entry; returns when it is acknowledged. Appends of many threads share flushes."""
+        """Append an entry and return when it is acknowledged. Concurrent appends share flushes."""
         return self.submit(entry).result()
 
     def append_async(self, entry: bytes) -> Awaitable[AppendResult]:
-        """As `append`, for the tasks of the running event loop. The entry has its place when this returns.
+        """Append an entry as `append` does, for tasks of the running event loop. The entry has its place on return.
 
-        It never blocks: who appends without awaiting checks `pending_bytes`.
+        Never blocks: a caller that does not await each append checks `pending_bytes`.
         """
         pending = PendingAppend(self._commits, entry, self._checked(entry), None)
         future = asyncio.get_running_loop().create_future()
@@ -89,7 +90,7 @@ class SegmentWriter:
         return future
 
     def flush(self) -> None:
-        """Write and flush all that was submitted before. Raises what keeps it from being durable."""
+        """Write and flush all submitted entries. Raises the error that keeps them from being durable."""
         with self._commits.committing:
             self._commits.commit_pending()
             if self._failed and (refusal := self._commits.refusal) is not None:
@@ -97,7 +98,7 @@ class SegmentWriter:
             self._commits.guarded(self._flush)
 
     def flush_due(self) -> bool:
-        """Flush if the policy's time is over; whether it was. The writer's own thread does so, too."""
+        """Flush if the policy's time has passed, and return whether it has. The writer's own thread calls it, too."""
         with self._commits.committing:
             seconds = self._due_seconds()
             if seconds is None or seconds > 0:
@@ -105,41 +106,41 @@ class SegmentWriter:
             self._commits.guarded(self._flush)
             return True
 
-    # What it holds
+    # Content
 
     @property
     def cut_bytes(self) -> int:
-        """What recovery cut off, if it made this writer."""
+        """The bytes that recovery cut off, if it returned this writer."""
         return self._file.cut_bytes
 
     @property
     def failed(self) -> bool:
-        """A write or flush failed: close it, and recover the segment."""
+        """True after a failed write or flush: close the writer, and recover the segment."""
         return self._failed
 
     @property
     def size(self) -> int:
-        """Bytes of the file, with what is pending."""
+        """Bytes of the file, with pending entries."""
         return self._size
 
     @property
     def entries(self) -> int:
-        """Entries, with those pending."""
+        """The number of entries, with pending ones."""
         return self._next_entry_id
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next message will get."""
+        """The offset of the next message."""
         return self._next_offset
 
     @property
     def messages(self) -> int:
-        """Messages, with those pending."""
+        """The number of messages, with pending ones."""
         return self._next_offset - self.first_offset
 
     @property
     def logical_bytes(self) -> int:
-        """Uncompressed bytes of its entries, with those pending."""
+        """Uncompressed bytes of its entries, with pending ones."""
         return self._logical_bytes
 
     @property
@@ -148,7 +149,7 @@ class SegmentWriter:
         return self._commits.pending_bytes
 
     def content(self) -> SegmentContent | None:
-        """What it holds and has acknowledged; None: nothing. Of a writer that failed recovery says it."""
+        """Return the acknowledged content; None: it is empty. After a failure only recovery knows the content."""
         with self._commits.committing:
             assert not self._failed, "a writer that failed does not know what its file holds"
             return self._file.tally.content(self._file.written)
@@ -156,9 +157,9 @@ class SegmentWriter:
     # Ending
 
     def finish(self) -> None:
-        """Commit and flush what was submitted, and take nothing more; the file stays locked until `close`.
+        """Commit and flush the submitted entries, and accept no more; the file stays locked until `close`.
 
-        Raises what keeps it from being durable, also if earlier appends failed with it.
+        Raises the error that keeps them from being durable, also if earlier appends failed with it.
         """
         self._commits.end(closed_error(f"the segment {self.path} is closed"), drop=False)
         if not self._failed:
@@ -167,7 +168,7 @@ class SegmentWriter:
             raise copy_of(refusal)
 
     def close(self) -> None:
-        """Finish, and give up the file. A writer that has failed before raises nothing: its appends have."""
+        """Finish, and release the file. A writer that failed before raises nothing: its appends have."""
         if self._closed:
             return
         failed_before = self._failed
@@ -180,10 +181,10 @@ class SegmentWriter:
             self._release()
 
     def abandon(self, why: CompactorError | None = None) -> None:
-        """Give up the file as it is: what is pending fails with `why`. For a writer that lost its lease."""
+        """Release the file as it is; pending entries fail with `why`. For a writer that lost its lease."""
         if self._closed:
             return
-        self._commits.end(why or closed_error(f"the segment {self.path} was given up"), drop=True)
+        self._commits.end(why or closed_error(f"the segment {self.path} was abandoned"), drop=True)
         self._release()
 
     def __enter__(self) -> Self:
@@ -251,19 +252,19 @@ class SegmentWriter:
         if since is None or ms is None:
             return None
         remaining = since + ms - self._clock.now_ms()
-        return remaining / 1000 if remaining <= ms else 0.0  # more than all of it: the clock was set back
+        return remaining / 1000 if remaining <= ms else 0.0  # more than the whole interval: the clock was set back
 
     def _break(self, error: BaseException) -> CompactorError:
-        """Cut the file back to what was acknowledged, and what a lost flush left of it; the error for all who wait."""
+        """Cut the file back to its acknowledged, or flushed, entries; return the error for all waiting appends."""
         written = self._file.tally.entries
         self._failed = True
         end = self._file.cut_back()
         if isinstance(error, CompactorError):
-            ours = type(error)(error.message, error.remedy)
+            failure = type(error)(error.message, error.remedy)
         elif isinstance(error, OSError):
-            ours = storage_error(error, self.path, "write to")
+            failure = storage_error(error, self.path, "write to")
         else:
-            ours = Unavailable(f"writing to the segment {self.path} was cut off by {error!r}", "append again")
-        ours.__cause__ = error
-        _log.warning("%s; cut back to byte %d, %d of %d entries", ours.message, end.visible, end.entries, written)
-        return ours
+            failure = Unavailable(f"writing to the segment {self.path} was cut off by {error!r}", "append again")
+        failure.__cause__ = error
+        _log.warning("%s; cut back to byte %d, %d of %d entries", failure.message, end.visible, end.entries, written)
+        return failure

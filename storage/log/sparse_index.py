@@ -1,13 +1,13 @@
-"""Pointers to some frames of a segment, so that a reader needs not walk it from its beginning.
+"""Pointers to some frames of a segment, so that a reader need not read it from its beginning.
 
 A file of records of 28 bytes, one for about every 64 KiB of the segment, ascending:
 
     4 first offset of the frame's entry, less the segment's | 4 entry id | 8 position | 8 largest publish time before it
     | 4 CRC32C, which continues from that of the segment's header
 
-The largest publish time is that of all entries before the frame: a search for a time above it loses nothing by
-beginning there. The file is never flushed, may be missing, torn, or behind; no record is trusted before the frame
-that it points to has proved it (frames.py). Recovery writes it again, for what it cut off may have pointers.
+The largest publish time is that of all entries before the frame: a search for a time above it misses nothing by
+beginning there. The file is never flushed, and may be missing, torn or outdated; no record is trusted before the frame
+that it points to has proved it (frames.py). Recovery rewrites it, since the bytes that it cuts off may have pointers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from storage.log.frames import HEADER_BYTES
 
 SPACING_BYTES = 64 << 10
 NO_TIME = -(2**63)
-"""The largest publish time of nothing."""
+"""The largest publish time of no entries."""
 _RECORD = Struct(">IIQq")
 _CHECKSUM = Struct(">I")
 RECORD_BYTES = _RECORD.size + _CHECKSUM.size
@@ -41,12 +41,12 @@ class FramePosition(NamedTuple):
 
     @classmethod
     def first(cls, first_offset: int) -> FramePosition:
-        """That of a segment's first frame."""
+        """Return the place of a segment's first frame."""
         return cls(0, first_offset, HEADER_BYTES)
 
 
 class SparseIndexBuilder:
-    """Makes the records of an index while entries go by, in order."""
+    """A builder of the records of an index, entry by entry, in order."""
 
     def __init__(self, first_offset: int, seed: int, spacing_bytes: int = SPACING_BYTES) -> None:
         self._first_offset = first_offset
@@ -56,7 +56,7 @@ class SparseIndexBuilder:
         self._largest = NO_TIME
 
     def record(self, entry_id: int, offset: int, position: int, publish_time: int) -> bytes:
-        """The record of this entry if it is to have one, else b""."""
+        """Return the record of this entry if it gets one, else b""."""
         before = self._largest
         if publish_time > before:
             self._largest = publish_time
@@ -77,25 +77,26 @@ class IndexFile:
         with contextlib.suppress(OSError):  # no index: readers walk from the beginning
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def last(self, wanted: Callable[[FramePosition], bool]) -> FramePosition | None:
-        """The last record that is `wanted`, if all before a wanted one are, too; None: there is none that is whole.
+    def last(self, test: Callable[[FramePosition], bool]) -> FramePosition | None:
+        """Return the last valid record that passes `test`; None: there is none. All records before one that passes must
+        pass.
 
-        A damaged record counts as not wanted: the search may then end earlier than it could, never later.
+        A damaged record counts as failing: the search may then end earlier than it could, never later.
         """
         if self._descriptor < 0:
             return None
-        found, low, high = None, 0, os.fstat(self._descriptor).st_size // RECORD_BYTES
+        last, low, high = None, 0, os.fstat(self._descriptor).st_size // RECORD_BYTES
         while low < high:
             middle = (low + high) // 2
             place = self._at(middle)
-            if place is not None and wanted(place):
-                found, low = place, middle + 1
+            if place is not None and test(place):
+                last, low = place, middle + 1
             else:
                 high = middle
-        return found
+        return last
 
     def __iter__(self) -> Iterator[FramePosition]:
-        """All whole records."""
+        """Yield all valid records."""
         if self._descriptor >= 0:
             for number in range(os.fstat(self._descriptor).st_size // RECORD_BYTES):
                 if (place := self._at(number)) is not None:

@@ -1,13 +1,13 @@
-"""Sweeping a log directory: files that ledgers have taken the place of, that deleted topics left, that no row names.
+"""A sweep of a log directory: files that ledgers have replaced, that deleted topics left, that no row names.
 
-    sealed segment           its file goes after `file.delete.delay`, then its row
-    folder of a deleted      goes after `file.delete.delay`, whatever it holds (S8)
+    sealed segment           its file is removed after `file.delete.delay`, then its row
+    folder of a deleted      is removed after `file.delete.delay`, with all its content (S8)
       topic
-    file without a row       goes if it holds nothing; if it holds messages, it is taken up again or set aside
+    file without a row       is removed if it is empty; if it holds messages, it is adopted or set aside
                              (orphan_segments.py)
 
-Safe beside writers, readers, sealers and other sweepers. What cannot be removed holds up nothing else.
-May go wrong: Unavailable and Misconfigured of the database. Must not know: how segments are taken up.
+Safe beside writers, readers, sealers and other sweepers. A file that cannot be removed stops nothing else. Errors:
+Unavailable and Misconfigured of the database. Must not know: the adoption of segments.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from storage.metadata.records import TopicRecord
 
 @dataclass(frozen=True)
 class LogSweep:
-    """Sweeps a log directory. `take_up` lets a topic have again what the database has lost of its log."""
+    """A sweep of a log directory. `adopt` lets a topic adopt the segments that the database has lost."""
 
     environment: Environment
-    take_up: Callable[[TopicRecord], object]
+    adopt: Callable[[TopicRecord], object]
 
     def sweep(self, topic: TopicRecord | None, failed: dict[str, str]) -> int:
-        """Remove what may go, of one topic or of all; how many segments. `failed`: why something stays, by topic."""
+        """Remove files, of one topic or of all; return the number of segments. `failed`: reasons for files that stay,
+        by topic."""
         uid = self.environment.log.known_uid
         if uid is None:
             return 0
@@ -49,9 +50,9 @@ class LogSweep:
                     files = SegmentPaths(self.environment.log.of_topic(owner.uid), segment.first_offset)
                     files.remove()
                     if files.folder.is_dir():
-                        sync_folder(files.folder)  # a file that a power cut brings back must find its row
+                        sync_folder(files.folder)  # a file that a power cut restores must still have its row
                     failpoint(Failpoint.SEGMENT_FILE_REMOVED)
-                    with suppress(TopicNotFound):  # deleted meanwhile, and its rows with it
+                    with suppress(TopicNotFound):  # the topic was deleted meanwhile, and its rows with it
                         self.environment.metadata.sealing.purge(owner.id, segment.ledger_id)
                     failpoint(Failpoint.SEGMENT_FORGOTTEN)
                     removed += 1
@@ -67,10 +68,11 @@ class LogSweep:
         return removed
 
     def _remove_deleted(self, folder: Path, now: int, failed: dict[str, str]) -> int:
-        """The files of a topic that was deleted long enough ago, and then its folder; how many segments.
+        """Remove the files of a topic that was deleted long enough ago, and then its folder; return the number of
+        segments.
 
-        A folder of a topic that the database has never had is another database's, and stays. A writer that has not
-        heard yet may make the folder again; then the next sweep removes it.
+        A folder of a topic that the database has never had is another database's, and stays. A writer that does not
+        know of the deletion yet may create the folder again; then the next sweep removes it.
         """
         deleted = self.environment.metadata.tenancy.deleted_topic(folder.name)
         if deleted is None:
@@ -85,32 +87,32 @@ class LogSweep:
                 SegmentPaths(folder, first).remove()
                 removed += 1
             failpoint(Failpoint.DELETED_SEGMENT_REMOVED)
-        with suppress(FileNotFoundError):  # another sweeper was here
+        with suppress(FileNotFoundError):  # another sweeper removed it
             for file in files_set_aside(folder):
                 with _noted(folder.name, failed):
                     file.unlink(missing_ok=True)
-        with suppress(OSError):  # something that is not ours is in it, or a writer has just made a file
+        with suppress(OSError):  # it holds a foreign file, or a writer has just created one
             folder.rmdir()
         return removed
 
     def _remove_orphans(self, topic: TopicRecord, failed: dict[str, str]) -> int:
-        """Files that no row names: those below the topic's end whose writer died before the row; how many.
+        """Remove files below the topic's end whose writer died before their row; return their number.
 
-        Those that hold messages are kept (orphan_segments.py): from the topic's end on they are taken up again, below
-        it set aside. The end is older than the list of files, and that older than the rows that are checked: so
-        whatever a live writer makes is at or behind the end, and has a row before it holds anything.
+        Files that hold messages are kept (orphan_segments.py): from the topic's end on they are adopted, below it set
+        aside. The end is older than the list of files, and that is older than the rows that are checked: so any file
+        that a live writer creates is at or after the end, and has a row before it holds messages.
         """
         folder = self.environment.log.of_topic(topic.uid)
-        found = segments_in(folder)
+        sizes = segments_in(folder)
         named = {segment.first_offset for segment in self.environment.metadata.segments.of_topic(topic.id)}
         removed = 0
-        for first, size in found.items():
+        for first, size in sizes.items():
             files = SegmentPaths(folder, first)
             if first in named or (first >= topic.next_offset and not holds_data(size)):
                 continue
             with _noted(str(topic.name), failed):
                 if first >= topic.next_offset:
-                    self._try_to_take_up(topic, failed)
+                    self._try_to_adopt(topic, failed)
                 elif not holds_data(size):
                     files.remove()
                     removed += 1
@@ -122,18 +124,18 @@ class LogSweep:
                     )
         return removed
 
-    def _try_to_take_up(self, topic: TopicRecord, failed: dict[str, str]) -> None:
+    def _try_to_adopt(self, topic: TopicRecord, failed: dict[str, str]) -> None:
         try:
-            self.take_up(topic)
+            self.adopt(topic)
         except (LeaseHeld, TopicNotFound):
-            pass  # a writer is at work, and has done so when it began; or the topic was deleted
+            pass  # a writer has adopted them when it began; or the topic was deleted
         except CompactorError as error:
             failed[str(topic.name)] = str(error)
 
 
 @contextmanager
 def _noted(owner: str, failed: dict[str, str]) -> Iterator[None]:
-    """What a disk refuses inside is noted for `owner`, and nothing else stops for it."""
+    """Note an error of the disk inside the context for `owner`, and let the sweep continue."""
     try:
         yield
     except OSError as error:

@@ -1,18 +1,19 @@
-"""The one writer of a topic's active segment: appends entries, rolls segments by size, by age and when it is asked to.
+"""The single writer of a topic's active segment: appends entries, and rolls segments by size, by age and on request.
 
-It holds the topic's writer lease (SQL), so there is one, and the lock on the open segment's file, so that a process
-that lost its lease in its sleep cannot write beside its successor. The process that gets that lock checks lease and row
-once more before it writes: its successor may have come and gone while it slept. An append is acknowledged as the
-topic's flush policy says, by default when it is flushed (L1). A segment that a dead process left open is recovered
-first: its torn end is cut off, and it is gone on with (L2).
+It holds the topic's writer lease (SQL), so there is one writer, and the lock on the open segment's file, so that a
+process that was suspended and lost its lease cannot write beside its successor. The process that gets that lock checks
+lease and row again before it writes: while it was suspended, a successor may have written and ended. An append is
+acknowledged as the topic's flush policy says, by default when it is flushed (L1). A segment that a dead process left
+open is recovered first: its torn end is cut off, and appends continue in it (L2).
 
-How segments are opened, recovered and rolled is in segment_lifecycle.py. After a failure of the disk the segment is
-recovered at the next append, from what is on it.
+segment_lifecycle.py opens, recovers and rolls segments. After a disk failure the next append recovers the segment from
+its file.
 
-A writer learns within `POLL_SECONDS` that its topic was deleted (S8): TopicNotFound; what was appended is gone with it.
+A writer learns within `POLL_SECONDS` that its topic was deleted (S8): TopicNotFound; the appended messages are deleted
+with it.
 
-May go wrong: LeaseHeld, Fenced, TopicNotFound, InvalidRecord (an entry that cannot be taken), StorageFull, Unavailable,
-ObjectMissing, ObjectDamaged, Misconfigured. Must not know: what messages mean, objects, sealing.
+Errors: LeaseHeld, Fenced, TopicNotFound, InvalidRecord (an entry that cannot be accepted), StorageFull, Unavailable,
+ObjectMissing, ObjectDamaged, Misconfigured. Must not know: message semantics, objects, sealing.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DEFAULT_WAIT_MS = 30_000
 
 
 class TopicLog:
-    """Appends to one topic; a context manager, inside which it has the lease. Safe to share between threads."""
+    """The writer of one topic: a context manager, inside which it holds the lease. Thread-safe."""
 
     def __init__(
         self,
@@ -49,11 +50,11 @@ class TopicLog:
         renewer: LeaseRenewer | None = None,
         on_held: OnHeld = lambda _: None,
     ) -> None:
-        """`owner` must be unique to one piece of work; `wait_ms`: how long to wait for another writer to finish.
+        """Create a writer. `owner` must be unique to one piece of work. `wait_ms`: the time to wait for another writer.
 
-        `on_rolled` is called when a segment waits to be sealed; it must be quick. `renewer`: who renews the lease and
-        looks, for all logs of the process, and outlives this one; None: two threads of its own. `on_held`: who is
-        waited for (lease.py).
+        `on_rolled`: called when a segment waits to be sealed; it must be quick. `renewer`: renews the lease and polls,
+        for all logs of the process, and outlives this one; None: this log starts two threads. `on_held`: called with
+        the current owner while the lease is waited for (lease.py).
         """
         self._environment = environment
         self._metadata = environment.metadata
@@ -84,7 +85,7 @@ class TopicLog:
             )
             self._segments = SegmentLifecycle(self._environment, self._topic, lease)
             with self._lock:
-                self._writer = self._segments.taken_up(self._segments.recovered())
+                self._writer = self._segments.adopted(self._segments.recovered())
             opening.enter_context(self._polling())
             self._open = opening.pop_all()
         return self
@@ -92,48 +93,49 @@ class TopicLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """What was appended is flushed; the segment stays open for the next writer."""
+        """Flush the appended entries; the segment stays open for the next writer."""
         with self._open, self._lock:
             writer, self._writer = self._writer, None
             if writer is not None:
                 writer.close()
 
     def append(self, entry: bytes) -> AppendResult:
-        """Append one entry (Pulsar's encoding); returns when it is acknowledged. Appends of many threads share flushes.
+        """Append one entry (Pulsar's encoding) and return when it is acknowledged. Concurrent appends share flushes.
 
-        Raises InvalidRecord, Fenced, StorageFull, Unavailable; then nothing of it will ever be read, unless a flush
-        failed and the disk kept it all the same.
+        Raises InvalidRecord, Fenced, StorageFull, Unavailable. Then the entry is never read, unless a flush failed and
+        the disk kept the bytes nevertheless.
         """
         with self._lock:
             pending = self._current(entry).submit(entry)
         return pending.result()
 
     def submit(self, entry: bytes, done: Done, check: Callable[[], object] = lambda: None) -> None:
-        """Append one entry and continue: `done` is called, in order, when it is acknowledged or with why it is not.
+        """Append one entry without waiting: `done` is called, in order, with its position or with the error.
 
-        Waits while too much is pending. `done` must be quick and must not append. Raises as `append`.
+        Blocks while too many bytes are pending. `done` must be quick and must not append. Raises as `append`.
 
-        After a failure the log is recovered and continues. `check` may refuse the entry because one before it failed:
-        it is called when all that failed was answered, and if it raises, nothing is appended.
+        After a failure the log is recovered and continues. `check` may refuse the entry because an earlier one failed:
+        it is called after every failed entry was answered, and if it raises, nothing is appended.
         """
         with self._lock:
             writer = self._current(entry)
-            check()  # what fails from here on fails the writer, and with it this entry
+            check()  # any failure from here on fails the writer, and with it this entry
             writer.submit(entry, done)
 
     async def append_async(self, entry: bytes) -> AppendResult:
-        """As `append`, for tasks of an event loop."""
+        """Append an entry as `append` does, for the tasks of an event loop."""
         with self._lock:
             acknowledged = self._current(entry).append_async(entry)
         return await acknowledged
 
     @property
     def is_fenced(self) -> bool:
-        """Whether the lease was lost, or the topic deleted."""
+        """True if the lease was lost, or the topic deleted."""
         return self._fenced is not None
 
     def roll(self) -> SegmentRecord | None:
-        """Close the open segment; the next append opens a new one. None: it held nothing. Raises Fenced."""
+        """Close the open segment; the next append opens a new one. Return its row; None: it was empty. Raises
+        Fenced."""
         with self._lock:
             self._check_lease()
             return self._rolled(self._whole() or self._open_segments.recovered())
@@ -146,7 +148,7 @@ class TopicLog:
         return rolled
 
     def poll(self) -> None:
-        """Roll if the segment is old, or a roll was requested. Called every `POLL_SECONDS` if no renewer does."""
+        """Roll if the segment is old, or a roll was requested. Called every `POLL_SECONDS` without a renewer."""
         with self._lock:
             old = self._is_old()
         if old or self._metadata.segments.roll_requested(self._topic.id):
@@ -161,7 +163,7 @@ class TopicLog:
         return self._writer is not None and self._open_segments.is_old(self._writer)
 
     def _idle_and_old(self) -> bool:
-        """As `_is_old`, but without waiting: the thread with the lock checks the age itself, or rolls."""
+        """Return the same as `_is_old`, without waiting: the thread that holds the lock checks the age itself."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -175,7 +177,8 @@ class TopicLog:
         return self._segments
 
     def _current(self, entry: bytes) -> SegmentWriter:
-        """The open segment with room for an entry. None is opened for one that cannot be taken (InvalidRecord)."""
+        """Return the open segment with room for an entry. Raises InvalidRecord before it opens a segment for a bad
+        entry."""
         self._check_lease()
         self._environment.log.check_room()
         writer = self._whole()
@@ -187,7 +190,7 @@ class TopicLog:
         return writer
 
     def _whole(self) -> SegmentWriter | None:
-        """The writer of the open segment, recovered first if it failed; None: there is none here."""
+        """Return the writer of the open segment, recovered first if it failed; None: no segment is open."""
         writer = self._writer
         if writer is not None and writer.failed:
             self._writer = None
@@ -200,9 +203,9 @@ class TopicLog:
             raise copy_of(self._fenced)
 
     def _on_fenced(self) -> None:
-        """Give up the segment at once, however long this lives: its lock keeps the lease's new holder out.
+        """Abandon the segment at once: its lock blocks the lease's new owner for as long as this log lives.
 
-        Called by the threads that renew the lease and look, which `__exit__` waits for, but not with the lock.
+        Called without the lock by the threads that renew the lease and poll, which `__exit__` waits for.
         """
         why = self._why_fenced()
         with self._lock:
@@ -218,7 +221,7 @@ class TopicLog:
         except TopicNotFound as error:
             return TopicNotFound(error.message, error.remedy)
         except CompactorError:
-            pass  # what is not known now, the next writer learns
+            pass  # the next writer reports it
         return Fenced(
             f"{self._owner} has lost the lease of {self._topic.name} to another writer",
             "what was acknowledged is kept; open the topic again to continue",

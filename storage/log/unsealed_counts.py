@@ -1,14 +1,15 @@
-"""What open segments hold, for those who only count: SQL knows nothing of it before they are rolled.
+"""Counts of open segments: SQL knows nothing of their content before they are rolled.
 
-    unsealed_end       where a segment ends: one small file is read, and no frame unless that file is damaged
-    last_publish_time  when its last entry was published: a few frames are read
-    UnsealedCounter    its messages and logical bytes, as its row will say: only what came since the last count is read
-    with_open_segments the counts of topics in lists, with those of their open segments
+    unsealed_end        the end of a segment: one small file is read, and no frame unless that file is damaged
+    last_publish_time   the time of its last entry: a few frames are read
+    UnsealedCounter     its messages and logical bytes, as its row will have them: reads only what is new since the last
+                        count
+    with_open_segments  the counts of topics in lists, with those of their open segments
 
-What a reader cannot see yet does not count (segment_reader.py). A segment in another log directory cannot be counted
-here. What cannot be read counts as before, or not at all: the reader or sealer of the segment reports why.
+Entries that a reader cannot see yet do not count (segment_reader.py). A segment in another log directory cannot be
+counted here. An unreadable segment keeps its last count, or has none: its reader or sealer reports why.
 
-Memory: a few numbers a segment. Must not know: SQL.
+Memory: a few numbers for each segment. Must not know: SQL.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from storage.metadata.store import MetadataStore
 
 @dataclass(frozen=True)
 class UnsealedEnd:
-    """What can be read of an open segment; `size`: bytes of its entries as they were sent."""
+    """The readable end of an open segment; `size`: bytes of its entries as they were sent."""
 
     next_offset: int
     entries: int
@@ -36,21 +37,24 @@ class UnsealedEnd:
 
 
 def unsealed_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> UnsealedEnd | None:
-    """None: it is in another log directory, or its file cannot be read, as readers say. Raises Misconfigured."""
+    """Return the end of an open segment. Raises Misconfigured.
+
+    None: the segment is in another log directory, or its file cannot be read, which its readers report.
+    """
     if segment.log_uid != log.known_uid:
         return None
     try:
-        found = SegmentReader(LocalSegment.of(log, topic, segment)).high_watermark()
+        watermark = SegmentReader(LocalSegment.of(log, topic, segment)).high_watermark()
     except DataLoss:
         return None
-    size = found.visible - HEADER_BYTES - found.entries * FRAME_BYTES
-    return UnsealedEnd(found.next_offset, found.entries, max(size, 0))
+    size = watermark.visible - HEADER_BYTES - watermark.entries * FRAME_BYTES
+    return UnsealedEnd(watermark.next_offset, watermark.entries, max(size, 0))
 
 
 def last_publish_time(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord, end: UnsealedEnd) -> int:
     """Return the publish time of an open segment's last entry; 0: it has none, or it cannot be read.
 
-    Reads the frames behind the last one that the segment's index knows.
+    Reads the frames after the last one that the segment's index knows.
     """
     if not end.entries:
         return 0
@@ -66,7 +70,7 @@ def last_publish_time(log: LogDirectory, topic: TopicRecord, segment: SegmentRec
 
 @dataclass(frozen=True)
 class UnsealedCount:
-    """What an open segment holds up to `next_offset`. `oldest`, `newest`: publish times; None: it is empty."""
+    """The content of an open segment up to `next_offset`. `oldest`, `newest`: publish times; None: it is empty."""
 
     next_offset: int
     messages: int = 0
@@ -76,7 +80,7 @@ class UnsealedCount:
 
 
 class UnsealedCounter:
-    """Counts open segments that are in one log directory. Safe to share between threads."""
+    """A counter of the open segments of one log directory. Thread-safe."""
 
     def __init__(self, log: LogDirectory) -> None:
         self._log = log
@@ -84,7 +88,7 @@ class UnsealedCounter:
         self._known: dict[int, UnsealedCount] = {}
 
     def count(self, topic: TopicRecord, segment: SegmentRecord) -> UnsealedCount:
-        """What the segment holds now."""
+        """Return the present count of a segment."""
         with self._lock:
             before = self._known.get(segment.ledger_id) or UnsealedCount(segment.first_offset)
         counted = self._counted(topic, segment, before)
@@ -105,7 +109,7 @@ class UnsealedCounter:
             end = SegmentReader(local).high_watermark()
             if end.next_offset == before.next_offset:
                 return before
-            if end.next_offset < before.next_offset:  # a flush failed, and what was visible is gone
+            if end.next_offset < before.next_offset:  # a flush failed, and visible entries were lost
                 before = UnsealedCount(segment.first_offset)
             counted = before
             for entry in SegmentReader(local, end.visible).entries(before.next_offset):

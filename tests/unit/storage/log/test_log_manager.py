@@ -244,7 +244,7 @@ def test_a_segment_that_its_sealers_die_over_is_given_up(bench: Workbench, topic
         with pytest.raises(LeaseHeld, match="is being sealed by killed"):
             topic.log_manager().roll_and_seal(topic.record, wait_ms=0)
         bench.clock.advance(SEALER_DEAD_MS)
-    given_up = r"segment 1 .*\(1 messages, \d+ bytes\) is given up: of 5 tries to seal it none was finished"
+    given_up = r"segment 1 .*\(1 messages, \d+ bytes\) is not sealed any more: none of 5 tries finished"
     with pytest.raises(Misconfigured, match=given_up):
         list(topic.log_manager().seal(topic.record))
     with pytest.raises(Misconfigured, match=given_up):

@@ -291,7 +291,7 @@ def test_a_length_beyond_all_limits_is_not_even_read(segment: OneSegment, monkey
     """Or a damaged one could cost as much memory as the segment has bytes."""
     size = segment.rolled([message(0, 10), message(1, 1000), message(2)])
     monkeypatch.setattr("storage.log.frame_reader.LARGEST_ENTRY", 500)
-    with pytest.raises(ObjectDamaged, match=r"entry 1, .* is longer than what is left, or than any"):
+    with pytest.raises(ObjectDamaged, match=r"entry 1, .* is longer than the rest of the file, or than any"):
         list(segment.reader(size).entries())
 
 
@@ -300,7 +300,7 @@ def test_a_frame_that_holds_no_entry_is_told(segment: OneSegment) -> None:
     seed = segment.header.checksum
     with segment.files.log.open("ab") as file:
         file.write(frame_head(seed, 1, 1001, b"no entry") + b"no entry")
-    with pytest.raises(ObjectDamaged, match="checksum is right, but its entry cannot be: an entry cannot be taken"):
+    with pytest.raises(ObjectDamaged, match="checksum is right, but its entry is not valid: an entry cannot be taken"):
         list(segment.reader(size + FRAME_BYTES + 8).entries())
 
 

@@ -37,7 +37,7 @@ def large(request: pytest.FixtureRequest, bench: Workbench) -> Topic:
 
 
 def test_reads_share_a_budget(large: Topic, bench: Workbench) -> None:
-    bench.log.decoding.most, bench.log.decoding.wait_seconds = LARGE, 0
+    bench.log.decoding.limit, bench.log.decoding.wait_seconds = LARGE, 0
     with bench.log.decoding.hold(LARGE):
         for read in (lambda: large.reader().messages(ONE), lambda: large.reader().rows(ONE)):
             with pytest.raises(Unavailable):
@@ -47,7 +47,7 @@ def test_reads_share_a_budget(large: Topic, bench: Workbench) -> None:
 
 def test_a_reader_that_waits_holds_none_of_it(large: Topic, bench: Workbench) -> None:
     """Neither one of rows nor one of entries, between two pages; and both get all messages."""
-    bench.log.decoding.most, bench.log.decoding.wait_seconds = LARGE, 0
+    bench.log.decoding.limit, bench.log.decoding.wait_seconds = LARGE, 0
     pages, entries = large.reader(), large.entry_reader()
     sizes, offsets = [], []
     for _ in range(4):
