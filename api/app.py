@@ -17,6 +17,7 @@ from api.dashboard import DASHBOARD_ROUTERS
 from api.http import openapi, partition_fan_out, problems
 from api.http.access import Authentication
 from api.http.audit import Audit
+from api.http.context import HttpContext
 from api.http.limits import RequestLimiter
 from api.http.paths import EncodedSlashes
 from api.http.request_metrics import HttpMetrics
@@ -28,7 +29,6 @@ from api.rest.policies import backlog_quotas, named_policies, pulsar_policies
 from api.rest.subscriptions import backlog, cursors
 from api.rest.tenancy import namespaces, permissions, tenants
 from api.rest.topics import internal_stats, lifecycle, lookup, non_persistent, partitioned, schemas, stats
-from api.service import Service
 
 ROUTERS: tuple[Routes, ...] = (
     health.router,
@@ -61,13 +61,13 @@ ROUTERS: tuple[Routes, ...] = (
 )
 
 
-def make_app(service: Service) -> FastAPI:
-    """The application of a service that runs; it neither starts nor ends it."""
+def make_app(context: HttpContext) -> FastAPI:
+    """Return the application of a broker that runs; it neither starts nor stops the broker."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await service.forwarding.close()
+        await context.proxy.close()
 
     app: FastAPI = FastAPIOffline(
         title="Compactor",
@@ -78,19 +78,20 @@ def make_app(service: Service) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect comes before a token is checked, and names the caller's Host
     )
-    app.state.service = service
-    app.state.pools = service.pools
-    routers = (*ROUTERS, *DASHBOARD_ROUTERS) if service.settings.dashboard else ROUTERS
+    broker = context.broker
+    app.state.broker = broker
+    app.state.context = context
+    clock = broker.environment.clock
+    routers = (*ROUTERS, *DASHBOARD_ROUTERS) if broker.settings.dashboard else ROUTERS
     app.state.routers = routers
-    environment = service.environment
-    app.state.access = service.access
+    app.state.access = context.access
     problems.install(app)
     partition_fan_out.install(app)
     openapi.install(app)
     # The last one is the outermost: the request's path is put right, its caller found, what it changes written down.
-    app.add_middleware(RequestLimiter, settings=service.settings, clock=environment.clock)
-    app.add_middleware(HttpMetrics, metrics=service.metrics)
-    app.add_middleware(Audit, clock=environment.clock)
+    app.add_middleware(RequestLimiter, settings=broker.settings, clock=clock)
+    app.add_middleware(HttpMetrics, metrics=context.metrics)
+    app.add_middleware(Audit, clock=clock)
     app.add_middleware(Authentication, access=app.state.access)
     app.add_middleware(EncodedSlashes)
     for router in routers:

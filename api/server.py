@@ -81,11 +81,11 @@ def serve(settings: Settings) -> None:
         from api.app import make_app
         from api.service import running
 
-        with running(here) as service:
+        with running(here) as context:
             from api.pulsar.server import open_server
 
-            gateway = open_server(service, broker, broker_tls)
-            serve_app(make_app(service), here, listener, service.polls.end, gateway)
+            gateway = open_server(context.broker, context.access, broker, broker_tls)
+            serve_app(make_app(context), here, listener, context.polls.end, gateway)
     LOG.info("ended")
 
 

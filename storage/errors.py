@@ -131,11 +131,15 @@ class WrongStore(Misconfigured):
 
 
 class Unavailable(CompactorError):
-    """Store, database or disk cannot serve now; the same call may work later."""
+    """Store, database or disk cannot serve now; the same call may work later, after `retry_after_seconds`."""
+
+    retry_after_seconds = 1
 
 
 class StorageFull(Unavailable):
     """No space is left where an object, a ledger or the database should be written."""
+
+    retry_after_seconds = 10
 
 
 class DataLoss(CompactorError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import warnings
+from types import SimpleNamespace
 from typing import Any, cast
 
 from fastapi import FastAPI
@@ -41,7 +42,7 @@ def application(
     """An application of some routes, with threads and errors as `api/app.py` has them; Authentication if there is
     access control, RequestLimiter and Audit if there are settings for them."""
     app, clock = FastAPI(), clock or ManualClock()
-    app.state.pools = make_pools(Settings(), ManualClock())
+    app.state.broker = SimpleNamespace(pools=make_pools(Settings(), ManualClock()))
     problems.install(app)
     if router is not None:
         app.router.routes.extend(router.routes)

@@ -16,9 +16,11 @@ from typing import Any, cast
 import httpx
 
 from api.app import make_app
+from api.broker.broker import Broker
 from api.components import open_topic
+from api.http.context import HttpContext
 from api.http.owner_proxy import OwnerProxy
-from api.service import Service, running
+from api.service import running
 from api.settings.settings import Settings
 from compactor.engines.engine import Engine, InProcessEngine
 from compactor.run.run_policies import stored_policies
@@ -46,9 +48,14 @@ class WatchedStore:
 class Served:
     """The service, and who asks it."""
 
-    service: Service
+    context: HttpContext
     client: TestClient
     engine: Engine
+
+    @property
+    def broker(self) -> Broker:
+        """The broker of the service."""
+        return self.context.broker
 
     def ask(self, verb: str, path: str, body: str | None = None) -> httpx.Response:
         """One request; a body goes as JSON, as it is."""
@@ -57,11 +64,11 @@ class Served:
 
     def topic(self, name: str) -> Topic:
         """The topic of that name, which exists."""
-        return open_topic(self.service.environment, TopicName.parse(name))
+        return open_topic(self.broker.environment, TopicName.parse(name))
 
     def compact_requested(self) -> None:
         """Execute the requests as the service that leads does: each is one run, and its error is the run's."""
-        environment = self.service.environment
+        environment = self.broker.environment
         metadata = environment.metadata
         compactor = TwoPhaseCompactor(environment, self.engine)
         for topic, _ in metadata.compaction_control.requests():
@@ -77,12 +84,13 @@ class Served:
 def serving(folder: Path, engine: Engine | None = None, **others: Any) -> Iterator[Served]:
     """A service with its data below `folder`, whose control loop has ended: nothing is compacted by itself."""
     settings = Settings(data=str(folder / "data"), spark_master="in-process", compaction_automatic=False, **others)
-    with running(settings) as service:
-        service.control.drain(0)
-        watched = cast(ObjectStore, WatchedStore(service.environment.store))
-        service.environment = service.patient = replace(service.environment, store=watched)
-        with TestClient(make_app(service), raise_server_exceptions=False) as client:
-            yield Served(service, client, engine or InProcessEngine())
+    with running(settings) as context:
+        broker = context.broker
+        broker.control.drain(0)
+        watched = cast(ObjectStore, WatchedStore(broker.environment.store))
+        broker.environment = broker.patient = replace(broker.environment, store=watched)
+        with TestClient(make_app(context), raise_server_exceptions=False) as client:
+            yield Served(context, client, engine or InProcessEngine())
 
 
 class RecordedTransport(httpx.AsyncBaseTransport):
@@ -105,17 +113,16 @@ def second_service(first: Served, folder: Path) -> Iterator[tuple[Served, Record
     """Another service on the database and store of `first`, with its own log directory; it forwards to `first`."""
     settings = Settings(
         data=str(folder / "data"),
-        database=first.service.settings.database_url,
-        store=first.service.settings.store_url,
+        database=first.broker.settings.database_url,
+        store=first.broker.settings.store_url,
         spark_master="in-process",
         compaction_automatic=False,
         limits_requests_per_second=0.0,
     )
-    with running(settings) as service:
-        service.control.drain(0)
+    with running(settings) as context:
+        context.broker.control.drain(0)
         transport = RecordedTransport(first.client.app)
-        environment = service.environment
-        service.forwarding = OwnerProxy(environment.metadata, environment.clock, environment.log, 5_000, transport)
-        environment.log.uid  # noqa: B018  it has one, as a directory that was written to
-        with TestClient(make_app(service), raise_server_exceptions=False) as client:
-            yield Served(service, client, first.engine), transport
+        context.proxy = OwnerProxy(5_000, transport)
+        context.broker.environment.log.uid  # noqa: B018  it has one, as a directory that was written to
+        with TestClient(make_app(context), raise_server_exceptions=False) as client:
+            yield Served(context, client, first.engine), transport

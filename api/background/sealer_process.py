@@ -19,10 +19,9 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from types import TracebackType
 
-from api.cli.kit.failures import describe
-from api.cli.kit.stderr import say
 from api.components import open_for_writing
 from api.observability import logs
+from api.observability.error_text import one_line
 from api.settings.settings import Settings
 from storage.environment import Environment
 from storage.errors import TopicNotFound
@@ -40,11 +39,13 @@ RETRY_SECONDS = 30.0
 class BackgroundSealer:
     """A context manager; `wake` starts the process, the end of the context lets it finish what it is at.
 
-    `name` None: all topics that have segments in the log directory.
+    `name` None: all topics that have segments in the log directory. `say`: takes errors as text for a person, and can
+    be pickled; None: they are logged.
     """
 
-    def __init__(self, settings: Settings, name: TopicName | None) -> None:
+    def __init__(self, settings: Settings, name: TopicName | None, say: Callable[[str], object] | None = None) -> None:
         self._settings = settings
+        self._say = say
         self._name = name
         self._context = multiprocessing.get_context("spawn")
         self._lock = threading.Lock()
@@ -62,7 +63,7 @@ class BackgroundSealer:
                 return
             self._end()
             theirs, self._writer_lives = self._context.Pipe(duplex=False)
-            arguments = (self._settings, None if self._name is None else str(self._name), theirs)
+            arguments = (self._settings, None if self._name is None else str(self._name), theirs, self._say)
             process = self._context.Process(target=seal_until, args=arguments, name="sealer", daemon=True)
             try:
                 process.start()
@@ -86,17 +87,19 @@ class BackgroundSealer:
             self._process = None
 
 
-def seal_until(settings: Settings, name: str | None, stop: Connection) -> None:
+def seal_until(
+    settings: Settings, name: str | None, stop: Connection, say: Callable[[str], object] | None = None
+) -> None:
     """Seal and sweep until the other end of `stop` is closed, and once more then, if the writer lives.
 
-    An error is printed or logged once, and the work is tried again. `name` None: of all topics in the log directory,
-    for a service, whose log it writes.
+    An error is passed to `say`, or logged, once, and the work is tried again. `name` None: of all topics in the log
+    directory, for a service, whose log it writes.
     """
     if name is None:
         logs.configure(settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the writer hears of Ctrl-C, and ends us
     writer = multiprocessing.parent_process()
-    report = _Once("sealing", LOG.warning) if name is None else _Once(f"compactor: sealing {name}", say)
+    report = _Once("sealing", LOG.warning) if say is None else _Once(f"compactor: sealing {name}", say)
     try:
         with open_for_writing(settings) as environment:
             sealing = _Sealing(environment, lambda: writer is None or writer.is_alive())
@@ -190,7 +193,7 @@ class _Once:
         self._printed = ""
 
     def __call__(self, error: Exception) -> None:
-        line = describe(error).replace("compactor: ", f"{self._about}: ", 1)
+        line = f"{self._about}: {one_line(error)}"
         if line != self._printed:
             self._printed = line
             self._write(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from storage.errors import Conflict, InvalidInput, Unavailable
 from storage.metadata.records import ServiceRecord, TopicRecord
 from storage.model import TopicName
+from storage.owner import Owner
 
 
 class ConsumerBusy(Conflict):
@@ -25,6 +26,39 @@ class PoolBusy(Unavailable):
         super().__init__(message, "try again", is_public=True)
         self.kind = kind
         self.resource = resource
+
+
+class WriterElsewhere(Unavailable):
+    """A process that is no service of this database writes the topic. `owner`: its lease's owner."""
+
+    def __init__(self, topic: TopicName, owner: str, remaining_ms: int) -> None:
+        """`remaining_ms`: until the lease expires."""
+        process = Owner.parse(owner)
+        name = "it" if process is None else f"the process {process.pid} on {process.host}"
+        super().__init__(
+            f"{owner} is writing to {topic}, and is no live service but a `compactor produce`, an import or a service "
+            "that died, which keeps the topic for as long as it runs",
+            f"end {name}, or write through it; if it has ended, try again",
+            is_public=True,
+        )
+        self.topic = topic
+        self.owner = owner
+        self.retry_after_seconds = max(1, -(-remaining_ms // 1000))
+
+
+class NoLogOwner(Unavailable):
+    """Unsealed messages of a topic are in a log directory that no live service has. `log_uid`: the directory."""
+
+    retry_after_seconds = 5
+
+    def __init__(self, topic: TopicName, log_uid: str) -> None:
+        super().__init__(
+            f"messages of {topic} are in the log directory {log_uid}, which no living service has",
+            "start one on the machine where it is",
+            is_public=True,
+        )
+        self.topic = topic
+        self.log_uid = log_uid
 
 
 class NotTheOwner(Exception):

@@ -18,7 +18,7 @@ from api.broker.threads import WaitsFor
 from api.dashboard.policy_table import policies_of
 from api.dashboard.rendering import HEADERS, TOPIC_PAGE, form_of, page, problem, rendered, require, topic_path
 from api.http.access import AuthAction, caller_of
-from api.http.context import pools_of
+from api.http.dependencies import Broker, broker_of
 from api.http.paths import Topic
 from api.http.problems import RestException, public_reason
 from api.http.router import Routes
@@ -26,14 +26,13 @@ from api.rest import resolve
 from api.rest.compaction import runs as run_routes, trigger
 from api.rest.compaction.trim import TrimRequest, trim_topic
 from api.rest.policies.scopes import PolicyScope
-from api.service import Parts, Service
 from storage.errors import InvalidInput
 from storage.model import TopicName
 from storage.options.resolution import PolicyOrigin
 
 router = Routes(prefix="")
 Form = dict[str, str]
-Change = Callable[[Service, Request, TopicName, Form], Response]
+Change = Callable[[Broker, Request, TopicName, Form], Response]
 
 
 @dataclass(frozen=True)
@@ -52,47 +51,47 @@ def _back(topic: TopicName, place: str = "") -> Response:
     return RedirectResponse(topic_path(topic) + place, 303, HEADERS)
 
 
-def _compact(parts: Service, request: Request, topic: TopicName, _: Form) -> Response:
-    trigger.compact(parts, caller_of(request).name, topic)
+def _compact(broker: Broker, request: Request, topic: TopicName, _: Form) -> Response:
+    trigger.compact(broker, caller_of(request).name, topic)
     return _back(topic)
 
 
-def _abort(parts: Service, _request: Request, topic: TopicName, _: Form) -> Response:
-    run_routes.abort_compaction(parts, topic, False)
+def _abort(broker: Broker, _request: Request, topic: TopicName, _: Form) -> Response:
+    run_routes.abort_compaction(broker, topic, False)
     return _back(topic)
 
 
-def _pause(parts: Service, _request: Request, topic: TopicName, _: Form) -> Response:
-    run_routes.pause_compaction(parts, topic, False)
+def _pause(broker: Broker, _request: Request, topic: TopicName, _: Form) -> Response:
+    run_routes.pause_compaction(broker, topic, False)
     return _back(topic)
 
 
-def _resume(parts: Service, _request: Request, topic: TopicName, _: Form) -> Response:
-    run_routes.resume_compaction(parts, topic, False)
+def _resume(broker: Broker, _request: Request, topic: TopicName, _: Form) -> Response:
+    run_routes.resume_compaction(broker, topic, False)
     return _back(topic)
 
 
-def _set_policy(parts: Service, request: Request, topic: TopicName, form: Form) -> Response:
+def _set_policy(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:
     name, value = form.get("name", ""), form.get("value", "")
     scope = PolicyScope(PolicyOrigin.TOPIC, topic=topic)
     try:
         if form.get("do") == "remove":
-            scope.change(parts, {}, [name])
+            scope.change(broker, {}, [name])
         else:
-            scope.change(parts, {name: value})
+            scope.change(broker, {name: value})
     except InvalidInput as error:
         return rendered(
-            request, "policies.html", 400, name=topic, rows=policies_of(parts, topic), changed=name,
+            request, "policies.html", 400, name=topic, rows=policies_of(broker, topic), changed=name,
             problem=public_reason(error), may_change=True,
         )  # fmt: skip
     return _back(topic, f"/policies?{urlencode({'changed': name})}")
 
 
-def _trim(parts: Service, request: Request, topic: TopicName, form: Form) -> Response:
+def _trim(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:
     before = form.get("before", "").strip()
     wanted = TrimRequest(before=before or None)
     is_dry = form.get("do") != "trim"
-    reports: list[dict[str, Any]] = trim_topic(parts, topic, False, wanted, is_dry)
+    reports: list[dict[str, Any]] = trim_topic(broker, topic, False, wanted, is_dry)
     return rendered(request, "trim.html", name=topic, before=before, reports=reports, is_dry=is_dry)
 
 
@@ -111,17 +110,17 @@ def _offer(button: Button) -> None:
     """The route of a button."""
 
     @page
-    def pressed(request: Request, parts: Service, topic: TopicName, form: Form) -> Response:
+    def pressed(request: Request, broker: Broker, topic: TopicName, form: Form) -> Response:
         require(request, *button.needs, topic=topic)
-        return button.press(parts, request, topic, form)
+        return button.press(broker, request, topic, form)
 
-    async def press(parts: Parts, request: Request, topic: Topic) -> Response:
+    async def press(broker: Broker, request: Request, topic: Topic) -> Response:
         try:
             form = await form_of(request)
         except RestException as error:
             return problem(request, error.status_code, str(error.detail))
-        work = partial(pressed, request=request, parts=parts, topic=topic, form=form)
-        return await pools_of(request)[button.waits_for].run(work)
+        work = partial(pressed, request=request, broker=broker, topic=topic, form=form)
+        return await broker_of(request).pools[button.waits_for].run(work)
 
     router.post(f"{TOPIC_PAGE}/{button.path}", operation_id=button.operation, include_in_schema=False)(press)
 
@@ -132,8 +131,8 @@ for _button in BUTTONS:
 
 @router.get(f"{TOPIC_PAGE}/trim", include_in_schema=False)
 @page
-def show_trim(parts: Parts, request: Request, topic: Topic) -> Response:
+def show_trim(broker: Broker, request: Request, topic: Topic) -> Response:
     """Asks what is to go."""
     require(request, AuthAction.ADMIN, topic=topic)
-    resolve.topics(parts, topic)
+    resolve.topics(broker, topic)
     return rendered(request, "trim.html", name=topic, before="", reports=None, is_dry=True)

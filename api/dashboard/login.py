@@ -13,8 +13,8 @@ from starlette.responses import RedirectResponse, Response
 
 from api.dashboard.rendering import HEADERS, form_of, rendered, require_own_page, uses_tls
 from api.http.access import DASHBOARD_COOKIE, LOGIN, LOGOUT, SECURE_COOKIE
+from api.http.context import Context
 from api.http.router import Routes
-from api.service import Parts
 
 router = Routes(prefix="")
 _COOKIES = {False: DASHBOARD_COOKIE, True: SECURE_COOKIE}
@@ -22,17 +22,17 @@ _COOKIES = {False: DASHBOARD_COOKIE, True: SECURE_COOKIE}
 
 
 @router.get(LOGIN, include_in_schema=False)
-async def show_login(parts: Parts, request: Request, next: str = "/") -> Response:
+async def show_login(request: Request, next: str = "/") -> Response:
     """Ask for a token."""
     return rendered(request, "login.html", next=next, reason="")
 
 
 @router.post(LOGIN, include_in_schema=False)
-async def log_in(parts: Parts, request: Request) -> Response:
+async def log_in(context: Context, request: Request) -> Response:
     """Keep a token that is valid."""
     form = await form_of(request)
     token, place = form.get("token", "").strip(), form.get("next", "/")
-    reason = parts.access.refusal_of(token)
+    reason = context.access.refusal_of(token)
     if reason:
         return rendered(request, "login.html", 401, next=place, reason=reason)
     answer = RedirectResponse(_local_path(place), 303, HEADERS)
@@ -42,7 +42,7 @@ async def log_in(parts: Parts, request: Request) -> Response:
 
 
 @router.post(LOGOUT, include_in_schema=False)
-async def log_out(parts: Parts, request: Request) -> Response:
+async def log_out(request: Request) -> Response:
     """Forget the token."""
     require_own_page(request)
     answer = RedirectResponse(LOGIN, 303, HEADERS)

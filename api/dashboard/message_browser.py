@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+from api.broker.broker import Broker
 from api.http.problems import public_reason
 from api.rest import resolve
-from api.service import Service
 from storage.errors import CompactorError
 from storage.model import EARLIEST, Message, TopicName
 from storage.positions import StartOffset
@@ -52,10 +52,10 @@ class MessagesView:
     compacted: ReadSide
 
 
-def messages_view(parts: Service, name: TopicName, start: int) -> MessagesView:
+def messages_view(broker: Broker, name: TopicName, start: int) -> MessagesView:
     """For a thread that may wait for the store. Raises RestException (404, 405)."""
-    resolve.refuse_partitioned(parts, name, f"{name} is a partitioned topic: look at its partitions")
-    topic = Topic(parts.environment, resolve.topic(parts, name))
+    resolve.refuse_partitioned(broker, name, f"{name} is a partitioned topic: look at its partitions")
+    topic = Topic(broker.environment, resolve.topic(broker, name))
     return MessagesView(name, start, _side(topic, start, False), _side(topic, start, True))
 
 

@@ -26,12 +26,13 @@ from api.dashboard.rendering import HEADERS, TOPIC_PAGE, may, page, rendered, re
 from api.dashboard.topic_page import look_up, topic_view
 from api.dashboard.topics_table import topics_page
 from api.http.access import ANY_USE, AuthAction, allowed_on, caller_of
+from api.http.context import Context, context_of
+from api.http.dependencies import Broker
 from api.http.paths import Topic
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.rest import resolve
 from api.rest.compaction import runs as run_routes
-from api.service import Parts
 from api.settings.shown import described
 from storage.metadata.records import TopicSummary
 
@@ -49,10 +50,10 @@ ANY_ROLE = (*ANY_USE, AuthAction.ADMIN)
 
 @router.get("/", include_in_schema=False)
 @page
-def show_topics(parts: Parts, request: Request, q: str = "", sort: str = "name", page: int = 1) -> Response:
+def show_topics(broker: Broker, request: Request, q: str = "", sort: str = "name", page: int = 1) -> Response:
     """The topics that the caller may see."""
     require(request, AuthAction.ANYONE)
-    access, caller = parts.access, caller_of(request)
+    access, caller = context_of(request).access, caller_of(request)
     allowed: dict[str, bool] = {}
 
     def may_see(summary: TopicSummary) -> bool:
@@ -66,9 +67,9 @@ def show_topics(parts: Parts, request: Request, q: str = "", sort: str = "name",
         return allowed[namespace]
 
     found = topics_page(
-        parts.environment.metadata,
-        parts.environment.log,
-        parts.environment.clock.now_ms(),
+        broker.environment.metadata,
+        broker.environment.log,
+        broker.environment.clock.now_ms(),
         may_see,
         q.strip(),
         sort,
@@ -84,21 +85,21 @@ def show_topics(parts: Parts, request: Request, q: str = "", sort: str = "name",
 
 @router.get(TOPIC_PAGE, waits_for=WaitsFor.STORE, include_in_schema=False)
 @page
-def show_topic(parts: Parts, request: Request, topic: Topic, key: str | None = None) -> Response:
+def show_topic(broker: Broker, request: Request, topic: Topic, key: str | None = None) -> Response:
     """One topic, and the newest message of a key if one is asked for; or the partitions of a partitioned one."""
     require(request, *ANY_ROLE, topic=topic)
     may_change = may(request, AuthAction.ADMIN, topic=topic)
     may_compact = may_change or may(request, AuthAction.COMPACT, topic=topic)
-    partitions = partitioned_view(parts, topic)
+    partitions = partitioned_view(broker, topic)
     if partitions is not None:
         return rendered(request, "partitioned.html", view=partitions, may_compact=may_compact, may_change=may_change)
     found = None
     if key is not None:
         require(request, AuthAction.CONSUME, topic=topic)
-        found = look_up(parts, topic, key)
+        found = look_up(broker, topic, key)
     may_consume = may(request, AuthAction.CONSUME, topic=topic)
-    in_full = parts.access.is_superuser(caller_of(request))
-    view = topic_view(parts, topic, in_full=in_full, with_subscriptions=may_consume)
+    in_full = context_of(request).access.is_superuser(caller_of(request))
+    view = topic_view(broker, topic, in_full=in_full, with_subscriptions=may_consume)
     return rendered(
         request, "topic.html", view=view, lookup=found, may_compact=may_compact, may_change=may_change,
         may_consume=may_consume,
@@ -107,19 +108,19 @@ def show_topic(parts: Parts, request: Request, topic: Topic, key: str | None = N
 
 @router.get(f"{TOPIC_PAGE}/messages", waits_for=WaitsFor.STORE, include_in_schema=False)
 @page
-def show_messages(parts: Parts, request: Request, topic: Topic, offset: int = 0) -> Response:
+def show_messages(broker: Broker, request: Request, topic: Topic, offset: int = 0) -> Response:
     """Its messages from an offset on, raw and compacted side by side."""
     require(request, AuthAction.CONSUME, topic=topic)
-    return rendered(request, "messages.html", view=messages_view(parts, topic, max(0, offset)))
+    return rendered(request, "messages.html", view=messages_view(broker, topic, max(0, offset)))
 
 
 @router.get(f"{TOPIC_PAGE}/policies", include_in_schema=False)
 @page
-def show_policies(parts: Parts, request: Request, topic: Topic, changed: str = "") -> Response:
+def show_policies(broker: Broker, request: Request, topic: Topic, changed: str = "") -> Response:
     """Its policies, each with a form."""
     require(request, *ANY_ROLE, topic=topic)
     return rendered(
-        request, "policies.html", name=topic, rows=policies_of(parts, topic), changed=changed, problem="",
+        request, "policies.html", name=topic, rows=policies_of(broker, topic), changed=changed, problem="",
         may_change=may(request, AuthAction.ADMIN, topic=topic),
     )  # fmt: skip
 
@@ -129,29 +130,29 @@ def show_policies(parts: Parts, request: Request, topic: Topic, changed: str = "
     allowed_on(run_routes.topic_of_run, AuthAction.COMPACT),
     include_in_schema=False,
 )
-async def watch_run(parts: Parts, run: run_routes.RunId) -> Response:
+async def watch_run(context: Context, run: run_routes.RunId) -> Response:
     """Follow a run: the server-sent events of REST, to the same roles, for a browser with the dashboard's cookie."""
-    return await run_routes.watch_compaction(parts, run)
+    return await run_routes.watch_compaction(context, run)
 
 
 @router.get("/dashboard/service", include_in_schema=False)
 @page
-def show_service(parts: Parts, request: Request) -> Response:
+def show_service(broker: Broker, request: Request) -> Response:
     """The services and their work."""
     require(request, AuthAction.SUPERUSER)
-    return rendered(request, "service.html", scheduler=run_routes.get_scheduler(parts))
+    return rendered(request, "service.html", scheduler=run_routes.get_scheduler(broker))
 
 
 @router.get("/dashboard/settings", include_in_schema=False)
 @page
-def show_settings(parts: Parts, request: Request) -> Response:
+def show_settings(broker: Broker, request: Request) -> Response:
     """The settings of this service, and where each comes from; no secret is shown."""
     require(request, AuthAction.SUPERUSER)
-    return rendered(request, "settings.html", settings=described(parts.settings))
+    return rendered(request, "settings.html", settings=described(broker.settings))
 
 
 @router.get("/dashboard/{name}.{kind}", include_in_schema=False)
-def show_static(parts: Parts, name: str, kind: str) -> Response:
+def show_static(broker: Broker, name: str, kind: str) -> Response:
     """How the pages look, their icon, and the script."""
     content, media_type = _STATIC.get(f"{name}.{kind}", (b"", ""))
     if not content:

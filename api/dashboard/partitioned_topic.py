@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from api.broker.broker import Broker
 from api.dashboard.topics_table import TopicRow, rows_of
 from api.rest import resolve
-from api.service import Service
 from storage.model import TopicName
 
 
@@ -34,12 +34,12 @@ class PartitionedView:
         return sum(row.summary.all_bytes for row in self.rows)
 
 
-def partitioned_view(parts: Service, name: TopicName) -> PartitionedView | None:
+def partitioned_view(broker: Broker, name: TopicName) -> PartitionedView | None:
     """None: it is not partitioned."""
-    metadata = parts.environment.metadata
+    metadata = broker.environment.metadata
     whole = metadata.partitions.find(name)
     if whole is None:
         return None
     names = resolve.partition_names(whole)
-    by_name = {row.summary.name: row for row in rows_of(metadata, parts.environment.log, set(names).__contains__)}
+    by_name = {row.summary.name: row for row in rows_of(metadata, broker.environment.log, set(names).__contains__)}
     return PartitionedView(name, [by_name[item] for item in names if item in by_name])

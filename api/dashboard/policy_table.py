@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from api.broker.broker import Broker
 from api.reports import policies_document
 from api.rest.policies.scopes import PolicyScope
-from api.service import Service
 from storage.model import TopicName
 from storage.options.policies import POLICIES
 from storage.options.resolution import PolicyOrigin, PolicyResolution
@@ -30,9 +30,9 @@ class PolicyRow:
         return self.origin == PolicyOrigin.TOPIC
 
 
-def policies_of(parts: Service, name: TopicName) -> Sequence[PolicyRow]:
+def policies_of(broker: Broker, name: TopicName) -> Sequence[PolicyRow]:
     """Of a topic, also a partitioned one as a whole. Raises RestException: 404, 412 for a partition."""
-    return policy_rows(PolicyScope(PolicyOrigin.TOPIC, topic=name).resolved(parts))
+    return policy_rows(PolicyScope(PolicyOrigin.TOPIC, topic=name).resolved(broker))
 
 
 def policy_rows(resolved: PolicyResolution) -> Sequence[PolicyRow]:

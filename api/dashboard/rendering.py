@@ -17,10 +17,10 @@ from starlette.responses import RedirectResponse, Response
 
 from api.dashboard import formats
 from api.http.access import LOGIN, AuthAction, caller_of
+from api.http.context import context_of
 from api.http.limits import hold_body_to
 from api.http.paths import segment
 from api.http.problems import RestException, public_reason, status_of
-from api.service import Service
 from storage.errors import CompactorError
 from storage.model import TopicName
 
@@ -79,12 +79,13 @@ def may(request: Request, *actions: AuthAction, topic: TopicName | None = None) 
 
 def rendered(request: Request, template: str, status: int = 200, **values: Any) -> Response:
     """A page of that template."""
-    service: Service = request.app.state.service
+    context = context_of(request)
+    broker = context.broker
     content = _TEMPLATES.get_template(template).render(
-        now=service.environment.clock.now_ms(),
-        cluster=service.settings.cluster_name,
+        now=broker.environment.clock.now_ms(),
+        cluster=broker.settings.cluster_name,
         role=caller_of(request).role,
-        access_control=service.access.verifier is not None,
+        access_control=context.access.verifier is not None,
         path_of=topic_path,
         **values,
     )

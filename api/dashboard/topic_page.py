@@ -12,6 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from api.broker.broker import Broker
 from api.broker.refusals import NotTheOwner
 from api.broker.serving.connected_clients import TopicClients
 from api.dashboard.formats import count, share, size
@@ -25,7 +26,6 @@ from api.reports import run_document
 from api.rest import resolve
 from api.rest.compaction.runs import get_compaction_control
 from api.rest.topics.stats_snapshot import StatsSnapshot, stats_snapshot
-from api.service import Service
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from storage.errors import CompactorError
 from storage.ledger.manifest import Manifest, read_manifest
@@ -86,29 +86,29 @@ class KeyLookup:
         return text_of((self.message.payload if self.message else None) or b"", _VALUE_CHARACTERS)
 
 
-def look_up(parts: Service, name: TopicName, key: str) -> KeyLookup:
+def look_up(broker: Broker, name: TopicName, key: str) -> KeyLookup:
     """For a thread that may wait for the store. Raises RestException (404)."""
-    record = resolve.topic(parts, name)
+    record = resolve.topic(broker, name)
     is_sealed_only = False
     try:
-        parts.forwarding.for_reading(record)
+        broker.ownership.check_for_reading(record)
     except NotTheOwner:
         is_sealed_only = True
     try:
-        message = OpenTopic(parts.environment, record).newest(key.encode(), sealed_only=is_sealed_only)
+        message = OpenTopic(broker.environment, record).newest(key.encode(), sealed_only=is_sealed_only)
     except CompactorError as error:
         return KeyLookup(key, None, is_sealed_only, public_reason(error))
     return KeyLookup(key, message, is_sealed_only)
 
 
-def topic_view(parts: Service, name: TopicName, *, in_full: bool, with_subscriptions: bool) -> TopicView:
+def topic_view(broker: Broker, name: TopicName, *, in_full: bool, with_subscriptions: bool) -> TopicView:
     """Return what the page shows. `with_subscriptions`: the picture marks them. Raises RestException (404)."""
-    environment = parts.environment
-    record = resolve.topic(parts, name)
+    environment = broker.environment
+    record = resolve.topic(broker, name)
     snapshot = environment.metadata.snapshot(record.id)
-    stats = stats_snapshot(parts, name)
+    stats = stats_snapshot(broker, name)
     if stats is None:
-        raise resolve.not_found(parts, name)
+        raise resolve.not_found(broker, name)
     compacted = snapshot.compacted
     manifest, problem = None, ""
     if compacted is not None:
@@ -122,10 +122,10 @@ def topic_view(parts: Service, name: TopicName, *, in_full: bool, with_subscript
         name,
         stats,
         compacted,
-        _picture(snapshot, stats, manifest, parts.clients.of_topic(name) if with_subscriptions else None),
+        _picture(snapshot, stats, manifest, broker.clients.of_topic(name) if with_subscriptions else None),
         backlog,
         backlog.bytes / threshold if threshold else None,
-        get_compaction_control(parts, name, in_full)[0],
+        get_compaction_control(broker, name, in_full)[0],
         [
             run_document(name, run, environment.clock.now_ms(), in_full=in_full)
             for _, run in environment.metadata.runs.newest(RUNS_SHOWN, topic_ids=[record.id])

@@ -27,7 +27,7 @@ from fastapi.security import HTTPBearer
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.broker.threads import WaitsFor
-from api.http.context import pools_of
+from api.http.dependencies import broker_of
 from api.http.paths import decoded
 from api.http.problems import RestException
 from storage.errors import InvalidInput, NotFound
@@ -358,7 +358,7 @@ class PermissionCheck:
         access = cast(AuthorizationService, request.app.state.access)
         caller = caller_of(request)
         if access.asks_sql(caller, self._actions):
-            await pools_of(request)[WaitsFor.DATABASE].run(self._require, access, caller, request)
+            await broker_of(request).pools[WaitsFor.DATABASE].run(self._require, access, caller, request)
         else:
             access.require(caller, self._actions, None, None)  # wherever it is, that decides nothing
         request.scope.setdefault(_CHECKED, []).append(self)

@@ -1,17 +1,7 @@
-"""Requests for topics that are local to another service of the same database go there, once.
-
-    a write   to the service in whose log directory the topic's open segment is, or that holds its lease
-    stats     to the service that holds its lease, and so has the producers and consumers that are connected
-    a read    to the service that lives in whose log directory the first messages are that the read comes to and that
-              no ledger holds yet; where it needs the newest ones, to the service with the last of them
-
-What no living service has is no reason to refuse a read: what the store has is given here, and a read that comes to the
-rest ends with SegmentNotLocal. Services read the same rows, so they agree on where a request belongs.
+"""Forwarding of requests to the service that owns their topic (`api/broker/ownership.py`), once.
 
 A request that was forwarded is marked by a header and is not forwarded again. Headers go along, the caller's
-Authorization too, and bodies as they come, both ways; if the other service breaks off, so does the answer. Where no
-process can serve now, the answer is 503 with Retry-After: a writer that is no service (an import) has the topic, a
-service died, or its log directory is on no live machine.
+Authorization too, and bodies as they come, both ways; if the other service breaks off, so does the answer.
 """
 
 from __future__ import annotations
@@ -25,16 +15,10 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.broker.refusals import NotTheOwner
 from api.http.paths import kept
 from api.http.problems import RestException, answer
-from storage.clock import Clock
-from storage.log.directory import LogDirectory
-from storage.metadata.records import Lease, SegmentState, ServiceRecord, TopicRecord
-from storage.metadata.store import MetadataStore
-from storage.owner import Owner, same_process
-from storage.positions import StartPosition
-from storage.reading.snapshot_reader import may_come_to
+from storage.metadata.records import ServiceRecord
+from storage.owner import Owner
 
 if TYPE_CHECKING:
     # Imported with the first request that is sent: it takes a while, and most services start without sending any.
@@ -64,13 +48,10 @@ _CAUSE_CHARACTERS = 200
 
 
 class OwnerProxy:
-    """Knows which service owns a topic, and forwards requests there. Safe to share between threads."""
+    """A client of other services that passes requests on to them. For the tasks of one event loop at a time."""
 
     def __init__(
         self,
-        metadata: MetadataStore,
-        clock: Clock,
-        log: LogDirectory,
         timeout_ms: int,
         transport: httpx.AsyncBaseTransport | None = None,
         ca_file: str = "",
@@ -78,9 +59,6 @@ class OwnerProxy:
     ) -> None:
         """`transport`: as httpx has it; `ca_file`: certificates that others' are checked with, besides the usual ones;
         `most`: requests that are forwarded at once."""
-        self._metadata = metadata
-        self._clock = clock
-        self._log = log
         self._seconds = timeout_ms / 1000
         self._transport = transport
         self._most = most
@@ -88,74 +66,6 @@ class OwnerProxy:
         self._trusted = _trusted(ca_file) if ca_file else None
         self._owner = Owner.current()
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
-
-    def for_writing(self, topic: TopicRecord) -> None:
-        """Raises NotTheOwner, or RestException (503), unless this service may try to write the topic."""
-        segment = self._metadata.segments.find_open(topic.id)
-        if segment is not None and segment.log_uid != self._log.known_uid:
-            raise NotTheOwner(self._having(segment.log_uid, topic), topic)
-        lease = self._held_elsewhere(topic)
-        if lease is not None:
-            raise self.held(lease, topic)
-
-    def for_clients(self, topic: TopicRecord) -> None:
-        """Raises NotTheOwner if another service has the topic's producers and consumers."""
-        self._held_elsewhere(topic)
-
-    def _held_elsewhere(self, topic: TopicRecord) -> Lease | None:
-        """The lease of another process that is no service, if one has the topic. Raises NotTheOwner if it is one."""
-        lease = self._metadata.leases.current(topic.id)
-        if lease is None or same_process(lease.owner, str(self._owner)):
-            return None
-        service = self._metadata.services.of_owner(lease.owner)
-        if service is not None:
-            raise NotTheOwner(service, topic)
-        return lease
-
-    def held(self, lease: Lease, topic: TopicRecord) -> RestException:
-        """Why a topic cannot be written now, and what to do."""
-        seconds = max(1, -(-(lease.expires_at - self._clock.now_ms()) // 1000))
-        owner = Owner.parse(lease.owner)
-        process = "it" if owner is None else f"the process {owner.pid} on {owner.host}"
-        return RestException(
-            503,
-            f"{lease.owner} is writing to {topic.name}, and is no live service but a `compactor produce`, an "
-            f"import or a service that died, which keeps the topic for as long as it runs: end {process}, "
-            f"or write through it; if it has ended, try again",
-            {"Retry-After": str(seconds)},
-        )
-
-    def for_reading(self, topic: TopicRecord, start: StartPosition | None = None) -> None:
-        """Raises NotTheOwner if another service can give more.
-
-        `start`: where the read begins; None: it needs the newest messages.
-        """
-        unsealed = [
-            item for item in self._metadata.segments.of_topic(topic.id) if item.state is not SegmentState.SEALED
-        ]
-        if not unsealed:
-            return
-        here = self._log.known_uid
-        if all(item.log_uid == here for item in unsealed):
-            return
-        wanted = unsealed[::-1] if start is None else [item for item in unsealed if may_come_to(start, item)][:1]
-        living = {item.log_uid: item for item in self._metadata.services.live() if item.url}
-        for segment in wanted:
-            if segment.log_uid == here:
-                return
-            if segment.log_uid in living:
-                raise NotTheOwner(living[segment.log_uid], topic)
-
-    def _having(self, log_uid: str, topic: TopicRecord) -> ServiceRecord:
-        for service in self._metadata.services.live():
-            if service.log_uid == log_uid and service.url:
-                return service
-        raise RestException(
-            503,
-            f"messages of {topic.name} are in the log directory {log_uid}, which no living service has: start one on "
-            "the machine where it is",
-            {"Retry-After": "5"},
-        )
 
     async def forward(self, request: Request, service: ServiceRecord) -> Response:
         """The other service's answer, as it comes."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from fastapi import FastAPI, Request
@@ -19,14 +19,14 @@ from starlette.responses import JSONResponse, Response
 
 from api.broker.refusals import NotTheOwner
 from api.broker.threads import WaitsFor
-from api.http.context import pools_of
-from api.http.owner_proxy import OwnerProxy
+from api.http.context import HttpContext, context_of
+from api.http.dependencies import broker_of
 from api.http.paths import segment
 from api.http.problems import RestException, answer
 from api.rest import resolve
 from api.rest.messages.single_messages import AGE
 from storage.errors import TopicNotFound
-from storage.metadata.records import PartitionedTopic, TopicRecord
+from storage.metadata.records import PartitionedTopic
 from storage.model import TopicName
 
 if TYPE_CHECKING:
@@ -50,46 +50,44 @@ async def _not_the_owner(request: Request, error: Exception) -> Response:
 
 async def answered(request: Request, other: NotTheOwner) -> Response:
     """The answer to a request of which `other` is to be asked something."""
-    forwarding: OwnerProxy = request.app.state.service.forwarding
+    context = context_of(request)
     name = other.topic.name
     whole = name.whole
     path = raw_path(request).split("/")
     # Compared decoded: clients differ in what they encode, and what is asked of one partition is not for all.
     if whole is None or not request.url.path.startswith(_PREFIX) or unquote(path[_TOPIC_AT]) == name.topic:
-        return await forwarding.forward(request, other.service)
-    metadata = request.app.state.service.environment.metadata
-    database = pools_of(request)[WaitsFor.DATABASE]
+        return await context.proxy.forward(request, other.service)
+    metadata = context.broker.environment.metadata
+    database = broker_of(request).pools[WaitsFor.DATABASE]
     partitioned: PartitionedTopic | None = await database.run(metadata.partitions.find, whole)
     if partitioned is None:
-        return await forwarding.forward(request, other.service)
+        return await context.proxy.forward(request, other.service)
     body = await request.body()
     found = []
     for item in resolve.partition_names(partitioned):
         path[_TOPIC_AT] = segment(item.topic)
         try:
-            found.append(await _asked(request, forwarding, metadata, item, "/".join(path), body))
+            found.append(await _asked(request, context, item, "/".join(path), body))
         except TopicNotFound:
             continue  # each can be deleted by itself
         except RestException as error:
             return answer(error.status_code, str(error.detail), error.headers)
     if not found:
         return answer(404, "Topic partitions were not yet created")
-    return await pools_of(request)[WaitsFor.PARSING].run(together, request.method, found)
+    return await broker_of(request).pools[WaitsFor.PARSING].run(together, request.method, found)
 
 
-async def _asked(
-    request: Request, forwarding: OwnerProxy, metadata: Any, name: TopicName, path: str, body: bytes
-) -> httpx.Response:
+async def _asked(request: Request, context: HttpContext, name: TopicName, path: str, body: bytes) -> httpx.Response:
     """The answer of one partition."""
     query = request.scope.get("query_string", b"").decode("latin-1")
     target = f"{path}?{query}" if query else path
-    database = pools_of(request)[WaitsFor.DATABASE]
-    record: TopicRecord = await database.run(metadata.topics.get, name)
+    database = broker_of(request).pools[WaitsFor.DATABASE]
+    record = await database.run(context.broker.environment.metadata.topics.get, name)
     try:
-        await database.run(forwarding.for_reading, record)
+        await database.run(context.broker.ownership.check_for_reading, record)
     except NotTheOwner as other:
-        return await forwarding.send(request, other.service, request.method, target, body)
-    return await forwarding.send_here(request, target, body)
+        return await context.proxy.send(request, other.service, request.method, target, body)
+    return await context.proxy.send_here(request, target, body)
 
 
 def together(method: str, found: Sequence[httpx.Response]) -> Response:

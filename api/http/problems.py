@@ -46,8 +46,6 @@ BY_KIND: Mapping[type[Exception], int] = {
 
 _ERRORS = 10
 """The number of a request's errors that are reported."""
-_RETRY_AFTER: Mapping[type[Exception], str] = {errors.StorageFull: "10", errors.Unavailable: "1"}
-"""Seconds; the first that fits."""
 _OVER_HTTP = tuple(
     (re.compile(local), over_http)
     for local, over_http in (
@@ -149,8 +147,7 @@ async def _known(request: Request, error: Exception) -> Response:
         return answer(503, f"{error.message}, which this service does not have: {remedy}", {"Retry-After": "5"})
     log_for_operators(request, error)
     reported = public_reason(error)
-    wait = next((seconds for kind, seconds in _RETRY_AFTER.items() if isinstance(error, kind)), None)
-    retry = None if wait is None else {"Retry-After": wait}
+    retry = {"Retry-After": str(error.retry_after_seconds)} if isinstance(error, errors.Unavailable) else None
     return answer(status_of(error), reported, retry)
 
 

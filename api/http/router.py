@@ -35,7 +35,7 @@ from starlette.responses import Response
 from api.broker.threads import WaitsFor
 from api.http import json_bounds
 from api.http.access import AuthAction, PermissionCheck, allowed
-from api.http.context import parse_body, pools_of
+from api.http.dependencies import broker_of, parse_body
 from api.http.limits import BODY_BYTES, hold_body_to
 from api.http.problems import RestException, refusals
 from api.http.query_parameters import KNOWN_QUERY
@@ -85,7 +85,7 @@ class Route(APIRoute):
     def _in_pool(self, endpoint: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
         @functools.wraps(endpoint)
         async def call(**values: Any) -> Any:
-            return await pools_of(_REQUEST.get())[self.waits_for].run(self._answer, endpoint, values)
+            return await broker_of(_REQUEST.get()).pools[self.waits_for].run(self._answer, endpoint, values)
 
         return call
 

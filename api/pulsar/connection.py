@@ -55,7 +55,8 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, gateway: PulsarServer) -> None:
         self.gateway = gateway
-        self.parts = gateway.parts
+        self.broker = gateway.broker
+        self.access = gateway.access
         self.settings = gateway.settings
         self._incoming = Incoming(self, gateway.turns, gateway.receive_buffers, CONNECT_BYTES, (BaseCommand.CONNECT,))
         self._threads: RoleThreads | None = None
@@ -249,7 +250,7 @@ class Connection(asyncio.Protocol):
         """Whether the client's token still holds; true where none is needed."""
         from api.http.tokens import BadToken
 
-        verifier = self.parts.access.verifier
+        verifier = self.access.verifier
         if verifier is None or self._token is None:
             return True
         try:
@@ -386,7 +387,7 @@ class Connection(asyncio.Protocol):
         self.send(answer)
 
     def _authenticate(self, connect: CommandConnect) -> None:
-        access = self.parts.access
+        access = self.access
         if access.verifier is None:
             return
         from api.http.tokens import BadToken
@@ -405,7 +406,7 @@ class Connection(asyncio.Protocol):
 
     def check_original_principal(self, named: str) -> None:
         """Check the original principal of a command, which is that of CONNECT. Raises Refused (AuthorizationError)."""
-        if named and self.parts.access.verifier is not None and named != self._caller.role:
+        if named and self.access.verifier is not None and named != self._caller.role:
             raise Refused(
                 ServerError.AuthorizationError,
                 "the command names another original principal than CONNECT: a connection serves one client",
@@ -426,7 +427,7 @@ class Connection(asyncio.Protocol):
         await self._require(actions, tenant, name)
 
     async def _require(self, actions: tuple[AuthAction, ...], *scope: str) -> None:
-        access = self.parts.access
+        access = self.access
         if access.asks_sql(self._caller, actions):
             await self.pools[WaitsFor.DATABASE].run(access.require, self._caller, actions, *scope)
         else:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from api.broker.broker import Broker
 from api.broker.refusals import NotTheOwner
 from api.pulsar.errors import Refused
 from api.pulsar.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
-from api.service import Service
 from storage.errors import NotFound, TopicNotFound
 from storage.metadata.records import ServiceRecord, TopicRecord
 from storage.model import DOMAIN, TopicName
@@ -37,10 +37,10 @@ class LookupResult:
     tls_url: str
 
 
-def find_or_create(parts: Service, name: TopicName, create: bool) -> tuple[TopicRecord, bool]:
+def find_or_create(broker: Broker, name: TopicName, create: bool) -> tuple[TopicRecord, bool]:
     """Return the topic, created if that is allowed, and whether it was created. Raises Refused, also for a partitioned
     topic as a whole."""
-    metadata = parts.environment.metadata
+    metadata = broker.environment.metadata
     try:
         return metadata.topics.get(name), False
     except TopicNotFound:
@@ -48,12 +48,12 @@ def find_or_create(parts: Service, name: TopicName, create: bool) -> tuple[Topic
             raise Refused(
                 ServerError.NotAllowedError, f"{name} is a partitioned topic: use its partitions, as clients do"
             ) from None
-    _check_creation(parts, name, create)
-    _check_partition(parts, name)
+    _check_creation(broker, name, create)
+    _check_partition(broker, name)
     return metadata.tenancy.ensure_topic(name), True
 
 
-def _check_creation(parts: Service, name: TopicName, create: bool) -> None:
+def _check_creation(broker: Broker, name: TopicName, create: bool) -> None:
     """Check that a topic which does not exist may be created in its namespace. Raises Refused (TopicNotFound)."""
     if not create:
         raise Refused(
@@ -62,17 +62,17 @@ def _check_creation(parts: Service, name: TopicName, create: bool) -> None:
             f"choice): create it with `pulsar-admin topics create {name}`",
         )
     try:
-        parts.environment.metadata.tenancy.namespace(f"{name.tenant}/{name.namespace}")
+        broker.environment.metadata.tenancy.namespace(f"{name.tenant}/{name.namespace}")
     except NotFound as error:
         raise Refused(ServerError.TopicNotFound, f"Namespace not found: {error.message}") from error
 
 
-def _check_partition(parts: Service, name: TopicName) -> None:
+def _check_partition(broker: Broker, name: TopicName) -> None:
     """Check that a name of a partition is that of one that may exist. Raises Refused: NotAllowedError,
     TopicNotFound."""
     if name.whole is None:
         return
-    whole = parts.environment.metadata.partitions.find(name.whole)
+    whole = broker.environment.metadata.partitions.find(name.whole)
     if whole is None:
         raise Refused(
             ServerError.NotAllowedError,
@@ -85,26 +85,26 @@ def _check_partition(parts: Service, name: TopicName) -> None:
         )
 
 
-def owner_of(parts: Service, record: TopicRecord) -> ServiceRecord | None:
+def owner_of(broker: Broker, record: TopicRecord) -> ServiceRecord | None:
     """The service that has a topic; None: this one may. Raises RestException (503)."""
-    if parts.producers.is_open(record):
+    if broker.logs.is_open(record):
         return None
     try:
-        parts.forwarding.for_writing(record)
+        broker.ownership.check_for_writing(record)
     except NotTheOwner as other:
         return other.service
     return None
 
 
-def look_up(parts: Service, name: TopicName, ours: LookupResult, create: bool) -> LookupResult:
+def look_up(broker: Broker, name: TopicName, ours: LookupResult, create: bool) -> LookupResult:
     """Return where a topic is served. Raises Refused unless it exists or may be created."""
     try:
-        record = parts.environment.metadata.topics.get(name)
+        record = broker.environment.metadata.topics.get(name)
     except TopicNotFound:
-        if parts.environment.metadata.partitions.find(name) is None:
-            _check_creation(parts, name, create)
+        if broker.environment.metadata.partitions.find(name) is None:
+            _check_creation(broker, name, create)
         return ours
-    owner = owner_of(parts, record)
+    owner = owner_of(broker, record)
     if owner is None:
         return ours
     if owner.broker_service_url is None and owner.broker_service_url_tls is None:
@@ -116,21 +116,21 @@ def look_up(parts: Service, name: TopicName, ours: LookupResult, create: bool) -
     return LookupResult(owner.broker_service_url or "", owner.broker_service_url_tls or "")
 
 
-def partitions_of(parts: Service, name: TopicName, create: bool) -> int:
+def partitions_of(broker: Broker, name: TopicName, create: bool) -> int:
     """Return the number of a topic's partitions; 0: it is not partitioned, or may be created so. Raises Refused."""
-    metadata = parts.environment.metadata
+    metadata = broker.environment.metadata
     partitioned = metadata.partitions.find(name)
     if partitioned is not None:
         return partitioned.partitions
     try:
         metadata.topics.get(name)
     except TopicNotFound:
-        _check_creation(parts, name, create)
+        _check_creation(broker, name, create)
     return 0
 
 
-def topics_of(parts: Service, namespace: str, mode: CommandGetTopicsOfNamespace.Mode) -> list[str]:
+def topics_of(broker: Broker, namespace: str, mode: CommandGetTopicsOfNamespace.Mode) -> list[str]:
     """Return the topics of a namespace, partitions one by one; none of one that does not exist, as a broker does."""
     if mode == CommandGetTopicsOfNamespace.NonPersistent:
         return []
-    return [str(item.name) for item in parts.environment.metadata.topics.in_namespace(namespace)]
+    return [str(item.name) for item in broker.environment.metadata.topics.in_namespace(namespace)]

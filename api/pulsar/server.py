@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from api import DISTRIBUTION
+from api.broker.broker import Broker
 from api.broker.refusals import NotTheOwner
 from api.broker.serving.connected_clients import ClientCounts, TopicClients
 from api.broker.serving.cursor_writer import CursorWriter
@@ -31,6 +32,7 @@ from api.broker.serving.sequence_loads import SequenceLoads
 from api.broker.serving.tail import Tail, TailBudget
 from api.broker.serving.topic import PersistentTopic, TopicSettings
 from api.broker.threads import WaitsFor
+from api.http.access import AuthorizationService
 from api.http.connections import Listener, most_connections
 from api.http.problems import RestException
 from api.observability.logs import LogThrottle
@@ -43,7 +45,6 @@ from api.pulsar.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
 from api.pulsar.receive_buffers import ReceiveBuffers
 from api.pulsar.turns import Turns
 from api.pulsar.watching import NamespaceWatch
-from api.service import Service
 from storage.cursor import Cursor
 from storage.errors import CompactorError, LeaseHeld, NotFound
 from storage.log.segment import AppendResult
@@ -113,25 +114,27 @@ class PulsarServer:
 
     def __init__(
         self,
-        parts: Service,
+        broker: Broker,
+        access: AuthorizationService,
         settings: PulsarSettings,
         address: LookupResult,
         sockets: Sequence[tuple[Listener, ssl.SSLContext | None]],
     ) -> None:
         """`sockets`: bound, and how they speak TLS, or that they do not."""
         self._sockets = sockets
-        self.parts = parts
+        self.broker = broker
+        self.access = access
         self.settings = settings
         self.address = address
-        self.clock = parts.environment.clock
+        self.clock = broker.environment.clock
         self.server_version = f"Compactor {version(DISTRIBUTION)}"
         self.log_throttle = LogThrottle(self.clock, LOG)
         self.turns = Turns(lambda work: asyncio.get_running_loop().call_soon(work))
         self.receive_buffers = ReceiveBuffers(_RECEIVE_BYTES, self.clock)
         self.admission = Admission(
-            parts.pools, parts.settings.limits_request_timeout_ms, settings.max_concurrent_lookups
+            broker.pools, broker.settings.limits_request_timeout_ms, settings.max_concurrent_lookups
         )
-        self._watch = NamespaceWatch(self._topics_or_none, parts.pools[WaitsFor.PARSING], self.turns.now)
+        self._watch = NamespaceWatch(self._topics_or_none, broker.pools[WaitsFor.PARSING], self.turns.now)
         self._connections: set[Connection] = set()
         self._unconnected: dict[Connection, None] = {}
         """Without CONNECT until now, the oldest first."""
@@ -141,9 +144,9 @@ class PulsarServer:
         """While a topic is opened or closed; gone with the last that waits for it."""
         self._tails = TailBudget(settings.tail_bytes)
         self._pages = PageBudget(settings.page_bytes)
-        self._cursor_writer = CursorWriter(parts.environment.metadata, parts.pools[WaitsFor.DATABASE], TICK_SECONDS)
+        self._cursor_writer = CursorWriter(broker.environment.metadata, broker.pools[WaitsFor.DATABASE], TICK_SECONDS)
         self._ticked_ms = self.clock.now_ms()
-        self._sequence_loads = SequenceLoads(parts.pools[WaitsFor.SEQUENCES].run_to_end)
+        self._sequence_loads = SequenceLoads(broker.pools[WaitsFor.SEQUENCES].run_to_end)
         self._servers: list[asyncio.Server] = []
         self._loops: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -165,15 +168,15 @@ class PulsarServer:
         except (CompactorError, RestException) as error:  # it is read again with each keep-alive interval
             LOG.warning("the broker's limit of messages is not known yet, and is taken as the default: %s", error)
         loop = asyncio.get_running_loop()
-        self.parts.producers.on_appended = partial(self._appended, loop)
-        clients = self.parts.clients
+        self.broker.logs.on_appended = partial(self._appended, loop)
+        clients = self.broker.clients
         clients.of_topic, clients.counts, clients.connections = self._clients_of, self._client_counts, self._connected
         clients.subscription = partial(self._live_subscription, loop)
         clients.truncated = partial(self._truncated, loop)
-        most = most_connections(self.parts.settings.broker_max_connections, max(1, len(self._sockets)))
+        most = most_connections(self.broker.settings.broker_max_connections, max(1, len(self._sockets)))
         for item, context in self._sockets:
             item.limit(most, self.log_throttle, plain=False)
-            seconds = self.parts.settings.limits_header_timeout_ms / 1000 if context is not None else None
+            seconds = self.broker.settings.limits_header_timeout_ms / 1000 if context is not None else None
             self._servers.append(
                 await loop.create_server(
                     partial(Connection, self),
@@ -206,7 +209,7 @@ class PulsarServer:
             await asyncio.gather(*map(self._close_topic, some))
         for connection in list(self._connections):
             connection.close()
-        self.parts.producers.on_appended = lambda _topic, _entries: None
+        self.broker.logs.on_appended = lambda _topic, _entries: None
 
     def _clients_of(self, name: TopicName) -> TopicClients:
         topic = self._topics.get(name)
@@ -275,7 +278,7 @@ class PulsarServer:
 
     def new_producer_name(self) -> str:
         """A name that no other producer has."""
-        return f"{self.parts.settings.cluster_name}-{self._started_ms:x}-{next(self._numbers)}"
+        return f"{self.broker.settings.cluster_name}-{self._started_ms:x}-{next(self._numbers)}"
 
     def new_consumer_name(self) -> str:
         """A name that no other consumer has."""
@@ -309,15 +312,15 @@ class PulsarServer:
 
     async def _is_changed(self, topic: PersistentTopic) -> bool:
         """Whether it was opened with another policy than it has now."""
-        wanted = await self.parts.pools[WaitsFor.DATABASE].run(self._deduplicates, topic.record)
+        wanted = await self.broker.pools[WaitsFor.DATABASE].run(self._deduplicates, topic.record)
         return topic.is_deduplicating != wanted
 
     async def _open(self, name: TopicName, create: bool, audit: Callable[[str, TopicName], None]) -> PersistentTopic:
-        pools = self.parts.pools
-        record, is_new = await pools[WaitsFor.DATABASE].run(find_or_create, self.parts, name, create)
+        pools = self.broker.pools
+        record, is_new = await pools[WaitsFor.DATABASE].run(find_or_create, self.broker, name, create)
         if is_new:
             audit("create_topic", name)
-        storage = Topic(self.parts.environment, record)
+        storage = Topic(self.broker.environment, record)
         held = await pools[WaitsFor.LOG].run(self._hold, storage)
         try:
             deduplicates, epoch = await pools[WaitsFor.DATABASE].run(self._producer_state, record)
@@ -327,7 +330,7 @@ class PulsarServer:
         return PersistentTopic(
             storage,
             held,
-            self.parts.environment.metadata,
+            self.broker.environment.metadata,
             self.clock,
             pools,
             self.settings.topic,
@@ -345,11 +348,11 @@ class PulsarServer:
     def _hold(self, storage: Topic) -> HeldLog:
         """The topic's log, which makes it ours. Raises RestException (503) if another process has it."""
         try:
-            if owner_of(self.parts, storage.record) is None:
-                return self.parts.producers.hold(storage)
+            if owner_of(self.broker, storage.record) is None:
+                return self.broker.logs.hold(storage)
         except LeaseHeld as error:
             with suppress(NotTheOwner):
-                self.parts.forwarding.for_writing(storage.record)
+                self.broker.ownership.check_for_writing(storage.record)
             self.log_throttle.warn(f"{storage.name} cannot be served here now: {error}", "held")
             reason = f"{storage.name} cannot be served here: another process still has its log open: look it up again"
             raise RestException(503, reason) from error
@@ -357,20 +360,20 @@ class PulsarServer:
 
     def _producer_state(self, record: TopicRecord) -> tuple[bool, int | None]:
         """Return whether the topic deduplicates, and the epoch of its last exclusive producer."""
-        metadata, deduplicates = self.parts.environment.metadata, self._deduplicates(record)
+        metadata, deduplicates = self.broker.environment.metadata, self._deduplicates(record)
         if not deduplicates:  # switched on again, it begins at the topic's end
             metadata.producer_sequences.delete(record.id)
         return deduplicates, metadata.topics.producer_epoch(record.id)
 
     def _deduplication(self, storage: Topic) -> Deduplication:
-        most = self.parts.settings.broker_deduplication_max_producers
-        return Deduplication(self.parts.environment.metadata, storage, most)
+        most = self.broker.settings.broker_deduplication_max_producers
+        return Deduplication(self.broker.environment.metadata, storage, most)
 
     def _deduplicates(self, record: TopicRecord) -> bool:
-        return self.parts.environment.metadata.policies.effective(record).deduplication_enabled
+        return self.broker.environment.metadata.policies.effective(record).deduplication_enabled
 
     def _over_quota(self, record: TopicRecord) -> OverQuota | None:
-        return self.parts.maintenance.maintenance.over_quota.get(record.id)
+        return self.broker.maintenance.maintenance.over_quota.get(record.id)
 
     def _appended(
         self, loop: asyncio.AbstractEventLoop, record: TopicRecord, entries: Sequence[tuple[bytes, AppendResult]]
@@ -408,8 +411,8 @@ class PulsarServer:
 
     async def topics_of(self, namespace: str) -> list[str]:
         """The topics of a namespace."""
-        return await self.parts.pools[WaitsFor.DATABASE].run(
-            topics_of, self.parts, namespace, CommandGetTopicsOfNamespace.Persistent
+        return await self.broker.pools[WaitsFor.DATABASE].run(
+            topics_of, self.broker, namespace, CommandGetTopicsOfNamespace.Persistent
         )
 
     # Again and again
@@ -455,9 +458,9 @@ class PulsarServer:
 
     async def _read_limits(self) -> None:
         """Take the broker's limit of messages from its policies, for the connections to come."""
-        policies = self.parts.environment.metadata.policies
-        broker = await self.parts.pools[WaitsFor.DATABASE].run(policies.resolved_around, BROKER)
-        self.settings = replace(self.settings, max_message_size=broker.policies.max_message_bytes)
+        policies = self.broker.environment.metadata.policies
+        resolution = await self.broker.pools[WaitsFor.DATABASE].run(policies.resolved_around, BROKER)
+        self.settings = replace(self.settings, max_message_size=resolution.policies.max_message_bytes)
 
     async def _end_slow(self) -> None:
         """End connections that do not send CONNECT, and those whose large frame stalls."""
@@ -468,21 +471,23 @@ class PulsarServer:
         self.receive_buffers.end_stalled()
 
     async def _keep_alive(self) -> None:
-        if self.parts.access.keys is not None:
-            await self.parts.access.keys.keep_up()
+        if self.access.keys is not None:
+            await self.access.keys.keep_up()
         for number, connection in enumerate(list(self._connections), 1):
             connection.keep_alive()
             if not number % _KEPT_ALIVE_AT_ONCE:  # each verifies a token
                 await asyncio.sleep(0)
 
 
-def open_server(parts: Service, plain: Listener | None, tls: Listener | None) -> PulsarServer:
+def open_server(
+    broker: Broker, access: AuthorizationService, plain: Listener | None, tls: Listener | None
+) -> PulsarServer:
     """The gateway of a service, on sockets that are bound; it is not started."""
-    settings = parts.settings
+    settings = broker.settings
     sockets: list[tuple[Listener, ssl.SSLContext | None]] = [] if plain is None else [(plain, None)]
     if tls is not None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(settings.tls_certificate, settings.tls_key or None)
         sockets.append((tls, context))
     address = LookupResult(settings.broker_service_url or "", settings.broker_service_url_tls or "")
-    return PulsarServer(parts, PulsarSettings.of(settings), address, sockets)
+    return PulsarServer(broker, access, PulsarSettings.of(settings), address, sockets)

@@ -21,7 +21,7 @@ from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
 from api.http import json_bounds
-from api.http.context import parse_body
+from api.http.dependencies import parse_body
 from api.http.limits import BODY_BYTES, hold_body_to
 from api.http.problems import UnreadableBody
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 import traceback
 
 import typer
 
 from api.cli.kit.stderr import say
-from storage.errors import CompactorError, WrongStore
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+from api.observability.error_text import one_line
 
 
 def report(error: Exception, about: str = "", program: str = "compactor") -> None:
@@ -23,20 +20,8 @@ def report(error: Exception, about: str = "", program: str = "compactor") -> Non
 
 
 def describe(error: Exception, program: str = "compactor") -> str:
-    """Return an error in one line: what happened, to what, what to do. A help text keeps its lines."""
-    if isinstance(error, WrongStore):
-        adopt = "`compactor store adopt` shows which store and database belong together, and binds them"
-        return f"{program}: {' '.join(error.message.split())}: check the URLs of store and database; {adopt}"
-    if isinstance(error, CompactorError):
-        return f"{program}: {' '.join(str(error).split())}"
-    if isinstance(error, typer.TyperException):
-        return _usage(error, program)
-    if isinstance(error, OSError) and error.strerror:
-        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        remedy = "free some space" if error.errno in _FULL else "check the disk and permissions"
-        return f"{program}: {what}: {remedy}, then try again"
-    text = " ".join(str(error).split())[:300]
-    return f"{program}: unexpected {type(error).__name__}: {text}: try again with --debug and report it"
+    """Return an error as one line that begins with the program; the help of a command without arguments stays."""
+    return _usage(error, program) if isinstance(error, typer.TyperException) else f"{program}: {one_line(error)}"
 
 
 def _usage(error: typer.TyperException, program: str) -> str:

@@ -63,7 +63,7 @@ def produce_messages(
     if file != "-":
         check_file(file)
     started = time.perf_counter()
-    with open_for_writing(context.obj) as environment, BackgroundSealer(context.obj, topic) as sealer:
+    with open_for_writing(context.obj) as environment, BackgroundSealer(context.obj, topic, say) as sealer:
         created: list[object] = []
         opened = ensure_topic(environment, topic, created.append)
         check_quota(environment, opened.record)

@@ -40,7 +40,7 @@ async def _looked_up(connection: Connection, request: CommandLookupTopic) -> Bas
             f"this service has no listener {request.advertised_listener_name!r}: leave out listenerName",
         )
     result = await connection.pools[WaitsFor.DATABASE].run(
-        lookup.look_up, connection.parts, name, connection.gateway.address, connection.settings.auto_create
+        lookup.look_up, connection.broker, name, connection.gateway.address, connection.settings.auto_create
     )
     answer = BaseCommand(type=BaseCommand.LOOKUP_RESPONSE)
     response = answer.lookup_topic_response
@@ -68,7 +68,7 @@ async def _counted(connection: Connection, request: CommandPartitionedTopicMetad
     response.request_id = request.request_id
     create = request.metadata_auto_creation_enabled and connection.settings.auto_create
     response.partitions = await connection.pools[WaitsFor.DATABASE].run(
-        lookup.partitions_of, connection.parts, name, create
+        lookup.partitions_of, connection.broker, name, create
     )
     response.response = CommandPartitionedTopicMetadataResponse.Success
     return answer
@@ -83,7 +83,9 @@ def list_topics(connection: Connection, command: BaseCommand, _: bytes) -> None:
         response.request_id = wish.request_id
         await connection.allow_namespace(wish.namespace, AuthAction.PRODUCE, AuthAction.CONSUME)
         response.topics.extend(
-            await connection.pools[WaitsFor.DATABASE].run(lookup.topics_of, connection.parts, wish.namespace, wish.mode)
+            await connection.pools[WaitsFor.DATABASE].run(
+                lookup.topics_of, connection.broker, wish.namespace, wish.mode
+            )
         )
         return answer
 

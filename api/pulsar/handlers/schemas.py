@@ -27,7 +27,7 @@ def get_schema(connection: Connection, command: BaseCommand, _: bytes) -> None:
         name = parse_name(wish.topic)
         await connection.allow(name, AuthAction.PRODUCE, AuthAction.CONSUME)
         version = version_of(wish.schema_version)
-        schema = await connection.pools[WaitsFor.DATABASE].run(connection.gateway.parts.schemas.find, name, version)
+        schema = await connection.pools[WaitsFor.DATABASE].run(connection.gateway.broker.schemas.find, name, version)
         if schema is None:
             raise Refused(ServerError.TopicNotFound, f"Topic {name} has no schema")
         response.schema.CopyFrom(schema_data(schema))
@@ -55,7 +55,7 @@ def ensure_schema(connection: Connection, command: BaseCommand, _: bytes) -> Non
 async def ensure_stored(connection: Connection, name: TopicName, schema: Schema) -> SchemaRecord:
     """Return the version that holds a client's schema, stored if it is new. Only a new one waits for a comparison.
     Raises CompactorError, RestException."""
-    schemas, record = connection.gateway.parts.schemas, schema_record(schema)
+    schemas, record = connection.gateway.broker.schemas, schema_record(schema)
     stored = await connection.pools[WaitsFor.DATABASE].run(schemas.same, name, record)
     if stored is not None:
         return stored
@@ -65,6 +65,6 @@ async def ensure_stored(connection: Connection, name: TopicName, schema: Schema)
 async def ensure_readable(connection: Connection, name: TopicName, schema: Schema) -> None:
     """Check that a consumer's schema reads the topic's newest. Only another one waits for a comparison. Raises
     CompactorError, RestException."""
-    schemas, record = connection.gateway.parts.schemas, schema_record(schema)
+    schemas, record = connection.gateway.broker.schemas, schema_record(schema)
     if not await connection.pools[WaitsFor.DATABASE].run(schemas.is_newest, name, record):
         await connection.pools[WaitsFor.SCHEMAS].run(schemas.ensure_readable, name, record)

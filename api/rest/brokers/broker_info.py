@@ -12,11 +12,11 @@ from fastapi import Request
 from starlette.responses import Response
 
 from api.http.access import AuthAction
+from api.http.dependencies import Broker
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.rest.models import PulsarAnswer
 from api.rest.topics.lookup import service_urls
-from api.service import Parts, Service
 from compactor.maintenance.tasks import MaintenanceTask
 from storage.metadata.policy_store import BROKER
 
@@ -40,9 +40,9 @@ class BrokerInfo(PulsarAnswer):
 
 
 @router.get("", AuthAction.SUPERUSER)
-def list_brokers(parts: Parts, request: Request) -> list[str]:
+def list_brokers(broker: Broker, request: Request) -> list[str]:
     """Host and port of each live service process; one that was killed is among them for up to 15 s."""
-    return _brokers(parts, request)
+    return _brokers(broker, request)
 
 
 @router.get("/version", AuthAction.ANYONE, response_class=Response, responses=_TEXT)
@@ -52,9 +52,9 @@ def get_version() -> Response:
 
 
 @router.get("/health", AuthAction.ANYONE, refuses=(503,), response_class=Response, responses=_TEXT)
-def health_check(parts: Parts) -> Response:
+def health_check(broker: Broker) -> Response:
     """`ok` if the database answers; 503 if it does not."""
-    parts.environment.metadata.tenancy.tenants()
+    broker.environment.metadata.tenancy.tenants()
     return Response("ok", media_type="application/json")
 
 
@@ -65,9 +65,9 @@ def is_ready() -> Response:
 
 
 @router.get("/leaderBroker", AuthAction.SUPERUSER, refuses=(404,))
-def get_leader_broker(parts: Parts) -> BrokerInfo:
+def get_leader_broker(broker: Broker) -> BrokerInfo:
     """The service that schedules compactions."""
-    services = parts.environment.metadata.services
+    services = broker.environment.metadata.services
     name = services.leader()
     found = next((item for item in services.live() if item.name == name), None)
     if found is None:
@@ -88,14 +88,14 @@ def get_dynamic_configurations() -> dict[str, str]:
 
 
 @router.get("/configuration/runtime", AuthAction.SUPERUSER)
-def get_runtime_configurations(parts: Parts) -> dict[str, str]:
+def get_runtime_configurations(broker: Broker) -> dict[str, str]:
     """The settings of compaction by Pulsar's names. `compactor config show` has all."""
-    policies = parts.environment.metadata.policies
-    broker = {**policies.broker_defaults, **policies.of_scope(BROKER)}
+    policies = broker.environment.metadata.policies
+    configured = {**policies.broker_defaults, **policies.of_scope(BROKER)}
     values = {
-        "brokerServiceCompactionMonitorIntervalInSeconds": parts.settings.compaction_monitor_interval_ms // 1000,
-        "brokerServiceCompactionThresholdInBytes": broker.get("compaction.threshold.bytes", 0),
-        "topicCompactionRetainNullKey": broker.get("compaction.retain-null-key", False),
+        "brokerServiceCompactionMonitorIntervalInSeconds": broker.settings.compaction_monitor_interval_ms // 1000,
+        "brokerServiceCompactionThresholdInBytes": configured.get("compaction.threshold.bytes", 0),
+        "topicCompactionRetainNullKey": configured.get("compaction.retain-null-key", False),
     }
     return dict(sorted({**_FIXED, **{name: str(value).lower() for name, value in values.items()}}.items()))
 
@@ -113,19 +113,19 @@ def delete_dynamic_configuration(name: str) -> Response:
 
 
 @router.get("/backlog-quota-check", AuthAction.SUPERUSER)
-def backlog_quota_check(parts: Parts) -> None:
+def backlog_quota_check(broker: Broker) -> None:
     """Let this service compare backlogs with their quotas now, and expire messages."""
-    parts.maintenance.maintenance.hasten(MaintenanceTask.BACKLOG)
+    broker.maintenance.maintenance.hasten(MaintenanceTask.BACKLOG)
 
 
 @router.get("/{cluster}", AuthAction.SUPERUSER, refuses=(404,))
-def list_cluster_brokers(parts: Parts, request: Request, cluster: str) -> list[str]:
+def list_cluster_brokers(broker: Broker, request: Request, cluster: str) -> list[str]:
     """As `listBrokers`, of the one cluster."""
-    if cluster != parts.settings.cluster_name:
+    if cluster != broker.settings.cluster_name:
         raise RestException(404, f"Cluster does not exist: cluster={cluster}")
-    return _brokers(parts, request)
+    return _brokers(broker, request)
 
 
-def _brokers(parts: Service, request: Request) -> list[str]:
-    live = [urlsplit(item.url).netloc for item in parts.environment.metadata.services.live()]
-    return sorted(set(live)) or [urlsplit(service_urls(parts, request)[0]).netloc]
+def _brokers(broker: Broker, request: Request) -> list[str]:
+    live = [urlsplit(item.url).netloc for item in broker.environment.metadata.services.live()]
+    return sorted(set(live)) or [urlsplit(service_urls(broker, request)[0]).netloc]

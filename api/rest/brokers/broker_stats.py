@@ -15,12 +15,12 @@ from starlette.responses import Response, StreamingResponse
 
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
+from api.http.dependencies import Broker
 from api.http.router import Routes
 from api.observability.logs import LogThrottle
 from api.rest.tenancy.bundles import RANGES, bundle_of
 from api.rest.topics.stats_models import NO_CONSUMER
 from api.rest.topics.stats_snapshot import StatsSnapshot, stats_snapshot
-from api.service import Parts, Service
 from storage.errors import CompactorError, NotFound
 from storage.model import TopicName
 
@@ -33,35 +33,35 @@ router = Routes("brokers", "/admin/v2/broker-stats")
     response_class=Response,
     responses={200: {"content": {"application/json": {}}, "description": "By namespace, bundle, domain and topic."}},
 )
-async def get_broker_topics(parts: Parts, request: Request) -> Response:
+async def get_broker_topics(broker: Broker, request: Request) -> Response:
     """Stats of every topic, by namespace and bundle. A topic whose stats cannot be read is left out, and logged."""
-    written = parts.pools[WaitsFor.LOG].each(_written(parts, request.app.state.log_throttle))
+    written = broker.pools[WaitsFor.LOG].each(_written(broker, request.app.state.log_throttle))
     return StreamingResponse(written, media_type="application/json")
 
 
-def _written(parts: Service, log_throttle: LogThrottle) -> Generator[str, None, None]:
+def _written(broker: Broker, log_throttle: LogThrottle) -> Generator[str, None, None]:
     yield "{"
     between = ""
-    for namespace in _namespaces(parts):
+    for namespace in _namespaces(broker):
         by_bundle: dict[str, list[TopicName]] = {}
-        for record in parts.environment.metadata.topics.in_namespace(namespace):
+        for record in broker.environment.metadata.topics.in_namespace(namespace):
             by_bundle.setdefault(bundle_of(record.name), []).append(record.name)
         if not by_bundle:
             continue
         yield f"{between}{json.dumps(namespace)}:{{"
-        yield from _bundles(parts, log_throttle, by_bundle)
+        yield from _bundles(broker, log_throttle, by_bundle)
         yield "}"
         between = ","
     yield "}"
 
 
-def _bundles(parts: Service, log_throttle: LogThrottle, by_bundle: dict[str, list[TopicName]]) -> Iterator[str]:
+def _bundles(broker: Broker, log_throttle: LogThrottle, by_bundle: dict[str, list[TopicName]]) -> Iterator[str]:
     for number, bundle in enumerate(item for item in RANGES if item in by_bundle):
         yield f'{"," if number else ""}{json.dumps(bundle)}:{{"persistent":{{'
         between = ""
         for name in by_bundle[bundle]:
             try:
-                found = stats_snapshot(parts, name)
+                found = stats_snapshot(broker, name)
             except CompactorError as error:  # the answer has begun
                 reason = f"{name} is left out of the stats of all topics: {error}"
                 log_throttle.warn(reason, f"{type(error).__name__} in stats of all topics")
@@ -72,8 +72,8 @@ def _bundles(parts: Service, log_throttle: LogThrottle, by_bundle: dict[str, lis
         yield "}}"
 
 
-def _namespaces(parts: Service) -> Iterator[str]:
-    tenancy = parts.environment.metadata.tenancy
+def _namespaces(broker: Broker) -> Iterator[str]:
+    tenancy = broker.environment.metadata.tenancy
     for tenant in tenancy.tenants():
         try:
             yield from tenancy.namespaces(tenant)

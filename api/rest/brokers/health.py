@@ -19,9 +19,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
 from api.http.access import AuthAction, InFull, caller_of
+from api.http.context import Context, HttpContext
 from api.http.router import Routes
 from api.observability.redaction import redacted
-from api.service import Parts, Service
 from storage.errors import CompactorError, ObjectMissing, meaning
 
 router = Routes("health", "")
@@ -50,9 +50,9 @@ async def livez() -> str:
 
 
 @router.get("/readyz", responses={503: {"model": Readiness}})
-async def readyz(parts: Parts, in_full: InFull) -> Readiness:
+async def readyz(context: Context, in_full: InFull) -> Readiness:
     """The service can do its work: database, schema and object store answer, and the log directory has room."""
-    found = await parts.readiness.answer(lambda: _checked(parts))
+    found: Mapping[str, HealthCheckResult] = await context.readiness.answer(lambda: _checked(context))
     checks = {name: check.full if in_full else check.public for name, check in found.items()}
     wrong = [f"{name}: {result}" for name, result in checks.items() if result != _OK]
     answer = Readiness(reason="; ".join(wrong), checks=checks)
@@ -64,15 +64,15 @@ async def readyz(parts: Parts, in_full: InFull) -> Readiness:
     response_class=PlainTextResponse,
     responses={401: {"description": "metrics.authenticate is set."}, 403: {"description": "No superuser."}},
 )
-async def metrics(request: Request, parts: Parts) -> Response:
+async def metrics(request: Request, context: Context) -> Response:
     """Metrics as Prometheus reads them; a superuser's token is needed if `metrics.authenticate` is set."""
-    if parts.settings.metrics_authenticate:
-        parts.access.require(caller_of(request), (AuthAction.SUPERUSER,), None, None)
-    return Response(await parts.scrapes.answer(parts.metrics.exposition), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    if context.broker.settings.metrics_authenticate:
+        context.access.require(caller_of(request), (AuthAction.SUPERUSER,), None, None)
+    return Response(await context.scrapes.answer(context.metrics.exposition), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def _checked(parts: Service) -> Mapping[str, HealthCheckResult]:
-    environment = parts.environment
+def _checked(context: HttpContext) -> Mapping[str, HealthCheckResult]:
+    environment = context.broker.environment
     found = {
         "database": _checked_by(environment.metadata.metrics.ping),
         "schema": _checked_by(environment.metadata.check_schema),
@@ -80,9 +80,9 @@ def _checked(parts: Service) -> Mapping[str, HealthCheckResult]:
         "log": _checked_by(environment.log.check_room),
     }
     for name, check in found.items():
-        if check.full != parts.not_ready.get(name, _OK):
+        if check.full != context.failing_checks.get(name, _OK):
             LOG.warning("readiness: %s: %s", name, check.full)
-        parts.not_ready[name] = check.full
+        context.failing_checks[name] = check.full
     return found
 
 

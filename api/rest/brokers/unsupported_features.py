@@ -19,12 +19,12 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from api.http.access import ANY_USE, AuthAction, require_here
+from api.http.dependencies import Broker
 from api.http.paths import Namespace, Topic
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.rest import resolve
 from api.rest.models import done, unset
-from api.service import Parts, Service
 
 REFUSAL = "not offered here: {}"
 SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
@@ -246,26 +246,26 @@ def check_no_shadow(properties: Mapping[str, str]) -> None:
 
 
 def _of_topic(row: UnsupportedRoute) -> Callable[..., Response]:
-    def answer(request: Request, parts: Parts, topic: Topic) -> Response:
+    def answer(request: Request, broker: Broker, topic: Topic) -> Response:
         _may_change(request, AuthAction.ADMIN)
-        resolve.topics(parts, topic)
+        resolve.topics(broker, topic)
         return row.answer(request.method)
 
     return answer
 
 
 def _of_namespace(row: UnsupportedRoute) -> Callable[..., Response]:
-    def answer(request: Request, parts: Parts, namespace: Namespace) -> Response:
+    def answer(request: Request, broker: Broker, namespace: Namespace) -> Response:
         _may_change(request, AuthAction.ADMIN)
-        resolve.namespace(parts, namespace)
+        resolve.namespace(broker, namespace)
         return row.answer(request.method)
 
     return answer
 
 
 def _of_service(row: UnsupportedRoute) -> Callable[..., Response]:
-    def answer(request: Request, parts: Parts) -> Response:
-        _check_cluster(parts, request)
+    def answer(request: Request, broker: Broker) -> Response:
+        _check_cluster(broker, request)
         return row.answer(request.method)
 
     return answer
@@ -277,9 +277,9 @@ def _may_change(request: Request, action: AuthAction) -> None:
         require_here(request, action)
 
 
-def _check_cluster(parts: Service, request: Request) -> None:
+def _check_cluster(broker: Broker, request: Request) -> None:
     """Raises RestException (404)."""
-    if request.path_params.get("cluster", parts.settings.cluster_name) != parts.settings.cluster_name:
+    if request.path_params.get("cluster", broker.settings.cluster_name) != broker.settings.cluster_name:
         raise RestException(404, "Cluster does not exist")
 
 

@@ -9,11 +9,11 @@ from pydantic import BaseModel, Field
 
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
+from api.http.dependencies import Broker
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.reports import document_of, shown_error
 from api.rest.models import StrictBody
-from api.service import Parts
 from compactor.maintenance.garbage import CollectionResult, GarbageCollector
 from compactor.maintenance.grace import LEAST_GRACE_MS
 from storage.model import TopicName
@@ -64,13 +64,13 @@ class GarbageReport(BaseModel):
 @router.post(
     "/garbage", AuthAction.SUPERUSER, refuses=(404, 412), waits_for=WaitsFor.WORK, response_model=GarbageReport
 )
-def collect_garbage(parts: Parts, wanted: Annotated[GarbageRequest, Body()] = GarbageRequest()) -> Any:  # noqa: B008
+def collect_garbage(broker: Broker, wanted: Annotated[GarbageRequest, Body()] = GarbageRequest()) -> Any:  # noqa: B008
     """Delete what nothing refers to. A dry run by default."""
     if wanted.topics is not None and wanted.unknown_topics:
         raise RestException(400, "topics and unknownTopics do not go together: leave one of them out")
-    environment, settings = parts.environment, parts.settings
+    environment, settings = broker.environment, broker.settings
     grace = settings.gc_grace_ms if wanted.grace_ms is None else wanted.grace_ms
-    collector = GarbageCollector(parts.patient, grace)
+    collector = GarbageCollector(broker.patient, grace)
     if wanted.topics is None:
         found = list(collector.collect_all(wanted.dry_run, wanted.unknown_topics))
     else:

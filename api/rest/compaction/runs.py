@@ -23,13 +23,14 @@ from starlette.responses import Response, StreamingResponse
 
 from api.documents import RunReport
 from api.http.access import AuthAction, InFull, allowed_on
+from api.http.context import Context
+from api.http.dependencies import Broker, broker_of
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.router import Routes
 from api.http.single_flight import MAX_AGE_MS
 from api.reports import document_of, run_document, shown_error
 from api.rest import resolve
 from api.rest.models import LONG
-from api.service import Parts, Service
 from storage.errors import NotFound
 from storage.metadata.records import CompactionControl, RunRecord, RunState, TopicRecord
 from storage.model import TopicName
@@ -47,7 +48,7 @@ State = Annotated[RunState | None, Query(description="Only in this state.")]
 
 def topic_of_run(request: Request) -> TopicName | None:
     """The topic of the run that the path names; None: there is no such run."""
-    number, metadata = request.path_params["run"], request.app.state.service.environment.metadata
+    number, metadata = request.path_params["run"], broker_of(request).environment.metadata
     if not re.fullmatch(r"[0-9]{1,18}", number, re.ASCII):
         return None
     try:
@@ -99,22 +100,22 @@ class SchedulerStatus(BaseModel):
     AuthAction.CONSUME,
     response_model=list[RunReport],
 )
-def get_topic_compactions(parts: Parts, topic: Topic, in_full: InFull, state: State = None, limit: Limit = 50) -> Any:
+def get_topic_compactions(broker: Broker, topic: Topic, in_full: InFull, state: State = None, limit: Limit = 50) -> Any:
     """The runs of a topic, or of all partitions of one, the newest first."""
-    topic_ids = [record.id for record in resolve.topics(parts, topic)]
-    return _shown(parts, parts.environment.metadata.runs.newest(limit, topic_ids=topic_ids, state=state), in_full)
+    topic_ids = [record.id for record in resolve.topics(broker, topic)]
+    return _shown(broker, broker.environment.metadata.runs.newest(limit, topic_ids=topic_ids, state=state), in_full)
 
 
 @router.get("/compactions", AuthAction.SUPERUSER, response_model=list[RunReport])
-def get_compactions(parts: Parts, state: State = None, limit: Limit = 50) -> Any:
+def get_compactions(broker: Broker, state: State = None, limit: Limit = 50) -> Any:
     """The runs of all topics, the newest first."""
-    return _shown(parts, parts.environment.metadata.runs.newest(limit, state=state), True)
+    return _shown(broker, broker.environment.metadata.runs.newest(limit, state=state), True)
 
 
 @router.get("/compactions/scheduler", AuthAction.SUPERUSER)
-def get_scheduler(parts: Parts) -> SchedulerStatus:
+def get_scheduler(broker: Broker) -> SchedulerStatus:
     """The leader, the services, the queue, and the topics that fail, with their back-off, or are paused."""
-    metadata = parts.environment.metadata
+    metadata = broker.environment.metadata
     leader = metadata.services.leader()
     names = {record.id: record for record in metadata.topics.all()}
     controls = [(names[key], control) for key, control in metadata.compaction_control.all().items() if key in names]
@@ -126,7 +127,7 @@ def get_scheduler(parts: Parts) -> SchedulerStatus:
             for item in metadata.services.live()
         ],
         queue=[_control(record, control, True) for record, control in metadata.compaction_control.requests()],
-        running=[RunReport(**item) for item in _shown(parts, running, True)],
+        running=[RunReport(**item) for item in _shown(broker, running, True)],
         failing=[_control(record, control, True) for record, control in controls if control.failures],
         paused=[_control(record, control, True) for record, control in controls if control.paused],
     )
@@ -135,14 +136,14 @@ def get_scheduler(parts: Parts) -> SchedulerStatus:
 @router.get(
     "/compactions/{run}", allowed_on(topic_of_run, AuthAction.COMPACT), refuses=(404,), response_model=RunReport
 )
-def get_compaction(parts: Parts, run: RunId, in_full: InFull) -> Any:
+def get_compaction(broker: Broker, run: RunId, in_full: InFull) -> Any:
     """One run: how far it is, its policies, its numbers, and why it failed if it did."""
-    return _shown(parts, [parts.environment.metadata.runs.named(run)], in_full)[0]
+    return _shown(broker, [broker.environment.metadata.runs.named(run)], in_full)[0]
 
 
 @router.delete("/compactions/{run}", allowed_on(topic_of_run, AuthAction.COMPACT), refuses=(404, 409))
 def cancel_compaction(
-    parts: Parts,
+    broker: Broker,
     run: RunId,
     reason: Annotated[str, Query(max_length=1000, description="Kept with the run.")] = "cancelled by hand",
 ) -> None:
@@ -150,39 +151,39 @@ def cancel_compaction(
 
     A topic that is still due, because it is over a threshold, is compacted again soon: pause it to keep it from that.
     """
-    parts.environment.metadata.runs.cancel(run, reason)
+    broker.environment.metadata.runs.cancel(run, reason)
 
 
 @router.get(TOPIC_PATH + "/compaction/control", AuthAction.COMPACT, AuthAction.ADMIN)
-def get_compaction_control(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
+def get_compaction_control(broker: Broker, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
     """What is wanted of the compaction of a topic, or of each of its partitions."""
-    return [_now(parts, record, in_full) for record in resolve.topics(parts, topic)]
+    return [_now(broker, record, in_full) for record in resolve.topics(broker, topic)]
 
 
 @router.post(TOPIC_PATH + "/compaction/pause", AuthAction.COMPACT, AuthAction.ADMIN)
-def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
+def pause_compaction(broker: Broker, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
     """Stop a run that is under way and make none until it is resumed, as many times as it was paused (S5).
 
     Of a partitioned topic all partitions are paused, or none.
     """
-    records = resolve.topics(parts, topic)
-    controls = parts.environment.metadata.compaction_control.pause([record.id for record in records])
+    records = resolve.topics(broker, topic)
+    controls = broker.environment.metadata.compaction_control.pause([record.id for record in records])
     return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 
 
 @router.post(TOPIC_PATH + "/compaction/resume", AuthAction.COMPACT, AuthAction.ADMIN, refuses=(409,))
-def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
+def resume_compaction(broker: Broker, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
     """Take back one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
-    records = resolve.topics(parts, topic)
-    controls = parts.environment.metadata.compaction_control.resume([record.id for record in records])
+    records = resolve.topics(broker, topic)
+    controls = broker.environment.metadata.compaction_control.resume([record.id for record in records])
     return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 
 
 @router.post(TOPIC_PATH + "/compaction/abort", AuthAction.COMPACT, AuthAction.ADMIN, refuses=(409,))
-def abort_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
+def abort_compaction(broker: Broker, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
     """Stop a run that is under way, and drop the request for one; later ones are made as before."""
-    records = resolve.topics(parts, topic)
-    controls = parts.environment.metadata.compaction_control.abort([record.id for record in records])
+    records = resolve.topics(broker, topic)
+    controls = broker.environment.metadata.compaction_control.abort([record.id for record in records])
     return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 
 
@@ -195,20 +196,20 @@ def abort_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Compac
         200: {"description": "Events, until the run has ended.", "content": {EVENTS: {"schema": {"type": "string"}}}}
     },
 )
-async def watch_compaction(parts: Parts, run: RunId) -> Response:
+async def watch_compaction(context: Context, run: RunId) -> Response:
     """Follow a run until it has ended."""
-    found = await parts.runs.report(run)
+    found = await context.runs.report(run)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_events(parts, run, found), media_type=EVENTS, headers=headers)
+    return StreamingResponse(_events(context, run, found), media_type=EVENTS, headers=headers)
 
 
-def _shown(parts: Service, runs: list[tuple[TopicName, RunRecord]], in_full: bool) -> list[dict[str, Any]]:
-    now = parts.environment.clock.now_ms()
+def _shown(broker: Broker, runs: list[tuple[TopicName, RunRecord]], in_full: bool) -> list[dict[str, Any]]:
+    now = broker.environment.clock.now_ms()
     return [run_document(name, record, now, in_full=in_full) for name, record in runs]
 
 
-def _now(parts: Service, topic: TopicRecord, in_full: bool) -> CompactionControlReport:
-    found = parts.environment.metadata.compaction_control.activity(topic.id)
+def _now(broker: Broker, topic: TopicRecord, in_full: bool) -> CompactionControlReport:
+    found = broker.environment.metadata.compaction_control.activity(topic.id)
     return _control(topic, found.control, in_full, found.running)
 
 
@@ -226,8 +227,8 @@ def _control(
     )
 
 
-async def _events(parts: Service, run: int, run_report: dict[str, Any]) -> AsyncIterator[str]:
-    clock = parts.environment.clock
+async def _events(context: Context, run: int, run_report: dict[str, Any]) -> AsyncIterator[str]:
+    clock = context.broker.environment.clock
     sent: dict[str, Any] | None = None
     number, sent_at = 0, clock.now_ms()
     while run_report["state"] == RunState.RUNNING:
@@ -239,7 +240,7 @@ async def _events(parts: Service, run: int, run_report: dict[str, Any]) -> Async
             sent_at = clock.now_ms()
             yield ": still running\n\n"
         await asyncio.sleep(MAX_AGE_MS / 1000)
-        run_report = await parts.runs.report(run)
+        run_report = await context.runs.report(run)
     yield _event("end", number + 1, run_report)
 
 

@@ -7,13 +7,13 @@ comes from the runs in SQL, and survives as well (S7).
 from __future__ import annotations
 
 from api.http.access import ANY_USE, AuthAction, CallerName, InFull
+from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.reports import shown_error
 from api.rest import resolve
 from api.rest.models import PulsarAnswer
-from api.service import Parts
 from compactor.scheduling import status
 from compactor.scheduling.status import CompactionStatus, StatusAndError
 from storage.errors import CompactionRunning, TopicNotFound
@@ -33,31 +33,31 @@ class LongRunningProcessStatus(PulsarAnswer):
 
 
 @router.put(TOPIC_PATH + "/compaction", AuthAction.COMPACT, refuses=(409,))
-def compact(parts: Parts, caller: CallerName, topic: Topic) -> None:
+def compact(broker: Broker, caller: CallerName, topic: Topic) -> None:
     """Compact a topic, or every partition of one. 409 while it, or any of them, is compacted or paused."""
-    resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
-    records = resolve.topics(parts, topic)
+    resolve.namespace(broker, resolve.namespace_of(topic), "Namespace not found")
+    records = resolve.topics(broker, topic)
     if len(records) > 1:
-        now = {item.id: parts.environment.metadata.compaction_control.activity(item.id) for item in records}
+        now = {item.id: broker.environment.metadata.compaction_control.activity(item.id) for item in records}
         if any(item.running for item in now.values()):
             raise RestException(409, RUNNING)
         # What refuses does it before anything is triggered.
         records.sort(key=lambda item: not now[item.id].control.paused)
     for record in records:
         try:
-            parts.control.trigger(record, MANUAL, caller)
+            broker.control.trigger(record, MANUAL, caller)
         except CompactionRunning as error:
             raise RestException(409, RUNNING) from error
         except TopicNotFound as error:
-            raise resolve.not_found(parts, record.name) from error
+            raise resolve.not_found(broker, record.name) from error
 
 
 @router.get(TOPIC_PATH + "/compaction", *ANY_USE)
-def compaction_status(parts: Parts, topic: Topic, in_full: InFull) -> LongRunningProcessStatus:
+def compaction_status(broker: Broker, topic: Topic, in_full: InFull) -> LongRunningProcessStatus:
     """How compaction stands; of a partitioned topic: RUNNING if any partition is, then ERROR, then NOT_RUN."""
     found = {}
-    for record in resolve.topics(parts, topic):
-        state = status.compaction_status(parts.environment.metadata, record.id)
+    for record in resolve.topics(broker, topic):
+        state = status.compaction_status(broker.environment.metadata, record.id)
         found[record.name] = StatusAndError(state.status, shown_error(state.last_error, in_full=in_full) or "")
     whole = summed(found)
     return LongRunningProcessStatus(status=whole.status, last_error=whole.last_error)

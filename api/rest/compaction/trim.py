@@ -16,13 +16,13 @@ from api.broker.threads import WaitsFor
 from api.documents import TrimReport
 from api.formats.position_text import parse_trim_place
 from api.http.access import AuthAction, InFull
+from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.reports import trim_document
 from api.rest import resolve
 from api.rest.models import StrictBody, done
-from api.service import Parts
 from compactor.maintenance.retention import Retention
 
 router = Routes("trim", known_query=True)
@@ -51,7 +51,7 @@ DryRun = Annotated[
     responses={204: {"description": "Trimmed, as `dryRun` was not given."}},
 )
 def trim_topic(
-    parts: Parts,
+    broker: Broker,
     topic: Topic,
     in_full: InFull,
     wanted: Annotated[TrimRequest | None, Body()] = None,
@@ -64,10 +64,10 @@ def trim_topic(
     place = None if wanted.before is None else parse_trim_place(str(wanted.before))
     if place is not None:
         resolve.refuse_partitioned(
-            parts, topic, "Trim before a message is not allowed for a partitioned topic: trim its partitions"
+            broker, topic, "Trim before a message is not allowed for a partitioned topic: trim its partitions"
         )
-    records = resolve.local_topics(parts, topic)
-    retention = Retention(parts.patient)
+    records = resolve.local_topics(broker, topic)
+    retention = Retention(broker.patient)
     found = []
     for record in records:
         if place is None:

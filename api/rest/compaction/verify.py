@@ -10,12 +10,12 @@ from typing import Any
 from api.broker.threads import WaitsFor
 from api.documents import VerifyReport
 from api.http.access import AuthAction, InFull
+from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.reports import verify_document
 from api.rest import resolve
-from api.service import Parts
 from compactor.engines.engine import InProcessEngine
 from compactor.verify.verify import Verifier
 
@@ -30,13 +30,13 @@ router = Routes("compactions", known_query=True)
     waits_for=WaitsFor.WORK,
     response_model=list[VerifyReport],
 )
-def verify_topic(parts: Parts, topic: Topic, in_full: InFull) -> Any:
+def verify_topic(broker: Broker, topic: Topic, in_full: InFull) -> Any:
     """A report of the topic, or one of each partition. 409 while another one is under way here."""
-    records = resolve.topics(parts, topic)
-    if not parts.verifying.acquire(blocking=False):
+    records = resolve.topics(broker, topic)
+    if not broker.verify_lock.acquire(blocking=False):
         raise RestException(409, "another topic is being verified by this service: try again when it has finished")
     try:
-        verifier = Verifier(parts.patient, InProcessEngine())
+        verifier = Verifier(broker.patient, InProcessEngine())
         return [verify_document(verifier.verify(record.name), in_full=in_full) for record in records]
     finally:
-        parts.verifying.release()
+        broker.verify_lock.release()

@@ -21,6 +21,8 @@ from api.broker.serving.key_routing import partition_of
 from api.broker.threads import WaitsFor
 from api.formats.text_encoding import TextEncoding, to_text
 from api.http.access import AuthAction
+from api.http.context import context_of
+from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic, segment
 from api.http.problems import RestException, log_for_operators, public_reason, status_of
 from api.http.query_parameters import AUTHORITATIVE
@@ -29,7 +31,6 @@ from api.observability.redaction import shown
 from api.rest import resolve
 from api.rest.messages.produce_models import JSON_LINES, NewMessage, ProducerAck, ProducerAcks, ProducerMessages, parsed
 from api.rest.models import INT
-from api.service import Parts, Service
 from storage.entries.encode import encode_message
 from storage.errors import CompactorError, Conflict, InvalidRecord, LeaseHeld, Unavailable
 from storage.log.group_commit import Answer
@@ -70,15 +71,15 @@ _BODY: dict[str, Any] = {
     openapi_extra=_BODY,
 )
 async def produce(
-    parts: Parts,
+    broker: Broker,
     request: Request,
     topic: Topic,
     key_encoding: KeyEncoding = TextEncoding.UTF8,
     value_encoding: ValueEncoding = TextEncoding.UTF8,
 ) -> Response:
     """Append messages to a topic, or to the partitions of a partitioned one."""
-    records = await parts.pools[WaitsFor.DATABASE].run(_records, parts, topic)
-    return await _produced(parts, request, records, key_encoding, value_encoding)
+    records = await broker.pools[WaitsFor.DATABASE].run(_records, broker, topic)
+    return await _produced(broker, request, records, key_encoding, value_encoding)
 
 
 @router.post(
@@ -90,7 +91,7 @@ async def produce(
     openapi_extra=_BODY,
 )
 async def produce_to_partition(
-    parts: Parts,
+    broker: Broker,
     request: Request,
     topic: Topic,
     partition: Annotated[int, Path(ge=0, le=INT)],
@@ -100,51 +101,51 @@ async def produce_to_partition(
     """Append messages to one partition, whatever their keys."""
     if topic.partition >= 0:
         raise RestException(400, "Topic name can't contain '-partition-' suffix.")
-    records = await parts.pools[WaitsFor.DATABASE].run(_alone, parts, topic.of_partition(partition))
-    return await _produced(parts, request, records, key_encoding, value_encoding)
+    records = await broker.pools[WaitsFor.DATABASE].run(_alone, broker, topic.of_partition(partition))
+    return await _produced(broker, request, records, key_encoding, value_encoding)
 
 
-def _records(parts: Service, name: TopicName) -> list[TopicRecord | None]:
+def _records(broker: Broker, name: TopicName) -> list[TopicRecord | None]:
     """The topic, or the partitions by their number; None: that one was deleted by itself. Raises RestException (404).
 
     Raises NotTheOwner for a topic that another service writes, before the body is read: it goes there as it comes. A
     key's partition is found by the number of all, or its messages would be in two.
     """
-    whole = parts.environment.metadata.partitions.find(name)
+    whole = broker.environment.metadata.partitions.find(name)
     if whole is None:
-        return _alone(parts, name)
-    there = {partition.name: partition for partition in resolve.partitions(parts, whole)}
+        return _alone(broker, name)
+    there = {partition.name: partition for partition in resolve.partitions(broker, whole)}
     if not there:
         raise RestException(404, "Topic partitions were not yet created")
     return [there.get(item) for item in resolve.partition_names(whole)]
 
 
-def _alone(parts: Service, name: TopicName) -> list[TopicRecord | None]:
+def _alone(broker: Broker, name: TopicName) -> list[TopicRecord | None]:
     """The topic, or partition. Raises NotTheOwner, RestException."""
-    record = resolve.topic(parts, name)
-    _check_here(parts, record)
+    record = resolve.topic(broker, name)
+    _check_here(broker, record)
     return [record]
 
 
 async def _produced(
-    parts: Service, request: Request, records: Sequence[TopicRecord | None], key: TextEncoding, value: TextEncoding
+    broker: Broker, request: Request, records: Sequence[TopicRecord | None], key: TextEncoding, value: TextEncoding
 ) -> Response:
-    parsing = parts.pools[WaitsFor.PARSING]
+    parsing = broker.pools[WaitsFor.PARSING]
     kind, body = request.headers.get("content-type", ""), await request.body()
-    messages = await parsing.run(parsed, kind, body, key, value, parts.settings.limits_messages)
+    messages = await parsing.run(parsed, kind, body, key, value, broker.settings.limits_messages)
     del body
-    of_record = await parsing.run(_by_target, parts, messages, records)
+    of_record = await parsing.run(_by_target, broker, messages, records)
     results: list[ProducerAck | None] = [None] * len(messages)
     for number, mine in of_record.items():
         record, some = records[number], [messages[at] for at in mine]
         try:
             if record is None:
                 raise RestException(404, f"the partition {number} was deleted: createMissedPartitions brings it back")
-            acks = await parts.pools[WaitsFor.LOG].run(_appended, parts, record, some)
+            acks = await broker.pools[WaitsFor.LOG].run(_appended, broker, record, some)
         except NotTheOwner as other:
             if len(records) == 1 or record is None:
                 raise
-            acks = await _sent(parts, request, other.service, record, some)
+            acks = await _sent(broker, request, other.service, record, some)
         except (CompactorError, RestException) as error:
             if len(records) == 1:
                 raise
@@ -156,12 +157,12 @@ async def _produced(
 
 
 def _by_target(
-    parts: Service, messages: Sequence[NewMessage], records: Sequence[TopicRecord | None]
+    broker: Broker, messages: Sequence[NewMessage], records: Sequence[TopicRecord | None]
 ) -> dict[int, list[int]]:
     """The messages, by their place in the body, of each of `records` that gets some, in its order."""
     found: dict[int, list[int]] = {}
     for at, message in enumerate(messages):
-        found.setdefault(_target(parts, message, records), []).append(at)
+        found.setdefault(_target(broker, message, records), []).append(at)
     return dict(sorted(found.items()))
 
 
@@ -170,25 +171,25 @@ def _answered(results: Sequence[ProducerAck | None]) -> Response:
     return Response(acks.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
 
 
-def _check_here(parts: Service, record: TopicRecord) -> None:
+def _check_here(broker: Broker, record: TopicRecord) -> None:
     """Raises NotTheOwner, RestException or StorageFull, unless this service writes the topic or may try to."""
-    if not parts.producers.is_open(record):
-        parts.forwarding.for_writing(record)
-    parts.environment.log.check_room()
+    if not broker.logs.is_open(record):
+        broker.ownership.check_for_writing(record)
+    broker.environment.log.check_room()
 
 
-def _check_quota(parts: Service, record: TopicRecord) -> None:
+def _check_quota(broker: Broker, record: TopicRecord) -> None:
     """Raises RestException (409, 503) while the topic's backlog is over a quota that keeps producers from it."""
-    over = parts.maintenance.maintenance.over_quota.get(record.id)
+    over = broker.maintenance.maintenance.over_quota.get(record.id)
     if over is not None:
         again = {"Retry-After": str(QUOTA_CHECK_MS // 1000)} if over.action == HOLD else None
         raise RestException(status_of(over.error), str(over.error), again)
 
 
-def _appended(parts: Service, record: TopicRecord, messages: Sequence[NewMessage]) -> list[ProducerAck]:
-    _check_here(parts, record)
-    _check_quota(parts, record)
-    now = parts.environment.clock.now_ms()
+def _appended(broker: Broker, record: TopicRecord, messages: Sequence[NewMessage]) -> list[ProducerAck]:
+    _check_here(broker, record)
+    _check_quota(broker, record)
+    now = broker.environment.clock.now_ms()
     entries: list[bytes] = []
     refused: dict[int, CompactorError] = {}
     for number, message in enumerate(messages):
@@ -199,9 +200,9 @@ def _appended(parts: Service, record: TopicRecord, messages: Sequence[NewMessage
     answers: Iterator[Answer] = iter(())
     if entries:
         try:
-            answers = iter(parts.producers.append(OpenTopic(parts.environment, record), entries))
+            answers = iter(broker.logs.append(OpenTopic(broker.environment, record), entries))
         except LeaseHeld as error:
-            parts.forwarding.for_writing(record)
+            broker.ownership.check_for_writing(record)
             raise RestException(503, str(error), {"Retry-After": "1"}) from error
     return [
         _ack(message, refused[number] if number in refused else next(answers), record.name.partition)
@@ -210,16 +211,16 @@ def _appended(parts: Service, record: TopicRecord, messages: Sequence[NewMessage
 
 
 async def _sent(
-    parts: Service, request: Request, service: ServiceRecord, record: TopicRecord, messages: Sequence[NewMessage]
+    broker: Broker, request: Request, service: ServiceRecord, record: TopicRecord, messages: Sequence[NewMessage]
 ) -> list[ProducerAck]:
     """The messages of one partition, sent to the service that has it."""
-    name, parsing = record.name, parts.pools[WaitsFor.PARSING]
+    name, parsing = record.name, broker.pools[WaitsFor.PARSING]
     path = "/".join(("/topics/persistent", *map(segment, (name.tenant, name.namespace, name.topic))))
     target = f"{path}?keyEncoding=base64&valueEncoding=base64"
     body = await parsing.run(_forwarded_body, messages)
     json = {"content-type": "application/json"}
     try:
-        found = await parts.forwarding.send(request, service, "POST", target, body, json)
+        found = await context_of(request).proxy.send(request, service, "POST", target, body, json)
         if found.status_code == 200:
             acks = await parsing.run(ProducerAcks.model_validate_json, found.content)
             return acks.message_publish_results
@@ -244,7 +245,7 @@ def _forwarded_body(messages: Sequence[NewMessage]) -> bytes:
     return msgspec.json.encode({"producerName": messages[0].producer, "messages": lines})
 
 
-def _target(parts: Service, message: NewMessage, records: Sequence[TopicRecord | None]) -> int:
+def _target(broker: Broker, message: NewMessage, records: Sequence[TopicRecord | None]) -> int:
     """Which of `records`. Without a key it is the turn of those that are there. Raises RestException (400)."""
     partitions = len(records)
     if message.partition is not None:
@@ -256,7 +257,7 @@ def _target(parts: Service, message: NewMessage, records: Sequence[TopicRecord |
     if message.key is not None:
         return partition_of(message.key, partitions, 0)
     there = [number for number, record in enumerate(records) if record is not None]
-    return there[partition_of(None, len(there), parts.producers.turn())]
+    return there[partition_of(None, len(there), broker.logs.turn())]
 
 
 def _entry(message: NewMessage, now: int) -> bytes:

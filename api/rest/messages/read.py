@@ -29,12 +29,13 @@ from api.formats.jsonl import JsonLinesWriter
 from api.formats.position_text import parse_start
 from api.formats.text_encoding import TextEncoding
 from api.http.access import AuthAction, caller_of
+from api.http.context import context_of
+from api.http.dependencies import Broker
 from api.http.owner_proxy import FORWARDED
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException, refusals
 from api.http.router import Routes
 from api.rest import resolve
-from api.service import Parts, Service
 from storage.errors import InvalidInput, OffsetOutOfRange, SegmentNotLocal
 from storage.ledger import rows
 from storage.model import Message, TopicName
@@ -73,7 +74,7 @@ ValueEncoding = Annotated[TextEncoding, Query(alias="valueEncoding", description
 
 @router.get(TOPIC_PATH + "/messages", AuthAction.CONSUME, response_class=Response, responses=_RESPONSES)
 async def read_messages(
-    parts: Parts,
+    broker: Broker,
     request: Request,
     topic: Topic,
     read_compacted: Annotated[
@@ -107,8 +108,8 @@ async def read_messages(
     if token and not stream:
         raise RestException(400, "token=true needs stream=true: each page has X-Compactor-Next")
     kind = _kind_of(accept)
-    waiting = parts.pools[WaitsFor.STORE]
-    source = await parts.pools[WaitsFor.DATABASE].run(_opened, parts, topic, state)
+    waiting = broker.pools[WaitsFor.STORE]
+    source = await broker.pools[WaitsFor.DATABASE].run(_opened, broker, topic, state)
     encodings = key_encoding, value_encoding
     if stream:
         await waiting.run(check_start, source, state.start)
@@ -116,21 +117,22 @@ async def read_messages(
         body = waiting.each(_all(reader, ReadLimits(limit, max_bytes), kind, token, *encodings))
         first = await anext(body, b"")  # what is wrong from the beginning has a status of its own
         return StreamingResponse(_behind(first, body), media_type=kind)
-    settings = parts.settings
+    settings = broker.settings
     limits = ReadLimits(
         min(limit or PAGE_MESSAGES, settings.read_max_messages),
         min(max_bytes or settings.read_max_bytes, settings.read_max_bytes),
     )
     reader = source.reader(state, read_compacted, reset)
-    deadline = parts.environment.clock.now_ms() + wait_ms
+    deadline = broker.environment.clock.now_ms() + wait_ms
     if FORWARDED in request.headers:  # or the service that asks would take the silence for a dead one
         deadline -= max(wait_ms - settings.forwarding_timeout_ms // 2, 0)
     page, is_empty = await waiting.run(_page, reader, kind, limits)
     if is_empty:  # what was found was there
         await waiting.run(check_start, source, state.start)
-    if is_empty and deadline > parts.environment.clock.now_ms():
-        changes = parts.polls.changes(source.record.id, deadline, request.is_disconnected)
-        with parts.polls.turn(caller_of(request).name):
+    if is_empty and deadline > broker.environment.clock.now_ms():
+        polls = context_of(request).polls
+        changes = polls.changes(source.record.id, deadline, request.is_disconnected)
+        with polls.turn(caller_of(request).name):
             async with aclosing(changes):
                 async for _ in changes:
                     try:
@@ -143,22 +145,22 @@ async def read_messages(
     return Response(content, media_type=kind, headers={NEXT: page.next.to_token()})
 
 
-def _opened(parts: Service, name: TopicName, state: ContinuationToken) -> OpenTopic:
+def _opened(broker: Broker, name: TopicName, state: ContinuationToken) -> OpenTopic:
     """The topic, if this service can read it from there. Raises RestException, NotTheOwner, OffsetOutOfRange."""
     reason = f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on"
-    resolve.refuse_partitioned(parts, name, reason)
-    record = resolve.topic(parts, name)
-    parts.forwarding.for_reading(record, state.start)
-    source = OpenTopic(parts.environment, record)
+    resolve.refuse_partitioned(broker, name, reason)
+    record = resolve.topic(broker, name)
+    broker.ownership.check_for_reading(record, state.start)
+    source = OpenTopic(broker.environment, record)
     if state.compacted is not None:
-        _check_ledger(parts, source, state)
+        _check_ledger(broker, source, state)
     return source
 
 
-def _check_ledger(parts: Service, source: OpenTopic, state: ContinuationToken) -> None:
+def _check_ledger(broker: Broker, source: OpenTopic, state: ContinuationToken) -> None:
     """Raises OffsetOutOfRange for a state in a compacted ledger that the topic never had."""
     ledger_id = None if state.compacted is None else state.compacted.ledger_id
-    if ledger_id is not None and not parts.environment.metadata.runs.has_published(source.record.id, ledger_id):
+    if ledger_id is not None and not broker.environment.metadata.runs.has_published(source.record.id, ledger_id):
         raise OffsetOutOfRange(
             f"the start {state.to_token()} names the compacted ledger {ledger_id}, which {source.name} has never had",
             "read again from earliest, into an empty state",

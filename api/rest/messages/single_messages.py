@@ -20,6 +20,7 @@ from api.broker.threads import WaitsFor
 from api.formats.jsonl import JsonLinesWriter
 from api.formats.text_encoding import TextEncoding, to_bytes
 from api.http.access import AuthAction
+from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic, decoded
 from api.http.problems import RestException
 from api.http.query_parameters import AUTHORITATIVE
@@ -35,7 +36,6 @@ from api.rest.messages.entry_response import (
     refuse_far,
 )
 from api.rest.models import INT, LONG, PulsarAnswer
-from api.service import Parts, Service
 from storage.errors import InvalidInput
 from storage.ledger import rows
 from storage.metadata.records import TopicRecord
@@ -76,13 +76,13 @@ class KeyMessage(BaseModel):
 
 @router.get(TOPIC_PATH + "/lastMessageId", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE)
 def get_last_message_id(
-    parts: Parts,
+    broker: Broker,
     topic: Topic,
     read_compacted: Annotated[bool, Query(alias="readCompacted", description="Of a reader with the flag.")] = False,
 ) -> MessageIdAnswer:
     """The id of the last message that a reader gets; -1:-1 if there is none (R6)."""
-    resolve.refuse_partitioned(parts, topic, "GetLastMessageId is not allowed on partitioned-topic")
-    opened = _opened(parts, topic)
+    resolve.refuse_partitioned(broker, topic, "GetLastMessageId is not allowed on partitioned-topic")
+    opened = _opened(broker, topic)
     last = opened.last_message_id(read_compacted)
     size = _batch_size(opened, last, read_compacted) if last.batch_index >= 0 else 0
     return _answer(last, topic, last.batch_index, size)
@@ -92,16 +92,16 @@ def get_last_message_id(
     TOPIC_PATH + "/messageid/{timestamp}", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE
 )
 def get_message_id_by_timestamp(
-    parts: Parts, topic: Topic, timestamp: Annotated[int, Path(ge=0, le=LONG)]
+    broker: Broker, topic: Topic, timestamp: Annotated[int, Path(ge=0, le=LONG)]
 ) -> MessageIdAnswer:
     """The first entry that was published at that time (ms) or later: of the compacted ledger, if it has one."""
     resolve.refuse_partitioned(
-        parts,
+        broker,
         topic,
         "Get message ID by timestamp on a partitioned topic is not allowed, please try do it on specific topic "
         "partition",
     )
-    opened = _opened(parts, topic)
+    opened = _opened(broker, topic)
     found = opened.first_at(StartTime(timestamp), read_compacted=True)
     if found is not None:
         return _answer(found.message_id, topic)
@@ -110,19 +110,19 @@ def get_message_id_by_timestamp(
 
 
 @router.get(TOPIC_PATH + "/ledger/{ledger}/entry/{entry}", AuthAction.CONSUME, AUTHORITATIVE, **ENTRY)
-def get_message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id) -> Response:
+def get_message_by_id(broker: Broker, topic: Topic, ledger: _Id, entry: _Id) -> Response:
     """One raw entry, by its id."""
     resolve.refuse_partitioned(
-        parts,
+        broker,
         topic,
         "GetMessageById is not allowed on partitioned-topic",
     )
-    return entry_of(_opened(parts, topic), ledger, entry)
+    return entry_of(_opened(broker, topic), ledger, entry)
 
 
 @router.get(TOPIC_PATH + "/examinemessage", AuthAction.CONSUME, AUTHORITATIVE, **ENTRY)
 def examine_message(
-    parts: Parts,
+    broker: Broker,
     topic: Topic,
     initial_position: Annotated[Literal["earliest", "latest"], Query(alias="initialPosition")] = "latest",
     message_position: Annotated[
@@ -132,14 +132,14 @@ def examine_message(
 ) -> Response:
     """The raw entry that is the n-th from the beginning, or that holds the n-th message from the end."""
     resolve.refuse_partitioned(
-        parts,
+        broker,
         topic,
         "Examine messages on a partitioned topic is not allowed, please try examine message on specific topic "
         "partition",
     )
     if initial_position == "earliest":
         refuse_far(message_position)
-    opened = _opened(parts, topic)
+    opened = _opened(broker, topic)
     if initial_position == "earliest":
         found = next(islice(entries(opened, StartOffset(0)), message_position - 1, None), None)
         if found is None:
@@ -170,7 +170,7 @@ SealedOnly = Annotated[
     response_model_exclude_none=False,
 )
 def get_key(
-    parts: Parts,
+    broker: Broker,
     response: Response,
     topic: Topic,
     key: Annotated[str, Path(description="The key; percent-encode what is not letters and digits.")],
@@ -179,12 +179,12 @@ def get_key(
     sealed_only: SealedOnly = False,
 ) -> Any:
     """The newest message of a key, compacted and raw together; of a partitioned topic, of its partitions."""
-    return _of_key(parts, response, topic, decoded(key), key_encoding, value_encoding, sealed_only)
+    return _of_key(broker, response, topic, decoded(key), key_encoding, value_encoding, sealed_only)
 
 
 @router.get(TOPIC_PATH + "/key", AuthAction.CONSUME, waits_for=WaitsFor.STORE, response_model=KeyMessage)
 def get_empty_key(
-    parts: Parts,
+    broker: Broker,
     response: Response,
     topic: Topic,
     key: Annotated[str, Query(description='The key; "" is a key like any other.')] = "",
@@ -193,11 +193,11 @@ def get_empty_key(
     sealed_only: SealedOnly = False,
 ) -> Any:
     """As `…/key/{key}`, with the key as a query parameter: for keys that no path can hold."""
-    return _of_key(parts, response, topic, key, key_encoding, value_encoding, sealed_only)
+    return _of_key(broker, response, topic, key, key_encoding, value_encoding, sealed_only)
 
 
 def _of_key(
-    parts: Service,
+    broker: Broker,
     response: Response,
     topic: TopicName,
     key: str,
@@ -209,9 +209,9 @@ def _of_key(
         wanted = to_bytes(key, encoding)
     except ValueError as error:
         raise RestException(400, f"the key is not of the given encoding: {error}") from error
-    records = resolve.topics(parts, topic) if sealed_only else resolve.local_topics(parts, topic)
-    of_partitions = _newest(parts, records, wanted, sealed_only)
-    found = [(_age(parts, record, message), message) for record, message in of_partitions]
+    records = resolve.topics(broker, topic) if sealed_only else resolve.local_topics(broker, topic)
+    of_partitions = _newest(broker, records, wanted, sealed_only)
+    found = [(_age(broker, record, message), message) for record, message in of_partitions]
     age, newest = max(found, key=lambda item: item[0], default=(None, None))
     headers = {} if age is None else {AGE: ":".join(map(str, age))}
     if newest is None or newest.is_tombstone:
@@ -226,33 +226,33 @@ def _of_key(
 
 
 def _newest(
-    parts: Service, records: Sequence[TopicRecord], key: bytes, sealed_only: bool
+    broker: Broker, records: Sequence[TopicRecord], key: bytes, sealed_only: bool
 ) -> Iterator[tuple[TopicRecord, Message]]:
     """The newest message of a key in each partition that has one, tombstones too."""
     for record in records:
-        message = OpenTopic(parts.environment, record).newest(key, sealed_only=sealed_only)
+        message = OpenTopic(broker.environment, record).newest(key, sealed_only=sealed_only)
         if message is not None:
             yield record, message
 
 
-def _age(parts: Service, record: TopicRecord, message: Message) -> tuple[int, int, int]:
+def _age(broker: Broker, record: TopicRecord, message: Message) -> tuple[int, int, int]:
     """By what messages of one key in several partitions are compared: the largest is the newest.
 
     Where event time decides in each partition (P9), it decides between them; then the publish time; then whether the
     partition is the one that the key goes to now. Partitions number their messages each for itself.
     """
-    by_event = parts.environment.metadata.policies.effective(record).compaction_event_time_order
+    by_event = broker.environment.metadata.policies.effective(record).compaction_event_time_order
     event_time = message.event_time if by_event and message.event_time is not None else -(2**63)
     whole = record.name.whole
-    partitioned = parts.environment.metadata.partitions.find(whole) if whole is not None else None
+    partitioned = broker.environment.metadata.partitions.find(whole) if whole is not None else None
     is_there = partitioned is not None and (
         partition_of(message.key, partitioned.partitions, 0) == record.name.partition
     )
     return event_time, message.publish_time, int(is_there)
 
 
-def _opened(parts: Service, name: TopicName) -> OpenTopic:
-    return OpenTopic(parts.environment, resolve.local_topic(parts, name))
+def _opened(broker: Broker, name: TopicName) -> OpenTopic:
+    return OpenTopic(broker.environment, resolve.local_topic(broker, name))
 
 
 def _answer(found: MessageId, topic: TopicName, batch_index: int = -1, batch_size: int = 0) -> MessageIdAnswer:

@@ -15,11 +15,11 @@ from fastapi import Body, Query
 from pydantic import Field
 
 from api.http.access import ANY_USE, AuthAction
+from api.http.dependencies import Broker
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.rest.models import INT, LONG, PulsarAnswer, PulsarBody
 from api.rest.policies.scopes import NAMESPACE, TOPIC, PolicyScope, ScopeKind
-from api.service import Parts
 from storage.options import policies
 from storage.options.policies import HOLD, TopicPolicies
 
@@ -85,32 +85,32 @@ def _offer(scope_kind: ScopeKind, label: str) -> None:
     """The routes of one scope. `label`: in operation ids."""
     path, reads = scope_kind.path, ANY_USE if scope_kind is TOPIC else (AuthAction.ADMIN,)
 
-    def set_in(parts: Parts, scope: PolicyScope) -> Quotas:
-        return quotas_of(parts.environment.metadata.policies.of_scope(scope.keys(parts)[0]))
+    def set_in(broker: Broker, scope: PolicyScope) -> Quotas:
+        return quotas_of(broker.environment.metadata.policies.of_scope(scope.keys(broker)[0]))
 
-    def get_set(parts: Parts, scope: PolicyScope = scope_kind.of) -> Quotas:
+    def get_set(broker: Broker, scope: PolicyScope = scope_kind.of) -> Quotas:
         """The quotas that the scope sets, by type."""
-        return set_in(parts, scope)
+        return set_in(broker, scope)
 
-    def get_applied(parts: Parts, scope: PolicyScope = scope_kind.of, applied: bool = False) -> Quotas:
+    def get_applied(broker: Broker, scope: PolicyScope = scope_kind.of, applied: bool = False) -> Quotas:
         """The quotas that the topic sets, by type; `applied`: those that hold for it, wherever they are set."""
-        return applied_quotas(scope.resolved(parts).policies) if applied else set_in(parts, scope)
+        return applied_quotas(scope.resolved(broker).policies) if applied else set_in(broker, scope)
 
     get = get_applied if scope_kind is TOPIC else get_set
     router.get(path + "/backlogQuotaMap", *reads, operation_id=f"get{label}BacklogQuotaMap")(get)
 
     @router.post(path + "/backlogQuota", AuthAction.ADMIN, operation_id=f"set{label}BacklogQuota")
     def set_quota(
-        parts: Parts, quota: QuotaBody, scope: PolicyScope = scope_kind.of, kind: Kind = QuotaType.SIZE
+        broker: Broker, quota: QuotaBody, scope: PolicyScope = scope_kind.of, kind: Kind = QuotaType.SIZE
     ) -> None:
         """Set one for the scope; of a partitioned topic, for each of its partitions."""
-        keys = scope.keys(parts)
-        parts.environment.metadata.policies.change(keys, quota_values(kind, quota))
+        keys = scope.keys(broker)
+        broker.environment.metadata.policies.change(keys, quota_values(kind, quota))
 
     @router.delete(path + "/backlogQuota", AuthAction.ADMIN, operation_id=f"remove{label}BacklogQuota")
-    def remove_quota(parts: Parts, scope: PolicyScope = scope_kind.of, kind: Kind = QuotaType.SIZE) -> None:
+    def remove_quota(broker: Broker, scope: PolicyScope = scope_kind.of, kind: Kind = QuotaType.SIZE) -> None:
         """Remove it: the next wider scope counts again. It is no error if the scope does not set it."""
-        scope.change(parts, {}, [kind.policy, f"{kind.policy}.action"])
+        scope.change(broker, {}, [kind.policy, f"{kind.policy}.action"])
 
 
 _offer(NAMESPACE, "Namespace")

@@ -14,12 +14,12 @@ from pydantic import BaseModel, BeforeValidator
 
 from api.http import json_bounds
 from api.http.access import ANY_USE, AuthAction
+from api.http.dependencies import Broker
 from api.http.paths import decoded
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.reports import policies_document, settings_document
 from api.rest.policies.scopes import BROKER_KIND, NAMESPACE, TOPIC, PolicyScope, ScopeKind
-from api.service import Parts, Service
 from storage.options import policies
 from storage.options.resolution import PolicyOrigin
 
@@ -69,38 +69,38 @@ def _offer(kind: ScopeKind, reads: Sequence[AuthAction], changes: AuthAction) ->
     label, all_of, one_of = kind.label, kind.path + "/policies", kind.path + "/policies/{name}"
 
     @router.get(all_of, *reads, operation_id=f"get{label}Policies", response_model_exclude_unset=True)
-    def get_policies(parts: Parts, scope: PolicyScope = kind.of, applied: Applied = True) -> Policies:
+    def get_policies(broker: Broker, scope: PolicyScope = kind.of, applied: Applied = True) -> Policies:
         """The policies of the scope."""
-        return _policies(parts, scope, applied)
+        return _policies(broker, scope, applied)
 
     @router.get(one_of, *reads, refuses=(404,), operation_id=f"get{label}Policy", response_model_exclude_unset=True)
-    def get_policy(parts: Parts, name: Name, scope: PolicyScope = kind.of, applied: Applied = True) -> PolicyValue:
+    def get_policy(broker: Broker, name: Name, scope: PolicyScope = kind.of, applied: Applied = True) -> PolicyValue:
         """One policy of the scope. 404 if `applied` is false and the scope does not set it."""
-        found, known = _policies(parts, scope, applied), policies.policy(decoded(name)).name
+        found, known = _policies(broker, scope, applied), policies.policy(decoded(name)).name
         if known not in found:
             raise RestException(404, f"{known} is not set in this scope")
         return found[known]
 
     @router.put(all_of, changes, operation_id=f"set{label}Policies")
-    def set_policies(parts: Parts, values: Values, scope: PolicyScope = kind.of) -> None:
+    def set_policies(broker: Broker, values: Values, scope: PolicyScope = kind.of) -> None:
         """Set several policies of the scope, all or none of them; the others stay."""
-        scope.change(parts, values)
+        scope.change(broker, values)
 
     @router.put(one_of, changes, operation_id=f"set{label}Policy")
-    def set_policy(parts: Parts, name: Name, value: Value, scope: PolicyScope = kind.of) -> None:
+    def set_policy(broker: Broker, name: Name, value: Value, scope: PolicyScope = kind.of) -> None:
         """Set one policy of the scope."""
-        scope.change(parts, {decoded(name): value})
+        scope.change(broker, {decoded(name): value})
 
     @router.delete(one_of, changes, operation_id=f"remove{label}Policy")
-    def remove_policy(parts: Parts, name: Name, scope: PolicyScope = kind.of) -> None:
+    def remove_policy(broker: Broker, name: Name, scope: PolicyScope = kind.of) -> None:
         """Remove one policy of the scope: the next wider scope counts again."""
-        scope.change(parts, {}, [decoded(name)])
+        scope.change(broker, {}, [decoded(name)])
 
 
 @router.delete(TOPIC.path + "/policies", AuthAction.ADMIN)
-def remove_topic_policies(parts: Parts, scope: PolicyScope = TOPIC.of) -> None:
+def remove_topic_policies(broker: Broker, scope: PolicyScope = TOPIC.of) -> None:
     """Remove all policies of the topic: those of wider scopes count again."""
-    scope.change(parts, {}, None)
+    scope.change(broker, {}, None)
 
 
 _offer(TOPIC, (*ANY_USE, AuthAction.ADMIN), AuthAction.ADMIN)
@@ -108,9 +108,9 @@ _offer(NAMESPACE, (*ANY_USE, AuthAction.ADMIN), AuthAction.ADMIN)
 _offer(BROKER_KIND, (AuthAction.ANYONE,), AuthAction.SUPERUSER)
 
 
-def _policies(parts: Service, scope: PolicyScope, applied: bool) -> Policies:
+def _policies(broker: Broker, scope: PolicyScope, applied: bool) -> Policies:
     if applied:
-        document = policies_document(scope.resolved(parts))
+        document = policies_document(scope.resolved(broker))
     else:
-        document = settings_document(scope.settings(parts), scope.origin)
+        document = settings_document(scope.settings(broker), scope.origin)
     return {name: PolicyValue.model_validate(value) for name, value in document.items()}

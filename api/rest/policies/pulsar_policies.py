@@ -20,11 +20,11 @@ from fastapi import Body, Depends, Query
 from pydantic import Field
 
 from api.http.access import ANY_USE, AuthAction
+from api.http.dependencies import Broker
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.rest.models import INT, LONG, UNREADABLE, PulsarBody, long_body, number_schema, unset
 from api.rest.policies.scopes import NAMESPACE, TOPIC, PolicyScope, ScopeKind
-from api.service import Parts
 from compactor.maintenance.retention_plan import DELETE
 from storage.options.policies import POLICIES, SchemaCompatibilityStrategy
 from storage.options.resolution import PolicyOrigin, PolicyResolution
@@ -264,26 +264,26 @@ def _offer(call: PulsarCall) -> None:
     path = f"{call.scope.path}/{call.path}"
     reads = call.reads or (ANY_USE if call.scope is TOPIC else (AuthAction.ADMIN,))
 
-    def set_in(parts: Parts, scope: PolicyScope) -> Any:
-        value = policy.set_in(parts.environment.metadata.policies.of_scope(scope.keys(parts)[0]))
+    def set_in(broker: Broker, scope: PolicyScope) -> Any:
+        value = policy.set_in(broker.environment.metadata.policies.of_scope(scope.keys(broker)[0]))
         return unset() if value is None else value
 
-    def get_set(parts: Parts, scope: PolicyScope = of) -> Any:
+    def get_set(broker: Broker, scope: PolicyScope = of) -> Any:
         """What the scope sets; an empty answer if it sets nothing."""
-        return set_in(parts, scope)
+        return set_in(broker, scope)
 
-    def get_applied(parts: Parts, scope: PolicyScope = of, applied: bool = False) -> Any:
+    def get_applied(broker: Broker, scope: PolicyScope = of, applied: bool = False) -> Any:
         """What the topic sets, or an empty answer; `applied`: what holds for it, wherever it is set."""
-        return policy.applied(scope.resolved(parts)) if applied else set_in(parts, scope)
+        return policy.applied(scope.resolved(broker)) if applied else set_in(broker, scope)
 
-    def set_value(parts: Parts, scope: PolicyScope = of, value: Any = policy.read) -> None:
+    def set_value(broker: Broker, scope: PolicyScope = of, value: Any = policy.read) -> None:
         """Set it for the scope; of a partitioned topic, for each of its partitions."""
-        keys, values = scope.keys(parts), policy.values(value)
-        parts.environment.metadata.policies.change(keys, values, set(policy.names) - values.keys())
+        keys, values = scope.keys(broker), policy.values(value)
+        broker.environment.metadata.policies.change(keys, values, set(policy.names) - values.keys())
 
-    def remove(parts: Parts, scope: PolicyScope = of) -> None:
+    def remove(broker: Broker, scope: PolicyScope = of) -> None:
         """Remove it: the next wider scope counts again. It is no error if the scope does not set it."""
-        scope.change(parts, {}, policy.names)
+        scope.change(broker, {}, policy.names)
 
     get = get_applied if call.scope is TOPIC else get_set
     routes.get(path, *reads, operation_id=f"get{call.operation}", response_model=None, responses={200: policy.answer})(

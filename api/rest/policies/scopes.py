@@ -12,9 +12,9 @@ from typing import Any
 
 from fastapi import Depends
 
+from api.broker.broker import Broker
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic
 from api.rest import resolve
-from api.service import Service
 from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.model import TopicName
 from storage.options.resolution import PolicyOrigin, PolicyResolution
@@ -29,30 +29,30 @@ class PolicyScope:
     topic: TopicName | None = None
     namespace: str | None = None
 
-    def keys(self, service: Service) -> list[str]:
+    def keys(self, broker: Broker) -> list[str]:
         """The keys of PolicyStore under which its policies are stored, at least one. Raises RestException: 404, 412."""
         if self.topic is not None:
-            return list(map(topic_scope, resolve.with_policies(service, self.topic)))
+            return list(map(topic_scope, resolve.with_policies(broker, self.topic)))
         if self.namespace is None:
             return [BROKER]
-        resolve.namespace(service, self.namespace)
+        resolve.namespace(broker, self.namespace)
         return [namespace_scope(self.namespace)]
 
-    def resolved(self, service: Service) -> PolicyResolution:
+    def resolved(self, broker: Broker) -> PolicyResolution:
         """The policies that hold in it, wherever they are set: for a topic, or for one that sets nothing. Raises
         RestException: 404, 412."""
-        store = service.environment.metadata.policies
+        store = broker.environment.metadata.policies
         if self.topic is not None:
-            return store.resolved(resolve.with_policies(service, self.topic)[0])
-        return store.resolved_around(self.keys(service)[0])
+            return store.resolved(resolve.with_policies(broker, self.topic)[0])
+        return store.resolved_around(self.keys(broker)[0])
 
-    def settings(self, service: Service) -> dict[str, object]:
+    def settings(self, broker: Broker) -> dict[str, object]:
         """What the scope itself sets, by name; also UnreadableStoredValue. Raises RestException: 404, 412."""
-        return service.environment.metadata.policies.settings(self.keys(service)[0])
+        return broker.environment.metadata.policies.settings(self.keys(broker)[0])
 
-    def change(self, service: Service, values: Mapping[str, object], removed: Collection[str] | None = ()) -> None:
+    def change(self, broker: Broker, values: Mapping[str, object], removed: Collection[str] | None = ()) -> None:
         """As PolicyStore.change, under all its keys. Raises RestException: 404, 412."""
-        service.environment.metadata.policies.change(self.keys(service), values, removed)
+        broker.environment.metadata.policies.change(self.keys(broker), values, removed)
 
 
 @dataclass(frozen=True)

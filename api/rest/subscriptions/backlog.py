@@ -15,6 +15,8 @@ from fastapi import Body, Path, Request
 from api.broker.refusals import NotTheOwner
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
+from api.http.context import context_of
+from api.http.dependencies import Broker
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded, segment
 from api.http.problems import RestException
 from api.http.router import Routes
@@ -32,7 +34,6 @@ from api.rest.subscriptions.cursor_access import (
 )
 from api.rest.subscriptions.cursors import clear_backlog
 from api.rest.tenancy.bundles import bundle_of, check_bundle
-from api.service import Parts, Service
 from compactor.maintenance.backlog_limits import bytes_behind, extents
 from storage.cursor import Cursor
 from storage.errors import NotFound
@@ -64,15 +65,15 @@ class AnalyzedBacklog(PulsarAnswer):
 
 
 @router.put(TOPIC_PATH + "/backlogSize", AuthAction.CONSUME, refuses=(405,), waits_for=WaitsFor.STORE)
-def get_backlog_size_by_message_id(parts: Parts, topic: Topic, place: Annotated[ResetCursorData, Body()]) -> int:
+def get_backlog_size_by_message_id(broker: Broker, topic: Topic, place: Annotated[ResetCursorData, Body()]) -> int:
     """About how many bytes are at a message or behind it; -1:-1: how many there are."""
-    resolve.refuse_partitioned(parts, topic, "calculate backlog size is not allowed for partitioned-topic")
-    record = resolve.local_topic(parts, topic)
-    environment = parts.environment
+    resolve.refuse_partitioned(broker, topic, "calculate backlog size is not allowed for partitioned-topic")
+    record = resolve.local_topic(broker, topic)
+    environment = broker.environment
     some = extents(environment.metadata.snapshot(record.id), environment.log)
     if place.message_id == EARLIEST:
         return bytes_behind(some, 0)
-    first = opened(parts, record).first_at(place.message_id)
+    first = opened(broker, record).first_at(place.message_id)
     return 0 if first is None else bytes_behind(some, first.offset)
 
 
@@ -84,23 +85,23 @@ def get_backlog_size_by_message_id(parts: Parts, topic: Topic, place: Annotated[
     response_model_exclude_none=True,
 )
 def analyze_subscription_backlog(
-    parts: Parts, topic: Topic, subscription: Subscription, place: Annotated[ResetCursorData | None, Body()] = None
+    broker: Broker, topic: Topic, subscription: Subscription, place: Annotated[ResetCursorData | None, Body()] = None
 ) -> AnalyzedBacklog:
     """Read and count what a subscription has before it, from its position or a message on, to 10,000 entries."""
     resolve.refuse_partitioned(
-        parts,
+        broker,
         topic,
         "Analyze backlog on a partitioned topic is not allowed, please try do it on specific topic partition",
     )
-    name, record = decoded(subscription), resolve.local_topic(parts, topic)
+    name, record = decoded(subscription), resolve.local_topic(broker, topic)
     with subscription_of(record, name):
-        mark = parts.environment.metadata.cursors.get(record.id, name).mark_delete
-    source = opened(parts, record)
+        mark = broker.environment.metadata.cursors.get(record.id, name).mark_delete
+    source = opened(broker, record)
     start: StartOffset | MessageId = next_of(mark) if place is None else place.message_id
     cursor = None
     if name != COMPACTION_CURSOR:
         end = source.snapshot_reader().end
-        cursor = Cursor(parts.environment.metadata, parts.environment.clock, record, name, source.locate, lambda: end)
+        cursor = Cursor(broker.environment.metadata, broker.environment.clock, record, name, source.locate, lambda: end)
     found = AnalyzedBacklog()
     for rows in islice(entries(source, start), MOST_ENTRIES + 1):
         remaining = [row for row in rows if cursor is None or not cursor.is_acknowledged(row["offset"])]
@@ -122,108 +123,110 @@ def _entry_id(row: dict[str, Any]) -> str:
 
 
 @router.post(NAMESPACE_PATH + "/clearBacklog", AuthAction.CONSUME, refuses=(409, 507))
-async def clear_namespace_backlog(parts: Parts, request: Request, namespace: Namespace) -> None:
+async def clear_namespace_backlog(broker: Broker, request: Request, namespace: Namespace) -> None:
     """Acknowledge all that there is for all subscriptions of all topics; `__compaction` stays where it is."""
-    await _clear(parts, request, namespace, None, None)
+    await _clear(broker, request, namespace, None, None)
 
 
 @router.post(NAMESPACE_PATH + "/clearBacklog/{subscription}", AuthAction.CONSUME, refuses=(409, 507))
 async def clear_namespace_backlog_for_subscription(
-    parts: Parts, request: Request, namespace: Namespace, subscription: Subscription
+    broker: Broker, request: Request, namespace: Namespace, subscription: Subscription
 ) -> None:
     """The same for the subscriptions of that name."""
-    await _clear(parts, request, namespace, None, subscription)
+    await _clear(broker, request, namespace, None, subscription)
 
 
 @router.post(_BUNDLE + "/clearBacklog", AuthAction.CONSUME, refuses=(409, 507))
-async def clear_namespace_bundle_backlog(parts: Parts, request: Request, namespace: Namespace, bundle: Bundle) -> None:
+async def clear_namespace_bundle_backlog(
+    broker: Broker, request: Request, namespace: Namespace, bundle: Bundle
+) -> None:
     """The same for the topics of one bundle."""
-    await _clear(parts, request, namespace, bundle, None)
+    await _clear(broker, request, namespace, bundle, None)
 
 
 @router.post(_BUNDLE + "/clearBacklog/{subscription}", AuthAction.CONSUME, refuses=(409, 507))
 async def clear_namespace_bundle_backlog_for_subscription(
-    parts: Parts, request: Request, namespace: Namespace, bundle: Bundle, subscription: Subscription
+    broker: Broker, request: Request, namespace: Namespace, bundle: Bundle, subscription: Subscription
 ) -> None:
     """The same for the subscriptions of that name, of the topics of one bundle."""
-    await _clear(parts, request, namespace, bundle, subscription)
+    await _clear(broker, request, namespace, bundle, subscription)
 
 
 @router.post(NAMESPACE_PATH + "/unsubscribe/{subscription}", AuthAction.CONSUME)
 async def unsubscribe_namespace(
-    parts: Parts, request: Request, namespace: Namespace, subscription: Subscription
+    broker: Broker, request: Request, namespace: Namespace, subscription: Subscription
 ) -> None:
     """Delete the subscriptions of that name of all topics."""
-    await _unsubscribe(parts, request, namespace, None, subscription)
+    await _unsubscribe(broker, request, namespace, None, subscription)
 
 
 @router.post(_BUNDLE + "/unsubscribe/{subscription}", AuthAction.CONSUME)
 async def unsubscribe_namespace_bundle(
-    parts: Parts, request: Request, namespace: Namespace, bundle: Bundle, subscription: Subscription
+    broker: Broker, request: Request, namespace: Namespace, bundle: Bundle, subscription: Subscription
 ) -> None:
     """The same for the topics of one bundle."""
-    await _unsubscribe(parts, request, namespace, bundle, subscription)
+    await _unsubscribe(broker, request, namespace, bundle, subscription)
 
 
 async def _clear(
-    parts: Service, request: Request, namespace: str, bundle: str | None, subscription: str | None
+    broker: Broker, request: Request, namespace: str, bundle: str | None, subscription: str | None
 ) -> None:
     wanted = None if subscription is None else _no_compaction(subscription)
-    database, store = parts.pools[WaitsFor.DATABASE], parts.pools[WaitsFor.STORE]
-    for record in await database.run(_topics, parts, namespace, bundle):
-        for name in await database.run(_subscriptions, parts, record, wanted):
+    database, store = broker.pools[WaitsFor.DATABASE], broker.pools[WaitsFor.STORE]
+    for record in await database.run(_topics, broker, namespace, bundle):
+        for name in await database.run(_subscriptions, broker, record, wanted):
             try:
-                await store.run(_clear_here, parts, record, name)
+                await store.run(_clear_here, broker, record, name)
             except NotTheOwner as other:
-                await _forward(parts, request, other, "POST", record, "subscription", name, "skip_all")
+                await _forward(broker, request, other, "POST", record, "subscription", name, "skip_all")
 
 
-def _clear_here(parts: Service, record: TopicRecord, name: str) -> None:
+def _clear_here(broker: Broker, record: TopicRecord, name: str) -> None:
     """Raises NotTheOwner. What was deleted meanwhile has no backlog."""
     try:
-        parts.forwarding.for_reading(record)
-        clear_backlog(parts, record, name)
+        broker.ownership.check_for_reading(record)
+        clear_backlog(broker, record, name)
     except NotFound:
         return
 
 
-async def _unsubscribe(parts: Service, request: Request, namespace: str, bundle: str | None, subscription: str) -> None:
-    name, database = _no_compaction(subscription), parts.pools[WaitsFor.DATABASE]
-    for record in await database.run(_topics, parts, namespace, bundle):
+async def _unsubscribe(broker: Broker, request: Request, namespace: str, bundle: str | None, subscription: str) -> None:
+    name, database = _no_compaction(subscription), broker.pools[WaitsFor.DATABASE]
+    for record in await database.run(_topics, broker, namespace, bundle):
         try:
-            await database.run(_delete, parts, record, name)
+            await database.run(_delete, broker, record, name)
         except NotTheOwner as other:
-            await _forward(parts, request, other, "DELETE", record, "subscription", name)
+            await _forward(broker, request, other, "DELETE", record, "subscription", name)
 
 
-def _delete(parts: Service, record: TopicRecord, name: str) -> None:
+def _delete(broker: Broker, record: TopicRecord, name: str) -> None:
     """Delete a subscription, unless there is none. Raises NotTheOwner: its consumers are connected there."""
     with suppress(NotFound):
-        parts.environment.metadata.cursors.get(record.id, name)
-        parts.forwarding.for_clients(record)
-        delete_cursor(parts, record, name, False)
+        broker.environment.metadata.cursors.get(record.id, name)
+        broker.ownership.check_for_clients(record)
+        delete_cursor(broker, record, name, False)
 
 
 async def _forward(
-    parts: Service, request: Request, other: NotTheOwner, method: str, record: TopicRecord, *path: str
+    broker: Broker, request: Request, other: NotTheOwner, method: str, record: TopicRecord, *path: str
 ) -> None:
     """Send a part of a request to the service that has the topic. Raises RestException for an error but 404."""
     where = (record.name.tenant, record.name.namespace, record.name.topic, *path)
     target = "/".join(("/admin/v2/persistent", *map(segment, where)))
-    answer = await parts.forwarding.send(request, other.service, method, target, b"")
+    answer = await context_of(request).proxy.send(request, other.service, method, target, b"")
     if answer.status_code not in (204, 404):
         raise RestException(answer.status_code, f"{record.name}: {answer.text[:500]}") from other
 
 
-def _topics(parts: Service, namespace: str, bundle: str | None) -> list[TopicRecord]:
-    resolve.namespace(parts, namespace)
+def _topics(broker: Broker, namespace: str, bundle: str | None) -> list[TopicRecord]:
+    resolve.namespace(broker, namespace)
     wanted = None if bundle is None else check_bundle(bundle)
-    found = parts.environment.metadata.topics.in_namespace(namespace)
+    found = broker.environment.metadata.topics.in_namespace(namespace)
     return [item for item in found if wanted is None or bundle_of(item.name) == wanted]
 
 
-def _subscriptions(parts: Service, record: TopicRecord, wanted: str | None) -> list[str]:
-    names = (item.name for item in parts.environment.metadata.cursors.of_topic(record.id))
+def _subscriptions(broker: Broker, record: TopicRecord, wanted: str | None) -> list[str]:
+    names = (item.name for item in broker.environment.metadata.cursors.of_topic(record.id))
     return [name for name in names if name != COMPACTION_CURSOR and wanted in (None, name)]
 
 

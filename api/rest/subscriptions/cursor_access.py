@@ -13,15 +13,15 @@ from typing import Annotated, Any
 from fastapi import Body, Path, Request
 from pydantic import Field
 
+from api.broker.broker import Broker
 from api.broker.positions import After, CursorPosition
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction, require_here
-from api.http.context import pools_of
+from api.http.dependencies import broker_of
 from api.http.paths import TOPIC_PATH, decoded
 from api.http.problems import RestException, reported_as
 from api.rest import resolve
 from api.rest.models import INT, LONG, PulsarBody, TextByName
-from api.service import Service
 from storage.cursor import Cursor
 from storage.errors import Conflict, NotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
@@ -71,14 +71,14 @@ PlaceBody = Annotated[ResetCursorData | str | None, Body(description='A message 
 class OwnedCursor:
     """A cursor with its topic, for the time of a request: the one that connected consumers share, if there are any."""
 
-    def __init__(self, parts: Service, record: TopicRecord, name: str) -> None:
+    def __init__(self, broker: Broker, record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
-        self.topic = opened(parts, record)
+        self.topic = opened(broker, record)
         reader = self.topic.snapshot_reader()
         # where raw is trimmed, a compacted ledger may still hold what this cursor's reader gets
         self.begin = reader.snapshot.topic.start_offset if reader.snapshot.compacted else reader.first_offset
-        environment = parts.environment
-        self._live = parts.clients.subscription(record, name)
+        environment = broker.environment
+        self._live = broker.clients.subscription(record, name)
         if self._live is not None:
             self._live.extend(self.end)
             self.cursor = self._live.cursor
@@ -115,16 +115,16 @@ def subscription_of(record: TopicRecord, name: str) -> AbstractContextManager[No
 
 
 def each(
-    parts: Service, topic: TopicName, subscription: str, do: Callable[[TopicRecord, str], object], reads: bool = True
+    broker: Broker, topic: TopicName, subscription: str, do: Callable[[TopicRecord, str], object], reads: bool = True
 ) -> None:
     """Do it to the subscription of the topic, or of each partition that has it. `reads`: it needs messages.
 
     A partition may lack it because the same request failed behind it: asked again, it is done to the others.
     """
     name = decoded(subscription)
-    records = resolve.local_topics(parts, topic) if reads else resolve.topics(parts, topic)
+    records = resolve.local_topics(broker, topic) if reads else resolve.topics(broker, topic)
     for record in records:  # the cursor of connected consumers is where they are
-        parts.forwarding.for_clients(record)
+        broker.ownership.check_for_clients(record)
     missing = 0
     for record in records:
         try:
@@ -135,29 +135,29 @@ def each(
         raise RestException(404, f"Subscription {name} not found for topic {records[0].name}")
 
 
-def reset_cursor_to(parts: Service, record: TopicRecord, name: str, mark: LogPosition | None) -> None:
+def reset_cursor_to(broker: Broker, record: TopicRecord, name: str, mark: LogPosition | None) -> None:
     """Move a cursor; connected consumers subscribe again and begin there. Raises NotFound."""
     refuse_compaction(name)
-    live = parts.clients.subscription(record, name)
+    live = broker.clients.subscription(record, name)
     if live is not None:
         live.reset(mark)
     else:
-        parts.environment.metadata.cursors.reset(record.id, name, mark)
+        broker.environment.metadata.cursors.reset(record.id, name, mark)
 
 
-def delete_cursor(parts: Service, record: TopicRecord, name: str, force: bool) -> None:
+def delete_cursor(broker: Broker, record: TopicRecord, name: str, force: bool) -> None:
     """Delete a cursor; connected consumers are disconnected if forced. Raises NotFound, RestException (412)."""
-    live = parts.clients.subscription(record, name)
+    live = broker.clients.subscription(record, name)
     if live is not None:
         try:
             live.end(force)
         except Conflict as error:
             raise RestException(412, str(error)) from error
-    parts.environment.metadata.cursors.delete(record.id, name, force)
+    broker.environment.metadata.cursors.delete(record.id, name, force)
 
 
-def opened(parts: Service, record: TopicRecord) -> OpenTopic:
-    return OpenTopic(parts.environment, record)
+def opened(broker: Broker, record: TopicRecord) -> OpenTopic:
+    return OpenTopic(broker.environment, record)
 
 
 def next_of(mark: LogPosition | None) -> StartOffset:
@@ -182,7 +182,7 @@ async def changes_it(request: Request, subscription: Subscription, force: bool =
     compacted ledger, and what is trimmed of raw is lost with that, if forced. Raises RestException (403)."""
     if decoded(subscription) == COMPACTION_CURSOR:
         action = AuthAction.ADMIN if force else AuthAction.COMPACT
-        await pools_of(request)[WaitsFor.DATABASE].run(require_here, request, action)
+        await broker_of(request).pools[WaitsFor.DATABASE].run(require_here, request, action)
 
 
 def refuse_compaction(name: str) -> None:

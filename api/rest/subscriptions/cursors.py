@@ -15,6 +15,7 @@ from starlette.responses import Response
 from api.broker.positions import After, CursorPosition, is_after_end, mark_delete_before
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
+from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic, decoded
 from api.http.problems import RestException
 from api.http.query_parameters import AUTHORITATIVE
@@ -38,7 +39,6 @@ from api.rest.subscriptions.cursor_access import (
     reset_cursor_to,
     subscription_of,
 )
-from api.service import Parts, Service
 from storage.errors import Conflict
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import EARLIEST, LATEST
@@ -51,31 +51,31 @@ Seconds = Annotated[int, Path(ge=0, le=LONG // 1000)]
 
 
 @router.get(TOPIC_PATH + "/subscriptions", AuthAction.ADMIN, AuthAction.CONSUME, AUTHORITATIVE)
-def get_subscriptions(parts: Parts, topic: Topic) -> list[str]:
+def get_subscriptions(broker: Broker, topic: Topic) -> list[str]:
     """Their names; of a partitioned topic those of all partitions."""
-    records = resolve.topics(parts, topic)
-    return sorted({item.name for record in records for item in parts.environment.metadata.cursors.of_topic(record.id)})
+    records = resolve.topics(broker, topic)
+    return sorted({item.name for record in records for item in broker.environment.metadata.cursors.of_topic(record.id)})
 
 
 @router.put(ONE, AuthAction.CONSUME, Depends(changes_it), AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
 def create_subscription(
-    parts: Parts, topic: Topic, subscription: Subscription, place: PlaceBody = None, replicated: bool = False
+    broker: Broker, topic: Topic, subscription: Subscription, place: PlaceBody = None, replicated: bool = False
 ) -> None:
     """Make one; without a place it begins with messages that are still to come. What it needs is not trimmed."""
     name, position = decoded(subscription), position_of(place)
-    records = resolve.local_topics(parts, topic)
+    records = resolve.local_topics(broker, topic)
     first = position.message_id if isinstance(position, After) else position
-    if records and all(is_after_end(opened(parts, record), first) for record in records):
+    if records and all(is_after_end(opened(broker, record), first) for record in records):
         raise RestException(412, f"Unable to find position for position specified: {first} is after the end of {topic}")
     properties = (place.properties or {}) if isinstance(place, ResetCursorData) else {}
-    found = [_created(parts, record, name, position, properties) for record in records]
+    found = [_created(broker, record, name, position, properties) for record in records]
     if found and not any(found):
         raise RestException(409, EXISTS)
 
 
 @router.delete(ONE, AuthAction.CONSUME, Depends(changes_it), AUTHORITATIVE, refuses=(409,))
 def delete_subscription(
-    parts: Parts,
+    broker: Broker,
     topic: Topic,
     subscription: Subscription,
     force: Annotated[
@@ -84,34 +84,34 @@ def delete_subscription(
     ] = False,
 ) -> None:
     """Delete one. With `__compaction` go the compacted ledger and a run that is under way."""
-    each(parts, topic, subscription, lambda record, name: delete_cursor(parts, record, name, force), False)
+    each(broker, topic, subscription, lambda record, name: delete_cursor(broker, record, name, force), False)
 
 
 @router.get(ONE + "/properties", AuthAction.CONSUME, AUTHORITATIVE)
-def get_subscription_properties(parts: Parts, topic: Topic, subscription: Subscription) -> dict[str, str]:
+def get_subscription_properties(broker: Broker, topic: Topic, subscription: Subscription) -> dict[str, str]:
     """The properties of a subscription."""
     found: dict[str, str] = {}
     name = decoded(subscription)
-    for record in resolve.topics(parts, topic):
+    for record in resolve.topics(broker, topic):
         with subscription_of(record, name):
-            found |= parts.environment.metadata.cursors.get(record.id, name).properties
+            found |= broker.environment.metadata.cursors.get(record.id, name).properties
     return found
 
 
 @router.put(ONE + "/properties", AuthAction.CONSUME, Depends(changes_it), AUTHORITATIVE)
 def update_subscription_properties(
-    parts: Parts, topic: Topic, subscription: Subscription, properties: Annotated[TextByName, Body()]
+    broker: Broker, topic: Topic, subscription: Subscription, properties: Annotated[TextByName, Body()]
 ) -> None:
     """Set them, instead of those that there were."""
-    cursors = parts.environment.metadata.cursors
+    cursors = broker.environment.metadata.cursors
     each(
-        parts, topic, subscription, lambda record, name: cursors.replace_properties(record.id, name, properties), False
+        broker, topic, subscription, lambda record, name: cursors.replace_properties(record.id, name, properties), False
     )
 
 
 @router.get(ONE + "/position/{position}", AuthAction.CONSUME, AUTHORITATIVE, **ENTRY)
 def peek_nth_message(
-    parts: Parts,
+    broker: Broker,
     topic: Topic,
     subscription: Subscription,
     position: Annotated[
@@ -121,18 +121,18 @@ def peek_nth_message(
     """An entry that is still to be delivered. As in a broker, a subscription that does not exist is made, at the
     earliest message."""
     refuse_far(position)
-    resolve.refuse_partitioned(parts, topic, "Peek messages on a partitioned topic is not allowed")
+    resolve.refuse_partitioned(broker, topic, "Peek messages on a partitioned topic is not allowed")
     name = decoded(subscription)
-    record = resolve.local_topic(parts, topic)
-    cursors = parts.environment.metadata.cursors
+    record = resolve.local_topic(broker, topic)
+    cursors = broker.environment.metadata.cursors
     if name == COMPACTION_CURSOR:
         with subscription_of(record, name):
             mark = cursors.get(record.id, name).mark_delete
-        rows = entries(opened(parts, record), next_of(mark))
+        rows = entries(opened(broker, record), next_of(mark))
     else:
         if all(item.name != name for item in cursors.of_topic(record.id)):
-            _created(parts, record, name, EARLIEST, {})
-        with OwnedCursor(parts, record, name) as owned:
+            _created(broker, record, name, EARLIEST, {})
+        with OwnedCursor(broker, record, name) as owned:
             cursor = owned.cursor
             found = entries(owned.topic, next_of(cursor.mark_delete))
             rows = (item for item in found if not all(cursor.is_acknowledged(row["offset"]) for row in item))
@@ -144,69 +144,69 @@ def peek_nth_message(
 
 @router.post(ONE + "/resetcursor/{timestamp}", AuthAction.CONSUME, AUTHORITATIVE, waits_for=WaitsFor.STORE)
 def reset_cursor_to_time(
-    parts: Parts, topic: Topic, subscription: Subscription, timestamp: Annotated[int, Path(ge=0, le=LONG)]
+    broker: Broker, topic: Topic, subscription: Subscription, timestamp: Annotated[int, Path(ge=0, le=LONG)]
 ) -> None:
     """Deliver again, or first, what was published at that time (ms) or later."""
 
     def reset(record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
-        reset_cursor_to(parts, record, name, mark_delete_before(opened(parts, record), StartTime(timestamp)))
+        reset_cursor_to(broker, record, name, mark_delete_before(opened(broker, record), StartTime(timestamp)))
 
-    each(parts, topic, subscription, reset)
+    each(broker, topic, subscription, reset)
 
 
 @router.post(ONE + "/resetcursor", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE)
-def reset_cursor(parts: Parts, topic: Topic, subscription: Subscription, place: PlaceBody = None) -> None:
+def reset_cursor(broker: Broker, topic: Topic, subscription: Subscription, place: PlaceBody = None) -> None:
     """Move a subscription to a message, which it delivers next."""
-    resolve.refuse_partitioned(parts, topic, "Reset-cursor at position is not allowed for partitioned-topic")
+    resolve.refuse_partitioned(broker, topic, "Reset-cursor at position is not allowed for partitioned-topic")
 
     def reset(record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
-        reset_cursor_to(parts, record, name, mark_delete_before(opened(parts, record), position_of(place)))
+        reset_cursor_to(broker, record, name, mark_delete_before(opened(broker, record), position_of(place)))
 
-    each(parts, topic, subscription, reset)
+    each(broker, topic, subscription, reset)
 
 
 @router.post(ONE + "/skip/{count}", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405, 409), waits_for=WaitsFor.STORE)
 def skip_messages(
-    parts: Parts, topic: Topic, subscription: Subscription, count: Annotated[int, Path(ge=0, le=LONG)]
+    broker: Broker, topic: Topic, subscription: Subscription, count: Annotated[int, Path(ge=0, le=LONG)]
 ) -> None:
     """Acknowledge the first `count` messages that are not."""
-    resolve.refuse_partitioned(parts, topic, "Skip messages on a partitioned topic is not allowed")
+    resolve.refuse_partitioned(broker, topic, "Skip messages on a partitioned topic is not allowed")
 
     def skip(record: TopicRecord, name: str) -> None:
-        with OwnedCursor(parts, record, name) as owned:
+        with OwnedCursor(broker, record, name) as owned:
             owned.cursor.skip(count, owned.end, owned.begin)
 
-    each(parts, topic, subscription, skip)
+    each(broker, topic, subscription, skip)
 
 
 @router.post(ONE + "/skip_all", AuthAction.CONSUME, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
-def skip_all_messages(parts: Parts, topic: Topic, subscription: Subscription) -> None:
+def skip_all_messages(broker: Broker, topic: Topic, subscription: Subscription) -> None:
     """Acknowledge all that there is."""
-    each(parts, topic, subscription, lambda record, name: clear_backlog(parts, record, name))
+    each(broker, topic, subscription, lambda record, name: clear_backlog(broker, record, name))
 
 
 @router.post(
     ONE + "/expireMessages/{seconds}", AuthAction.CONSUME, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE
 )
-def expire_messages(parts: Parts, topic: Topic, subscription: Subscription, seconds: Seconds) -> None:
+def expire_messages(broker: Broker, topic: Topic, subscription: Subscription, seconds: Seconds) -> None:
     """Acknowledge the messages that are older."""
-    each(parts, topic, subscription, lambda record, name: _expire(parts, record, name, seconds))
+    each(broker, topic, subscription, lambda record, name: _expire(broker, record, name, seconds))
 
 
 @router.post(ONE + "/expireMessages", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405, 409), waits_for=WaitsFor.STORE)
 def expire_messages_to_position(
-    parts: Parts, topic: Topic, subscription: Subscription, place: Annotated[ResetCursorData, Body()]
+    broker: Broker, topic: Topic, subscription: Subscription, place: Annotated[ResetCursorData, Body()]
 ) -> None:
     """Acknowledge the messages before one; `excluded`: that one, too."""
-    resolve.refuse_partitioned(parts, topic, "Expire message at position is not supported for partitioned-topic")
+    resolve.refuse_partitioned(broker, topic, "Expire message at position is not supported for partitioned-topic")
 
     def expire(record: TopicRecord, name: str) -> None:
-        with OwnedCursor(parts, record, name) as owned:
+        with OwnedCursor(broker, record, name) as owned:
             owned.acknowledge_to(mark_delete_before(owned.topic, place.position))
 
-    each(parts, topic, subscription, expire)
+    each(broker, topic, subscription, expire)
 
 
 @router.post(
@@ -216,31 +216,31 @@ def expire_messages_to_position(
     refuses=(409,),
     waits_for=WaitsFor.STORE,
 )
-def expire_messages_for_all_subscriptions(parts: Parts, topic: Topic, seconds: Seconds) -> None:
+def expire_messages_for_all_subscriptions(broker: Broker, topic: Topic, seconds: Seconds) -> None:
     """Acknowledge older messages for all subscriptions but `__compaction`."""
-    for record in resolve.local_topics(parts, topic):
-        for cursor in parts.environment.metadata.cursors.of_topic(record.id):
+    for record in resolve.local_topics(broker, topic):
+        for cursor in broker.environment.metadata.cursors.of_topic(record.id):
             if cursor.name != COMPACTION_CURSOR:
-                _expire(parts, record, cursor.name, seconds)
+                _expire(broker, record, cursor.name, seconds)
 
 
-def clear_backlog(parts: Service, record: TopicRecord, name: str) -> None:
+def clear_backlog(broker: Broker, record: TopicRecord, name: str) -> None:
     """Acknowledge all that a topic holds; its messages are here."""
-    with OwnedCursor(parts, record, name) as owned:
+    with OwnedCursor(broker, record, name) as owned:
         owned.acknowledge_to(mark_delete_before(owned.topic, LATEST))
 
 
-def _expire(parts: Service, record: TopicRecord, name: str, seconds: int) -> None:
-    with OwnedCursor(parts, record, name) as owned:
-        before = parts.environment.clock.now_ms() - seconds * 1000
+def _expire(broker: Broker, record: TopicRecord, name: str, seconds: int) -> None:
+    with OwnedCursor(broker, record, name) as owned:
+        before = broker.environment.clock.now_ms() - seconds * 1000
         owned.acknowledge_to(mark_delete_before(owned.topic, StartTime(max(before, 0))))
 
 
 def _created(
-    parts: Service, record: TopicRecord, name: str, position: CursorPosition, properties: dict[str, str]
+    broker: Broker, record: TopicRecord, name: str, position: CursorPosition, properties: dict[str, str]
 ) -> bool:
     """Return whether the subscription was created; False: it exists."""
-    metadata = parts.environment.metadata
+    metadata = broker.environment.metadata
     if name == COMPACTION_CURSOR:
         if any(item.name == name for item in metadata.cursors.of_topic(record.id)):
             return False
@@ -249,7 +249,7 @@ def _created(
             metadata.cursors.set_properties(record.id, name, properties)
         return True
     try:
-        metadata.cursors.create(record.id, name, mark_delete_before(opened(parts, record), position), properties)
+        metadata.cursors.create(record.id, name, mark_delete_before(opened(broker, record), position), properties)
     except Conflict:
         return False
     return True

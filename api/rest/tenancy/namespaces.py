@@ -9,6 +9,7 @@ from fastapi import Body
 from pydantic import ConfigDict, Field, ValidationError
 
 from api.http.access import ANY_USE, AuthAction
+from api.http.dependencies import Broker
 from api.http.paths import NAMESPACE_PATH, Namespace
 from api.http.problems import RestException, reported_as, shown_errors
 from api.http.router import Routes
@@ -30,7 +31,6 @@ from api.rest.policies.pulsar_policies import (
 )
 from api.rest.tenancy.bundles import BUNDLES, bundle_of, check_bundle
 from api.rest.tenancy.tenants import Tenant
-from api.service import Parts, Service
 from storage.metadata.policy_store import namespace_scope
 from storage.options.policies import SchemaCompatibilityStrategy
 
@@ -59,23 +59,23 @@ class _InitialPolicies(PulsarBody):
 
 
 @router.get("/namespaces/{tenant}", AuthAction.ADMIN, refuses=(404,))
-def list_namespaces(parts: Parts, tenant: Tenant) -> list[str]:
+def list_namespaces(broker: Broker, tenant: Tenant) -> list[str]:
     """The namespaces of a tenant, by name."""
     with reported_as("Tenant not found"):
-        return parts.environment.metadata.tenancy.namespaces(tenant)
+        return broker.environment.metadata.tenancy.namespaces(tenant)
 
 
 @router.get(NAMESPACE_PATH, AuthAction.ADMIN)
-def get_policies(parts: Parts, namespace: Namespace) -> dict[str, Any]:
+def get_policies(broker: Broker, namespace: Namespace) -> dict[str, Any]:
     """All policies that Pulsar has for a namespace; those that this service has not are at their defaults."""
-    metadata = parts.environment.metadata
-    found = resolve.namespace(parts, namespace, NO_NAMESPACE)
+    metadata = broker.environment.metadata
+    found = resolve.namespace(broker, namespace, NO_NAMESPACE)
     settings = metadata.policies.of_scope(namespace_scope(namespace))
     quotas = {kind.value: quota.model_dump(by_alias=True) for kind, quota in quotas_of(settings).items()}
     return policies_document(
         found.permissions,
         metadata.tenancy.topic_permissions_in(namespace),
-        parts.settings.cluster_name,
+        broker.settings.cluster_name,
         {
             "retention_policies": set_retention(settings),
             "compaction_threshold": settings.get(THRESHOLD),
@@ -89,7 +89,7 @@ def get_policies(parts: Parts, namespace: Namespace) -> dict[str, Any]:
 
 @router.put(NAMESPACE_PATH, AuthAction.ADMIN, refuses=(409,))
 def create_namespace(
-    parts: Parts,
+    broker: Broker,
     namespace: Namespace,
     policies: Annotated[dict[str, Any] | None, Body(description="Pulsar's policies document; may be left out.")] = None,
 ) -> None:
@@ -102,62 +102,62 @@ def create_namespace(
             412, f"the namespace is not made: {_NO_POLICY.format(', '.join(map(repr, unset))[:_SHOWN])}"
         )
     initial = _initial_policies(document)
-    cluster = parts.settings.cluster_name
+    cluster = broker.settings.cluster_name
     if set(initial.replication_clusters) - {cluster}:
         raise RestException(412, f"Invalid cluster id: there is one cluster, {cluster}")
     with reported_as("Tenant does not exist", "Namespace already exists"):
-        parts.environment.metadata.tenancy.create_namespace(namespace, _values(initial))
+        broker.environment.metadata.tenancy.create_namespace(namespace, _values(initial))
 
 
 @router.delete(NAMESPACE_PATH, AuthAction.ADMIN, refuses=(405, 409))
-def delete_namespace(parts: Parts, namespace: Namespace, force: bool = False) -> None:
+def delete_namespace(broker: Broker, namespace: Namespace, force: bool = False) -> None:
     """Delete a namespace without topics. `force` is refused, as by a broker whose settings do not allow it."""
     if force:
         raise RestException(405, "Broker doesn't allow forced deletion of namespaces")
     with reported_as(NO_NAMESPACE, "Cannot delete non empty namespace"):
-        parts.environment.metadata.tenancy.delete_namespace(namespace)
+        broker.environment.metadata.tenancy.delete_namespace(namespace)
 
 
 @router.get(NAMESPACE_PATH + "/topics", *ANY_USE)
-def list_namespace_topics(parts: Parts, namespace: Namespace, mode: str = "PERSISTENT") -> list[str]:
+def list_namespace_topics(broker: Broker, namespace: Namespace, mode: str = "PERSISTENT") -> list[str]:
     """The topics of a namespace, partitions one by one; none for the mode NON_PERSISTENT."""
-    resolve.namespace(parts, namespace)
+    resolve.namespace(broker, namespace)
     if mode == "NON_PERSISTENT":
         return []
-    return [str(item.name) for item in parts.environment.metadata.topics.in_namespace(namespace)]
+    return [str(item.name) for item in broker.environment.metadata.topics.in_namespace(namespace)]
 
 
 @router.get(NAMESPACE_PATH + "/bundles", AuthAction.ADMIN)
-def get_bundles(parts: Parts, namespace: Namespace) -> dict[str, Any]:
+def get_bundles(broker: Broker, namespace: Namespace) -> dict[str, Any]:
     """The ranges of hashes into which topics fall: the same four for every namespace."""
-    resolve.namespace(parts, namespace)
+    resolve.namespace(broker, namespace)
     return BUNDLES
 
 
 @router.get(NAMESPACE_PATH + "/replication", AuthAction.ADMIN)
-def get_namespace_replication_clusters(parts: Parts, namespace: Namespace) -> list[str]:
+def get_namespace_replication_clusters(broker: Broker, namespace: Namespace) -> list[str]:
     """The one cluster."""
-    resolve.namespace(parts, namespace)
-    return [parts.settings.cluster_name]
+    resolve.namespace(broker, namespace)
+    return [broker.settings.cluster_name]
 
 
 @router.put(NAMESPACE_PATH + "/unload", AuthAction.ADMIN)
-def unload_namespace(parts: Parts, namespace: Namespace) -> None:
+def unload_namespace(broker: Broker, namespace: Namespace) -> None:
     """Gives up the leases of the topics that this service writes, and tells their clients to look them up again."""
-    _unload(parts, namespace)
+    _unload(broker, namespace)
 
 
 @router.put(NAMESPACE_PATH + "/{bundle}/unload", AuthAction.ADMIN)
-def unload_namespace_bundle(parts: Parts, namespace: Namespace, bundle: str) -> None:
+def unload_namespace_bundle(broker: Broker, namespace: Namespace, bundle: str) -> None:
     """As of the namespace, of the topics of one bundle."""
-    _unload(parts, namespace, check_bundle(bundle))
+    _unload(broker, namespace, check_bundle(bundle))
 
 
-def _unload(parts: Service, namespace: str, bundle: str | None = None) -> None:
-    resolve.namespace(parts, namespace)
-    for record in parts.producers.topics:
+def _unload(broker: Broker, namespace: str, bundle: str | None = None) -> None:
+    resolve.namespace(broker, namespace)
+    for record in broker.logs.topics:
         if resolve.namespace_of(record.name) == namespace and bundle in (None, bundle_of(record.name)):
-            parts.producers.close_topic(record.id)
+            broker.logs.close_topic(record.id)
 
 
 def _initial_policies(document: Mapping[str, Any]) -> _InitialPolicies:

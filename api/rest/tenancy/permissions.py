@@ -14,13 +14,13 @@ from typing import Annotated
 from fastapi import Body, Path
 
 from api.http.access import GRANTABLE, AuthAction, topic_grants
+from api.http.dependencies import Broker
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded
 from api.http.problems import RestException, reported_as
 from api.http.router import Routes
 from api.rest import resolve
 from api.rest.policies.namespace_policies import for_pulsar
 from api.rest.tenancy.tenants import NO_TENANT, Tenant
-from api.service import Parts
 
 router = Routes("permissions")
 
@@ -31,32 +31,32 @@ Actions = Annotated[list[str], Body(description="All that the role may do there,
 
 
 @router.get(NAMESPACE_PATH + "/permissions", AuthAction.ADMIN)
-def get_namespace_permissions(parts: Parts, namespace: Namespace, all: bool = False) -> dict[str, list[str]]:
+def get_namespace_permissions(broker: Broker, namespace: Namespace, all: bool = False) -> dict[str, list[str]]:
     """What was granted in the namespace, by role. `all`: with what Pulsar's clients do not know."""
-    found = resolve.namespace(parts, namespace).permissions
+    found = resolve.namespace(broker, namespace).permissions
     return {role: list(actions) for role, actions in found.items()} if all else for_pulsar(found)
 
 
 @router.post(NAMESPACE_PATH + "/permissions/{role}", AuthAction.ADMIN)
-def grant_namespace_permission(parts: Parts, namespace: Namespace, role: Role, actions: Actions) -> None:
+def grant_namespace_permission(broker: Broker, namespace: Namespace, role: Role, actions: Actions) -> None:
     """Let a role do exactly this in the namespace."""
     check_actions(actions)
     with reported_as("Namespace does not exist"):
-        parts.environment.metadata.tenancy.permit(namespace, check_role(role), sorted(set(actions)))
+        broker.environment.metadata.tenancy.permit(namespace, check_role(role), sorted(set(actions)))
 
 
 @router.delete(NAMESPACE_PATH + "/permissions/{role}", AuthAction.ADMIN)
-def revoke_namespace_permission(parts: Parts, namespace: Namespace, role: Role) -> None:
+def revoke_namespace_permission(broker: Broker, namespace: Namespace, role: Role) -> None:
     """Take what was granted to a role in the namespace; nothing is no error."""
     with reported_as("Namespace does not exist"):
-        parts.environment.metadata.tenancy.revoke(namespace, check_role(role))
+        broker.environment.metadata.tenancy.revoke(namespace, check_role(role))
 
 
 @router.get(TOPIC_PATH + "/permissions", AuthAction.ADMIN)
-def get_topic_permissions(parts: Parts, topic: Topic, all: bool = False) -> dict[str, list[str]]:
+def get_topic_permissions(broker: Broker, topic: Topic, all: bool = False) -> dict[str, list[str]]:
     """What its namespace and the topic itself grant, by role. `all`: with what Pulsar's clients do not know."""
-    resolve.topics(parts, topic)
-    tenancy = parts.environment.metadata.tenancy
+    resolve.topics(broker, topic)
+    tenancy = broker.environment.metadata.tenancy
     found: dict[str, list[str]] = {}
     for granted in (tenancy.namespace(resolve.namespace_of(topic)).permissions, *topic_grants(tenancy, topic)):
         for role, actions in granted.items():
@@ -65,42 +65,42 @@ def get_topic_permissions(parts: Parts, topic: Topic, all: bool = False) -> dict
 
 
 @router.post(TOPIC_PATH + "/permissions/{role}", AuthAction.ADMIN)
-def grant_topic_permission(parts: Parts, topic: Topic, role: Role, actions: Actions) -> None:
+def grant_topic_permission(broker: Broker, topic: Topic, role: Role, actions: Actions) -> None:
     """Let a role do exactly this with the topic, besides what its namespace grants."""
     check_actions(actions)
     with reported_as(f"Topic {topic} not found"):
-        parts.environment.metadata.tenancy.permit(str(topic), check_role(role), sorted(set(actions)))
+        broker.environment.metadata.tenancy.permit(str(topic), check_role(role), sorted(set(actions)))
 
 
 @router.delete(TOPIC_PATH + "/permissions/{role}", AuthAction.ADMIN)
-def revoke_topic_permission(parts: Parts, topic: Topic, role: Role) -> None:
+def revoke_topic_permission(broker: Broker, topic: Topic, role: Role) -> None:
     """Take what was granted to a role for the topic; 412 if that was nothing."""
     with reported_as(f"Topic {topic} not found"):
-        if not parts.environment.metadata.tenancy.revoke(str(topic), check_role(role)):
+        if not broker.environment.metadata.tenancy.revoke(str(topic), check_role(role)):
             raise RestException(412, NOT_SET)
 
 
 @router.get("/tenants/{tenant}/permissions", AuthAction.ADMIN, refuses=(404,))
-def get_tenant_permissions(parts: Parts, tenant: Tenant) -> dict[str, list[str]]:
+def get_tenant_permissions(broker: Broker, tenant: Tenant) -> dict[str, list[str]]:
     """What was granted in the tenant, for all its namespaces, by role. Pulsar has no such call."""
     with reported_as(NO_TENANT):
-        found = parts.environment.metadata.tenancy.tenant(tenant).permissions
+        found = broker.environment.metadata.tenancy.tenant(tenant).permissions
     return {role: list(actions) for role, actions in found.items()}
 
 
 @router.post("/tenants/{tenant}/permissions/{role}", AuthAction.ADMIN, refuses=(404,))
-def grant_tenant_permission(parts: Parts, tenant: Tenant, role: Role, actions: Actions) -> None:
+def grant_tenant_permission(broker: Broker, tenant: Tenant, role: Role, actions: Actions) -> None:
     """Let a role do exactly this in all namespaces of the tenant. Pulsar has no such call."""
     check_actions(actions)
     with reported_as(NO_TENANT):
-        parts.environment.metadata.tenancy.permit(tenant, check_role(role), sorted(set(actions)))
+        broker.environment.metadata.tenancy.permit(tenant, check_role(role), sorted(set(actions)))
 
 
 @router.delete("/tenants/{tenant}/permissions/{role}", AuthAction.ADMIN, refuses=(404,))
-def revoke_tenant_permission(parts: Parts, tenant: Tenant, role: Role) -> None:
+def revoke_tenant_permission(broker: Broker, tenant: Tenant, role: Role) -> None:
     """Take what was granted to a role in the tenant. Pulsar has no such call."""
     with reported_as(NO_TENANT):
-        parts.environment.metadata.tenancy.revoke(tenant, check_role(role))
+        broker.environment.metadata.tenancy.revoke(tenant, check_role(role))
 
 
 def check_role(role: str) -> str:

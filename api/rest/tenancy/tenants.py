@@ -8,13 +8,13 @@ from fastapi import Body, Depends, Request
 from pydantic import Field
 
 from api.http.access import AuthAction
+from api.http.dependencies import Broker
 from api.http.paths import named
 from api.http.problems import RestException, reported_as
 from api.http.router import Routes
 from api.rest.brokers.unsupported_features import ONE_CLUSTER, REFUSAL
 from api.rest.models import PulsarAnswer, PulsarBody
 from api.rest.topics.lookup import service_urls
-from api.service import Parts, Service
 from storage.errors import InvalidTopicName
 from storage.model import TopicName
 
@@ -55,70 +55,70 @@ class ClusterInfo(PulsarAnswer, extra="forbid"):
 
 
 @router.get("/clusters", AuthAction.SUPERUSER)
-def list_clusters(parts: Parts) -> list[str]:
+def list_clusters(broker: Broker) -> list[str]:
     """The one cluster."""
-    return [parts.settings.cluster_name]
+    return [broker.settings.cluster_name]
 
 
 @router.get("/clusters/{cluster}", AuthAction.SUPERUSER, refuses=(404,))
-def get_cluster(parts: Parts, request: Request, cluster: str) -> ClusterInfo:
+def get_cluster(broker: Broker, request: Request, cluster: str) -> ClusterInfo:
     """Where the cluster is reached."""
-    if cluster != parts.settings.cluster_name:
+    if cluster != broker.settings.cluster_name:
         raise RestException(404, "Cluster does not exist")
-    http, binary = service_urls(parts, request)
+    http, binary = service_urls(broker, request)
     return ClusterInfo(service_url=http, broker_service_url=binary)
 
 
 @router.put("/clusters/{cluster}", AuthAction.SUPERUSER, refuses=(405, 409))
-def create_cluster(parts: Parts, cluster: str) -> None:
+def create_cluster(broker: Broker, cluster: str) -> None:
     """Refuse to make a cluster: the one cluster exists, and another one is not offered."""
-    if cluster == parts.settings.cluster_name:
+    if cluster == broker.settings.cluster_name:
         raise RestException(409, "Cluster already exists")
     raise RestException(405, REFUSAL.format(ONE_CLUSTER))
 
 
 @router.get("/tenants", AuthAction.SUPERUSER)
-def list_tenants(parts: Parts) -> list[str]:
+def list_tenants(broker: Broker) -> list[str]:
     """All tenants, by name."""
-    return parts.environment.metadata.tenancy.tenants()
+    return broker.environment.metadata.tenancy.tenants()
 
 
 @router.get("/tenants/{tenant}", AuthAction.ADMIN, refuses=(404,))
-def get_tenant(parts: Parts, tenant: Tenant) -> TenantInfo:
+def get_tenant(broker: Broker, tenant: Tenant) -> TenantInfo:
     """The tenant's administrators and clusters."""
     with reported_as(NO_TENANT):
-        found = parts.environment.metadata.tenancy.tenant(tenant)
+        found = broker.environment.metadata.tenancy.tenant(tenant)
     return TenantInfo.model_validate(
         {"adminRoles": sorted(found.admin_roles), "allowedClusters": sorted(found.allowed_clusters)}
     )
 
 
 @router.put("/tenants/{tenant}", AuthAction.SUPERUSER, refuses=(409,))
-def create_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo | None, Body()] = None) -> None:
+def create_tenant(broker: Broker, tenant: Tenant, info: Annotated[TenantInfo | None, Body()] = None) -> None:
     """Make a tenant."""
-    roles, clusters = _checked(parts, info)
+    roles, clusters = _checked(broker, info)
     with reported_as(conflict="Tenant already exist"):
-        parts.environment.metadata.tenancy.create_tenant(tenant, roles, clusters)
+        broker.environment.metadata.tenancy.create_tenant(tenant, roles, clusters)
 
 
 @router.post("/tenants/{tenant}", AuthAction.SUPERUSER, refuses=(404,))
-def update_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo, Body()]) -> None:
+def update_tenant(broker: Broker, tenant: Tenant, info: Annotated[TenantInfo, Body()]) -> None:
     """Set a tenant's administrators and clusters, in place of what it has."""
-    roles, clusters = _checked(parts, info)
+    roles, clusters = _checked(broker, info)
     with reported_as(NO_TENANT):
-        parts.environment.metadata.tenancy.update_tenant(tenant, roles, clusters)
+        broker.environment.metadata.tenancy.update_tenant(tenant, roles, clusters)
 
 
 @router.delete("/tenants/{tenant}", AuthAction.SUPERUSER, refuses=(404, 405, 409))
-def delete_tenant(parts: Parts, tenant: Tenant, force: bool = False) -> None:
+def delete_tenant(broker: Broker, tenant: Tenant, force: bool = False) -> None:
     """Delete a tenant that has no namespaces. `force` is refused: delete its namespaces first."""
     if force:
         raise RestException(405, "Broker doesn't allow forced deletion of tenants")
     with reported_as(NO_TENANT, "The tenant still has active namespaces"):
-        parts.environment.metadata.tenancy.delete_tenant(tenant)
+        broker.environment.metadata.tenancy.delete_tenant(tenant)
 
 
-def _checked(parts: Service, info: TenantInfo | None) -> tuple[list[str], list[str]]:
+def _checked(broker: Broker, info: TenantInfo | None) -> tuple[list[str], list[str]]:
     """Roles and clusters. 412 in the words of a broker."""
     roles = (info.admin_roles if info else None) or []
     clusters: list[Any] = (info.allowed_clusters if info else None) or []
@@ -128,6 +128,6 @@ def _checked(parts: Service, info: TenantInfo | None) -> tuple[list[str], list[s
         raise RestException(412, "A role is text that can be printed: no token could name another")
     if not clusters:
         raise RestException(412, "Clusters can not be empty")
-    if set(clusters) != {parts.settings.cluster_name}:
+    if set(clusters) != {broker.settings.cluster_name}:
         raise RestException(412, "Clusters do not exist")
-    return sorted(set(roles)), [parts.settings.cluster_name]
+    return sorted(set(roles)), [broker.settings.cluster_name]

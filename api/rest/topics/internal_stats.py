@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE
+from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.router import Routes
 from api.rest import resolve
@@ -21,7 +22,6 @@ from api.rest.topics.stats_models import (
     TopicInternalStats,
 )
 from api.rest.topics.stats_snapshot import EntryPosition, StatsSnapshot, stats_snapshot
-from api.service import Parts, Service
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, CursorRecord, PartitionedTopic
 from storage.metadata.stats import CursorStatsRecord
 
@@ -29,31 +29,31 @@ router = Routes("stats")
 
 
 @router.get(TOPIC_PATH + "/internalStats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
-def get_internal_stats(parts: Parts, topic: Topic) -> TopicInternalStats:
+def get_internal_stats(broker: Broker, topic: Topic) -> TopicInternalStats:
     """Ledgers and cursors of a topic."""
-    return internal_stats(of_topic(parts, topic, lines=True))
+    return internal_stats(of_topic(broker, topic, lines=True))
 
 
 @router.get(
     TOPIC_PATH + "/partitioned-internalStats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True
 )
-def get_partitioned_internal_stats(parts: Parts, topic: Topic) -> PartitionedTopicInternalStats:
+def get_partitioned_internal_stats(broker: Broker, topic: Topic) -> PartitionedTopicInternalStats:
     """Ledgers and cursors of each partition."""
-    whole = partitioned(parts, topic)
+    whole = partitioned(broker, topic)
     return PartitionedTopicInternalStats(
         metadata=PartitionedMetadata(partitions=whole.partitions),
-        partitions={name: internal_stats(found) for name, found in _partitions(parts, whole).items()},
+        partitions={name: internal_stats(found) for name, found in _partitions(broker, whole).items()},
     )
 
 
 @router.get(TOPIC_PATH + "/internal-info", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
-def get_internal_info(parts: Parts, topic: Topic) -> TopicInternalInfo:
+def get_internal_info(broker: Broker, topic: Topic) -> TopicInternalInfo:
     """What metadata holds of a topic, or of each partition of a partitioned one."""
-    whole = parts.environment.metadata.partitions.find(topic)
+    whole = broker.environment.metadata.partitions.find(topic)
     if whole is None:
-        return internal_info(of_topic(parts, topic, lines=True))
+        return internal_info(of_topic(broker, topic, lines=True))
     return TopicInternalInfo(
-        partitions={name: internal_info(found) for name, found in _partitions(parts, whole).items()}
+        partitions={name: internal_info(found) for name, found in _partitions(broker, whole).items()}
     )
 
 
@@ -130,6 +130,6 @@ def _numbers(record: CursorRecord) -> dict[str, int]:
     return {} if value is None else {COMPACTED_LEDGER_PROPERTY: int(value)}
 
 
-def _partitions(parts: Service, whole: PartitionedTopic) -> dict[str, StatsSnapshot]:
-    found = {str(name): stats_snapshot(parts, name, lines=True) for name in resolve.partition_names(whole)}
+def _partitions(broker: Broker, whole: PartitionedTopic) -> dict[str, StatsSnapshot]:
+    found = {str(name): stats_snapshot(broker, name, lines=True) for name in resolve.partition_names(whole)}
     return {name: counts for name, counts in found.items() if counts is not None}

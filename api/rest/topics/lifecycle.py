@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE, AuthAction
+from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import RestException, reported_as
 from api.http.query_parameters import AUTHORITATIVE, KNOWN_QUERY
@@ -22,7 +23,6 @@ from api.rest import resolve
 from api.rest.brokers.unsupported_features import check_no_shadow
 from api.rest.models import StrictBody, TextByName
 from api.rest.tenancy.bundles import bundle_of, check_bundle
-from api.service import Parts, Service
 from compactor.maintenance.truncation import truncate
 from storage.errors import LeaseHeld, NotFound
 from storage.metadata.records import PartitionedTopic
@@ -54,58 +54,58 @@ class LeaseReport(BaseModel):
 
 @router.get("/persistent/{tenant}/{namespace}", *ANY_USE)
 def list_topics(
-    parts: Parts,
+    broker: Broker,
     namespace: Namespace,
     bundle: Annotated[str | None, Query(description="Only of this bundle.")] = None,
 ) -> list[str]:
     """The topics of a namespace, partitions one by one."""
-    resolve.namespace(parts, namespace)
+    resolve.namespace(broker, namespace)
     wanted = None if bundle is None else check_bundle(bundle)
-    names = (item.name for item in parts.environment.metadata.topics.in_namespace(namespace))
+    names = (item.name for item in broker.environment.metadata.topics.in_namespace(namespace))
     return [str(name) for name in names if wanted is None or bundle_of(name) == wanted]
 
 
 @router.put(TOPIC_PATH, AuthAction.ADMIN, refuses=(409,))
-def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> None:
+def create_topic(broker: Broker, topic: Topic, properties: Properties = None) -> None:
     """Create a topic without partitions."""
     check_no_shadow(properties or {})
-    metadata = parts.environment.metadata
-    whole = _whole_of_partition(parts, topic)
+    metadata = broker.environment.metadata
+    whole = _whole_of_partition(broker, topic)
     if metadata.partitions.find(topic) is not None:
         raise RestException(409, EXISTS)
     with reported_as(NO_NAMESPACE, EXISTS):
         metadata.tenancy.create_topic(topic, properties or {})
     if whole is not None:
-        resolve.share_policies(parts, whole)
+        resolve.share_policies(broker, whole)
 
 
 @router.delete(TOPIC_PATH, AuthAction.ADMIN, refuses=(409,), waits_for=WaitsFor.LOG)
-def delete_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
+def delete_topic(broker: Broker, topic: Topic, force: bool = False) -> None:
     """Delete a topic with all that belongs to it; a compaction that runs is stopped and never publishes (S8).
 
     Refused while clients are connected to it, or a process writes it that is no service, an import for example, unless
     `force` is given: they are disconnected then.
     """
-    metadata = parts.environment.metadata
+    metadata = broker.environment.metadata
     if metadata.partitions.find(topic) is not None:
         advice = "instead of calling delete topic, please call delete-partitioned-topic."
         raise RestException(409, f"{topic} is a partitioned topic, {advice}")
-    record = resolve.topic(parts, topic)
+    record = resolve.topic(broker, topic)
     if not force:
-        refuse_clients(parts, topic)
-    parts.producers.close_topic(record.id)
+        refuse_clients(broker, topic)
+    broker.logs.close_topic(record.id)
     try:
-        metadata.tenancy.delete_topic(record.id, force=force or written_by_a_service(parts, record.id))
+        metadata.tenancy.delete_topic(record.id, force=force or written_by_a_service(broker, record.id))
     except LeaseHeld as error:
         raise RestException(412, connected()) from error
     except NotFound as error:
-        raise resolve.not_found(parts, topic) from error
+        raise resolve.not_found(broker, topic) from error
 
 
-def refuse_clients(parts: Service, *topics: TopicName) -> None:
+def refuse_clients(broker: Broker, *topics: TopicName) -> None:
     """Raises RestException (412) while Pulsar's clients are connected to one of them here."""
     for topic in topics:
-        clients = parts.clients.of_topic(topic)
+        clients = broker.clients.of_topic(topic)
         if clients.publishers or any(item.consumers for item in clients.subscriptions.values()):
             raise RestException(
                 412, f"Topic {topic} has active producers/subscriptions: end them, or delete with force"
@@ -113,86 +113,86 @@ def refuse_clients(parts: Service, *topics: TopicName) -> None:
 
 
 @router.delete(TOPIC_PATH + "/truncate", AuthAction.ADMIN, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.WORK)
-def truncate_topic(parts: Parts, topic: Topic) -> None:
+def truncate_topic(broker: Broker, topic: Topic) -> None:
     """Clear a topic, or all partitions of one or none, raw and compacted; offsets continue.
 
     What cursors and compaction have not read is lost to them.
     """
-    records = resolve.local_topics(parts, topic)
+    records = resolve.local_topics(broker, topic)
     for record in records:
-        parts.forwarding.for_clients(record)
-    truncate(parts.patient, records)
+        broker.ownership.check_for_clients(record)
+    truncate(broker.patient, records)
     for record in records:
-        parts.clients.truncated(record)
+        broker.clients.truncated(record)
 
 
 @router.get(TOPIC_PATH + "/properties", *ANY_USE)
-def get_topic_properties(parts: Parts, topic: Topic) -> dict[str, str]:
+def get_topic_properties(broker: Broker, topic: Topic) -> dict[str, str]:
     """The properties of a topic, or of a partitioned topic."""
-    metadata = parts.environment.metadata
+    metadata = broker.environment.metadata
     whole = metadata.partitions.find(topic)
     if whole is not None:
         return dict(whole.properties)
-    return metadata.topics.properties(resolve.topic(parts, topic).id)
+    return metadata.topics.properties(resolve.topic(broker, topic).id)
 
 
 @router.put(TOPIC_PATH + "/properties", AuthAction.ADMIN)
 def update_topic_properties(
-    parts: Parts,
+    broker: Broker,
     topic: Topic,
     properties: Annotated[TextByName, Body(description="Those to add or replace.")],
 ) -> None:
     """Add or replace properties; those that are not named stay."""
-    metadata = parts.environment.metadata
+    metadata = broker.environment.metadata
     if metadata.partitions.find(topic) is not None:
         metadata.partitions.set_properties(topic, properties)
     else:
-        metadata.topics.set_properties(resolve.topic(parts, topic).id, properties)
+        metadata.topics.set_properties(resolve.topic(broker, topic).id, properties)
 
 
 @router.delete(TOPIC_PATH + "/properties", AuthAction.ADMIN)
 def remove_topic_property(
-    parts: Parts,
+    broker: Broker,
     topic: Topic,
     key: Annotated[str, Query(description="The property to remove; none of that name is no error.")],
 ) -> None:
     """Remove one property."""
-    metadata = parts.environment.metadata
+    metadata = broker.environment.metadata
     if metadata.partitions.find(topic) is not None:
         metadata.partitions.set_properties(topic, {}, [key])
     else:
-        metadata.topics.remove_property(resolve.topic(parts, topic).id, key)
+        metadata.topics.remove_property(resolve.topic(broker, topic).id, key)
 
 
 @router.put(TOPIC_PATH + "/unload", AuthAction.ADMIN)
-def unload_topic(parts: Parts, topic: Topic) -> None:
+def unload_topic(broker: Broker, topic: Topic) -> None:
     """Gives up the writer's lease, and tells clients to look the topic up again. A compaction continues, and its status
     stays (S7)."""
-    for record in resolve.topics(parts, topic):
-        parts.forwarding.for_clients(record)
-        parts.producers.close_topic(record.id)
+    for record in resolve.topics(broker, topic):
+        broker.ownership.check_for_clients(record)
+        broker.logs.close_topic(record.id)
 
 
 @router.post(
     TOPIC_PATH + "/release-lease", AuthAction.ADMIN, KNOWN_QUERY, refuses=(409,), response_model=list[LeaseReport]
 )
 def release_lease(
-    parts: Parts,
+    broker: Broker,
     topic: Topic,
     wanted: Annotated[ReleaseLeaseRequest, Body()] = ReleaseLeaseRequest(),  # noqa: B008
 ) -> Any:
     """Release the writer's lease of a topic, or of each partition. A dry run by default."""
     found = []
-    for record in resolve.topics(parts, topic):
-        lease = parts.environment.metadata.leases.end(record.id, force=wanted.force, dry_run=wanted.dry_run)
+    for record in resolve.topics(broker, topic):
+        lease = broker.environment.metadata.leases.end(record.id, force=wanted.force, dry_run=wanted.dry_run)
         owner, until = (None, None) if lease is None else (lease.owner, lease.expires_at)
         found.append(LeaseReport(topic=str(record.name), dry_run=wanted.dry_run, owner=owner, expires_at=until))
     return found
 
 
-def written_by_a_service(parts: Service, topic_id: int) -> bool:
+def written_by_a_service(broker: Broker, topic_id: int) -> bool:
     """Whether a live service holds the topic's lease: its producers open the topic again, so it may be deleted."""
-    metadata = parts.environment.metadata
+    metadata = broker.environment.metadata
     lease = metadata.leases.current(topic_id)
     if lease is None:
         return False
@@ -204,7 +204,7 @@ def connected(producers: int = 1) -> str:
     return f"Topic has {producers} client connected Including 0 consumers, {producers} producers, and 0 replicators."
 
 
-def _whole_of_partition(parts: Service, topic: TopicName) -> PartitionedTopic | None:
+def _whole_of_partition(broker: Broker, topic: TopicName) -> PartitionedTopic | None:
     """The partitioned topic that it is to be a partition of; None for a name of no partition.
 
     A name of a partition is for partitions. 412 in the words of a broker.
@@ -212,7 +212,7 @@ def _whole_of_partition(parts: Service, topic: TopicName) -> PartitionedTopic | 
     whole = topic.whole
     if whole is None:
         return None
-    found = parts.environment.metadata.partitions.find(whole)
+    found = broker.environment.metadata.partitions.find(whole)
     if found is None:
         reason = (
             f"Can't create topic {topic} with \"-partition-\" followed by numeric value if there isn't a partitioned "

@@ -10,12 +10,12 @@ from fastapi import Request
 from starlette.responses import Response
 
 from api.http.access import ANY_USE
+from api.http.dependencies import Broker
 from api.http.paths import Topic
 from api.http.router import Routes
 from api.rest import resolve
 from api.rest.models import PulsarAnswer
 from api.rest.tenancy.bundles import bundle_of
-from api.service import Parts, Service
 from storage.errors import TopicNotFound
 from storage.metadata.records import ServiceRecord
 from storage.model import TopicName
@@ -36,12 +36,12 @@ class LookupData(PulsarAnswer):
 
 
 @router.get("/topic/persistent/{tenant}/{namespace}/{topic}", *ANY_USE)
-def lookup_topic(parts: Parts, request: Request, topic: Topic) -> LookupData:
+def lookup_topic(broker: Broker, request: Request, topic: Topic) -> LookupData:
     """The service that has the topic's lease, or else this one."""
-    resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
-    http, binary = service_urls(parts, request, topic)
-    holder = _holder(parts, topic)
-    tls = parts.settings.broker_service_url_tls if holder is None else holder.broker_service_url_tls
+    resolve.namespace(broker, resolve.namespace_of(topic), "Namespace not found")
+    http, binary = service_urls(broker, request, topic)
+    holder = _holder(broker, topic)
+    tls = broker.settings.broker_service_url_tls if holder is None else holder.broker_service_url_tls
     return LookupData(broker_url=binary, http_url=http, native_url=binary, broker_url_ssl=tls or "")
 
 
@@ -51,17 +51,17 @@ def lookup_topic(parts: Parts, request: Request, topic: Topic) -> LookupData:
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}},
 )
-def lookup_bundle(parts: Parts, topic: Topic) -> Response:
+def lookup_bundle(broker: Broker, topic: Topic) -> Response:
     """The bundle that a topic is in, one of those of its namespace."""
-    resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
+    resolve.namespace(broker, resolve.namespace_of(topic), "Namespace not found")
     return Response(bundle_of(topic), media_type="text/plain")
 
 
-def service_urls(parts: Service, request: Request, topic: TopicName | None = None) -> tuple[str, str]:
+def service_urls(broker: Broker, request: Request, topic: TopicName | None = None) -> tuple[str, str]:
     """URLs, for HTTP and for Pulsar's protocol, of the service that has the topic, or of this one."""
-    settings = parts.settings
+    settings = broker.settings
     ours = settings.url if settings.advertised_url else str(request.base_url)
-    holder = None if topic is None else _holder(parts, topic)
+    holder = None if topic is None else _holder(broker, topic)
     http = (ours if holder is None else holder.url).rstrip("/")
     owner = settings if holder is None else holder
     binary = owner.broker_service_url or owner.broker_service_url_tls
@@ -69,9 +69,9 @@ def service_urls(parts: Service, request: Request, topic: TopicName | None = Non
     return http, binary or f"pulsar://{f'[{host}]' if ':' in host else host}:{BINARY_PORT}"
 
 
-def _holder(parts: Service, topic: TopicName) -> ServiceRecord | None:
+def _holder(broker: Broker, topic: TopicName) -> ServiceRecord | None:
     """The service whose process holds the topic's lease, if one does."""
-    metadata = parts.environment.metadata
+    metadata = broker.environment.metadata
     try:
         lease = metadata.leases.current(metadata.topics.get(topic).id)
     except TopicNotFound:

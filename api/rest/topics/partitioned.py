@@ -9,13 +9,13 @@ from pydantic import BaseModel, ValidationError
 
 from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE, AuthAction
+from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import RestException, reported_as
 from api.http.router import Routes
 from api.rest import resolve
 from api.rest.models import UNREADABLE, MissingBody, PulsarBody, int_number, parsed, read_body, unreadable
 from api.rest.topics.lifecycle import EXISTS, NO_NAMESPACE, connected, refuse_clients, written_by_a_service
-from api.service import Parts, Service
 from storage.errors import Conflict, LeaseHeld, NotFound, TopicNotFound
 from storage.metadata.partitions import MAX_PARTITIONS
 from storage.metadata.records import PartitionedTopic
@@ -89,54 +89,54 @@ Wanted = Annotated[_PartitionsBody, Depends(_wanted_body)]
 
 
 @router.get("/persistent/{tenant}/{namespace}/partitioned", *ANY_USE)
-def list_partitioned_topics(parts: Parts, namespace: Namespace) -> list[str]:
+def list_partitioned_topics(broker: Broker, namespace: Namespace) -> list[str]:
     """The partitioned topics of a namespace, without their partitions."""
-    resolve.namespace(parts, namespace)
-    return [str(item.name) for item in parts.environment.metadata.partitions.in_namespace(namespace)]
+    resolve.namespace(broker, namespace)
+    return [str(item.name) for item in broker.environment.metadata.partitions.in_namespace(namespace)]
 
 
 @router.put(TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE)
-def create_partitioned_topic(parts: Parts, topic: Topic, wanted: Wanted) -> None:
+def create_partitioned_topic(broker: Broker, topic: Topic, wanted: Wanted) -> None:
     """Make a partitioned topic with its partitions."""
     _check_number(wanted.partitions)
     if topic.partition >= 0:
         raise RestException(412, "Partitioned Topic Name should not contain '-partition-'")
     with reported_as(NO_NAMESPACE, EXISTS):
-        parts.environment.metadata.partitions.create(topic, wanted.partitions, wanted.properties or {})
+        broker.environment.metadata.partitions.create(topic, wanted.partitions, wanted.properties or {})
 
 
 @router.post(
     TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE
 )
 def update_partitioned_topic(
-    parts: Parts,
+    broker: Broker,
     topic: Topic,
     wanted: Wanted,
     force: bool = False,
 ) -> None:
     """Add partitions; they get the policies of those that there are. There can never be fewer."""
     _check_number(wanted.partitions)
-    before = _whole(parts, topic, f"Topic {topic} is not the partitioned topic.", 409)
+    before = _whole(broker, topic, f"Topic {topic} is not the partitioned topic.", 409)
     if wanted.partitions < before.partitions:
         current = f"can't be less than the current partitions {before.partitions}."
         raise RestException(409, f"Desired partitions {wanted.partitions} {current}")
     try:
-        after = parts.environment.metadata.partitions.update(topic, wanted.partitions)
+        after = broker.environment.metadata.partitions.update(topic, wanted.partitions)
     except Conflict as error:
         raise RestException(409, " ".join(str(error).split())) from error
-    resolve.share_policies(parts, after)
+    resolve.share_policies(broker, after)
 
 
 @router.post(TOPIC_PATH + "/createMissedPartitions", AuthAction.ADMIN, refuses=(409,))
-def create_missed_partitions(parts: Parts, topic: Topic) -> None:
+def create_missed_partitions(broker: Broker, topic: Topic) -> None:
     """Bring back partitions that were deleted by themselves, empty, with the policies of the others."""
-    whole = _whole(parts, topic, f"Topic {topic} is not the partitioned topic.", 409)
-    resolve.share_policies(parts, parts.environment.metadata.partitions.update(topic, whole.partitions))
+    whole = _whole(broker, topic, f"Topic {topic} is not the partitioned topic.", 409)
+    resolve.share_policies(broker, broker.environment.metadata.partitions.update(topic, whole.partitions))
 
 
 @router.get(TOPIC_PATH + "/partitions", *ANY_USE, response_model_exclude_none=True)
 def get_partitioned_metadata(
-    parts: Parts,
+    broker: Broker,
     topic: Topic,
     check_auto_creation: Annotated[
         bool,
@@ -147,30 +147,30 @@ def get_partitioned_metadata(
     ] = False,
 ) -> PartitionedTopicMetadata:
     """Return how many partitions the topic has; 0 for one without. A request for a topic does not create it."""
-    whole = parts.environment.metadata.partitions.find(topic)
+    whole = broker.environment.metadata.partitions.find(topic)
     if whole is not None:
         return PartitionedTopicMetadata(partitions=whole.partitions, properties=dict(whole.properties) or None)
-    if check_auto_creation and parts.settings.broker_auto_topic_creation and topic.partition < 0:
-        resolve.namespace(parts, resolve.namespace_of(topic), NO_NAMESPACE)
+    if check_auto_creation and broker.settings.broker_auto_topic_creation and topic.partition < 0:
+        resolve.namespace(broker, resolve.namespace_of(topic), NO_NAMESPACE)
     else:
-        resolve.topic(parts, topic)
+        resolve.topic(broker, topic)
     return PartitionedTopicMetadata(partitions=0)
 
 
 @router.delete(TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(409,), waits_for=WaitsFor.LOG)
-def delete_partitioned_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
+def delete_partitioned_topic(broker: Broker, topic: Topic, force: bool = False) -> None:
     """Delete it with its partitions, all or nothing; as `deleteTopic`."""
-    metadata = parts.environment.metadata
+    metadata = broker.environment.metadata
     whole = metadata.partitions.find(topic)
     if whole is None:
-        raise _not_partitioned(parts, topic)
-    each = resolve.partitions(parts, whole)
+        raise _not_partitioned(broker, topic)
+    each = resolve.partitions(broker, whole)
     if not force:
-        refuse_clients(parts, *(item.name for item in each))
+        refuse_clients(broker, *(item.name for item in each))
     for item in each:
-        parts.producers.close_topic(item.id)
+        broker.logs.close_topic(item.id)
     written = [item for item in each if metadata.leases.current(item.id) is not None]
-    others = [item for item in written if not written_by_a_service(parts, item.id)]
+    others = [item for item in written if not written_by_a_service(broker, item.id)]
     if others and not force:
         raise RestException(412, connected(len(others)))
     try:
@@ -181,10 +181,10 @@ def delete_partitioned_topic(parts: Parts, topic: Topic, force: bool = False) ->
         raise RestException(404, f"Topic {topic} not found.") from error
 
 
-def _not_partitioned(parts: Service, topic: TopicName) -> RestException:
+def _not_partitioned(broker: Broker, topic: TopicName) -> RestException:
     """Why it cannot be deleted as a partitioned topic."""
     try:
-        parts.environment.metadata.topics.get(topic)
+        broker.environment.metadata.topics.get(topic)
     except TopicNotFound:
         return RestException(404, f"Topic {topic} not found.")
     way = "Instead of calling delete-partitioned-topic please call delete."
@@ -199,9 +199,9 @@ def _check_number(partitions: int) -> None:
         raise RestException(406, f"Number of partitions should be less than or equal to {MAX_PARTITIONS}")
 
 
-def _whole(parts: Service, topic: TopicName, reason: str, status: int) -> PartitionedTopic:
-    whole = parts.environment.metadata.partitions.find(topic)
+def _whole(broker: Broker, topic: TopicName, reason: str, status: int) -> PartitionedTopic:
+    whole = broker.environment.metadata.partitions.find(topic)
     if whole is None:
-        resolve.topic(parts, topic)
+        resolve.topic(broker, topic)
         raise RestException(status, reason)
     return whole

@@ -15,12 +15,12 @@ from api.broker.schema_compatibility import SchemaType, join_parts, split_parts
 from api.broker.schemas import IncompatibleSchema, type_name
 from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE, AuthAction
+from api.http.dependencies import Broker
 from api.http.paths import Topic
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.rest import resolve
 from api.rest.models import PulsarAnswer, PulsarBody
-from api.service import Parts, Service
 from storage.metadata.schemas import SchemaRecord
 from storage.model import TopicName
 
@@ -105,30 +105,30 @@ Payload = Annotated[PostSchemaPayload, Body()]
 
 
 @router.get(PATH + "/schema", *ANY_USE)
-def get_schema(parts: Parts, topic: Topic) -> GetSchemaResponse:
+def get_schema(broker: Broker, topic: Topic) -> GetSchemaResponse:
     """The newest version of a topic's schema."""
-    return _shown(_found(parts, topic))
+    return _shown(_found(broker, topic))
 
 
 @router.get(PATH + "/schema/{version}", *ANY_USE)
-def get_schema_version(parts: Parts, topic: Topic, version: Version) -> GetSchemaResponse:
+def get_schema_version(broker: Broker, topic: Topic, version: Version) -> GetSchemaResponse:
     """One version of a topic's schema."""
-    return _shown(_found(parts, topic, version))
+    return _shown(_found(broker, topic, version))
 
 
 @router.get(PATH + "/schemas", *ANY_USE)
-def get_schemas(parts: Parts, topic: Topic) -> GetAllVersionsSchemaResponse:
+def get_schemas(broker: Broker, topic: Topic) -> GetAllVersionsSchemaResponse:
     """All versions of a topic's schema."""
-    versions = parts.schemas.versions(topic)
+    versions = broker.schemas.versions(topic)
     if not versions:
         raise _missing(topic)
     return GetAllVersionsSchemaResponse(get_schema_responses=[_shown(item) for item in versions])
 
 
 @router.get(PATH + "/metadata", *ANY_USE)
-def get_schema_metadata(parts: Parts, topic: Topic) -> SchemaMetadata:
+def get_schema_metadata(broker: Broker, topic: Topic) -> SchemaMetadata:
     """The versions of a topic's schema, without their definitions."""
-    entries = [SchemaMetadataEntry(version=item.version) for item in parts.schemas.outlines(topic)]
+    entries = [SchemaMetadataEntry(version=item.version) for item in broker.schemas.outlines(topic)]
     if not entries:
         raise _missing(topic)
     return SchemaMetadata(info=entries[-1], index=entries)
@@ -141,26 +141,26 @@ def get_schema_metadata(parts: Parts, topic: Topic) -> SchemaMetadata:
     waits_for=WaitsFor.SCHEMAS,
     response_model=PostSchemaResponse,
 )
-def post_schema(parts: Parts, topic: Topic, schema: Payload) -> Any:
+def post_schema(broker: Broker, topic: Topic, schema: Payload) -> Any:
     """Store a schema as the topic's next version, unless a version is the same; the topic need not exist."""
-    resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
-    stored = parts.schemas.ensure(topic, schema.record)
+    resolve.namespace(broker, resolve.namespace_of(topic), "Namespace not found")
+    stored = broker.schemas.ensure(topic, schema.record)
     return PostSchemaResponse(version=LongSchemaVersion(version=stored.version))
 
 
 @router.delete(PATH + "/schema", AuthAction.ADMIN, response_model=LongSchemaVersion)
-def delete_schema(parts: Parts, topic: Topic, force: bool = False) -> Any:
+def delete_schema(broker: Broker, topic: Topic, force: bool = False) -> Any:
     """Delete all versions of a topic's schema. `force` changes nothing: they are rows that nothing else needs."""
-    newest = parts.environment.metadata.schemas.delete(topic)
+    newest = broker.environment.metadata.schemas.delete(topic)
     if newest is None:
         raise _missing(topic)
     return LongSchemaVersion(version=newest)
 
 
 @router.post(PATH + "/compatibility", *ANY_USE, waits_for=WaitsFor.SCHEMAS, response_model=IsCompatibilityResponse)
-def check_schema(parts: Parts, topic: Topic, schema: Payload) -> Any:
+def check_schema(broker: Broker, topic: Topic, schema: Payload) -> Any:
     """Whether a schema may be the topic's next version. Nothing is stored."""
-    registry, fits = parts.schemas, True
+    registry, fits = broker.schemas, True
     try:
         registry.check(topic, schema.record)
     except IncompatibleSchema:
@@ -169,17 +169,17 @@ def check_schema(parts: Parts, topic: Topic, schema: Payload) -> Any:
 
 
 @router.post(PATH + "/version", *ANY_USE, refuses=(404,), response_model=LongSchemaVersion)
-def get_version_of_schema(parts: Parts, topic: Topic, schema: Payload) -> Any:
+def get_version_of_schema(broker: Broker, topic: Topic, schema: Payload) -> Any:
     """The version of a topic's schema that is the same."""
-    found = parts.schemas.same(topic, schema.record)
+    found = broker.schemas.same(topic, schema.record)
     if found is None:
         raise _missing(topic)
     return LongSchemaVersion(version=found.version)
 
 
-def _found(parts: Service, topic: TopicName, version: int | None = None) -> SchemaRecord:
+def _found(broker: Broker, topic: TopicName, version: int | None = None) -> SchemaRecord:
     """Raises RestException (404)."""
-    found = parts.schemas.find(topic, version)
+    found = broker.schemas.find(topic, version)
     if found is None:
         raise _missing(topic)
     return found

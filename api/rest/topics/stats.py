@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from api.broker.serving.connected_clients import TopicClients
 from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE
+from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException
 from api.http.router import Routes
@@ -29,7 +30,6 @@ from api.rest.topics.stats_models import (
     TopicStats,
 )
 from api.rest.topics.stats_snapshot import StatsSnapshot, compaction_stats, stats_snapshot
-from api.service import Parts, Service
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, PartitionedTopic
 from storage.metadata.stats import CursorStatsRecord
 from storage.model import TopicName
@@ -70,7 +70,7 @@ NOT_COUNTED = -1
 
 @router.get(TOPIC_PATH + "/stats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
 def get_stats(
-    parts: Parts,
+    broker: Broker,
     request: Request,
     topic: Topic,
     precise: Precise = False,
@@ -79,16 +79,16 @@ def get_stats(
     excluded: Excluded = ALL_CLIENTS,
 ) -> TopicStats:
     """A topic's stats."""
-    found = of_topic(parts, topic, times=True)
-    parts.forwarding.for_clients(found.stats.topic)
-    policies = parts.environment.metadata.policies.effective(found.stats.topic)
-    shown = topic_stats(found, policies, _owner(parts, request), sizes=sizes, earliest=earliest)
-    return with_clients(shown, found, parts.clients.of_topic(topic), excluded)
+    found = of_topic(broker, topic, times=True)
+    broker.ownership.check_for_clients(found.stats.topic)
+    policies = broker.environment.metadata.policies.effective(found.stats.topic)
+    shown = topic_stats(found, policies, _owner(broker, request), sizes=sizes, earliest=earliest)
+    return with_clients(shown, found, broker.clients.of_topic(topic), excluded)
 
 
 @router.get(TOPIC_PATH + "/partitioned-stats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
 def get_partitioned_stats(
-    parts: Parts,
+    broker: Broker,
     request: Request,
     topic: Topic,
     per_partition: PerPartition = True,
@@ -98,17 +98,17 @@ def get_partitioned_stats(
     excluded: Excluded = ALL_CLIENTS,
 ) -> PartitionedTopicStats:
     """The stats of all partitions, summed, and, unless `perPartition=false`, each by itself."""
-    whole = partitioned(parts, topic)
-    owner = _owner(parts, request)
+    whole = partitioned(broker, topic)
+    owner = _owner(broker, request)
     policies: TopicPolicies | None = None
     each = {}
     for name in resolve.partition_names(whole):
-        found = stats_snapshot(parts, name, times=True)
+        found = stats_snapshot(broker, name, times=True)
         if found is not None:
             # What is set is set for the whole, so the first partition's are those of all.
-            policies = policies or parts.environment.metadata.policies.effective(found.stats.topic)
+            policies = policies or broker.environment.metadata.policies.effective(found.stats.topic)
             one = topic_stats(found, policies, owner, sizes=sizes, earliest=earliest)
-            each[str(name)] = with_clients(one, found, parts.clients.of_topic(name), excluded)
+            each[str(name)] = with_clients(one, found, broker.clients.of_topic(name), excluded)
     summed = PartitionedTopicStats.model_validate(summed_fields(list(each.values())))
     summed.metadata = PartitionedMetadata(partitions=whole.partitions)
     summed.oldest_backlog_message_age_seconds = 0
@@ -121,38 +121,38 @@ def get_partitioned_stats(
 
 
 @router.get(TOPIC_PATH + "/backlog", *ANY_USE, waits_for=WaitsFor.LOG)
-def get_backlog(parts: Parts, request: Request, topic: Topic) -> OfflineTopicStats:
+def get_backlog(broker: Broker, request: Request, topic: Topic) -> OfflineTopicStats:
     """How much a topic holds, and how much of it is before its slowest cursor."""
-    found = of_topic(parts, topic)
+    found = of_topic(broker, topic)
     backlogs = {cursor.record.name: found.backlog(cursor) for cursor in found.stats.cursors}
     return OfflineTopicStats(
         topic_name=f"{topic.tenant}/{topic.namespace}/persistent/{topic.topic}",
-        broker_name=urlsplit(service_urls(parts, request)[0]).hostname or "",
+        broker_name=urlsplit(service_urls(broker, request)[0]).hostname or "",
         storage_size=found.size,
         total_messages=found.end - found.first,
         message_backlog=max(backlogs.values(), default=0),
         cursor_details={
             name: {"cursorBacklog": backlog, "cursorLedgerId": -1} for name, backlog in backlogs.items() if backlog
         },
-        stat_generated_at=parts.environment.clock.now_ms(),
+        stat_generated_at=broker.environment.clock.now_ms(),
     )
 
 
-def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, times: bool = False) -> StatsSnapshot:
+def of_topic(broker: Broker, topic: TopicName, *, lines: bool = False, times: bool = False) -> StatsSnapshot:
     """404 in the words of a broker; for a partitioned topic it names the calls to use instead."""
-    found = stats_snapshot(parts, topic, lines=lines, times=times)
+    found = stats_snapshot(broker, topic, lines=lines, times=times)
     if found is None:
-        error = resolve.not_found(parts, topic)
-        if parts.environment.metadata.partitions.find(topic) is not None:
+        error = resolve.not_found(broker, topic)
+        if broker.environment.metadata.partitions.find(topic) is not None:
             whole = "it is a partitioned topic, ask for partitioned-stats or partitioned-internalStats"
             raise RestException(404, f"{error.detail}: {whole}")
         raise error
     return found
 
 
-def partitioned(parts: Service, topic: TopicName) -> PartitionedTopic:
+def partitioned(broker: Broker, topic: TopicName) -> PartitionedTopic:
     """404 for one that is none."""
-    whole = parts.environment.metadata.partitions.find(topic)
+    whole = broker.environment.metadata.partitions.find(topic)
     if whole is None:
         raise RestException(404, f"Partitioned Topic not found: {topic} has zero partitions")
     return whole
@@ -279,6 +279,6 @@ def _earliest(cursors: Iterable[CursorStatsRecord]) -> int:
     return min((cursor.oldest_publish_time for cursor in cursors if cursor.oldest_publish_time), default=0)
 
 
-def _owner(parts: Service, request: Request) -> str:
+def _owner(broker: Broker, request: Request) -> str:
     """Host and port of this service."""
-    return urlsplit(service_urls(parts, request)[0]).netloc
+    return urlsplit(service_urls(broker, request)[0]).netloc

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from api.broker.broker import Broker
 from api.rest.topics.stats_models import CompactionStats
-from api.service import Service
 from storage.errors import TopicNotFound
 from storage.log.unsealed_counts import UnsealedEnd, last_publish_time, unsealed_end
 from storage.metadata.records import RunRecord, SegmentRecord
@@ -134,10 +134,10 @@ class StatsSnapshot:
 
 
 def stats_snapshot(
-    parts: Service, name: TopicName, *, lines: bool = False, times: bool = False
+    broker: Broker, name: TopicName, *, lines: bool = False, times: bool = False
 ) -> StatsSnapshot | None:
     """Return the topic of this moment; None: there is no such topic. `times`: with that of the newest entry."""
-    environment = parts.environment
+    environment = broker.environment
     try:
         stats = environment.metadata.stats.of(name, lines=lines)
     except TopicNotFound:

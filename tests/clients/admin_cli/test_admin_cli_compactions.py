@@ -134,7 +134,7 @@ def test_a_compaction_that_is_waited_for_ends_as_its_run_does(
 def test_a_request_that_ends_without_a_run_says_why(
     admin: Program, served: Served, compacted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metadata = served.service.environment.metadata
+    metadata = served.broker.environment.metadata
     record = served.topic(f"persistent://public/default/{compacted}").record
     admin("topics", "produce", compacted, stdin=LINES).done()
     monkeypatch.setattr("api.cli.admin.run_watch.sleep", lambda _: metadata.compaction_control.pause([record.id]))
@@ -142,7 +142,7 @@ def test_a_request_that_ends_without_a_run_says_why(
     assert (paused.exit_code, paused.stdout) == (4, "")
     assert "was paused before a run began" in paused.stderr
     metadata.compaction_control.resume([record.id])
-    now = served.service.environment.clock.now_ms()
+    now = served.broker.environment.clock.now_ms()
 
     def fail(_: float) -> None:
         metadata.compaction_control.record_failure(record.id, "there is no Java", now + 1000)

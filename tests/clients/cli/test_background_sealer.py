@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from api.background.sealer_process import POLL_SECONDS, RETRY_SECONDS, BackgroundSealer, _Sealing, seal_until
+from api.cli.kit.stderr import say
 from api.components import ensure_topic, open_environment, open_topic
 from api.settings.settings import Settings
 from storage.environment import Environment
@@ -202,7 +203,7 @@ def test_whatever_goes_wrong_is_said_once_and_tried_again(
 
     monkeypatch.setattr(LogManager, "seal", failing)
     stop: Any = Stop(4)
-    seal_until(settings, "t", stop)
+    seal_until(settings, "t", stop, say)
     assert stop.waits == [POLL_SECONDS, *[RETRY_SECONDS] * 3, POLL_SECONDS]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("compactor: sealing t: ")
@@ -214,7 +215,7 @@ def test_a_sealer_that_cannot_begin_says_why(
     settings: Settings, looking: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stop: Any = Stop(1)
-    seal_until(settings, "nosuch", stop)
+    seal_until(settings, "nosuch", stop, say)
     assert "nosuch" in capsys.readouterr().err
 
 

@@ -108,7 +108,7 @@ def test_readers_that_are_connected_are_in_the_picture(
     rest_topic.put(a="1", b="1", c="1")
     reader = SubscriptionClients({}, ({},), delivered_end=2, durable=False)
     clients = TopicClients(subscriptions={"reader-1": reader, "gone": SubscriptionClients(durable=False)})
-    monkeypatch.setattr(served.service.clients, "of_topic", lambda _: clients)
+    monkeypatch.setattr(served.broker.clients, "of_topic", lambda _: clients)
     lines = list(picture(page(served.client, page_of(rest_topic))).iter("g"))
     assert [item.get("aria-label") for item in lines if item.find("line[@class='reader']") is not None] == [
         "reader reader-1: has got what is before 2"
@@ -263,7 +263,7 @@ def test_a_topic_whose_manifest_is_lost_has_its_page(served: Served, rest_topic:
     """N5: it was a 507 "Not possible", without the last error, the next try and the buttons."""
     rest_topic.put(a="1")
     rest_topic.compact()
-    environment = served.service.environment
+    environment = served.broker.environment
     compacted = served.topic(rest_topic.name).snapshot().compacted
     assert compacted is not None
     environment.store.delete(compacted.manifest.name)

@@ -109,7 +109,7 @@ def test_why_it_is_not_ready_is_for_superusers_and_the_log(
     def ping() -> None:
         raise Unavailable(*full.rsplit(": ", 1))
 
-    metadata = cast(Any, client.app).state.service.environment.metadata
+    metadata = cast(Any, client.app).state.broker.environment.metadata
     monkeypatch.setattr(metadata.metrics, "ping", ping)
     for headers in ({}, bearing("stranger"), {"Authorization": "Bearer x.y.z"}):
         answer = client.get("/readyz", headers=headers)
@@ -138,7 +138,7 @@ def test_why_a_run_failed_is_told_in_full_to_superusers_only(client: TestClient)
     assert client.put(topic, headers=root).status_code == 204
     grant = "/admin/v2/namespaces/public/default/permissions/clerk"
     assert client.post(grant, json=["compact"], headers=root).status_code == 204
-    metadata = cast(Any, client.app).state.service.environment.metadata
+    metadata = cast(Any, client.app).state.broker.environment.metadata
     error = recorded(Unavailable("cannot read object x of bucket acme at minio.internal", "try again"))
     record = metadata.topics.get(TopicName.parse("persistent://public/default/fails"))
     metadata.runs.fail(metadata.runs.claim(record.id, "one", {}, 1000), error)
@@ -205,7 +205,7 @@ def test_who_may_compact_a_topic_may_show_follow_and_cancel_its_runs(client: Tes
     root, clerk = bearing("root"), bearing("clerk")
     tenant = {"adminRoles": [], "allowedClusters": ["standalone"]}
     runs = {}
-    metadata = cast(Any, client.app).state.service.environment.metadata
+    metadata = cast(Any, client.app).state.broker.environment.metadata
     for name in ("shop", "other"):
         assert client.put(f"/admin/v2/tenants/{name}", json=tenant, headers=root).status_code == 204
         assert client.put(f"/admin/v2/namespaces/{name}/orders", headers=root).status_code == 204

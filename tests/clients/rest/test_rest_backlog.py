@@ -52,7 +52,7 @@ def backlog(topic: RestTopic) -> dict[str, int]:
 def look_at_backlogs(served: Served) -> None:
     """What the service does every minute."""
     assert served.ask("GET", f"{ADMIN}/brokers/backlog-quota-check").status_code == 204
-    served.service.maintenance.maintenance.run_due()
+    served.broker.maintenance.maintenance.run_due()
 
 
 def test_time_to_live_of_a_namespace_and_a_topic(served: Served, namespace: str) -> None:
@@ -250,7 +250,7 @@ def test_each_topic_that_is_unsubscribed_is_a_call_of_its_own(
     topics = [topic_in(served, namespace, name) for name in ("t1", "t2", "t3")]
     for topic in topics[1:]:
         assert topic.ask("PUT", "/subscription/s").status_code == 204
-    pool = served.service.pools[WaitsFor.DATABASE]
+    pool = served.broker.pools[WaitsFor.DATABASE]
     calls: list[str] = []
 
     async def run(work: Callable[..., Any], *arguments: Any) -> Any:
@@ -287,10 +287,10 @@ def test_a_topic_whose_figures_cannot_be_had_is_left_out_of_all_stats_and_logged
     assert other.ask("PUT").status_code == 204
     of_one = broker_stats.stats_snapshot
 
-    def away(parts: Any, name: TopicName) -> Any:
+    def away(broker: Any, name: TopicName) -> Any:
         if str(name) == rest_topic.name:
             raise Misconfigured("log.uid holds nonsense", "restore it")
-        return of_one(parts, name)
+        return of_one(broker, name)
 
     monkeypatch.setattr(broker_stats, "stats_snapshot", away)
     found = served.ask("GET", f"{ADMIN}/broker-stats/topics").json()

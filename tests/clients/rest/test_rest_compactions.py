@@ -24,7 +24,7 @@ from tests.workbench import Workbench, store_policy
 def claimed(topic: RestTopic) -> RunRecord:
     """A run that some worker has begun."""
     record = topic.served.topic(topic.name).record
-    return topic.served.service.environment.metadata.runs.claim(record.id, "elsewhere:1:ab", {}, 60_000)
+    return topic.served.broker.environment.metadata.runs.claim(record.id, "elsewhere:1:ab", {}, 60_000)
 
 
 def test_history(rest_topic: RestTopic, served: Served) -> None:
@@ -80,18 +80,18 @@ def test_progress_is_told_until_the_run_ends(
     rest_topic: RestTopic, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = claimed(rest_topic)
-    metadata = served.service.environment.metadata
+    metadata = served.broker.environment.metadata
     monkeypatch.setattr(runs, "MAX_AGE_MS", 0)
     monkeypatch.setattr(runs, "KEEP_ALIVE_MS", 0)
     scripted = Scripted(
-        served.service.runs,
+        served.context.runs,
         lambda: None,
         lambda: None,
         lambda: metadata.runs.update(run, phase="phase one", statistics={"tasks_done": 1, "tasks_total": 4}),
         lambda: metadata.runs.heartbeat([run], {run.run_id: {"phase": "phase one", "tasks_done": 3}}),
         lambda: metadata.runs.cancel(run.run_id, "enough"),
     )
-    monkeypatch.setattr(served.service, "runs", scripted)
+    monkeypatch.setattr(served.context, "runs", scripted)
     answer = served.client.get(f"/admin/v2/compactions/{run.run_id}/events")
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert ": still running" in answer.text
@@ -157,7 +157,7 @@ def test_pause_and_resume(rest_topic: RestTopic, served: Served) -> None:
 
 def test_failing_topics_are_shown(rest_topic: RestTopic, served: Served) -> None:
     record = served.topic(rest_topic.name).record
-    served.service.environment.metadata.compaction_control.record_failure(record.id, "the workers are away", 17)
+    served.broker.environment.metadata.compaction_control.record_failure(record.id, "the workers are away", 17)
     failing = served.ask("GET", "/admin/v2/compactions/scheduler").json()["failing"]
     (found,) = [item for item in failing if item["topic"] == rest_topic.name]
     assert (found["failures"], found["last_error"]) == (1, "the workers are away")
@@ -172,11 +172,11 @@ def test_verify(rest_topic: RestTopic, served: Served) -> None:
     assert report["checked"]["keys"] == 2
     compacted = served.topic(rest_topic.name).snapshot().compacted
     assert compacted is not None
-    served.service.environment.store.delete(compacted.manifest.name)
+    served.broker.environment.store.delete(compacted.manifest.name)
     (report,) = rest_topic.ask("POST", "/compaction/verify").json()
     assert report["total"] == 1
     assert report["differences"][0]["where"] == compacted.manifest.name
-    with served.service.verifying:
+    with served.broker.verify_lock:
         assert rest_topic.ask("POST", "/compaction/verify").status_code == 409
 
 
@@ -204,7 +204,7 @@ def test_policies_at_each_scope(rest_topic: RestTopic, served: Served) -> None:
 def test_a_stored_policy_that_cannot_be_read_is_shown_beside_what_counts_instead(
     rest_topic: RestTopic, served: Served
 ) -> None:
-    metadata, topic = served.service.environment.metadata, served.topic(rest_topic.name)
+    metadata, topic = served.broker.environment.metadata, served.topic(rest_topic.name)
     store_policy(metadata, topic_scope(topic.record), "retention.ms", "1y")
     store_policy(metadata, BROKER, "segment.bytes", 1 << 40)
     found = rest_topic.ask("GET", "/policies").json()
@@ -274,8 +274,8 @@ def test_message_threshold(rest_topic: RestTopic) -> None:
 
 def test_a_lease_is_released_when_told_to(rest_topic: RestTopic) -> None:
     rest_topic.put(a="1")
-    rest_topic.served.service.producers.close_topic(rest_topic.served.topic(rest_topic.name).record.id)
-    metadata = rest_topic.served.service.environment.metadata
+    rest_topic.served.broker.logs.close_topic(rest_topic.served.topic(rest_topic.name).record.id)
+    metadata = rest_topic.served.broker.environment.metadata
     assert rest_topic.ask("POST", "/release-lease").json()[0]["owner"] is None
     lease = metadata.leases.acquire(rest_topic.served.topic(rest_topic.name).record.id, "elsewhere:7:aa", 60_000)
     for wanted in (None, {}, {"force": True}, {"dryRun": False}):

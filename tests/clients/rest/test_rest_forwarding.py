@@ -35,7 +35,7 @@ class Two:
 
 def known(served: Served, name: str = "first:1:aa", url: str = URL) -> None:
     """Say that a service with the log directory of `served` lives."""
-    environment = served.service.environment
+    environment = served.broker.environment
     environment.metadata.services.heartbeat(ServiceRecord(name, url, environment.log.uid, 1, 1))
 
 
@@ -117,7 +117,7 @@ def test_a_log_directory_that_no_service_has(two: Two, rest_topic: RestTopic) ->
     rest_topic.put(a="1")
     rest_topic.compact()
     rest_topic.put(b="2")
-    two.first.service.environment.metadata.services.leave("first:1:aa")
+    two.first.broker.environment.metadata.services.leave("first:1:aa")
     there = two.there(rest_topic)
     for flag in ("readCompacted=true", "readCompacted=false"):
         page = two.second.client.get(f"{rest_topic.path}/messages?{flag}")
@@ -166,7 +166,7 @@ def test_a_reader_that_waits_goes_on_when_another_service_appends(
 
 def test_a_writer_that_is_no_service_is_named_with_what_to_do(two: Two, rest_topic: RestTopic) -> None:
     """A `compactor produce` that stays open never finishes: that it should be waited for would be no advice."""
-    metadata = two.first.service.environment.metadata
+    metadata = two.first.broker.environment.metadata
     lease = metadata.leases.acquire(rest_topic.served.topic(rest_topic.name).record.id, "there:4711:cafe", 60_000)
     path = f"/topics{rest_topic.path[9:]}"
     answer = two.first.ask("POST", path, '{"messages": [{"payload": "v"}]}')
@@ -178,7 +178,7 @@ def test_a_writer_that_is_no_service_is_named_with_what_to_do(two: Two, rest_top
 
 
 def test_the_holder_of_the_lease_is_asked_if_it_is_a_service(two: Two, rest_topic: RestTopic) -> None:
-    metadata = two.first.service.environment.metadata
+    metadata = two.first.broker.environment.metadata
     lease = metadata.leases.acquire(rest_topic.served.topic(rest_topic.name).record.id, f"{ELSEWHERE}:ab", 60_000)
     body = '{"messages": [{"payload": "v"}]}'
     path = f"/topics{rest_topic.path[9:]}"
@@ -250,8 +250,8 @@ def test_the_subscriptions_of_a_namespace_are_deleted_where_their_consumers_are(
     two: Two, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a connected consumer keeps the subscription, which comes back."""
-    forwarding = two.second.service.forwarding
-    monkeypatch.setattr(forwarding, "for_clients", forwarding.for_reading)  # both services are one process here
+    ownership = two.second.broker.ownership  # both services are one process here
+    monkeypatch.setattr(ownership, "check_for_clients", ownership.check_for_reading)
     rest_topic.put(a="1")
     assert rest_topic.ask("PUT", "/subscription/elsewhere", "earliest").status_code == 204
     path = "/admin/v2/namespaces/public/default/unsubscribe"

@@ -53,7 +53,7 @@ def test_what_was_produced_is_read(rest_topic: RestTopic) -> None:
 
 def test_without_room_in_the_log_nothing_is_taken(rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     rest_topic.put(a="1")
-    room = rest_topic.served.service.environment.log.room
+    room = rest_topic.served.broker.environment.log.room
     assert room is not None
     with monkeypatch.context() as patched:
         patched.setattr(room, "_min_free_bytes", 1 << 62)
@@ -69,7 +69,7 @@ def test_a_log_without_room_is_reported_by_readiness_and_metrics(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N15: nothing said so but the refused messages."""
-    room = served.service.environment.log.room
+    room = served.broker.environment.log.room
     assert room is not None
 
     def sample(name: str) -> float:
@@ -219,9 +219,9 @@ def test_latest_waits_for_what_comes(rest_topic: RestTopic) -> None:
 def test_a_forwarded_read_waits_less_than_who_forwarded_it(
     rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = rest_topic.served.service
-    monkeypatch.setattr(service, "settings", replace(service.settings, forwarding_timeout_ms=1))
-    monkeypatch.setattr(service, "polls", None)  # the service that asks would have given up
+    broker = rest_topic.served.broker
+    monkeypatch.setattr(broker, "settings", replace(broker.settings, forwarding_timeout_ms=1))
+    monkeypatch.setattr(rest_topic.served.context, "polls", None)  # the service that asks would have given up
     path = f"{rest_topic.path}/messages?start=latest&waitMs=60000"
     answer = rest_topic.served.client.get(path, headers={FORWARDED: "first:1"})
     assert (answer.status_code, answer.text, answer.headers[NEXT]) == (200, "", "0")
@@ -281,7 +281,7 @@ def test_a_damaged_compacted_ledger_is_told_and_raw_goes_on(rest_topic: RestTopi
     rest_topic.compact()
     compacted = rest_topic.served.topic(rest_topic.name).snapshot().compacted
     assert compacted is not None
-    rest_topic.served.service.environment.store.delete(compacted.manifest.name)
+    rest_topic.served.broker.environment.store.delete(compacted.manifest.name)
     for query in ("", "&stream=true"):
         assert_refused(rest_topic.ask("GET", f"/messages?readCompacted=true{query}"), 507, "cannot be read")
     assert rest_topic.values() == [("a", "1")]
@@ -389,7 +389,7 @@ def test_the_flag_is_for_persistent_topics(served: Served) -> None:
 def test_a_deleted_topic_is_given_back_and_its_name_begins_anew(rest_topic: RestTopic) -> None:
     rest_topic.put(a="1", b="2")
     assert rest_topic.ask("DELETE").status_code == 204
-    assert rest_topic.name not in [str(topic.name) for topic in rest_topic.served.service.producers.topics]
+    assert rest_topic.name not in [str(topic.name) for topic in rest_topic.served.broker.logs.topics]
     path = f"/topics/persistent/public/default/{rest_topic.local}"
     assert rest_topic.served.ask("POST", path, '{"messages": [{"payload": "v"}]}').status_code == 404
     assert rest_topic.ask("PUT").status_code == 204

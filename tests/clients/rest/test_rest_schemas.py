@@ -108,7 +108,7 @@ def test_a_schema_of_key_and_value_changes_by_the_rules_of_both(served: Served) 
 
 def test_a_stored_type_without_meaning_breaks_no_call(served: Served) -> None:
     topic = TopicName.parse(f"persistent://{NAMESPACE}/s6")
-    served.service.environment.metadata.schemas.add(topic, SchemaRecord(-1, 21, "", b""), 0)
+    served.broker.environment.metadata.schemas.add(topic, SchemaRecord(-1, 21, "", b""), 0)
     assert refused(served, "GET", "s6", "schema")[0] == 404
     assert refused(served, "GET", "s6", "schemas")[0] == 404
     assert refused(served, "GET", "s6", "metadata")[0] == 404

@@ -92,7 +92,7 @@ def test_a_subscriptions_own_properties_are_no_compacted_ledger(rest_topic: Rest
 
 
 def test_a_failed_run_in_the_stats(rest_topic: RestTopic) -> None:
-    metadata = rest_topic.served.service.environment.metadata
+    metadata = rest_topic.served.broker.environment.metadata
     _append(rest_topic, 2)
     rest_topic.compact()
     record = rest_topic.served.topic(rest_topic.name).record
@@ -109,7 +109,7 @@ def test_backlogs_are_counted_as_they_are_asked_for(rest_topic: RestTopic) -> No
     from pyroaring import BitMap
 
     _append(rest_topic, 10)
-    metadata = rest_topic.served.service.environment.metadata
+    metadata = rest_topic.served.broker.environment.metadata
     record = rest_topic.served.topic(rest_topic.name).record
     metadata.cursors.create(record.id, "s", None, {"readCompacted": "true"})
     life = metadata.cursors.load(record.id, "s", 1 << 20).incarnation
@@ -135,7 +135,7 @@ def test_a_partitioned_topic_is_the_sum_of_its_partitions(served: Served) -> Non
         partition = RestTopic(served, f"{whole.local}-partition-{number}")
         _append(partition, count)
         for cursor in ("s", "__compaction"):
-            served.service.environment.metadata.cursors.ensure(served.topic(partition.name).record.id, cursor)
+            served.broker.environment.metadata.cursors.ensure(served.topic(partition.name).record.id, cursor)
     stats = whole.ask("GET", "/partitioned-stats").json()
     assert stats["msgInCounter"] == 7
     assert stats["metadata"] == {"partitions": 3, "deleted": False}
@@ -177,7 +177,7 @@ def test_clients_are_named_or_left_out(rest_topic: RestTopic, monkeypatch: pytes
         "shared": SubscriptionClients({"type": "Shared"}, consumers[1:]),
     }
     clients = TopicClients(publishers=({"producerName": "p"},), subscriptions=subscriptions)
-    monkeypatch.setattr(rest_topic.served.service.clients, "of_topic", lambda _: clients)
+    monkeypatch.setattr(rest_topic.served.broker.clients, "of_topic", lambda _: clients)
     found = _stats(rest_topic)
     by_name = found["subscriptions"]
     assert {name: item.get("activeConsumerName") for name, item in by_name.items()} == {
@@ -200,7 +200,7 @@ def test_a_segment_in_another_log_directory_is_not_read(rest_topic: RestTopic) -
     from storage.log.unsealed_counts import unsealed_end
 
     rest_topic.put(a="1", b="2")
-    environment = rest_topic.served.service.environment
+    environment = rest_topic.served.broker.environment
     record = rest_topic.served.topic(rest_topic.name).record
     (segment,) = environment.metadata.segments.of_topic(record.id)
     found = unsealed_end(environment.log, record, segment)

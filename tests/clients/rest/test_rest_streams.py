@@ -45,7 +45,7 @@ def test_an_error_in_the_middle_breaks_the_connection(url: str, rest_topic: Rest
     ask = f"{url}{rest_topic.path}/messages?stream=true"
     whole = httpx.get(ask, headers={"accept": accept})
     assert whole.status_code == 200
-    rest_topic.served.service.environment.store.delete(topic.snapshot().ledgers[1].rows.name)
+    rest_topic.served.broker.environment.store.delete(topic.snapshot().ledgers[1].rows.name)
     chunks: list[bytes] = []
     with httpx.stream("GET", ask, headers={"accept": accept}) as broken:
         assert broken.status_code == 200

@@ -75,7 +75,7 @@ def test_to_the_end_where_all_raw_is_trimmed_is_the_horizon(rest_topic: RestTopi
     assert rest_topic.read() == []
     assert rest_topic.ask("POST", "/subscription/s" + call).status_code == 204
     topic = rest_topic.served.topic(rest_topic.name)
-    mark = rest_topic.served.service.environment.metadata.cursors.get(topic.record.id, "s").mark_delete
+    mark = rest_topic.served.broker.environment.metadata.cursors.get(topic.record.id, "s").mark_delete
     assert mark is not None
     assert str(mark.message_id) == last
 

@@ -132,7 +132,7 @@ def test_a_namespace_is_made_with_all_of_its_policies_or_not_at_all(
     other = f"{namespace}-whole"
     assert _reason(served, "PUT", f"/namespaces/{other}", policies)[0] == 503
     assert _reason(served, "GET", f"/namespaces/{other}")[0] == 404
-    assert served.service.environment.metadata.policies.of_scope(f"namespace:{other}") == {}
+    assert served.broker.environment.metadata.policies.of_scope(f"namespace:{other}") == {}
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_retention_that_is_refused(served: Served, namespace: str, body: object,
 
 
 def test_retention_set_here_takes_the_place_of_finer_ones(served: Served, namespace: str) -> None:
-    policies = served.service.environment.metadata.policies
+    policies = served.broker.environment.metadata.policies
     path = f"{ADMIN}/namespaces/{namespace}/retention"
     for name, value, minutes in (("retention.hours", 2, 120), ("retention.ms", -1, -1), ("retention.ms", 90_000, 1)):
         policies.set(f"namespace:{namespace}", name, value)
@@ -335,7 +335,7 @@ def test_lists_of_a_namespace(served: Served, namespace: str) -> None:
 
 
 def test_only_services_that_live_are_brokers(served: Served) -> None:
-    metadata, now = served.service.environment.metadata, served.service.environment.clock.now_ms()
+    metadata, now = served.broker.environment.metadata, served.broker.environment.clock.now_ms()
     for name, silent_ms in (("live:1:aa", SERVICE_DEAD_MS // 2), ("killed:1:aa", SERVICE_DEAD_MS)):
         store = ServiceStore(metadata.services._database, ManualClock(now - silent_ms))
         store.heartbeat(ServiceRecord(name, f"http://{name[:-3]}", None, 0, 0))
@@ -362,12 +362,12 @@ def test_the_cluster_and_the_brokers(served: Served) -> None:
         "0",
         "false",
     )
-    served.service.environment.metadata.policies.set("broker", "compactionThreshold", "1M")
+    served.broker.environment.metadata.policies.set("broker", "compactionThreshold", "1M")
     try:
         runtime = _get(served, "/brokers/configuration/runtime")
         assert runtime["brokerServiceCompactionThresholdInBytes"] == str(1 << 20)
     finally:
-        served.service.environment.metadata.policies.remove("broker", "compactionThreshold")
+        served.broker.environment.metadata.policies.remove("broker", "compactionThreshold")
 
 
 @pytest.mark.parametrize("role", ["a\x00b", "a\nb", "\ud800", "r" * 1025])

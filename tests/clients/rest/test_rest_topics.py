@@ -81,7 +81,7 @@ def test_a_partition_that_was_deleted_comes_back(whole: RestTopic) -> None:
 
 def test_more_partitions_have_the_policies_of_the_others(whole: RestTopic) -> None:
     assert whole.ask("POST", "/compactionThreshold", 99).status_code == 204
-    policies = whole.served.service.environment.metadata.policies
+    policies = whole.served.broker.environment.metadata.policies
     record = whole.served.topic(_partition(whole, 0).name).record
     policies.set(f"topic:{record.uid}", "cleanup.policy", "compact,delete")
     assert whole.ask("POST", "/partitions", 5).status_code == 204
@@ -107,7 +107,7 @@ def test_a_partition_that_comes_back_has_the_policies_of_the_others(whole: RestT
     }[again]()
     assert answer.status_code == 204
     assert whole.ask("GET", "/compactionThreshold").json() == 99
-    policies = whole.served.service.environment.metadata.policies
+    policies = whole.served.broker.environment.metadata.policies
     assert policies.effective(whole.served.topic(gone.name).record).compaction_threshold_bytes == 99
 
 
@@ -163,16 +163,16 @@ def test_a_topic_that_producers_may_create_has_no_partitions(
     assert_refused(served.ask("GET", missing), 404, "Namespace not found")
     for name in ("never-created-partition-0", f"{whole.local}-partition-7"):
         assert served.ask("GET", f"{BASE}/{name}/partitions?checkAllowAutoCreation=true").status_code == 404
-    service = served.service
-    service.settings = replace(service.settings, broker_auto_topic_creation=False)
+    broker = served.broker
+    broker.settings = replace(broker.settings, broker_auto_topic_creation=False)
     try:
         assert served.ask("GET", asked).status_code == 404
     finally:
-        service.settings = replace(service.settings, broker_auto_topic_creation=True)
+        broker.settings = replace(broker.settings, broker_auto_topic_creation=True)
 
 
 def test_a_topic_that_an_import_writes_is_deleted_only_by_force(rest_topic: RestTopic) -> None:
-    metadata = rest_topic.served.service.environment.metadata
+    metadata = rest_topic.served.broker.environment.metadata
     record = rest_topic.served.topic(rest_topic.name).record
     lease = metadata.leases.acquire(record.id, "elsewhere:7:import", 60_000)
     assert_refused(rest_topic.ask("DELETE"), 412, "1 producers")
@@ -182,7 +182,7 @@ def test_a_topic_that_an_import_writes_is_deleted_only_by_force(rest_topic: Rest
 
 
 def test_a_partitioned_topic_that_an_import_writes_is_deleted_only_by_force(whole: RestTopic) -> None:
-    metadata = whole.served.service.environment.metadata
+    metadata = whole.served.broker.environment.metadata
     record = whole.served.topic(_partition(whole, 1).name).record
     metadata.leases.acquire(record.id, "elsewhere:7:import", 60_000)
     assert whole.ask("DELETE", "/partitions").status_code == 412
@@ -192,7 +192,7 @@ def test_a_partitioned_topic_that_an_import_writes_is_deleted_only_by_force(whol
 
 
 def test_a_topic_that_a_service_writes_is_deleted_at_once(rest_topic: RestTopic) -> None:
-    metadata = rest_topic.served.service.environment.metadata
+    metadata = rest_topic.served.broker.environment.metadata
     record = rest_topic.served.topic(rest_topic.name).record
     metadata.services.heartbeat(ServiceRecord("there:9:aa", "http://there:8080", None, 0, 0))
     try:
@@ -230,7 +230,7 @@ def test_a_topic_that_this_service_writes_begins_anew_after_it_was_deleted(rest_
 def test_lookup_gives_whole_urls_of_what_is_advertised(
     served: Served, monkeypatch: pytest.MonkeyPatch, advertised: str, http: str, binary: str
 ) -> None:
-    monkeypatch.setattr(served.service, "settings", replace(served.service.settings, advertised_url=advertised))
+    monkeypatch.setattr(served.broker, "settings", replace(served.broker.settings, advertised_url=advertised))
     found = served.ask("GET", "/lookup/v2/topic/persistent/public/default/any").json()
     assert (found["httpUrl"], found["brokerUrl"], found["nativeUrl"]) == (http, binary, binary)
 
@@ -239,12 +239,12 @@ def test_lookup_names_no_port_without_tls_if_only_tls_is_served(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = replace(
-        served.service.settings,
+        served.broker.settings,
         advertised_url="https://lb.example",
         broker_service_port_tls=16651,
         broker_service_tls_only=True,
     )
-    monkeypatch.setattr(served.service, "settings", replace(settings, broker_service_port=None))
+    monkeypatch.setattr(served.broker, "settings", replace(settings, broker_service_port=None))
     found = served.ask("GET", "/lookup/v2/topic/persistent/public/default/any").json()
     assert {found["brokerUrl"], found["nativeUrl"], found["brokerUrlSsl"]} == {"pulsar+ssl://lb.example:16651"}
 
@@ -295,7 +295,7 @@ def test_retention_of_a_topic(rest_topic: RestTopic, whole: RestTopic) -> None:
         assert item.ask("GET", "/retention").json() == item.ask("GET", "/retention?applied=true").json() == body
     assert _partition(whole, 0).ask("GET", "/retention").status_code == 412
     record = whole.served.topic(_partition(whole, 2).name).record
-    assert whole.served.service.environment.metadata.policies.effective(record).retention_minutes == 9
+    assert whole.served.broker.environment.metadata.policies.effective(record).retention_minutes == 9
     for item in (rest_topic, whole):
         assert item.ask("DELETE", "/retention").status_code == 204
         assert item.ask("GET", "/retention").text == ""
@@ -328,7 +328,7 @@ def test_a_partitioned_topic_with_a_paused_partition_is_not_compacted(whole: Res
 
 
 def test_a_topic_that_is_paused_is_not_compacted(rest_topic: RestTopic) -> None:
-    metadata = rest_topic.served.service.environment.metadata
+    metadata = rest_topic.served.broker.environment.metadata
     metadata.compaction_control.pause([rest_topic.served.topic(rest_topic.name).record.id])
     assert_refused(rest_topic.ask("PUT", "/compaction"), 409, "paused")
 

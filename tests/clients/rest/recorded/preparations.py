@@ -50,7 +50,7 @@ class Scene:
 
     def begin(self) -> None:
         self.client = self.served.client
-        self.served.service.maintenance.__exit__(None, None, None)  # nothing is sealed or trimmed by itself
+        self.served.broker.maintenance.__exit__(None, None, None)  # nothing is sealed or trimmed by itself
         app: Any = self.client.app
         app.router.routes.extend(raising(self).routes)
 
@@ -61,7 +61,7 @@ class Scene:
 
     @property
     def metadata(self) -> Any:
-        return self.served.service.environment.metadata
+        return self.served.broker.environment.metadata
 
     def topic(self, name: str) -> Any:
         return self.metadata.topics.get(TopicName.parse(f"persistent://public/default/{name}"))
@@ -90,7 +90,7 @@ def append(scene: Scene, topic: str, count: str, keys: str) -> None:
 
 def roll(scene: Scene, topic: str) -> None:
     """Close the active segment of a topic."""
-    scene.served.service.producers.close_topic(scene.topic(topic).id)
+    scene.served.broker.logs.close_topic(scene.topic(topic).id)
     opened = scene.served.topic(f"persistent://public/default/{topic}")
     opened.log_manager().roll(opened.record)
 
@@ -122,7 +122,7 @@ def lease(scene: Scene, topic: str, owner: str) -> None:
 
 def service(scene: Scene, name: str, url: str) -> None:
     """Let there be a row of a live service, with the log directory of this one."""
-    log_uid = scene.served.service.environment.log.uid
+    log_uid = scene.served.broker.environment.log.uid
     scene.metadata.services.heartbeat(ServiceRecord(name, url, log_uid, 1, 1))
 
 
@@ -133,10 +133,10 @@ def leave(scene: Scene, name: str) -> None:
 
 def quotas(scene: Scene) -> None:
     """Compare backlogs with their quotas."""
-    environment = scene.served.service.environment
+    environment = scene.served.broker.environment
     maintenance = Maintenance(environment, {MaintenanceTask.BACKLOG: 1}, 60_000, lambda: True)
     maintenance.run_due()
-    scene.served.service.maintenance.maintenance = maintenance
+    scene.served.broker.maintenance.maintenance = maintenance
 
 
 def damage(scene: Scene, kind: str) -> None:
@@ -167,14 +167,14 @@ def losefile(scene: Scene) -> None:
 
 def full(scene: Scene, topic: str) -> None:
     """Keep a topic busy, so that its log is not closed for another one's."""
-    logs = scene.served.service.producers
+    logs = scene.served.broker.logs
     opened = scene.served.topic(f"persistent://public/default/{topic}")
     scene.stack.append(logs.hold(opened).release)
 
 
 def polling(scene: Scene, caller: str) -> None:
     """Let a read of a caller wait for messages."""
-    turn = scene.served.service.polls.turn(caller)
+    turn = scene.served.context.polls.turn(caller)
     turn.__enter__()
     scene.stack.append(lambda: turn.__exit__(None, None, None))
 
@@ -192,21 +192,21 @@ def clients(scene: Scene, subscription: str) -> None:
         ({"producerId": 1, "producerName": "p"},),
         {subscription: SubscriptionClients({"type": "Shared", "msg_rate_out": 2.5}, ({"consumerName": "c"},), 1)},
     )
-    live = scene.served.service.clients
+    live = scene.served.broker.clients
     scene.patch.setattr(live, "of_topic", lambda _: connected)
     scene.patch.setattr(live, "subscription", lambda _, name: Live() if name == subscription else None)
 
 
 def alone(scene: Scene) -> None:
     """Undo `clients`."""
-    live = scene.served.service.clients
+    live = scene.served.broker.clients
     scene.patch.setattr(live, "of_topic", lambda _: TopicClients())
     scene.patch.setattr(live, "subscription", lambda _, __: None)
 
 
 def hold(scene: Scene, kind: str, waiting: str = "0") -> None:
     """Keep all threads of a pool, and let as many calls wait for one as `waiting` says."""
-    pool = scene.served.service.pools[WaitsFor[kind]]
+    pool = scene.served.broker.pools[WaitsFor[kind]]
     threads = threading.Semaphore(0)
 
     def wait() -> None:
@@ -232,7 +232,7 @@ def release(scene: Scene) -> None:
 
 def verifying(scene: Scene) -> None:
     """Let a topic be verified by another request."""
-    assert scene.served.service.verifying.acquire(blocking=False)
+    assert scene.served.broker.verify_lock.acquire(blocking=False)
 
 
 def begin(scene: Scene, size: str) -> None:
@@ -260,7 +260,7 @@ def second(scene: Scene) -> None:
         context = second_service(scene.served, scene.folder / "second")
         scene.second = context.__enter__()
         scene.stack.append(lambda: context.__exit__(None, None, None))
-        scene.second[0].service.maintenance.__exit__(None, None, None)
+        scene.second[0].broker.maintenance.__exit__(None, None, None)
     scene.client = scene.second[0].client
 
 
@@ -309,7 +309,7 @@ def raising(scene: Scene) -> Routes:
     @routes.post("/held", response_model=None, waits_for=WaitsFor.SEQUENCES)
     async def hold_on(request: Request) -> Response:
         await request.body()
-        pools = scene.served.service.pools
+        pools = scene.served.broker.pools
         await pools[WaitsFor.SEQUENCES].run_to_end(lambda: (scene.arrival.set(), scene.ending.wait(60)))
         return Response("ended")
 

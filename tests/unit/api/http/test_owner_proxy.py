@@ -1,4 +1,4 @@
-"""Who is asked; and forwarded answers: the connection to the other service is released, whichever side ends it."""
+"""Forwarded answers: the connection to the other service is released, whichever side ends it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,11 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from api.broker.refusals import NotTheOwner
 from api.http.owner_proxy import OwnerProxy
 from api.http.paths import segment
-from api.http.problems import RestException
-from storage.environment import Environment
-from storage.log.directory import LogDirectory
-from storage.metadata.records import ServiceRecord, TopicRecord
-from storage.model import EARLIEST, LATEST
-from storage.owner import Owner
-from storage.positions import StartOffset, StartPosition, StartTime
-from storage.topic import Topic
+from storage.metadata.records import ServiceRecord
 from tests.certificates import certificate
-from tests.entries import NOW, one, produce
 from tests.event_loop import in_event_loop
-from tests.workbench import Workbench, content
 
 
 class Answer(httpx.AsyncByteStream):
@@ -46,11 +35,11 @@ class Answer(httpx.AsyncByteStream):
         self.closed = True
 
 
-def test_an_answer_that_nobody_takes_is_closed(bench: Workbench) -> None:
+def test_an_answer_that_nobody_takes_is_closed() -> None:
     """Its caller has gone before its first byte: a hundred of them would take all connections."""
     created = Answer()
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=created))
-    forwarding = OwnerProxy(bench.metadata, bench.clock, bench.log, 1_000, transport)
+    forwarding = OwnerProxy(1_000, transport)
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/x", "query_string": b"", "headers": []}
 
     async def gone() -> dict[str, Any]:
@@ -69,117 +58,19 @@ def test_an_answer_that_nobody_takes_is_closed(bench: Workbench) -> None:
     asyncio.run(forwarded())
 
 
-@pytest.fixture
-def logs(tmp_path: Path) -> dict[str, LogDirectory]:
-    """The log directories of services a and b, and of one that has none of a topic's messages."""
-    created = {name: LogDirectory(tmp_path / name) for name in "abc"}
-    for log in created.values():
-        log.uid  # noqa: B018  something was written to it
-    return created
-
-
-@pytest.fixture
-def two_logs(bench: Workbench, logs: dict[str, LogDirectory]) -> TopicRecord:
-    """Offset 0 is sealed, 1 rolled in a's log directory, 2 open in b's."""
-    topic = bench.topic()
-    bench.append(topic, [content((b"k", b"0"))])
-    for name in "ab":
-        writer = Topic(Environment(bench.metadata, bench.store, bench.clock, logs[name]), topic.record)
-        produce(writer, [one(b"k", name.encode())])
-        if name == "a":
-            writer.log_manager().roll(topic.record)
-    return topic.record
-
-
-@pytest.mark.parametrize(
-    ("alive", "start", "asked"),
-    [
-        # first, all live: a read goes where the first messages are that it comes to, another request to the newest
-        ("ab", EARLIEST, {"a": "a", "b": "a", "c": "a"}),
-        ("ab", StartOffset(1), {"a": "a", "b": "a", "c": "a"}),
-        ("ab", StartOffset(2), {"a": "b", "b": "b", "c": "b"}),
-        ("ab", LATEST, {"a": "b", "b": "b", "c": "b"}),
-        ("ab", StartTime(NOW), {"a": "a", "b": "a", "c": "a"}),
-        ("ab", StartTime(NOW + 1), {"a": "b", "b": "b", "c": "b"}),
-        ("ab", None, {"a": "b", "b": "b", "c": "b"}),
-        # then a's machine is away, or b's: each gives what it has
-        ("b", EARLIEST, {"b": "b", "c": "c"}),
-        ("b", StartOffset(2), {"b": "b", "c": "b"}),
-        ("b", None, {"b": "b", "c": "b"}),
-        ("a", StartOffset(2), {"a": "a", "c": "c"}),
-        ("a", None, {"a": "a", "c": "a"}),
-        ("", EARLIEST, {"c": "c"}),
-        ("", None, {"c": "c"}),
-    ],
-)
-def test_a_request_goes_to_a_service_that_lives_and_has_what_it_needs(
-    bench: Workbench,
-    logs: dict[str, LogDirectory],
-    two_logs: TopicRecord,
-    alive: str,
-    start: StartPosition | None,
-    asked: dict[str, str],
-) -> None:
-    """And who was asked asks no other."""
-    for name in alive:
-        bench.metadata.services.heartbeat(ServiceRecord(name, f"http://{name}", logs[name].uid, 0, 0))
-    found = {}
-    for name in asked:
-        forwarding = OwnerProxy(bench.metadata, bench.clock, logs[name], 1_000)
-        try:
-            forwarding.for_reading(two_logs, start)
-            found[name] = name
-        except NotTheOwner as other:
-            found[name] = other.service.name
-    assert found == asked
-
-
-def test_a_log_disk_that_hangs_keeps_no_request_from_where_it_belongs(
-    bench: Workbench, logs: dict[str, LogDirectory], two_logs: TopicRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This runs in the threads that wait for the database."""
-    assert LogDirectory(logs["a"].path.with_name("new")).known_uid is None
-    here = LogDirectory(logs["b"].path)
-    assert here.known_uid == logs["b"].uid
-    monkeypatch.setattr(Path, "read_text", lambda _: pytest.fail("the disk is asked"))
-    forwarding = OwnerProxy(bench.metadata, bench.clock, here, 1_000)
-    forwarding.for_reading(two_logs)
-    forwarding.for_writing(two_logs)
-
-
-def test_a_process_of_the_same_host_and_pid_is_another_one(bench: Workbench, logs: dict[str, LogDirectory]) -> None:
-    """Containers share a host name, and all run as pid 1."""
-    topic = bench.topic().record
-    forwarding = OwnerProxy(bench.metadata, bench.clock, logs["a"], 1_000)
-    ours = Owner.current()
-    lease = bench.metadata.leases.acquire(topic.id, str(ours), 15_000)
-    forwarding.for_writing(topic)
-    bench.metadata.leases.release(lease)
-    twin = replace(ours, machine="0a0a0a0a")
-    bench.metadata.leases.acquire(topic.id, str(twin), 15_000)
-    with pytest.raises(RestException, match="is writing to"):
-        forwarding.for_writing(topic)
-    bench.metadata.services.heartbeat(ServiceRecord(str(twin), "http://twin", None, 0, 0))
-    with pytest.raises(NotTheOwner):
-        forwarding.for_writing(topic)
-
-
 @in_event_loop
-async def test_what_goes_between_services_goes_through_no_proxy(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_goes_between_services_goes_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     """It carries the callers' tokens."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
-    forwarding = OwnerProxy(bench.metadata, bench.clock, bench.log, 1_000)
+    forwarding = OwnerProxy(1_000)
     client = await forwarding._of_this_loop()
     await forwarding.close()
     assert not client.trust_env
 
 
-def forwarded(bench: Workbench, url: str, target: str = "/x", **options: Any) -> tuple[int, str]:
+def forwarded(url: str, target: str = "/x", **options: Any) -> tuple[int, str]:
     """Status and body of what comes of a request that is forwarded there."""
-    log = bench.log
     path, _, query = target.partition("?")
     scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query.encode()}
 
@@ -187,7 +78,7 @@ def forwarded(bench: Workbench, url: str, target: str = "/x", **options: Any) ->
         await asyncio.Event().wait()
 
     async def scenario() -> tuple[int, str]:
-        forwarding = OwnerProxy(bench.metadata, bench.clock, log, 5_000, **options)
+        forwarding = OwnerProxy(5_000, **options)
         request = Request({**scope, "headers": []}, never)
         response = await forwarding.forward(request, ServiceRecord("n", url, None, 0, 0))
         parts: list[bytes] = []
@@ -228,17 +119,15 @@ def secure(tmp_path: Path) -> Iterator[tuple[str, str]]:
     server.server_close()
 
 
-def test_a_service_of_a_private_authority_is_trusted_if_that_is_named(
-    bench: Workbench, secure: tuple[str, str]
-) -> None:
+def test_a_service_of_a_private_authority_is_trusted_if_that_is_named(secure: tuple[str, str]) -> None:
     url, authority = secure
-    status, answer = forwarded(bench, url)
+    status, answer = forwarded(url)
     assert (status, "tls.ca" in answer, "self-signed" in answer) == (503, True, True), answer
-    assert forwarded(bench, url, ca_file=authority) == (200, "there")
+    assert forwarded(url, ca_file=authority) == (200, "there")
 
 
 def test_authorities_are_read_at_the_start_and_the_event_loop_reads_none(
-    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chain, _ = certificate(tmp_path)
     made_by: list[threading.Thread] = []
@@ -249,7 +138,7 @@ def test_authorities_are_read_at_the_start_and_the_event_loop_reads_none(
         return created(**options)
 
     monkeypatch.setattr(httpx, "create_ssl_context", noted)
-    forwarding = OwnerProxy(bench.metadata, bench.clock, bench.log, 1_000, ca_file=str(chain))
+    forwarding = OwnerProxy(1_000, ca_file=str(chain))
     chain.unlink()  # another one is being put in its place
 
     async def scenario(forwarding: OwnerProxy) -> None:
@@ -257,22 +146,22 @@ def test_authorities_are_read_at_the_start_and_the_event_loop_reads_none(
         await forwarding.close()
 
     asyncio.run(scenario(forwarding))
-    asyncio.run(scenario(OwnerProxy(bench.metadata, bench.clock, bench.log, 1_000)))
+    asyncio.run(scenario(OwnerProxy(1_000)))
     at_the_start, later = made_by
     assert at_the_start is threading.main_thread()
     assert later is not threading.main_thread()
 
 
-def test_why_another_service_gives_no_answer_is_told(bench: Workbench) -> None:
+def test_why_another_service_gives_no_answer_is_told() -> None:
     def refuse(_: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("[Errno 111] Connection refused")
 
-    status, answer = forwarded(bench, "http://other", transport=httpx.MockTransport(refuse))
+    status, answer = forwarded("http://other", transport=httpx.MockTransport(refuse))
     assert (status, "Connection refused" in answer) == (503, True)
 
 
 @pytest.mark.parametrize("name", ["..", ".", "%2e%2e", "%2E", "a.b"])
-def test_a_name_of_dots_changes_no_path_on_its_way(bench: Workbench, name: str) -> None:
+def test_a_name_of_dots_changes_no_path_on_its_way(name: str) -> None:
     asked: list[bytes] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -280,7 +169,7 @@ def test_a_name_of_dots_changes_no_path_on_its_way(bench: Workbench, name: str) 
         return httpx.Response(200, stream=Answer())
 
     target = f"/admin/v2/persistent/t/n/{name}/subscription/{name}?force=true"
-    assert forwarded(bench, "http://other", target, transport=httpx.MockTransport(answer))[0] == 200
+    assert forwarded("http://other", target, transport=httpx.MockTransport(answer))[0] == 200
     (path,) = asked
     assert len(path.split(b"/")) == 9
     assert unquote(path.decode()) == unquote(target)

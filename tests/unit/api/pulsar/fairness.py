@@ -12,7 +12,7 @@ from api.pulsar.turns import Turns
 from storage.clock import Clock
 
 
-def shared_parts(
+def shared_limits(
     clock: Clock,
     pools: Mapping[Any, Any] | None = None,
     call_soon: Callable[[Callable[[], None]], object] | None = None,

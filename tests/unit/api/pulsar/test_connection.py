@@ -22,7 +22,7 @@ from api.pulsar.server import PulsarServer
 from tests.asgi import access_of
 from tests.clocks import ManualClock
 from tests.event_loop import in_event_loop
-from tests.unit.api.pulsar.fairness import shared_parts
+from tests.unit.api.pulsar.fairness import shared_limits
 
 MESSAGE_BYTES = 5 << 20
 SECRET = bytes(32)
@@ -80,12 +80,13 @@ class Peer:
         self.warnings: list[str] = []
         self.next_turns: list[Callable[[], None]] = []
         gateway = SimpleNamespace(
-            parts=SimpleNamespace(pools={}, access=access or SimpleNamespace(verifier=None)),
+            broker=SimpleNamespace(pools={}),
+            access=access or SimpleNamespace(verifier=None),
             settings=SimpleNamespace(
                 max_message_size=MESSAGE_BYTES, keep_alive_ms=KEEP_ALIVE_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS
             ),
             clock=self.clock,
-            **shared_parts(self.clock, call_soon=self.next_turns.append, now=self.now),
+            **shared_limits(self.clock, call_soon=self.next_turns.append, now=self.now),
             server_version="test",
             log_throttle=SimpleNamespace(warn=lambda text, _: self.warnings.append(text)),
             take=lambda _: True,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from api.broker.broker import Broker
 from api.pulsar.errors import Refused
 from api.pulsar.lookup import LookupResult, find_or_create, look_up, partitions_of, topics_of
 from api.pulsar.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
-from api.service import Service
 from storage.model import TopicName
 from tests.serving import serving
 
@@ -18,12 +18,12 @@ HERE = LookupResult("pulsar://here", "")
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     folder: Path = tmp_path_factory.mktemp("lookup")
     with serving(folder) as served:
-        metadata = served.service.environment.metadata
+        metadata = served.broker.environment.metadata
         metadata.partitions.create(name("whole"), 2, {})
-        yield served.service
+        yield served.broker
 
 
 def name(topic: str, namespace: str = "public/default") -> TopicName:
@@ -40,12 +40,12 @@ def name(topic: str, namespace: str = "public/default") -> TopicName:
     ids=str,
 )
 def test_a_topic_that_cannot_be_created_is_refused_by_each_command(
-    parts: Service, topic: TopicName, create: bool, error: ServerError
+    broker: Broker, topic: TopicName, create: bool, error: ServerError
 ) -> None:
     for ask in (
-        lambda: partitions_of(parts, topic, create),
-        lambda: look_up(parts, topic, HERE, create),
-        lambda: find_or_create(parts, topic, create),
+        lambda: partitions_of(broker, topic, create),
+        lambda: look_up(broker, topic, HERE, create),
+        lambda: find_or_create(broker, topic, create),
     ):
         with pytest.raises(Refused) as refused:
             ask()
@@ -62,22 +62,22 @@ def test_a_topic_that_cannot_be_created_is_refused_by_each_command(
     ids=str,
 )
 def test_a_partition_is_created_for_its_partitioned_topic_alone(
-    parts: Service, topic: TopicName, error: ServerError
+    broker: Broker, topic: TopicName, error: ServerError
 ) -> None:
     with pytest.raises(Refused) as refused:
-        find_or_create(parts, topic, create=True)
+        find_or_create(broker, topic, create=True)
     assert refused.value.error == error
 
 
-def test_a_topic_that_may_be_created_has_no_partitions(parts: Service) -> None:
-    assert partitions_of(parts, name("new"), create=True) == 0
-    assert partitions_of(parts, name("other-partition-0"), create=True) == 0
-    assert partitions_of(parts, name("whole"), create=False) == 2
-    assert partitions_of(parts, name("whole-partition-1"), create=False) == 0
-    assert look_up(parts, name("whole"), HERE, create=False) == HERE
-    assert look_up(parts, name("new"), HERE, create=True) == HERE
+def test_a_topic_that_may_be_created_has_no_partitions(broker: Broker) -> None:
+    assert partitions_of(broker, name("new"), create=True) == 0
+    assert partitions_of(broker, name("other-partition-0"), create=True) == 0
+    assert partitions_of(broker, name("whole"), create=False) == 2
+    assert partitions_of(broker, name("whole-partition-1"), create=False) == 0
+    assert look_up(broker, name("whole"), HERE, create=False) == HERE
+    assert look_up(broker, name("new"), HERE, create=True) == HERE
 
 
-def test_a_namespace_that_does_not_exist_has_no_topics(parts: Service) -> None:
-    assert topics_of(parts, "public/none", CommandGetTopicsOfNamespace.Persistent) == []
-    assert topics_of(parts, "public/default", CommandGetTopicsOfNamespace.Persistent) != []
+def test_a_namespace_that_does_not_exist_has_no_topics(broker: Broker) -> None:
+    assert topics_of(broker, "public/none", CommandGetTopicsOfNamespace.Persistent) == []
+    assert topics_of(broker, "public/default", CommandGetTopicsOfNamespace.Persistent) != []

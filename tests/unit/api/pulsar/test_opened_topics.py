@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
+from api.broker.broker import Broker
 from api.broker.serving.logs import TopicLogs
 from api.broker.threads import WaitsFor
 from api.pulsar import server as server_module
 from api.pulsar.lookup import LookupResult
 from api.pulsar.server import PulsarServer, PulsarSettings
-from api.service import Service
 from api.settings.settings import Settings
 from storage.entries.encode import encode_message
 from storage.metadata.producer_sequences import ProducerSequences
@@ -40,13 +40,15 @@ def open_server(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch)
     def make(*hanging: WaitsFor) -> PulsarServer:
         monkeypatch.setattr(server_module, "find_or_create", lambda *_: (topic.record, False))
         monkeypatch.setattr(server_module, "owner_of", lambda *_: None)
-        parts = SimpleNamespace(
+        broker = SimpleNamespace(
             environment=bench,
             pools={what: Hanging() if what in hanging else AtOnce() for what in WaitsFor},
-            producers=TopicLogs(bench.clock, most=2, idle_ms=5_000),
+            logs=TopicLogs(bench.clock, most=2, idle_ms=5_000),
             settings=Settings(),
         )
-        return PulsarServer(cast(Service, parts), PulsarSettings.of(Settings()), LookupResult("", ""), [])
+        return PulsarServer(
+            cast(Broker, broker), cast(Any, None), PulsarSettings.of(Settings()), LookupResult("", ""), []
+        )
 
     return make
 
@@ -80,7 +82,7 @@ async def _load(gateway: PulsarServer, topic: Topic, is_deduplicating: bool) -> 
     await served.load_sequences()
     assert served.is_deduplicating == is_deduplicating
     await served.close()
-    gateway.parts.producers.drain()
+    gateway.broker.logs.drain()
 
 
 def test_deduplication_that_is_switched_on_again_begins_at_the_end(

@@ -22,7 +22,7 @@ from storage.metadata.stores import TopicStore
 from storage.topic import Topic
 from tests.frames import FrameParser
 from tests.unit.api.broker.serving.served_topic import POOLS, opened
-from tests.unit.api.pulsar.fairness import shared_parts
+from tests.unit.api.pulsar.fairness import shared_limits
 from tests.workbench import Workbench
 
 
@@ -50,10 +50,8 @@ class Client(asyncio.Transport):
         self._parser = FrameParser()
         self.answers: list[BaseCommand] = []
         gateway = SimpleNamespace(
-            parts=SimpleNamespace(
-                pools=POOLS,
-                access=SimpleNamespace(verifier=None, asks_sql=lambda *_: False, require=lambda *_: None),
-            ),
+            broker=SimpleNamespace(pools=POOLS),
+            access=SimpleNamespace(verifier=None, asks_sql=lambda *_: False, require=lambda *_: None),
             settings=SimpleNamespace(
                 max_message_size=5 << 20,
                 max_pending_publishes=1_000,
@@ -62,7 +60,7 @@ class Client(asyncio.Transport):
                 liveness_seconds=0,
             ),
             clock=topic.clock,
-            **shared_parts(topic.clock, POOLS),
+            **shared_limits(topic.clock, POOLS),
             server_version="test",
             take=lambda _: True,
             drop=lambda _: None,

@@ -55,9 +55,9 @@ class Registry:
 @in_event_loop
 async def test_only_a_new_schema_waits_for_a_comparison(is_stored: bool) -> None:
     calls: list[tuple[WaitsFor, str]] = []
-    parts = SimpleNamespace(schemas=Registry(is_stored=is_stored))
+    broker = SimpleNamespace(schemas=Registry(is_stored=is_stored))
     pools = {kind: Pool(kind, calls) for kind in WaitsFor}
-    connection = cast(Any, SimpleNamespace(pools=pools, gateway=SimpleNamespace(parts=parts)))
+    connection = cast(Any, SimpleNamespace(pools=pools, gateway=SimpleNamespace(broker=broker)))
     assert await ensure_stored(connection, TOPIC, STRING) is STORED
     await ensure_readable(connection, TOPIC, STRING)
     compared = [(WaitsFor.SCHEMAS, "ensure"), (WaitsFor.SCHEMAS, "ensure_readable")]

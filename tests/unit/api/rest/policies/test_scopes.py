@@ -26,10 +26,10 @@ EVICTING = quota_values(QuotaType.SIZE, BacklogQuota.model_validate({"limit": 5,
 @pytest.mark.parametrize(
     ("writes", "call"),
     [
-        ("_put", lambda parts: SCOPE.change(parts, EVICTING)),
-        ("_put", lambda parts: SCOPE.change(parts, {TTL: 60})),
-        ("_remove", lambda parts: SCOPE.change(parts, {}, EVICTING.keys())),
-        ("_remove", lambda parts: SCOPE.change(parts, {}, [TTL])),
+        ("_put", lambda broker: SCOPE.change(broker, EVICTING)),
+        ("_put", lambda broker: SCOPE.change(broker, {TTL: 60})),
+        ("_remove", lambda broker: SCOPE.change(broker, {}, EVICTING.keys())),
+        ("_remove", lambda broker: SCOPE.change(broker, {}, [TTL])),
     ],
 )
 @pytest.mark.parametrize("written", range(1, 4))

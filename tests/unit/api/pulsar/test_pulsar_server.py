@@ -28,15 +28,15 @@ def test_clients_are_announced_the_brokers_limit_of_messages(bench: Workbench, s
 
 async def _announced(bench: Workbench) -> int:
     """Start a gateway, and return the size of messages that it announces."""
-    parts: Any = SimpleNamespace(
+    broker: Any = SimpleNamespace(
         environment=SimpleNamespace(clock=bench.clock, metadata=bench.metadata),
         pools=dict.fromkeys(WaitsFor, AtOnce()),
-        producers=SimpleNamespace(),
+        logs=SimpleNamespace(),
         clients=SimpleNamespace(),
         schemas=None,
         settings=Settings(),
     )
-    gateway = PulsarServer(cast(Any, parts), PulsarSettings.of(Settings()), LookupResult("", ""), [])
+    gateway = PulsarServer(broker, cast(Any, None), PulsarSettings.of(Settings()), LookupResult("", ""), [])
 
     await gateway.start()
     await gateway.close()

@@ -1,0 +1,66 @@
+"""Broker: the state of one service process that operations on topics work with; it knows no door.
+
+Operations are functions of a noun in modules of `api/broker`. One that needs only database, store and log takes an
+`Environment`, so that the command line calls it without a broker. One that needs live state takes a `Broker`.
+Importing this module loads none of the broker's parts: `api/broker/opening.py` makes them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from api.background.maintenance_loop import MaintenanceLoop
+    from api.broker.ownership import TopicOwnership
+    from api.broker.schema_processes import SchemaProcesses
+    from api.broker.schemas import SchemaRegistry
+    from api.broker.serving.connected_clients import ConnectedClients
+    from api.broker.serving.logs import TopicLogs
+    from api.broker.threads import Pools
+    from api.settings.settings import Settings
+    from compactor.scheduling.control_loop import ControlLoop
+    from storage.environment import Environment
+    from storage.log.lease_renewer import LeaseRenewer
+
+
+@dataclass
+class Broker:
+    """The state of one service process, which runs inside `running`."""
+
+    settings: Settings
+    environment: Environment
+    """For requests: a call to the store times out before the request does."""
+    patient: Environment
+    """For long work: the store's own time-outs apply."""
+    pools: Pools
+    ownership: TopicOwnership
+    leases: LeaseRenewer
+    logs: TopicLogs
+    """The open logs of the topics that this process writes."""
+    control: ControlLoop
+    maintenance: MaintenanceLoop
+    schema_processes: SchemaProcesses
+    schemas: SchemaRegistry
+    clients: ConnectedClients
+    """Clients of Pulsar's protocol."""
+    verify_lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a topic is verified: verification reads the whole topic, so the process verifies one at a time."""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Start what runs by itself; at the end, stop it in the opposite order, after the work under way."""
+        with ExitStack() as started:
+            started.enter_context(self.maintenance)
+            started.enter_context(self.leases)
+            started.callback(self.logs.drain)
+            self.logs.start()
+            for pool in self.pools.values():
+                started.callback(pool.close)
+            started.callback(self.schema_processes.close)
+            self.control.start()
+            started.callback(self.control.drain, self.settings.shutdown_grace_ms / 1000)
+            yield

@@ -1,0 +1,64 @@
+"""Opening of a broker from settings: its state is made here, and started by `Broker.running`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from api.background.control_loop_setup import control_loop
+from api.background.maintenance_loop import MaintenanceLoop
+from api.broker.broker import Broker
+from api.broker.ownership import TopicOwnership
+from api.broker.schema_processes import SchemaProcesses
+from api.broker.schemas import SchemaRegistry
+from api.broker.serving.connected_clients import ConnectedClients
+from api.broker.serving.logs import TopicLogs
+from api.broker.threads import make_pools
+from api.components import open_for_writing, store_trial
+from api.settings.settings import Settings
+from storage.errors import Unavailable
+from storage.log.lease_renewer import LeaseRenewer
+from storage.log.ledger_id_recovery import keep_lost_ids
+
+_STORE_SHARE = 0.8
+"""The share of a request's time after which a call to the store times out."""
+
+
+@contextmanager
+def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...] = ()) -> Iterator[Broker]:
+    """Open a broker, which is not started; its environment is closed at the end of the context.
+
+    `expected_errors`: as `api.broker.threads.Pool` has them. Raises Misconfigured, Unavailable.
+    """
+    with open_for_writing(settings) as environment:
+        environment = replace(environment, log=replace(environment.log, wake_sealer=lambda: maintenance.wake()))
+        metadata, clock = environment.metadata, environment.clock
+        with suppress(Unavailable):  # then the maintenance tries it
+            store_trial(settings, environment).require()
+        _ = environment.log.uid  # made now: other services find by it who has a topic's newest messages
+        with suppress(Unavailable):  # then it is done before this process gives out an id
+            keep_lost_ids(metadata, environment.log)
+        control = control_loop(settings, environment)
+        maintenance = MaintenanceLoop(settings, environment, lambda: control.leads)
+        leases = LeaseRenewer(metadata, clock=clock)
+        schema_processes = SchemaProcesses()
+        quick_store = environment.store.within(settings.limits_request_timeout_ms * _STORE_SHARE / 1000)
+        try:
+            yield Broker(
+                settings=settings,
+                environment=replace(environment, store=quick_store),
+                patient=environment,
+                pools=make_pools(settings, clock, expected_errors),
+                ownership=TopicOwnership(metadata, clock, environment.log),
+                leases=leases,
+                logs=TopicLogs(clock, settings.producers_max, settings.producers_idle_ms, maintenance.wake, leases),
+                control=control,
+                maintenance=maintenance,
+                schema_processes=schema_processes,
+                schemas=SchemaRegistry(metadata, schema_processes),
+                clients=ConnectedClients(),
+            )
+        finally:
+            if quick_store is not environment.store:
+                quick_store.close()

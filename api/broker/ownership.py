@@ -1,0 +1,83 @@
+"""Ownership of topics among the services of one database: the service that must execute a request.
+
+    a write   the service in whose log directory the topic's open segment is, or that holds its lease
+    clients   the service that holds its lease: producers and consumers are connected there
+    a read    the service in whose log directory the first unsealed messages are that the read reaches; a read of the
+              newest messages: the service with the last of them
+
+Messages that no live service has are no reason to refuse a read: sealed messages are read here, and a read that
+reaches the others ends with SegmentNotLocal. Services read the same rows, so they agree on the owner.
+"""
+
+from __future__ import annotations
+
+from api.broker.refusals import NoLogOwner, NotTheOwner, WriterElsewhere
+from storage.clock import Clock
+from storage.log.directory import LogDirectory
+from storage.metadata.records import Lease, SegmentState, ServiceRecord, TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.owner import Owner, same_process
+from storage.positions import StartPosition
+from storage.reading.snapshot_reader import may_come_to
+
+
+class TopicOwnership:
+    """The rules of ownership, as one service applies them. Safe to share between threads; it reads the database."""
+
+    def __init__(self, metadata: MetadataStore, clock: Clock, log: LogDirectory) -> None:
+        """`log`: the log directory of this service."""
+        self._metadata = metadata
+        self._clock = clock
+        self._log = log
+        self._process = str(Owner.current())
+
+    def check_for_writing(self, topic: TopicRecord) -> None:
+        """Raise NotTheOwner, WriterElsewhere or NoLogOwner unless this service may try to write the topic."""
+        segment = self._metadata.segments.find_open(topic.id)
+        if segment is not None and segment.log_uid != self._log.known_uid:
+            raise NotTheOwner(self._service_with_log(segment.log_uid, topic), topic)
+        lease = self._foreign_lease(topic)
+        if lease is not None:
+            raise WriterElsewhere(topic.name, lease.owner, lease.expires_at - self._clock.now_ms())
+
+    def check_for_clients(self, topic: TopicRecord) -> None:
+        """Raise NotTheOwner if another service has the topic's producers and consumers."""
+        self._foreign_lease(topic)
+
+    def check_for_reading(self, topic: TopicRecord, start: StartPosition | None = None) -> None:
+        """Raise NotTheOwner if another service can read more than this one.
+
+        `start`: the first position of the read; None: it needs the newest messages.
+        """
+        unsealed = [
+            item for item in self._metadata.segments.of_topic(topic.id) if item.state is not SegmentState.SEALED
+        ]
+        if not unsealed:
+            return
+        own_uid = self._log.known_uid
+        if all(item.log_uid == own_uid for item in unsealed):
+            return
+        candidates = unsealed[::-1] if start is None else [item for item in unsealed if may_come_to(start, item)][:1]
+        live = {item.log_uid: item for item in self._metadata.services.live() if item.url}
+        for segment in candidates:
+            if segment.log_uid == own_uid:
+                return
+            if segment.log_uid in live:
+                raise NotTheOwner(live[segment.log_uid], topic)
+
+    def _foreign_lease(self, topic: TopicRecord) -> Lease | None:
+        """Return the topic's lease if a process that is no service holds it. Raises NotTheOwner if a service does."""
+        lease = self._metadata.leases.current(topic.id)
+        if lease is None or same_process(lease.owner, self._process):
+            return None
+        service = self._metadata.services.of_owner(lease.owner)
+        if service is not None:
+            raise NotTheOwner(service, topic)
+        return lease
+
+    def _service_with_log(self, log_uid: str, topic: TopicRecord) -> ServiceRecord:
+        """Return the live service of a log directory. Raises NoLogOwner."""
+        for service in self._metadata.services.live():
+            if service.log_uid == log_uid and service.url:
+                return service
+        raise NoLogOwner(topic.name, log_uid)
