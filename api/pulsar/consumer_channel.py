@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from api.broker.serving.consumer import Consumer, ConsumerOptions
-from api.broker.serving.subscription import SubscribeRequest, Subscription
+from api.broker.serving.position import SubscribeRequest
+from api.broker.serving.subscription import Subscription
 from api.broker.serving.topic import PersistentTopic
 from api.pulsar.errors import ack_set
 from api.pulsar.pulsar_api_pb2 import BaseCommand

@@ -45,7 +45,6 @@ from api.pulsar.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
 from api.pulsar.receive_buffers import ReceiveBuffers
 from api.pulsar.turns import Turns
 from api.pulsar.watching import NamespaceWatch
-from storage.cursor import Cursor
 from storage.errors import CompactorError, LeaseHeld, NotFound
 from storage.log.segment import AppendResult
 from storage.metadata.policy_store import BROKER
@@ -221,9 +220,10 @@ class PulsarServer:
         """Return a durable subscription whose state is here. Called by threads."""
         topic = self._by_id.get(record.id)
         subscription = None if topic is None or topic.is_lost else topic.subscriptions.get(name)
-        if topic is None or subscription is None or not isinstance(subscription.position, Cursor):
+        cursor = None if subscription is None else subscription.position.cursor
+        if topic is None or subscription is None or cursor is None:
             return None
-        return ServedSubscription(loop, topic, subscription, subscription.position)
+        return ServedSubscription(loop, topic, subscription, cursor)
 
     def _truncated(self, loop: asyncio.AbstractEventLoop, record: TopicRecord) -> None:
         """Called by threads."""

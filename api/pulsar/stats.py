@@ -9,7 +9,7 @@ from typing import Any
 from api.broker.serving.connected_clients import ClientCounts, SubscriptionClients, TopicClients
 from api.broker.serving.consumer import Consumer
 from api.broker.serving.producer import Producer
-from api.broker.serving.subscription import Subscription, type_name
+from api.broker.serving.subscription import Subscription
 from api.broker.serving.topic import PersistentTopic
 from api.pulsar.pulsar_api_pb2 import ProducerAccessMode
 from storage.model import TopicName
@@ -56,7 +56,7 @@ def subscription_clients(subscription: Subscription) -> SubscriptionClients:
         "durable": subscription.durable,
     }
     if subscription_type is not None:
-        fields["type"] = type_name(subscription_type)
+        fields["type"] = subscription_type.pulsar_name
     dispatcher = subscription.dispatcher
     if dispatcher is not None:
         fields["msg_delayed"] = dispatcher.delayed
@@ -65,9 +65,9 @@ def subscription_clients(subscription: Subscription) -> SubscriptionClients:
     return SubscriptionClients(
         fields,
         tuple(_consumer(item) for item in consumers),
-        subscription.delivered_end,
+        subscription.position.delivered_end,
         subscription.durable,
-        subscription.backlog,
+        subscription.position.backlog,
     )
 
 

@@ -32,6 +32,11 @@ class SubscriptionType(IntEnum):
         """Whether several consumers receive messages, and acknowledge one by one."""
         return self in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 
+    @property
+    def pulsar_name(self) -> str:
+        """The name in Pulsar's protocol: Exclusive, Shared, Failover, Key_Shared."""
+        return "_".join(word.capitalize() for word in self.name.split("_"))
+
 
 @dataclass(frozen=True)
 class ConsumerOptions:

@@ -18,16 +18,13 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from api.broker.threads import Workers
-from storage.ack_ranges import AcknowledgedOffsets, bitmap_of
 from storage.cursor import Cursor, flush_together
 from storage.errors import CompactorError, Unavailable
 from storage.metadata.store import MetadataStore
-from storage.model import LogPosition
 
 LOG = logging.getLogger(__name__)
 GROUP_CURSORS = 500
 """Cursors that one transaction writes."""
-_READER_BYTES = 4 << 20
 
 
 class CursorOwner(Protocol):
@@ -171,46 +168,3 @@ class MarkLocator:
                 self._on_located(cursor)
         finally:
             self._is_running = False
-
-
-class ReaderPosition:
-    """Acknowledgements of a reader without a cursor, in memory: the interface of `Cursor`, without a database."""
-
-    def __init__(self, mark: LogPosition | None) -> None:
-        """`mark`: the message before the first one that is delivered; None: nothing is before it."""
-        self.mark_delete = mark
-        self._offsets = AcknowledgedOffsets(-1 if mark is None else mark.offset, _READER_BYTES)
-
-    def acknowledge(self, position: LogPosition, first: int | None = None) -> None:
-        """Acknowledge a message; with `first`, all offsets from there to it."""
-        self._offsets.add(position.offset if first is None else first, position.offset)
-        self._move(position)
-
-    def acknowledge_slots(self, base: int, mask: int, highest: LogPosition) -> None:
-        """Acknowledge the offsets `base` + i for each set bit i of `mask`."""
-        self._offsets.add_slots(base, bitmap_of(mask))
-        self._move(highest)
-
-    def acknowledge_cumulative(self, position: LogPosition) -> None:
-        """Acknowledge a message and all before it."""
-        self.acknowledge(position, 0)
-
-    def acknowledged_mask(self, first: int, count: int) -> int:
-        """Return which of `count` offsets from `first` on are acknowledged: bit i stands for `first` + i."""
-        return self._offsets.mask(first, count)
-
-    def begin(self, offset: int) -> None:
-        """All before the first message that is delivered counts as acknowledged."""
-        self._offsets.move_mark(offset - 1)
-
-    @property
-    def next_offset(self) -> int:
-        """The first offset that is not acknowledged."""
-        return self._offsets.end + 1
-
-    def _move(self, position: LogPosition) -> None:
-        if self._offsets.end >= position.offset and (
-            self.mark_delete is None or self.mark_delete.offset < position.offset
-        ):
-            self.mark_delete = position
-        self._offsets.move_mark(self._offsets.end)

@@ -1,49 +1,37 @@
 """Dispatching: entries of one subscription go to its consumers, by one loop for all types of subscriptions.
 
-    redeliver     what waits: negative acknowledgements, entries of consumers that left, entries that are due or were
-                  held back; the lowest offset first, in order within a key and within a chunked message
-    deliver       what is read next, a page at a time: from the topic's newest entries in memory if they are there, else
-                  by threads (entry_pages.py)
+    deliver waiting    entries that were read before and wait (waiting.py): the lowest offset first, in order within a
+                       key and within a chunked message
+    deliver new        the next page of the topic (read_ahead.py): from its newest entries in memory, else by threads
 
 Types differ by their selector (selection.py) and by two properties. A *single active* consumer receives all in order,
-so what it does not acknowledge is delivered again by reading from the cursor. *Individual* types redeliver entry by
-entry, keep delayed entries until they are due (delayed.py), and, by key, keep a key with its consumer (draining.py).
+so entries that it does not acknowledge are delivered again by reading from the cursor. *Individual* types redeliver
+entry by entry, keep delayed entries until they are due, and, by key, keep a key with its consumer (draining.py).
 
-The loop takes no more from the topic before its page is delivered, so a slow consumer slows only its own subscription.
-It waits until it is woken: by permits, a socket that takes bytes again, new entries, a due time, a change of consumers.
-What it holds of the topic counts in a budget of all subscriptions (page_budget.py), which may take it between two
-steps: pages, also those of compacted reads, and entries that were held back are read again then.
+The loop reads no more before its page is delivered, so a slow consumer slows only its own subscription. It sleeps until
+it is woken: by permits, a socket that accepts bytes again, new entries, a due time, a change of consumers. The entries
+that it keeps in memory count in a budget of all subscriptions (page_budget.py), which may take them between two steps:
+then they are read again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from api.broker.serving.consumer import Consumer, SubscriptionType
-from api.broker.serving.delayed import DelayedEntries
 from api.broker.serving.draining import DrainingHashes
-from api.broker.serving.page_budget import entry_bytes
+from api.broker.serving.key_routing import EntryHeader, header_of
 from api.broker.serving.pending_acks import EntryKey, Group, PendingAck
 from api.broker.serving.read_ahead import ReadAhead, ReadPosition
-from api.broker.serving.redelivery import RedeliveryQueue
-from api.broker.serving.selection import (
-    ChunkAssignments,
-    ConsistentHash,
-    RoundRobin,
-    Selector,
-    SingleActive,
-    StickyRanges,
-    sticky_hash,
-)
+from api.broker.serving.selection import ChunkAssignments, SingleActive, selector_for
 from api.broker.serving.served_topic import ServedTopic
-from storage.entries.entry import parse
+from api.broker.serving.waiting import WaitingEntries
 from storage.entries.rebuild import DeliverableEntry
-from storage.errors import CompactorError, InvalidRecord, StateMayBeStale
+from storage.errors import CompactorError, StateMayBeStale
 from storage.model import EARLIEST
 from storage.positions import StartOffset
 
@@ -52,13 +40,15 @@ RETRY_SECONDS = 1.0
 """The time to wait after a read that failed."""
 ROUND_ENTRIES = 64
 """Entries that are handed out before other tasks have a turn."""
-MOST_HELD = 2_000
-"""Entries that may wait for their own consumer while others continue."""
-HELD_BYTES = 4 << 20
-"""Bytes of them that stay in memory; the others are read again."""
 
 
-class Deliveries(ReadPosition, Protocol):
+class DispatcherPosition(ReadPosition, Protocol):
+    """The position of a subscription, as its dispatcher reads from it."""
+
+    read_compacted: bool
+
+
+class Deliveries(Protocol):
     """A subscription, as its dispatcher sees it."""
 
     name: str
@@ -82,47 +72,26 @@ class Deliveries(ReadPosition, Protocol):
     def forget(self, key: EntryKey) -> None:
         """An entry is gone from the topic."""
 
-    def use_reads_of(self, consumer: Consumer) -> None:
-        """Read raw or compacted, as the active consumer asks for."""
-
-
-class EntryHeader(NamedTuple):
-    """The part of an entry's metadata that decides where and when it goes. `deliver_at`: in ms, 0 at once; `chunk`: the
-    uuid of a chunked message; `is_last_chunk`: no more of it follows."""
-
-    group: Group = None
-    deliver_at: int = 0
-    chunk: str = ""
-    is_last_chunk: bool = False
-
 
 class Dispatcher:
     """The dispatcher of one subscription. For the event loop alone."""
 
-    def __init__(self, deliveries: Deliveries, topic: ServedTopic, first: Consumer) -> None:
-        """`first`: the first consumer, whose type and key-shared mode those after it share; it is not added yet."""
+    def __init__(
+        self, deliveries: Deliveries, position: DispatcherPosition, topic: ServedTopic, first: Consumer
+    ) -> None:
+        """`first`: the first consumer, whose type and key-shared mode later ones share. It is added by `add`."""
         self.type = first.type
         self.consumers: list[Consumer] = []
         self._deliveries = deliveries
+        self._position = position
         self._topic = topic
-        self._selector = _selector(first, topic.name.partition)
+        self._selector = selector_for(first, topic.name.partition)
         self._is_individual = first.type.is_individual
         self._by_key = first.type is SubscriptionType.KEY_SHARED
-        self._waiting = RedeliveryQueue()
-        self._returned: dict[int, PendingAck] = {}
-        """Of what waits, by offset, that which was delivered before."""
-        self._held: dict[int, DeliverableEntry | None] = {}
-        """Of what waits, by offset, that which was passed over; None: it is read again."""
-        self._held_bytes = 0
-        self._gaps: dict[int, int] = {}
-        """Of what waits: the offset from which it acknowledges, where that is before its own."""
-        self._delayed = DelayedEntries()
+        self._waiting = WaitingEntries()
         self._draining = DrainingHashes()
         self._chunks = ChunkAssignments()
-        self._replay: Sequence[DeliverableEntry] = ()
-        """The page of the topic that redelivery read last."""
-        self._replay_bytes = 0
-        self._ahead = ReadAhead(topic, deliveries)
+        self._ahead = ReadAhead(topic, position)
         self._generation = 0
         self.is_delivering = False
         """Whether it continues as soon as it has its turn."""
@@ -145,7 +114,7 @@ class Dispatcher:
     @property
     def delayed(self) -> int:
         """The number of entries that wait for their delivery time."""
-        return len(self._delayed)
+        return self._waiting.delayed
 
     def add(self, consumer: Consumer) -> None:
         """Add a consumer, and start to deliver."""
@@ -190,13 +159,12 @@ class Dispatcher:
             self._draining.remove(pending.group)
 
     def settled(self, pending: PendingAck) -> None:
-        """An entry is wholly acknowledged; it may have waited for its next delivery."""
-        if self._returned.get(pending.offset) is not None:
-            self._drop_waiting(pending.offset)
+        """Note that an entry is wholly acknowledged: it is not delivered again."""
+        self._waiting.settle(pending.offset)
 
     def wake(self) -> None:
         """Look again for something to do."""
-        self._waiting.search_again()
+        self._waiting.queue.search_again()
         self._woken.set()
 
     def pause(self) -> None:
@@ -209,13 +177,7 @@ class Dispatcher:
         """Begin again at the first message that is not acknowledged; what waits is read again."""
         self._generation += 1
         self._ahead.restart()
-        self._set_replay(())
         self._waiting.clear()
-        self._returned.clear()
-        self._held.clear()
-        self._held_bytes = 0
-        self._gaps.clear()
-        self._delayed.clear()
         self._chunks.clear()
         self._note_memory()
         self.wake()
@@ -223,9 +185,7 @@ class Dispatcher:
     def give_back(self) -> None:
         """Hold no entries: what was read and is not delivered is read again."""
         self._ahead.give_back()
-        self._set_replay(())
-        self._held = dict.fromkeys(self._held)
-        self._held_bytes = 0
+        self._waiting.release_memory()
 
     async def close(self) -> None:
         """End the loop and its reads."""
@@ -240,7 +200,7 @@ class Dispatcher:
         await self._ahead.close()
 
     def _note_memory(self) -> None:
-        self._topic.page_budget.hold(self, self._ahead.bytes + self._replay_bytes + self._held_bytes)
+        self._topic.page_budget.hold(self, self._ahead.bytes + self._waiting.bytes)
 
     def _note_active(self, before: Consumer | None, joined: Consumer | None) -> None:
         """Begin again for another active consumer. Tell failover consumers, as a broker does: all of a change, one that
@@ -250,7 +210,7 @@ class Dispatcher:
         active = self.active
         if active is not before:
             if active is not None:
-                self._deliveries.use_reads_of(active)
+                self._position.read_compacted = active.options.read_compacted
             self._deliveries.retire()
             self.rewind()
         if self.type is SubscriptionType.FAILOVER:
@@ -261,8 +221,7 @@ class Dispatcher:
     def _give_back(self, entries: Iterable[PendingAck]) -> None:
         for pending in list(entries):
             self._deliveries.return_pending(pending)
-            self._returned[pending.offset] = pending
-            self._waiting.add(pending.offset, pending.group)
+            self._waiting.add_returned(pending)
 
     # The loop
 
@@ -298,7 +257,7 @@ class Dispatcher:
             self._take_due()
             if await self._deliver_waiting():
                 return True
-        is_searching = self._waiting.is_searching
+        is_searching = self._waiting.queue.is_searching
         return (self._has_room() and await self._deliver_new()) or is_searching
 
     def _any_takes(self) -> bool:
@@ -312,7 +271,7 @@ class Dispatcher:
     def _has_room(self) -> bool:
         if not self._is_individual:
             return True
-        return not self._deliveries.is_full and not self._delayed.is_full and len(self._held) < MOST_HELD
+        return not self._deliveries.is_full and not self._waiting.is_full
 
     # What is read next
 
@@ -335,31 +294,19 @@ class Dispatcher:
 
     def _pass_on(self, entry: DeliverableEntry, live: int, first: int) -> bool:
         """Deliver, delay or hold back an entry. Return False if it has to stay where it is: no consumer takes any."""
-        header = header_of(entry, self._by_key) if self._is_individual else _PLAIN
+        header = header_of(entry.data, self._by_key) if self._is_individual else _PLAIN
         if header.deliver_at and header.deliver_at > self._topic.clock.now_ms():
-            self._note_gap(entry, first)
-            self._delayed.add(header.deliver_at, entry.offset)
+            self._waiting.delay(entry.offset, header.deliver_at, first)
             self._set_alarm()
             return True
-        consumer = None if self._waiting.blocks(header.group) else self._choose(header)
+        consumer = None if self._waiting.queue.blocks(header.group) else self._choose(header)
         if consumer is None:
             if header.group is None:
                 return False
-            self._note_gap(entry, first)
-            self._hold(entry, header.group)
+            self._waiting.hold(entry, header.group, first)
             return True
         self._deliver(consumer, entry, live, first, header)
         return True
-
-    def _hold(self, entry: DeliverableEntry, group: Group) -> None:
-        fits = self._held_bytes + len(entry.data) <= HELD_BYTES
-        self._held[entry.offset] = entry if fits else None
-        self._held_bytes += len(entry.data) if fits else 0
-        self._waiting.add(entry.offset, group)
-
-    def _note_gap(self, entry: DeliverableEntry, first: int) -> None:
-        if first < entry.offset:
-            self._gaps[entry.offset] = first
 
     def _deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, first: int, header: EntryHeader) -> None:
         if header.chunk and not self._by_key:
@@ -393,9 +340,8 @@ class Dispatcher:
     # What waits
 
     def _take_due(self) -> None:
-        """Let entries wait for a consumer whose delivery time has come."""
-        for offset in self._delayed.take_due(self._topic.clock.now_ms()):
-            self._waiting.add(offset, None)
+        """Let delayed entries whose time has come wait for a consumer."""
+        self._waiting.release_due(self._topic.clock.now_ms())
         self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -403,29 +349,28 @@ class Dispatcher:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        due = self._delayed.next_due_ms
+        due = self._waiting.next_due_ms
         if due is not None:
             seconds = max(0, due - self._topic.clock.now_ms()) / 1000
             self._alarm = asyncio.get_running_loop().call_later(seconds, self.wake)
 
     async def _deliver_waiting(self) -> bool:
         """Deliver some of what waits, from the lowest offset that can go on. Return whether anything was done."""
-        offset = self._waiting.next(self._can_go)
+        offset = self._waiting.queue.next(self._can_go)
         if offset is None:
             return False
         generation = self._generation
-        entries = self._in_memory(offset)
+        entries = self._waiting.in_memory(offset) or self._topic.tail.read(offset)
         if not entries:
             if not self._may_read():
                 return True
             entries = await self._topic.store.run(self._read_from, offset)
             if generation != self._generation:
                 return True
-            self._set_replay(entries)
+            self._waiting.set_replay(entries)
             self._note_memory()
         if not entries or entries[0].offset != offset:  # compaction or a trim took it
-            returned = self._returned.get(offset)
-            self._drop_waiting(offset)
+            returned = self._waiting.drop(offset)
             if returned is not None:
                 self._deliveries.forget(returned.entry_key)
             return True
@@ -433,7 +378,7 @@ class Dispatcher:
         for entry in entries:
             if done == ROUND_ENTRIES:
                 break
-            if self._waiting.is_next(entry.offset):
+            if self._waiting.queue.is_next(entry.offset):
                 done += self._deliver_one_waiting(entry)
         self._note_memory()
         return done > 0
@@ -441,26 +386,16 @@ class Dispatcher:
     def _deliver_one_waiting(self, entry: DeliverableEntry) -> bool:
         live = self._deliveries.live_slots(entry)
         if not live:
-            self._drop_waiting(entry.offset)
+            self._waiting.drop(entry.offset)
             return True
-        header = header_of(entry, self._by_key)
+        header = header_of(entry.data, self._by_key)
         consumer = self._choose(header)
         if consumer is None:  # its own consumer takes nothing now: it must not hold up other groups
-            return self._waiting.regroup(entry.offset, header.group)
-        first = self._gaps.get(entry.offset, entry.offset)
-        self._drop_waiting(entry.offset)
+            return self._waiting.queue.regroup(entry.offset, header.group)
+        first = self._waiting.first_acknowledged(entry.offset)
+        self._waiting.drop(entry.offset)
         self._deliver(consumer, entry, live, first, header)
         return True
-
-    def _drop_waiting(self, offset: int) -> None:
-        self._waiting.remove(offset)
-        self._returned.pop(offset, None)
-        self._gaps.pop(offset, None)
-        held = self._held.pop(offset, None)
-        if held is not None:
-            self._held_bytes -= len(held.data)
-        if not len(self._waiting):
-            self._set_replay(())
 
     def _can_go(self, group: Group) -> bool:
         if isinstance(group, str):
@@ -469,18 +404,6 @@ class Dispatcher:
         if isinstance(group, int):
             return self._choose(EntryHeader(group)) is not None
         return self._any_takes()
-
-    def _in_memory(self, offset: int) -> Sequence[DeliverableEntry]:
-        held = self._held.get(offset)
-        if held is not None:
-            return [held]
-        at = bisect_left(self._replay, offset, key=lambda entry: entry.offset)
-        if at < len(self._replay) and self._replay[at].offset == offset:
-            return self._replay[at:]
-        return self._topic.tail.read(offset) or ()
-
-    def _set_replay(self, entries: Sequence[DeliverableEntry]) -> None:
-        self._replay, self._replay_bytes = entries, sum(map(entry_bytes, entries))
 
     def _read_from(self, offset: int) -> list[DeliverableEntry]:
         reader = self._topic.storage.entry_reader(StartOffset(offset) if offset else EARLIEST)
@@ -491,25 +414,3 @@ class Dispatcher:
 
 
 _PLAIN = EntryHeader()
-
-
-def header_of(entry: DeliverableEntry, by_key: bool) -> EntryHeader:
-    """Return where and when an entry goes, of an individual type. `by_key`: by the hash of its key."""
-    try:
-        metadata, _ = parse(entry.data, checked=True)
-    except InvalidRecord:
-        return EntryHeader(0 if by_key else None)
-    chunk = metadata.uuid if metadata.num_chunks_from_msg > 1 else ""
-    group: Group = sticky_hash(metadata) if by_key else chunk or None
-    return EntryHeader(
-        group, metadata.deliver_at_time, chunk, bool(chunk) and metadata.chunk_id == metadata.num_chunks_from_msg - 1
-    )
-
-
-def _selector(first: Consumer, partition: int) -> Selector:
-    """Return the selector for consumers like the first one."""
-    if first.type is SubscriptionType.SHARED:
-        return RoundRobin()
-    if first.type is SubscriptionType.KEY_SHARED:
-        return ConsistentHash() if first.options.sticky_ranges is None else StickyRanges()
-    return SingleActive(partition)

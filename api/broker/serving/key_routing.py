@@ -1,23 +1,78 @@
-"""Which partition of a partitioned topic a message goes to: by its key's hash, in turn if it has none.
+"""Where an entry goes by its metadata: the partition of its key, its group, its delivery time.
 
-The hash is Pulsar's Murmur3_32Hash: MurmurHash3 x86 of 32 bits, seed 0, over the key's text in UTF-8 (a key of other
-bytes: their base64, as Pulsar's clients keep it), without its sign. So a message meets those of its key that a client
-with `hashingScheme(HashingScheme.Murmur3_32Hash)` has sent.
+Keys are hashed as Pulsar does (Murmur3_32Hash): MurmurHash3 x86 of 32 bits, seed 0, without its sign. For a partition
+the hash is of the key's text in UTF-8; of a key of other bytes, of their base64, as Pulsar's clients keep it. So a
+message meets those of its key that a client with `hashingScheme(HashingScheme.Murmur3_32Hash)` has sent.
 """
 
 from __future__ import annotations
 
 import base64
+from typing import NamedTuple
 
 import mmh3
 
+from api.broker.serving.pending_acks import Group
+from storage.entries.entry import parse
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata
+from storage.errors import InvalidRecord
+
+HASH_SLOTS = 65_536
+"""Key hashes of a key-shared subscription, as in Pulsar."""
+
+
+class EntryHeader(NamedTuple):
+    """The part of an entry's metadata that decides where and when it is delivered.
+
+    `deliver_at`: milliseconds since the Unix epoch; 0: at once. `chunk`: the uuid of a chunked message, of which the
+    entry is a part; empty: it is whole. `is_last_chunk`: no more of that message follows.
+    """
+
+    group: Group = None
+    deliver_at: int = 0
+    chunk: str = ""
+    is_last_chunk: bool = False
+
+
+def header_of(entry: bytes, by_key: bool) -> EntryHeader:
+    """Return the header of an entry for a shared subscription; with `by_key`, for a key-shared one: its group is the
+    hash slot of its key. An entry that cannot be parsed has none."""
+    try:
+        metadata, _ = parse(entry, checked=True)
+    except InvalidRecord:
+        return EntryHeader(0 if by_key else None)
+    chunk = metadata.uuid if metadata.num_chunks_from_msg > 1 else ""
+    group: Group = sticky_hash(metadata) if by_key else chunk or None
+    return EntryHeader(
+        group, metadata.deliver_at_time, chunk, bool(chunk) and metadata.chunk_id == metadata.num_chunks_from_msg - 1
+    )
+
 
 def partition_of(key: bytes | None, partitions: int, turn: int) -> int:
-    """From 0 to `partitions` - 1; `turn` decides where there is no key."""
+    """Return the partition of a key, from 0 to `partitions` - 1; `turn` decides for a message without a key."""
     if key is None:
         return turn % partitions
     try:
         key.decode()
     except UnicodeDecodeError:
         key = base64.b64encode(key)
-    return (mmh3.hash(key, signed=False) & 0x7FFFFFFF) % partitions
+    return murmur3(key) % partitions
+
+
+def sticky_hash(metadata: MessageMetadata) -> int:
+    """Return the hash slot of an entry: of its ordering key, else of its key; of a batch those of its first message.
+
+    An entry without a key spreads by producer and sequence id, as in Pulsar (Commands.resolveStickyKey).
+    """
+    if metadata.HasField("ordering_key"):
+        key = metadata.ordering_key
+    elif metadata.HasField("partition_key"):
+        key = metadata.partition_key
+    else:
+        key = f"{metadata.producer_name}-{metadata.sequence_id}".encode()
+    return murmur3(key) % HASH_SLOTS
+
+
+def murmur3(key: bytes) -> int:
+    """Return Pulsar's Murmur3_32Hash of a key."""
+    return mmh3.hash(key, signed=False) & 0x7FFFFFFF

@@ -42,7 +42,7 @@ class ServedSubscription:
         self._call(self._topic.end_subscription(self._subscription, force))
 
     async def _extend(self, end: int) -> None:
-        self._subscription.extend(end)
+        self._subscription.position.extend(end)
 
     async def _acknowledged(self) -> None:
         self._subscription.acknowledged_outside()

@@ -68,9 +68,9 @@ class PendingAck:
 class PendingAcks:
     """The entries of one subscription."""
 
-    def __init__(self, on_release: Callable[[PendingAck], object]) -> None:
-        """`on_release`: called with an entry that leaves its consumer, for whatever reason."""
-        self._on_release = on_release
+    def __init__(self) -> None:
+        self.on_release: Callable[[PendingAck], object] | None = None
+        """Called with each entry that leaves its consumer."""
         self._by_key: dict[EntryKey, PendingAck] = {}
         self._late: dict[EntryKey, PendingAck] = {}
         """Entries that will be delivered again from the topic, and may be acknowledged before that."""
@@ -111,17 +111,25 @@ class PendingAcks:
             return
         if consumer.pending.pop(pending.entry_key, None) is not None:
             consumer.unacked -= pending.live.bit_count()
-        self._on_release(pending)
+        if self.on_release is not None:
+            self.on_release(pending)
         pending.consumer = None
 
-    def settle(self, key: EntryKey) -> PendingAck | None:
-        """Remove an entry that is wholly acknowledged, and remember its id."""
-        ledger_id, entry_id = key
+    def settle(self, pending: PendingAck) -> None:
+        """Remove an entry that is wholly acknowledged, and keep its id."""
+        ledger_id, entry_id = pending.entry_key
         if 0 <= entry_id < _MAX_ENTRY_ID:
-            if ledger_id not in self._settled and len(self._settled) >= MOST_LEDGERS:
-                del self._settled[next(iter(self._settled))]
-            self._settled.setdefault(ledger_id, BitMap()).add(entry_id)
-        return self.remove(key)
+            entries = self._settled.get(ledger_id)
+            if entries is None:
+                entries = self._settled_entries(ledger_id)
+            entries.add(entry_id)
+        self.remove(pending.entry_key)
+
+    def _settled_entries(self, ledger_id: int) -> BitMap:
+        if len(self._settled) >= MOST_LEDGERS:
+            del self._settled[next(iter(self._settled))]
+        entries = self._settled[ledger_id] = BitMap()
+        return entries
 
     def is_settled(self, key: EntryKey) -> bool:
         """Return whether the entry is known to be wholly acknowledged."""
@@ -141,10 +149,10 @@ class PendingAcks:
         """Settle and return the entries that end at or before `offset`, in their order."""
         while (pending := self.oldest()) is not None and pending.end <= offset:
             heapq.heappop(self._order)
-            self.settle(pending.entry_key)
+            self.settle(pending)
             yield pending
         while self._late and (late := next(iter(self._late.values()))).end <= offset:
-            self.settle(late.entry_key)
+            self.settle(late)
             yield late
 
     def retire(self) -> None:

@@ -14,14 +14,10 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Protocol
 
-import mmh3
-
 from api.broker.refusals import ConsumerNotAssigned
-from api.broker.serving.consumer import Consumer
-from storage.entries.pulsar_metadata_pb2 import MessageMetadata
+from api.broker.serving.consumer import Consumer, SubscriptionType
+from api.broker.serving.key_routing import HASH_SLOTS, murmur3
 
-HASH_SLOTS = 65_536
-"""Key hashes of a key-shared subscription, as in Pulsar."""
 RING_POINTS = 100
 """Points of each consumer in the ring (Pulsar's subscriptionKeySharedConsistentHashingReplicaPoints)."""
 MOST_CHUNKED = 10_000
@@ -200,23 +196,13 @@ class ChunkAssignments:
         self._consumers.clear()
 
 
-def murmur3(key: bytes) -> int:
-    """Return Pulsar's Murmur3_32Hash of a key: MurmurHash3 x86 of 32 bits with seed 0, without its sign."""
-    return mmh3.hash(key, signed=False) & 0x7FFFFFFF
-
-
-def sticky_hash(metadata: MessageMetadata) -> int:
-    """Return the hash slot of an entry: of its ordering key, else of its key; of a batch those of its first message.
-
-    An entry without a key spreads by producer and sequence id, as in Pulsar (Commands.resolveStickyKey).
-    """
-    if metadata.HasField("ordering_key"):
-        key = metadata.ordering_key
-    elif metadata.HasField("partition_key"):
-        key = metadata.partition_key
-    else:
-        key = f"{metadata.producer_name}-{metadata.sequence_id}".encode()
-    return murmur3(key) % HASH_SLOTS
+def selector_for(first: Consumer, partition: int) -> Selector:
+    """Return the selector of a subscription whose first consumer is `first`, of a topic's partition; -1: of none."""
+    if first.type is SubscriptionType.SHARED:
+        return RoundRobin()
+    if first.type is SubscriptionType.KEY_SHARED:
+        return ConsistentHash() if first.options.sticky_ranges is None else StickyRanges()
+    return SingleActive(partition)
 
 
 def _another_mode(consumer: Consumer) -> ConsumerNotAssigned:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 from api.broker.refusals import BacklogQuotaExceeded, TopicClosed
@@ -21,15 +21,18 @@ from api.broker.serving.channel import ProducerChannel
 from api.broker.serving.consumer import Consumer
 from api.broker.serving.cursor_writer import CursorWriter
 from api.broker.serving.deduplication import Deduplication
+from api.broker.serving.logs import HeldLog
 from api.broker.serving.page_budget import PageBudget
+from api.broker.serving.position import SubscribeRequest
 from api.broker.serving.producer import Producer, ProducerOptions, ProducerRegistry
 from api.broker.serving.publishing import Outcome, PublishQueue, QueuedEntry
 from api.broker.serving.rates import Rate
 from api.broker.serving.sequence_loads import SequenceLoads
-from api.broker.serving.subscription import SubscribeRequest, Subscription
+from api.broker.serving.subscription import Subscription
 from api.broker.serving.tail import Tail
 from api.broker.threads import LimitedWorkers, Pools, WaitsFor, Workers
 from api.observability.logs import LogThrottle
+from compactor.maintenance.backlog_limits import OverQuota
 from storage.clock import Clock
 from storage.errors import CompactorError, Conflict, InvalidInput, NotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
@@ -37,10 +40,6 @@ from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, TopicName
 from storage.options.policies import HOLD
 from storage.topic import Topic
-
-if TYPE_CHECKING:
-    from api.broker.serving.logs import HeldLog
-    from compactor.maintenance.backlog_limits import OverQuota
 
 LOG = logging.getLogger(__name__)
 _STORE_CALLS = 4
@@ -324,7 +323,7 @@ class PersistentTopic:
                 consumer.delivered.tick(seconds)
                 consumer.redelivered.tick(seconds)
                 consumer.acknowledged.tick(seconds)
-            if subscription.is_left(_READER_TICKS):
+            if subscription.is_abandoned(_READER_TICKS):
                 self.spawn(self.remove_subscription(subscription))
         if self.idle_since is None:
             self._note_idle()

@@ -7,8 +7,9 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from api.broker.serving.acknowledging import AckedEntry
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
-from api.broker.serving.subscription import AckedEntry, SubscribeRequest, entry_of
+from api.broker.serving.position import SubscribeRequest, entry_of
 from api.http.access import AuthAction
 from api.pulsar.consumer_channel import ConnectedConsumer, returns_dropped_slots
 from api.pulsar.errors import Refused, failure, id_data, message_id, refusal, success
@@ -24,7 +25,6 @@ from api.pulsar.pulsar_api_pb2 import (
     ServerError,
 )
 from api.pulsar.schema_data import has_schema
-from storage.cursor import Cursor
 from storage.errors import CompactorError, Fenced
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.positions import StartPosition, StartTime
@@ -69,8 +69,8 @@ async def _create(connection: Connection, command: CommandSubscribe, is_wanted: 
                 await other.channel.is_alive()
     await connected.subscribe(request)
     subscription = connected.subscription
-    if subscription.is_new:
-        subscription.is_new = False
+    if subscription.position.is_new:
+        subscription.position.is_new = False
         connection.audit("create_subscription", topic.name, subscription.name)
     if not is_wanted():
         await topic.remove_consumer(subscription, consumer)
@@ -133,8 +133,6 @@ def ack(connection: Connection, command: BaseCommand, _: bytes) -> None:
             else:
                 unknown.extend(subscription.acknowledge(consumer, acks))
         except Fenced as error:  # another process has moved or deleted the cursor
-            if isinstance(subscription.position, Cursor):
-                subscription.write_failed(subscription.position, error)
             return refusal(error)
         return None
 
@@ -270,12 +268,12 @@ def last_message_id(connection: Connection, command: BaseCommand, _: bytes) -> N
     topic, subscription = connected.topic, connected.subscription
 
     async def found() -> BaseCommand:
-        last, before_first = await topic.store.run(_ends, topic.storage, subscription.read_compacted)
+        last, before_first = await topic.store.run(_ends, topic.storage, subscription.position.read_compacted)
         answer = BaseCommand(type=BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE)
         response = answer.get_last_message_id_response
         response.request_id = request.request_id
         response.last_message_id.CopyFrom(id_data(last, topic.name.partition))
-        before = subscription.delivered_before
+        before = subscription.position.delivered_before
         response.consumer_mark_delete_position.CopyFrom(id_data(before_first if before == EARLIEST else before))
         response.consumer_mark_delete_position.ClearField("batch_index")
         return answer

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from api.broker.serving import subscription as subscription_module
+from api.broker.serving import acknowledging
+from api.broker.serving.acknowledging import AckedEntry, remaining_slots
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
-from api.broker.serving.subscription import AckedEntry, remaining_slots
+from api.broker.serving.pending_acks import PendingAck
 from api.broker.serving.topic import PersistentTopic
 from api.pulsar.consumer_channel import returns_dropped_slots
 from storage.checksums import crc32c
@@ -22,18 +23,19 @@ from storage.errors import Conflict, NotFound, Unavailable
 from storage.model import EARLIEST, LATEST
 from storage.topic import Topic
 from tests.entries import batch
-from tests.unit.api.broker.serving.consumers import NotingChannel, entry
-from tests.unit.api.broker.serving.served_topic import opened, produce
-from tests.unit.api.broker.serving.test_dispatcher import (
+from tests.unit.api.broker.serving.consumers import (
     ALL,
     EXCLUSIVE,
     FAILOVER,
     KEY_SHARED,
     SHARED,
+    NotingChannel,
     Reader,
+    entry,
     quiet,
     run,
 )
+from tests.unit.api.broker.serving.served_topic import opened, produce
 from tests.workbench import Workbench
 
 
@@ -93,9 +95,9 @@ def test_all_chunks_of_a_message_go_to_one_consumer(bench: Workbench, topic: Top
             append(served, *(chunk(uuid, number) for number in range(3) for uuid in ("m", "n", "o", "q")))
             await quiet()
             for reader in (first, second):
-                received = {number % 4 for number in reader.got}
-                assert reader.got == sorted(number for number in range(12) if number % 4 in received)
-            assert len(first.got) == len(second.got) == 6
+                received = {number % 4 for number in reader.received}
+                assert reader.received == sorted(number for number in range(12) if number % 4 in received)
+            assert len(first.received) == len(second.received) == 6
 
     run(main())
 
@@ -109,11 +111,11 @@ def test_chunks_wait_for_their_consumer_and_hold_up_nothing_else(bench: Workbenc
             second = await Reader(served, "b", SHARED).join()
             append(served, *(message(uuid="m", chunk_id=number, num_chunks_from_msg=3) for number in (1, 2)), message())
             await quiet()
-            assert (first.got, second.got) == ([0], [3])
+            assert (first.received, second.received) == ([0], [3])
             await first.flow(ALL)
-            assert first.got == [0, 1, 2]
+            assert first.received == [0, 1, 2]
             await first.leave()
-            assert second.got == [3, 0, 1, 2]
+            assert second.received == [3, 0, 1, 2]
 
     run(main())
 
@@ -134,21 +136,21 @@ def test_delayed_entries_are_delivered_when_they_are_due(
             reader = await Reader(served, "a", type_).join()
             subscription = reader.subscription
             assert subscription.dispatcher is not None
-            assert (reader.got, subscription.dispatcher.delayed) == ([2, 3], 2)
+            assert (reader.received, subscription.dispatcher.delayed) == ([2, 3], 2)
             await reader.acknowledge(2, 3)
             await reader.leave()  # what waits is not acknowledged, so it is read again
             again = await Reader(served, "a", type_).join()
-            assert again.got == []
+            assert again.received == []
             bench.clock.advance(3_000)
             again.subscription.wake()
             await quiet()
-            assert again.got == [1]
+            assert again.received == [1]
             await again.give_back(1)
-            assert (again.got, again.channel.redeliveries) == ([1, 1], {1: 1})
+            assert (again.received, again.channel.redeliveries) == ([1, 1], {1: 1})
             bench.clock.advance(6_000)
             again.subscription.wake()
             await quiet()
-            assert again.got == [1, 1, 0]
+            assert again.received == [1, 1, 0]
 
     run(main())
 
@@ -160,7 +162,7 @@ def test_one_active_consumer_gets_delayed_entries_at_once(
     async def main() -> None:
         async with opened(bench, topic) as served:
             append(served, message(deliver_at_time=bench.clock.now_ms() + 9_000), message())
-            assert (await Reader(served, "a", type_).join()).got == [0, 1]
+            assert (await Reader(served, "a", type_).join()).received == [0, 1]
 
     run(main())
 
@@ -170,7 +172,7 @@ def test_permits_are_taken_for_what_the_client_gives_back(returns: bool) -> None
     """G5: with a queue of 10, 185 MiB were pushed to a client that had read 300 messages."""
     reader = Consumer(NotingChannel(), ConsumerOptions("a", EXCLUSIVE, returns_dropped_slots=returns), 0)
     reader.permits = 10
-    pending = subscription_module.PendingAck((1, 0), 0, 0, 10, True, 0b11, reader)
+    pending = PendingAck((1, 0), 0, 0, 10, True, 0b11, reader)
     reader.send(entry(0, 10), pending, 0)
     assert (reader.permits, reader.unacked) == (0 if returns else 8, 2)
 
@@ -208,10 +210,10 @@ def test_repeated_and_late_acknowledgements_read_nothing(
             assert reader.consumer.acknowledged.messages == 3
             other = await Reader(served, "b", SHARED).join()
             await reader.leave()
-            assert other.got == [1, 4, 5]
+            assert other.received == [1, 4, 5]
             late = [AckedEntry(reader.ledger_id, 1)]
             assert other.subscription.acknowledge(reader.consumer, late) == []
-            assert other.subscription.backlog(6, 0) == 2
+            assert other.subscription.position.backlog(6, 0) == 2
 
     run(main())
 
@@ -226,8 +228,8 @@ def test_an_unknown_acknowledgement_is_looked_up_and_too_many_are_refused(
             unknown = reader.subscription.acknowledge(reader.consumer, ids)
             assert unknown == ids[1:]
             await reader.subscription.look_up(reader.consumer, unknown, cumulative=False)
-            assert reader.subscription.backlog(6, 0) == 3
-            monkeypatch.setattr(subscription_module, "MOST_LOOKUPS", 2)
+            assert reader.subscription.position.backlog(6, 0) == 3
+            monkeypatch.setattr(acknowledging, "MAX_LOOKUPS", 2)
             with pytest.raises(Unavailable, match="wait to be looked up"):
                 await reader.subscription.look_up(reader.consumer, unknown, cumulative=False)
 
@@ -243,7 +245,7 @@ def test_every_other_message_of_a_batch_is_acknowledged_in_one_step(bench: Workb
             words = [even & (1 << 64) - 1, even >> 64]
             ack = AckedEntry(reader.ledger_id, 0, -1, words)
             assert reader.subscription.acknowledge(reader.consumer, [ack]) == []
-            assert (reader.consumer.unacked, reader.subscription.backlog(101, 0)) == (50, 51)
+            assert (reader.consumer.unacked, reader.subscription.position.backlog(101, 0)) == (50, 51)
             await reader.subscription.flush()
             await reader.leave()
             again = await Reader(served, "a", SHARED).join()
@@ -275,7 +277,7 @@ def test_the_acknowledgements_of_a_reader_count(bench: Workbench, topic: Topic, 
             await reader.acknowledge(0, 1, 3)
             reader.subscription.redeliver(reader.consumer, [])
             await quiet()
-            assert reader.got[5:] == [2, 4]
+            assert reader.received[5:] == [2, 4]
 
     run(main())
 
@@ -287,13 +289,13 @@ def test_a_skip_by_another_door_is_seen_by_connected_consumers(bench: Workbench,
         async with opened(bench, topic, ["k"] * 10) as served:
             reader = await Reader(served, "a", SHARED).join(permits=3)
             subscription = reader.subscription
-            assert isinstance(subscription.position, Cursor)
-            subscription.extend(10)
-            assert subscription.position.skip(6, 10) == 6
+            assert isinstance(subscription.position.current, Cursor)
+            subscription.position.extend(10)
+            assert subscription.position.current.skip(6, 10) == 6
             subscription.acknowledged_outside()
             assert reader.consumer.unacked == 0
             await reader.flow(ALL)
-            assert reader.got == [0, 1, 2, 6, 7, 8, 9]
+            assert reader.received == [0, 1, 2, 6, 7, 8, 9]
 
     run(main())
 
@@ -308,7 +310,7 @@ def test_a_reset_by_another_door_begins_there_at_once(bench: Workbench, topic: T
             await reader.subscription.reset(None)
             assert reader.channel.is_closed
             await reader.leave()
-            assert (await Reader(served, "a", EXCLUSIVE).join()).got == [0, 1, 2, 3, 4]
+            assert (await Reader(served, "a", EXCLUSIVE).join()).received == [0, 1, 2, 3, 4]
 
     run(main())
 
@@ -341,14 +343,14 @@ def test_the_mark_delete_position_is_always_known(bench: Workbench, topic: Topic
     async def main() -> None:
         async with opened(bench, topic, ["k"] * 5) as served:
             reader = await Reader(served, "a", EXCLUSIVE, durable=False, start=start).join(permits=0)
-            before = reader.subscription.delivered_before
+            before = reader.subscription.position.delivered_before
             assert before.entry_id == (-1 if start == EARLIEST else 4)
             if start == LATEST:
                 produce(served, ["k"])
                 await reader.flow(ALL)
-                assert reader.subscription.delivered_before.entry_id == 4
+                assert reader.subscription.position.delivered_before.entry_id == 4
                 await reader.acknowledge(5)
-                assert reader.subscription.delivered_before.entry_id == 5
+                assert reader.subscription.position.delivered_before.entry_id == 5
 
     run(main())
 
@@ -358,9 +360,9 @@ def test_a_consumer_that_acknowledges_a_part_of_a_batch_gets_more(bench: Workben
         async with opened(bench, topic, max_unacked_messages=10) as served:
             append(served, batch(*((b"k", b"v") for _ in range(10))), message(), message())
             reader = await Reader(served, "a", SHARED).join()
-            assert reader.got == [0]
+            assert reader.received == [0]
             reader.subscription.acknowledge(reader.consumer, [AckedEntry(reader.ledger_id, 0, -1, [0b1])])
             await quiet()
-            assert reader.got == [0, 1, 2]
+            assert reader.received == [0, 1, 2]
 
     run(main())

@@ -3,145 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
 from api.broker.refusals import ConsumerNotAssigned
 from api.broker.serving import redelivery, subscription as subscription_module
-from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
-from api.broker.serving.dispatcher import header_of
-from api.broker.serving.subscription import AckedEntry, SubscribeRequest, Subscription
-from api.broker.serving.topic import PersistentTopic
+from api.broker.serving.acknowledging import AckedEntry
+from api.broker.serving.consumer import SubscriptionType
+from api.broker.serving.key_routing import header_of
 from storage.cursor import Cursor
-from storage.entries.rebuild import DeliverableEntry
 from storage.errors import Unavailable
 from storage.metadata.records import READ_COMPACTED_PROPERTY
 from storage.model import EARLIEST, LATEST
-from storage.positions import StartPosition
 from storage.topic import Topic
+from tests.unit.api.broker.serving.consumers import ALL, EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, Reader, quiet, run
 from tests.unit.api.broker.serving.served_topic import opened, produce
 from tests.workbench import Workbench
-
-EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
-FAILOVER, KEY_SHARED = SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED
-ALL = 1_000
-"""Permits for more than any test sends."""
-
-
-class NotingChannel:
-    """Notes the entry ids that each consumer gets; takes no more when `is_writable` is cleared."""
-
-    address = "127.0.0.1:1"
-    client_version = "test"
-
-    def __init__(self) -> None:
-        self.is_writable = True
-        self.got: list[int] = []
-        self.offsets: list[int] = []
-        self.redeliveries: dict[int, int] = {}
-        self.active: list[bool] = []
-        self.is_closed = False
-
-    @property
-    def connection(self) -> object:
-        return self
-
-    def deliver(self, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
-        self.got.append(entry.entry_id)
-        self.offsets.append(entry.offset)
-        self.redeliveries[entry.entry_id] = redeliveries
-
-    def set_active(self, is_active: bool) -> None:
-        self.active.append(is_active)
-
-    def disconnect(self) -> None:
-        self.is_closed = True
-
-    async def is_alive(self) -> bool:
-        return True
-
-
-class Reader:
-    """A consumer, and what it got."""
-
-    subscription: Subscription
-
-    def __init__(
-        self,
-        topic: PersistentTopic,
-        name: str,
-        type_: SubscriptionType,
-        *,
-        durable: bool = True,
-        start: StartPosition = EARLIEST,
-        **options: Any,
-    ) -> None:
-        self.channel = NotingChannel()
-        self.consumer = Consumer(self.channel, ConsumerOptions(name, type_, **options), 0)
-        self.request = SubscribeRequest("s", durable, self.consumer.options.read_compacted, start)
-        self._topic = topic
-
-    async def join(self, permits: int = ALL) -> Reader:
-        self.consumer.permits = permits
-        self.subscription = await self._topic.subscribe(self.consumer, self.request)
-        assert self.subscription.dispatcher is not None
-        self.subscription.dispatcher.add(self.consumer)
-        await quiet()
-        return self
-
-    async def leave(self) -> None:
-        await self._topic.remove_consumer(self.subscription, self.consumer)
-        await quiet()
-
-    async def flow(self, permits: int) -> None:
-        self.subscription.flow(self.consumer, permits)
-        await quiet()
-
-    async def acknowledge(self, *entry_ids: int) -> None:
-        assert not self.subscription.acknowledge(
-            self.consumer, [AckedEntry(self.ledger_id, item) for item in entry_ids]
-        )
-        await quiet()
-
-    async def give_back(self, *entry_ids: int) -> None:
-        """Negative acknowledgements."""
-        self.subscription.redeliver(self.consumer, [(self.ledger_id, item) for item in entry_ids])
-        await quiet()
-
-    @property
-    def ledger_id(self) -> int:
-        return self._topic.storage.snapshot().segments[0].ledger_id
-
-    @property
-    def got(self) -> list[int]:
-        return self.channel.got
-
-
-async def quiet() -> None:
-    """Until nothing goes on: there are no threads, so every step is the loop's."""
-    for _ in range(400):
-        await asyncio.sleep(0)
 
 
 def owner(readers: Sequence[Reader], entry_id: int) -> Reader:
     """Who got it."""
-    (found,) = [reader for reader in readers if entry_id in reader.got]
+    (found,) = [reader for reader in readers if entry_id in reader.received]
     return found
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
 
 
 def test_exclusive_in_order_and_as_many_as_there_are_permits(bench: Workbench, topic: Topic) -> None:
     async def main() -> None:
         async with opened(bench, topic, ["k"] * 10) as served:
             reader = await Reader(served, "a", EXCLUSIVE).join(permits=3)
-            assert reader.got == [0, 1, 2]
+            assert reader.received == [0, 1, 2]
             await reader.flow(4)
-            assert reader.got == list(range(7))
+            assert reader.received == list(range(7))
 
     run(main())
 
@@ -153,7 +47,7 @@ def test_a_consumer_whose_socket_is_full_gets_nothing_and_others_do(bench: Workb
             slow.channel.is_writable = False
             produce(served, ["k"] * 10)
             await quiet()
-            assert (slow.got, fast.got) == ([], list(range(10)))
+            assert (slow.received, fast.received) == ([], list(range(10)))
 
     run(main())
 
@@ -162,14 +56,14 @@ def test_failover_goes_by_priority_then_name(bench: Workbench, topic: Topic) -> 
     async def main() -> None:
         async with opened(bench, topic, ["k"] * 4) as served:
             low = await Reader(served, "a", FAILOVER, priority=1).join()
-            assert low.got == [0, 1, 2, 3]
+            assert low.received == [0, 1, 2, 3]
             await low.acknowledge(0)
             high = await Reader(served, "z", FAILOVER).join()
-            assert high.got == [1, 2, 3]
+            assert high.received == [1, 2, 3]
             assert high.channel.active == [True]
             assert low.channel.active == [True, False]
             await high.leave()
-            assert low.got[4:] == [1, 2, 3]
+            assert low.received[4:] == [1, 2, 3]
 
     run(main())
 
@@ -194,10 +88,10 @@ def test_what_comes_back_goes_to_whoever_takes_it_and_counts(bench: Workbench, t
             second = await Reader(served, "b", SHARED).join()
             first.channel.is_writable = False
             await first.give_back(2)
-            assert second.got == [2]
+            assert second.received == [2]
             assert second.channel.redeliveries == {2: 1}
             await first.leave()
-            assert second.got == [2, 0, 3]
+            assert second.received == [2, 0, 3]
 
     run(main())
 
@@ -205,16 +99,16 @@ def test_what_comes_back_goes_to_whoever_takes_it_and_counts(bench: Workbench, t
 def test_shared_consumers_get_no_more_than_can_be_remembered(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscription_module, "MOST_PENDING", 3)
+    monkeypatch.setattr(subscription_module, "MAX_PENDING", 3)
 
     async def main() -> None:
         async with opened(bench, topic, ["k"] * 6) as served:
             reader = await Reader(served, "a", SHARED).join()
-            assert reader.got == [0, 1, 2]
+            assert reader.received == [0, 1, 2]
             await reader.give_back(1)
-            assert reader.got == [0, 1, 2, 1]
+            assert reader.received == [0, 1, 2, 1]
             await reader.acknowledge(0, 2)
-            assert reader.got[4:] == [3, 4]
+            assert reader.received[4:] == [3, 4]
 
     run(main())
 
@@ -223,19 +117,19 @@ def test_the_first_consumer_that_comes_back_receives_what_others_left(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many as can be remembered had been delivered: they must not keep the new dispatcher from reading them."""
-    monkeypatch.setattr(subscription_module, "MOST_PENDING", 3)
+    monkeypatch.setattr(subscription_module, "MAX_PENDING", 3)
 
     async def main() -> None:
         async with opened(bench, topic, ["k"] * 4) as served:
             reader = await Reader(served, "a", SHARED).join()
-            assert reader.got == [0, 1, 2]
+            assert reader.received == [0, 1, 2]
             reader.subscription.leave(
                 reader.consumer
             )  # its connection ends, and another one subscribes before the topic notices
             again = await Reader(served, "b", SHARED).join()
-            assert again.got == [0, 1, 2]
+            assert again.received == [0, 1, 2]
             await again.acknowledge(0, 1, 2)
-            assert again.got == [0, 1, 2, 3]
+            assert again.received == [0, 1, 2, 3]
 
     run(main())
 
@@ -247,9 +141,9 @@ def test_a_shared_consumer_gets_more_when_it_has_acknowledged(
     async def main() -> None:
         async with opened(bench, topic, ["k"] * 100, max_unacked_messages=70) as served:
             reader = await Reader(served, "a", type_).join()
-            assert reader.got == list(range(70))
+            assert reader.received == list(range(70))
             await reader.acknowledge(3, 4)
-            assert reader.got == list(range(72))
+            assert reader.received == list(range(72))
 
     run(main())
 
@@ -263,14 +157,14 @@ def test_key_shared_keeps_a_key_with_who_has_messages_of_it(bench: Workbench, to
             second = await Reader(served, "b", KEY_SHARED).join()
             produce(served, keys)
             await quiet()
-            moved = [number for number in range(40) if number + 40 not in first.got]
+            moved = [number for number in range(40) if number + 40 not in first.received]
             assert 5 < len(moved) < 35
-            assert second.got == []
+            assert second.received == []
             await first.acknowledge(*moved[:3])
-            assert second.got == [number + 40 for number in moved[:3]]
+            assert second.received == [number + 40 for number in moved[:3]]
             await first.acknowledge(*(number for number in range(40) if number not in moved[:3]))
-            assert sorted(second.got) == [number + 40 for number in moved]
-            assert second.got == sorted(second.got[:3]) + sorted(second.got[3:])
+            assert sorted(second.received) == [number + 40 for number in moved]
+            assert second.received == sorted(second.received[:3]) + sorted(second.received[3:])
 
     run(main())
 
@@ -285,7 +179,7 @@ def test_few_keys_move_when_a_key_shared_consumer_joins(bench: Workbench, topic:
             await quiet()
             before = [owner(readers, number) for number in range(300)]
             for reader in readers:
-                await reader.acknowledge(*reader.got)
+                await reader.acknowledge(*reader.received)
             readers.append(await Reader(served, "d", KEY_SHARED).join())
             produce(served, keys)
             await quiet()
@@ -309,20 +203,22 @@ def test_key_shared_delivers_what_comes_back_before_what_follows_it(
             first = await Reader(served, "a", KEY_SHARED).join()
             second = await Reader(served, "b", KEY_SHARED).join()
             await first.give_back(*range(20))
-            assert sorted(first.got[20:] + second.got) == list(range(20))
-            mine, others = first.got[20:], list(second.got)
+            assert sorted(first.received[20:] + second.received) == list(range(20))
+            mine, others = first.received[20:], list(second.received)
             assert mine
             assert others
             first.consumer.permits = 0
             await first.give_back(*mine)
             await second.give_back(*others)
-            assert sorted(second.got[len(others) :]) == sorted(others)  # though the lowest of all waits for the first
+            assert sorted(second.received[len(others) :]) == sorted(
+                others
+            )  # though the lowest of all waits for the first
             produce(served, keys[20:])
             await quiet()
-            first.channel.got.clear()
+            first.channel.received.clear()
             await first.flow(ALL)
             for number in mine:
-                assert first.got.index(number) < first.got.index(number + 20)
+                assert first.received.index(number) < first.received.index(number + 20)
 
     run(main())
 
@@ -338,9 +234,11 @@ def test_sticky_ranges_are_kept_and_may_not_overlap(bench: Workbench, topic: Top
                 await Reader(served, "d", KEY_SHARED).join()
             produce(served, [f"k{number}" for number in range(50)])
             await quiet()
-            hashes = [cast(int, header_of(entry, True).group) for entry in served.storage.entry_reader(EARLIEST).read()]
-            assert low.got == [number for number in range(50) if hashes[number] <= 32767]
-            assert high.got == [number for number in range(50) if hashes[number] > 32767]
+            hashes = [
+                cast(int, header_of(entry.data, True).group) for entry in served.storage.entry_reader(EARLIEST).read()
+            ]
+            assert low.received == [number for number in range(50) if hashes[number] <= 32767]
+            assert high.received == [number for number in range(50) if hashes[number] > 32767]
 
     run(main())
 
@@ -351,7 +249,7 @@ def test_a_reader_at_latest_gets_what_comes_after_it_subscribed(bench: Workbench
             reader = await Reader(served, "r", EXCLUSIVE, durable=False, start=LATEST).join(permits=0)
             produce(served, ["k"] * 2)
             await reader.flow(ALL)
-            assert reader.got == [3, 4]
+            assert reader.received == [3, 4]
 
     run(main())
 
@@ -368,13 +266,13 @@ def test_a_seek_that_fails_leaves_the_subscription_where_it_was(
             def failing(*_: Any) -> Any:
                 raise Unavailable("the store does not answer", "wait")
 
-            monkeypatch.setattr(subscription, "_reset_cursor", failing)
+            monkeypatch.setattr(Cursor, "reset", failing)
             with pytest.raises(Unavailable):
                 await subscription.seek(EARLIEST)
             assert reader.channel.is_closed
             await reader.leave()
             again = await Reader(served, "a", EXCLUSIVE).join()
-            assert again.got == [1, 2, 3]
+            assert again.received == [1, 2, 3]
 
     run(main())
 
@@ -394,7 +292,7 @@ def test_acknowledgements_during_a_seek_do_not_undo_it(bench: Workbench, topic: 
             await seeking
             await reader.leave()
             again = await Reader(served, "a", EXCLUSIVE).join()
-            assert again.got == [0, 1, 2, 3]
+            assert again.received == [0, 1, 2, 3]
 
     run(main())
 
@@ -404,13 +302,13 @@ def test_a_cursor_that_was_moved_is_taken_up_again_once(bench: Workbench, topic:
         async with opened(bench, topic, ["k"] * 4) as served:
             await Reader(served, "a", EXCLUSIVE).join()
             subscription = served.subscriptions["s"]
-            before = subscription.position
+            before = subscription.position.current
             assert isinstance(before, Cursor)
             await asyncio.gather(subscription.reopen(before), subscription.reopen(before))
-            after = subscription.position
+            after = subscription.position.current
             assert after is not before
             await subscription.reopen(before)
-            assert subscription.position is after
+            assert subscription.position.current is after
 
     run(main())
 
@@ -440,9 +338,9 @@ def test_failover_reads_as_its_active_consumer_wants(bench: Workbench, topic: To
             first = await Reader(served, "a", FAILOVER).join()
             await Reader(served, "b", FAILOVER, read_compacted=True).join()
             subscription = served.subscriptions["s"]
-            assert not subscription.read_compacted
+            assert not subscription.position.read_compacted
             await first.leave()
-            assert subscription.read_compacted
+            assert subscription.position.read_compacted
             properties = bench.metadata.cursors.get(topic.record.id, "s").properties
             assert properties[READ_COMPACTED_PROPERTY] == "true"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.broker.serving.key_routing import partition_of
-from api.broker.serving.selection import murmur3
+from api.broker.serving.key_routing import murmur3, partition_of
 
 
 @pytest.mark.parametrize(

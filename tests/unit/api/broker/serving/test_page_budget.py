@@ -13,8 +13,8 @@ from api.broker.serving.page_budget import PageBudget, PageHolder
 from api.broker.serving.topic import PersistentTopic
 from storage.log import segment_tables
 from storage.topic import Topic
+from tests.unit.api.broker.serving.consumers import EXCLUSIVE, KEY_SHARED, SHARED, Reader, run
 from tests.unit.api.broker.serving.served_topic import opened, produce
-from tests.unit.api.broker.serving.test_dispatcher import EXCLUSIVE, KEY_SHARED, SHARED, Reader, run
 from tests.workbench import Workbench, content
 
 PAGE = 1_000
@@ -64,13 +64,13 @@ def test_slow_consumers_beside_a_fast_one(bench: Workbench, topic: Topic, budget
         async with opened(bench, topic, KEYS, page_budget=budget) as served:
             slow = [await joined(served, f"s{number}", EXCLUSIVE, permits=3) for number in range(5)]
             fast = await joined(served, "fast", EXCLUSIVE, permits=2 * COUNT)
-            assert fast.got == list(range(COUNT))
+            assert fast.received == list(range(COUNT))
             produce(served, KEYS)
             for _ in range(2 * COUNT // 7 + 1):
                 for reader in slow:
                     await reader.flow(7)
             for reader in [*slow, fast]:
-                assert reader.got == list(range(2 * COUNT))
+                assert reader.received == list(range(2 * COUNT))
             assert budget.given_back > 10
 
     run(main())
@@ -95,8 +95,8 @@ def test_redeliveries_and_order_beside_pages_that_go(
                     break
                 for reader in readers:
                     await reader.flow(5)
-                    while handled[reader] < len(reader.got):
-                        entry_id = reader.got[handled[reader]]
+                    while handled[reader] < len(reader.received):
+                        entry_id = reader.received[handled[reader]]
                         handled[reader] += 1
                         name = reader.subscription.name
                         if entry_id % 11 == 0 and (name, entry_id) not in returned:
@@ -107,13 +107,13 @@ def test_redeliveries_and_order_beside_pages_that_go(
                             await reader.acknowledge(entry_id)
             for number in range(4):
                 of_subscription = [reader for reader in readers if reader.subscription.name == f"s{number}"]
-                counts = Counter(entry_id for reader in of_subscription for entry_id in reader.got)
+                counts = Counter(entry_id for reader in of_subscription for entry_id in reader.received)
                 assert counts == {entry_id: 1 + (entry_id % 11 == 0) for entry_id in range(COUNT)}
                 for reader in of_subscription:
                     for key in set(KEYS) if type_ is KEY_SHARED else ():
-                        firsts = list(dict.fromkeys(entry_id for entry_id in reader.got if KEYS[entry_id] == key))
+                        firsts = list(dict.fromkeys(entry_id for entry_id in reader.received if KEYS[entry_id] == key))
                         assert firsts == sorted(firsts)
-                position = of_subscription[0].subscription.position
+                position = of_subscription[0].subscription.position.current
                 assert position.mark_delete is not None
                 assert position.mark_delete.offset == COUNT - 1
             assert budget.given_back > 10
@@ -158,7 +158,7 @@ def test_one_page_that_is_larger_than_all_may_have_is_delivered(
             for _ in range(COUNT // 5):
                 for reader in readers:
                     await reader.flow(5)
-            assert [reader.got for reader in readers] == [list(range(COUNT))] * 3
+            assert [reader.received for reader in readers] == [list(range(COUNT))] * 3
 
     run(main())
 

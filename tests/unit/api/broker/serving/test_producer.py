@@ -10,9 +10,9 @@ import pytest
 
 from api.broker.refusals import InvalidTopicEpoch, ProducerBusy, ProducerFenced, TopicClosed
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
+from api.broker.serving.position import SubscribeRequest
 from api.broker.serving.producer import AccessMode, Producer, ProducerOptions
 from api.broker.serving.publishing import QueuedEntry
-from api.broker.serving.subscription import SubscribeRequest
 from api.broker.serving.topic import PersistentTopic
 from storage.entries.encode import encode_message
 from storage.errors import ChecksumMismatch, CompactorError, Fenced, InvalidRecord

@@ -8,6 +8,7 @@ import pytest
 
 from api.broker.refusals import ConsumerNotAssigned
 from api.broker.serving.consumer import Consumer, SubscriptionType
+from api.broker.serving.key_routing import sticky_hash
 from api.broker.serving.selection import (
     HASH_SLOTS,
     ChunkAssignments,
@@ -15,7 +16,6 @@ from api.broker.serving.selection import (
     RoundRobin,
     SingleActive,
     StickyRanges,
-    sticky_hash,
 )
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from tests.unit.api.broker.serving.consumers import consumer

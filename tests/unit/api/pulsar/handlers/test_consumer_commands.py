@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, cast
 
 from api.broker.serving.consumer import ConsumerOptions, SubscriptionType
-from api.broker.serving.subscription import SubscribeRequest
+from api.broker.serving.position import SubscribeRequest
 from api.pulsar.connection import Connection
 from api.pulsar.consumer_channel import ConnectedConsumer
 from api.pulsar.handlers import consumers

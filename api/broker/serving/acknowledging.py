@@ -1,0 +1,279 @@
+"""Acknowledgements of one subscription, applied to its position and to the entries that its consumers have.
+
+Delivered entries are kept with their offsets until they are acknowledged (pending_acks.py). With an entry the offsets
+before it that no consumer receives are acknowledged, too: messages that compaction removed, markers. An acknowledgement
+of an entry that is not kept any more is looked up in the topic, one at a time.
+
+Mark-delete needs the id of its message. An entry that is acknowledged out of order leaves its id here, so mark-delete
+moves to it later without a read of the topic.
+
+For the event loop, except the functions that are marked for threads. Must not know: consumers' channels, dispatching.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from pyroaring import BitMap
+
+from api.broker.serving.consumer import Consumer
+from api.broker.serving.pending_acks import EntryKey, PendingAck, PendingAcks
+from api.broker.serving.position import SubscriptionPosition
+from api.broker.serving.served_topic import ServedTopic
+from storage.ack_ranges import bitmap_of, mask_of
+from storage.cursor import Cursor
+from storage.errors import Unavailable
+from storage.ledger.rows import message_id as id_of_row
+from storage.model import LogPosition, MessageId
+
+MAX_LOOKUPS = 1_000
+"""Acknowledgements of one subscription that may wait to be looked up in the topic."""
+MAX_ACKED_IDS = 20_000
+"""Ids of messages that were acknowledged out of order."""
+_UINT64 = (1 << 64) - 1
+
+
+class AckedEntry(NamedTuple):
+    """An acknowledgement of one entry. `ack_set`: the slots that stay unacknowledged, 64 in a number; empty: none."""
+
+    ledger_id: int
+    entry_id: int
+    batch_index: int = -1
+    ack_set: Sequence[int] = ()
+
+    @property
+    def key(self) -> EntryKey:
+        return self.ledger_id, self.entry_id
+
+
+class AckedMessages(NamedTuple):
+    """Messages of one entry that are acknowledged: offsets `first` + i for each set bit i of `mask`."""
+
+    first: int
+    mask: int
+    last: LogPosition
+
+
+class AckObserver(Protocol):
+    """The dispatcher, as acknowledgements affect it."""
+
+    def settled(self, pending: PendingAck) -> None:
+        """Note that an entry is wholly acknowledged."""
+
+
+class Acknowledgements:
+    """The acknowledgements of one subscription."""
+
+    def __init__(
+        self,
+        topic: ServedTopic,
+        name: str,
+        position: SubscriptionPosition,
+        pending: PendingAcks,
+        on_progress: Callable[[], object],
+    ) -> None:
+        """`on_progress` is called after each call that has acknowledged something on the position."""
+        self.observer: AckObserver | None = None
+        self.mark_advanced_at = 0
+        """The time in ms at which mark-delete moved last; 0: it has not moved."""
+        self._topic = topic
+        self._name = name
+        self._position = position
+        self._pending = pending
+        self._on_progress = on_progress
+        self._acked_ids: dict[int, LogPosition] = {}
+        """By offset."""
+        self._end = -1
+        """All offsets up to here are acknowledged; perhaps more are."""
+        self._mark: LogPosition | None = None
+        self._lookups = 0
+        self._looking_up = asyncio.Lock()
+
+    def acknowledge(self, consumer: Consumer, acks: Sequence[AckedEntry]) -> list[AckedEntry]:
+        """Acknowledge entries one by one. Return those that have to be looked up in the topic. Raises Fenced."""
+        unknown: list[AckedEntry] = []
+        for ack in acks:
+            key = ack.ledger_id, ack.entry_id
+            pending = self._pending.get(key)
+            if pending is not None:
+                self._acknowledge(consumer, pending, ack.ack_set)
+            elif self._position.durable and not self._is_acknowledged(key):
+                unknown.append(ack)
+        self._note_progress(consumer)
+        return unknown
+
+    def acknowledge_through(self, consumer: Consumer, ack: AckedEntry) -> bool:
+        """Acknowledge a message and all before it. Return False if it has to be looked up in the topic. Raises
+        Fenced."""
+        target = self._pending.get(ack.key)
+        if target is None:
+            return not self._position.durable or self._is_acknowledged(ack.key)
+        # Of a part of a batch: up to the slot before the first one that stays unacknowledged.
+        rest = target.live & remaining_slots(ack.ack_set, target.messages)
+        slot = (rest & -rest).bit_length() - 2 if rest else target.messages - 1
+        if slot >= 0:
+            self._move_through(consumer, target.position(slot))
+        elif target.offset:
+            self._move_through(consumer, LogPosition(target.offset - 1, MessageId(ack.ledger_id, ack.entry_id - 1)))
+        self._note_progress(consumer)
+        return True
+
+    async def look_up(self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool) -> None:
+        """Acknowledge entries that are looked up in the topic, one at a time for a subscription.
+
+        Raises CompactorError; Unavailable if too many wait already: their entries are delivered again.
+        """
+        if self._lookups + len(acks) > MAX_LOOKUPS:
+            raise Unavailable(
+                f"{self._lookups} acknowledgements of {self._name} wait to be looked up", "acknowledge fewer at once",
+                is_public=True,
+            )  # fmt: skip
+        position, moves = self._position, self._position.moves
+        self._lookups += len(acks)
+        try:
+            async with self._looking_up:
+                for ack in acks:
+                    acked = await self._topic.store.run(self._messages_of, ack, cumulative)
+                    if position.moving.locked() or position.moves != moves or not position.durable:
+                        return
+                    if acked is not None:
+                        self._acknowledge_messages(consumer, acked, cumulative)
+        finally:
+            self._lookups -= len(acks)
+        self._note_progress(consumer)
+
+    def settle_through(self, end: int) -> None:
+        """Settle the entries that end at or before the offset `end`: another door has acknowledged them."""
+        for pending in self._pending.pop_through(end):
+            self._note_settled(pending)
+
+    def clear(self) -> None:
+        """Drop everything that is about an earlier position."""
+        self._pending.clear()
+        self._acked_ids.clear()
+        self._end = -1
+
+    def _acknowledge(self, consumer: Consumer, pending: PendingAck, ack_set: Sequence[int]) -> None:
+        position = self._position.current
+        rest = pending.live & remaining_slots(ack_set, pending.messages) if ack_set else 0
+        newly = pending.live & ~rest
+        consumer.acknowledged.add(newly.bit_count())
+        if not rest:
+            self._pending.settle(pending)
+            self._note_settled(pending)
+            last = pending.position(pending.messages - 1)
+            is_in_order = pending.first <= self._end + 1
+            if not is_in_order and self._position.durable:
+                self._keep_id(last)
+            position.acknowledge(last, pending.first)
+            if is_in_order and last.offset > self._end:
+                self._end = last.offset
+        elif newly:
+            if pending.consumer is not None:
+                pending.consumer.unacked -= newly.bit_count()
+            pending.live = rest
+            highest = pending.position(newly.bit_length() - 1)
+            self._keep_id(highest)
+            position.acknowledge_slots(pending.offset, newly, highest)
+
+    def _note_settled(self, pending: PendingAck) -> None:
+        if self.observer is not None:
+            self.observer.settled(pending)
+
+    def _move_through(self, consumer: Consumer, position: LogPosition) -> None:
+        for pending in self._pending.pop_through(position.offset + 1):
+            consumer.acknowledged.add(pending.live.bit_count())
+            self._note_settled(pending)
+        cut = self._pending.oldest()
+        if cut is not None and cut.offset <= position.offset:
+            acked = cut.live & ((1 << (position.offset + 1 - cut.offset)) - 1)
+            cut.live &= ~acked
+            if cut.consumer is not None:
+                cut.consumer.unacked -= acked.bit_count()
+        self._position.extend(position.offset + 1)
+        self._position.current.acknowledge_cumulative(position)
+
+    def _acknowledge_messages(self, consumer: Consumer, acked: AckedMessages, cumulative: bool) -> None:
+        self._position.extend(acked.last.offset + 1)
+        if cumulative:
+            self._move_through(consumer, acked.last)
+        else:
+            self._position.current.acknowledge_slots(acked.first, acked.mask, acked.last)
+
+    def _is_acknowledged(self, key: EntryKey) -> bool:
+        """Return whether an entry is known to be wholly acknowledged. It reads nothing."""
+        if self._pending.is_settled(key):
+            return True
+        mark = self._position.current.mark_delete
+        if mark is None:
+            return False
+        mark_key = mark.message_id.ledger_id, mark.message_id.entry_id
+        return key < mark_key or (key == mark_key and mark.message_id.batch_index < 0)
+
+    def _keep_id(self, position: LogPosition) -> None:
+        """Keep the id of a message that was acknowledged, until mark-delete comes to it."""
+        if len(self._acked_ids) >= MAX_ACKED_IDS:
+            mark = self._position.current.mark_delete
+            low = -1 if mark is None else mark.offset
+            self._acked_ids = {offset: item for offset, item in self._acked_ids.items() if offset > low}
+            while len(self._acked_ids) >= MAX_ACKED_IDS // 2:
+                del self._acked_ids[next(iter(self._acked_ids))]
+        self._acked_ids[position.offset] = position
+
+    def _note_progress(self, consumer: Consumer) -> None:
+        consumer.last_acked_at = self._topic.clock.now_ms()
+        cursor = self._position.current
+        if isinstance(cursor, Cursor):
+            mark, self._end = cursor.progress
+            if mark is None or mark.offset < self._end:
+                acked = self._acked_ids.get(self._end)
+                if acked is not None:
+                    cursor.acknowledge_cumulative(acked)
+                    mark = acked
+            if mark is not self._mark:
+                self._mark, self.mark_advanced_at = mark, consumer.last_acked_at
+        self._on_progress()
+
+    # For threads
+
+    def _messages_of(self, ack: AckedEntry, cumulative: bool) -> AckedMessages | None:
+        """Return the messages that an acknowledgement names; None: the topic has none of them.
+
+        For a thread, because a batch may have 262,144 messages.
+        """
+        return acked_messages(self._slots_of(ack), ack, cumulative)
+
+    def _slots_of(self, ack: AckedEntry) -> list[tuple[int, LogPosition]]:
+        """Return the slots of an entry that still exist, with the positions of their messages."""
+        slots: list[tuple[int, LogPosition]] = []
+        for batch in self._topic.storage.read(MessageId(*ack.key), self._position.read_compacted):
+            for row in range(len(batch)):
+                row_id = id_of_row(batch, row)
+                if (row_id.ledger_id, row_id.entry_id) != ack.key:
+                    return slots
+                slots.append((max(row_id.batch_index, 0), LogPosition(batch.column("offset")[row].as_py(), row_id)))
+        return slots
+
+
+def acked_messages(slots: Sequence[tuple[int, LogPosition]], ack: AckedEntry, cumulative: bool) -> AckedMessages | None:
+    """Return the messages of `slots`, the existing slots of an entry, that an acknowledgement names; None: no one."""
+    rest = bitmap_of(remaining_slots(ack.ack_set, max((slot for slot, _ in slots), default=0) + 1))
+    acked = [position for slot, position in slots if slot not in rest]
+    if cumulative and ack.batch_index >= 0 and not rest:
+        acked = [item for item in acked if item.message_id.batch_index <= ack.batch_index]
+    if not acked:
+        return None
+    first = acked[0].offset
+    return AckedMessages(first, mask_of(BitMap([item.offset - first for item in acked])), acked[-1])
+
+
+def remaining_slots(ack_set: Sequence[int], messages: int) -> int:
+    """Return the slots of an entry that an acknowledgement leaves, as bits. Bits beyond its slots are ignored."""
+    words = ack_set[: (messages + 63) // 64]
+    if not words:
+        return 0
+    data = struct.pack(f"<{len(words)}Q", *(word & _UINT64 for word in words))
+    return int.from_bytes(data, "little") & ((1 << messages) - 1)

@@ -1,0 +1,294 @@
+"""The position of a subscription: what it has acknowledged, and where its reads begin.
+
+    durable        a cursor in SQL (storage/cursor.py)
+    not durable    a position in memory, for a reader; it ends with its last consumer
+
+A durable position is opened again when the first consumer subscribes, because another process may have moved it. It is
+fenced when another process moves or deletes the cursor: `reopen` loads it again. While `moving` is held the position
+changes, and acknowledgements are dropped: they are about the earlier position.
+
+For the event loop, except the functions that are marked for threads. Must not know: consumers, entries in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from api.broker.positions import mark_delete_before
+from api.broker.serving.served_topic import ServedTopic
+from storage.ack_ranges import AcknowledgedOffsets, bitmap_of
+from storage.cursor import Cursor, CursorSettings
+from storage.errors import Conflict, Fenced, NotFound, StateMayBeStale
+from storage.metadata.records import READ_COMPACTED_PROPERTY
+from storage.model import EARLIEST, LATEST, LogPosition, MessageId
+from storage.positions import StartOffset, StartPosition, StartTime
+from storage.reading.entry_reader import EntryReader
+
+_READER_BYTES = 4 << 20
+_READS_COMPACTED = {READ_COMPACTED_PROPERTY: "true"}
+"""The property of a cursor whose consumers read compacted: a run waits for it (T1)."""
+
+
+@dataclass(frozen=True)
+class SubscribeRequest:
+    """The options of a subscription that a consumer joins.
+
+    `start`: the position of a new cursor or of a reader. `resumes`: the reader continues an earlier read, as one that
+    connects again does. `properties`: of a new cursor.
+    """
+
+    name: str
+    durable: bool = True
+    read_compacted: bool = False
+    start: StartPosition = LATEST
+    resumes: bool = False
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+class ReaderPosition:
+    """Acknowledgements of a reader without a cursor, in memory: the interface of `Cursor`, without a database."""
+
+    def __init__(self, mark: LogPosition | None) -> None:
+        """`mark`: the message before the first one to be delivered; None: that is the first one of the topic."""
+        self.mark_delete = mark
+        self._offsets = AcknowledgedOffsets(-1 if mark is None else mark.offset, _READER_BYTES)
+
+    def acknowledge(self, position: LogPosition, first: int | None = None) -> None:
+        """Acknowledge a message; with `first`, all offsets from there to it."""
+        self._offsets.add(position.offset if first is None else first, position.offset)
+        self._move(position)
+
+    def acknowledge_slots(self, base: int, mask: int, highest: LogPosition) -> None:
+        """Acknowledge the offsets `base` + i for each set bit i of `mask`."""
+        self._offsets.add_slots(base, bitmap_of(mask))
+        self._move(highest)
+
+    def acknowledge_cumulative(self, position: LogPosition) -> None:
+        """Acknowledge a message and all before it."""
+        self.acknowledge(position, 0)
+
+    def acknowledged_mask(self, first: int, count: int) -> int:
+        """Return which of `count` offsets from `first` on are acknowledged: bit i stands for `first` + i."""
+        return self._offsets.mask(first, count)
+
+    def begin(self, offset: int) -> None:
+        """Count all offsets before the first delivered message as acknowledged."""
+        self._offsets.move_mark(offset - 1)
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset that is not acknowledged."""
+        return self._offsets.end + 1
+
+    def _move(self, position: LogPosition) -> None:
+        if self._offsets.end >= position.offset and (
+            self.mark_delete is None or self.mark_delete.offset < position.offset
+        ):
+            self.mark_delete = position
+        self._offsets.move_mark(self._offsets.end)
+
+
+class SubscriptionPosition:
+    """The position of one subscription. `open` it first."""
+
+    def __init__(self, topic: ServedTopic, request: SubscribeRequest) -> None:
+        self.current: Cursor | ReaderPosition = ReaderPosition(None)
+        self.durable = request.durable
+        self.read_compacted = request.read_compacted
+        self.is_new = False
+        """The cursor was created by `open`."""
+        self.delivered_end = 0
+        """The offset after the last entry that was delivered."""
+        self.moving = asyncio.Lock()
+        self.moves = 0
+        """The number of times that the position was moved other than by an acknowledgement."""
+        self._topic = topic
+        self._name = request.name
+        self._start: StartPosition = LATEST
+        self._resumes = request.resumes
+        self._has_begun = False
+        self._known_end = 0
+        """Messages exist before this offset, as far as is known here."""
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """The cursor; None: the subscription is not durable."""
+        return self.current if isinstance(self.current, Cursor) else None
+
+    # Opening and moving
+
+    async def open(self, request: SubscribeRequest) -> None:
+        """Find or create the cursor, or the position where the reader begins. Raises CompactorError."""
+        if self.durable:
+            self.current = await self._topic.store.run(self._find_or_create, request)
+            self._begin_after_mark()
+        else:
+            await self._begin_reader(request.start)
+
+    async def note_compacted_reads(self) -> None:
+        """Store that consumers of the cursor read compacted. Raises CompactorError."""
+        cursors, topic_id = self._topic.metadata.cursors, self._topic.record.id
+        await self._topic.database.run(cursors.set_properties, topic_id, self._name, _READS_COMPACTED)
+
+    async def mark_before(self, start: StartPosition) -> LogPosition | None:
+        """Return the mark-delete position of a cursor that begins at `start`; None: at the topic's first message."""
+        return await self._topic.store.run(self._mark_before, start)
+
+    async def move(self, mark: LogPosition | None, start: StartPosition) -> None:
+        """Reset the cursor to `mark`, or begin the reader at `start`. For the holder of `moving`. Raises
+        CompactorError."""
+        if isinstance(self.current, Cursor):
+            # To its end: a reset that continues beside later work would undo that work.
+            self.current = await self._topic.database.run_to_end(self._reset, self.current, mark)
+            self.delivered_end = 0
+        else:
+            await self._begin_reader(start)
+
+    async def reopen(self) -> None:
+        """Load a fenced cursor again. For the holder of `moving`. Raises NotFound if it was deleted, CompactorError."""
+        self.current = await self._topic.database.run(self._open)
+
+    def restart(self) -> None:
+        """Begin again at the current position: nothing counts as delivered."""
+        self.moves += 1
+        self._has_begun = self._resumes = False
+        if self.durable:
+            self._begin_after_mark()
+
+    # Reading
+
+    @property
+    def next_position(self) -> StartPosition:
+        """The first message that is not acknowledged."""
+        if isinstance(self.current, ReaderPosition):
+            return StartOffset(self.current.next_offset) if self._has_begun else self._start
+        mark = self.current.mark_delete
+        return EARLIEST if mark is None else StartOffset(mark.offset + 1)
+
+    def open_reader(self, start: StartPosition) -> EntryReader:
+        """Begin to read the topic. For threads. Raises StateMayBeStale once for a compacted read whose deletions are
+        lost (R7): the next call continues without them."""
+        try:
+            reader = self._topic.storage.entry_reader(start, self.read_compacted, self._resumes)
+        except StateMayBeStale:
+            self._resumes = False
+            raise
+        self._resumes = False
+        return reader
+
+    def begin_consumers(self, read_compacted: bool) -> None:
+        """Prepare the reads of a first consumer. Another consumer's read of a cursor is not continued."""
+        self._resumes = self._resumes and not self.durable
+        self.read_compacted = read_compacted
+
+    def repeat(self) -> None:
+        """Note that delivered entries are read again: a compacted read continues (R7)."""
+        self._resumes = self._resumes or self._has_begun
+
+    def begin(self, offset: int) -> None:
+        """Note the first delivery: a reader counts all offsets before it as acknowledged."""
+        if not self._has_begun:
+            self._has_begun = True
+            if isinstance(self.current, ReaderPosition):
+                self.current.begin(offset)
+
+    def extend(self, end: int) -> None:
+        """Note that messages exist before the offset `end`: they may be acknowledged."""
+        self._known_end = max(self._known_end, end)
+
+    @property
+    def delivered_before(self) -> MessageId:
+        """The message before the first one to be delivered: mark-delete, or the one before a reader's position. A
+        client that has sought a time learns from it whether messages follow."""
+        mark = self.current.mark_delete
+        if mark is not None:
+            return mark.message_id
+        if self.durable or not isinstance(self._start, MessageId) or self._start in (EARLIEST, LATEST):
+            return EARLIEST
+        return MessageId(self._start.ledger_id, self._start.entry_id - 1)
+
+    def backlog(self, end: int, start: int) -> int | None:
+        """Return the number of unacknowledged messages from `start` to before `end`; None: there is no cursor."""
+        return self.current.backlog(end, start) if isinstance(self.current, Cursor) else None
+
+    def _begin_after_mark(self) -> None:
+        mark = self.current.mark_delete
+        self._start = EARLIEST if mark is None else StartOffset(mark.offset + 1)
+        self.delivered_end = max(self.delivered_end, 0 if mark is None else mark.offset + 1)
+
+    async def _begin_reader(self, start: StartPosition) -> None:
+        self._start, mark = await self._topic.store.run(self._reader_start, start)
+        self.current = ReaderPosition(mark)
+
+    # For threads
+
+    def _find_or_create(self, request: SubscribeRequest) -> Cursor:
+        record, cursors = self._topic.record, self._topic.metadata.cursors
+        marker = _READS_COMPACTED if request.read_compacted else {}
+        try:
+            cursor = self._open()
+        except NotFound:
+            mark = self._mark_before(request.start)
+            with suppress(Conflict):  # another caller was first
+                cursors.create(record.id, self._name, mark, {**request.properties, **marker})
+                self.is_new = True
+            return self._open()
+        if marker and READ_COMPACTED_PROPERTY not in cursors.get(record.id, self._name).properties:
+            cursors.set_properties(record.id, self._name, marker)
+        return cursor
+
+    def _open(self) -> Cursor:
+        return Cursor(
+            self._topic.metadata,
+            self._topic.clock,
+            self._topic.record,
+            self._name,
+            self._topic.storage.locate,
+            lambda: max(self.delivered_end, self._known_end),
+            CursorSettings(flush_acknowledgements=None, flush_ms=None),
+        )
+
+    def _reset(self, cursor: Cursor, mark: LogPosition | None) -> Cursor:
+        try:
+            cursor.reset(mark)
+        except Fenced:
+            cursor = self._open()
+            cursor.reset(mark)
+        return cursor
+
+    def _mark_before(self, start: StartPosition) -> LogPosition | None:
+        storage = self._topic.storage
+        if start == EARLIEST:
+            return None
+        first = None if start == LATEST else storage.first_at(start, self.read_compacted)
+        mark = mark_delete_before(storage, LATEST if first is None else StartOffset(first.offset))
+        if mark is None and first is not None and first.offset:  # the raw messages before it are trimmed
+            return LogPosition(first.offset - 1, MessageId(first.message_id.ledger_id, first.message_id.entry_id - 1))
+        return mark
+
+    def _reader_start(self, start: StartPosition) -> tuple[StartPosition, LogPosition | None]:
+        """Return where a reader begins, and the message before it if its offset is known.
+
+        `latest` is the present end of the topic, not the end when it is read.
+        """
+        storage = self._topic.storage
+        if isinstance(start, StartTime):
+            first = storage.first_at(start, self.read_compacted)
+            start = LATEST if first is None else entry_of(first.message_id)
+        if start != LATEST:
+            return start, None
+        last = mark_delete_before(storage, LATEST)
+        return (EARLIEST, None) if last is None else (StartOffset(last.offset + 1), last)
+
+
+def entry_of(start: MessageId) -> MessageId:
+    """Return the position of a reader that begins at a message: the message's entry. Its client skips the messages
+    before it."""
+    if start in (EARLIEST, LATEST) or start.ledger_id > LATEST.ledger_id - 1:
+        return LATEST if start.ledger_id > 0 else EARLIEST
+    if start.ledger_id < 0:
+        return EARLIEST
+    return MessageId(start.ledger_id, max(start.entry_id, 0))

@@ -1,0 +1,140 @@
+"""Entries of a shared or key-shared subscription that were read and wait for their delivery.
+
+    returned    delivered before; a consumer left or asked for it again
+    held        no consumer could take it when it was read, and its group (redelivery.py) must stay in order
+    delayed     its delivery time has not come (delayed.py)
+
+An entry waits as an offset and a group. Held entries keep their content while `HELD_BYTES` admit it; every other one is
+read again when it is delivered, with the entries after it, as the replay page. `release_memory` drops all content at
+any time.
+
+For the event loop alone. Must not know: consumers, the topic.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from api.broker.serving.delayed import DelayedEntries
+from api.broker.serving.page_budget import entry_bytes
+from api.broker.serving.pending_acks import Group, PendingAck
+from api.broker.serving.redelivery import RedeliveryQueue
+from storage.entries.rebuild import DeliverableEntry
+
+MAX_HELD = 2_000
+"""Entries that may be held while others are delivered."""
+HELD_BYTES = 4 << 20
+"""Bytes of held entries that stay in memory."""
+
+
+class WaitingEntries:
+    """The waiting entries of one subscription."""
+
+    def __init__(self) -> None:
+        self.queue = RedeliveryQueue()
+        self._returned: dict[int, PendingAck] = {}
+        self._held: dict[int, DeliverableEntry | None] = {}
+        """By offset; None: it is read again."""
+        self._held_bytes = 0
+        self._firsts: dict[int, int] = {}
+        """For an entry whose acknowledgement begins before its own offset: where."""
+        self._delayed = DelayedEntries()
+        self._replay: Sequence[DeliverableEntry] = ()
+        self._replay_bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """The memory of the entries that are kept with their content."""
+        return self._replay_bytes + self._held_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """No more entries may be read until some of these are delivered."""
+        return self._delayed.is_full or len(self._held) >= MAX_HELD
+
+    @property
+    def delayed(self) -> int:
+        """The number of entries whose delivery time has not come."""
+        return len(self._delayed)
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """The time at which the next delayed entry is due; None: none is delayed."""
+        return self._delayed.next_due_ms
+
+    def add_returned(self, pending: PendingAck) -> None:
+        """Add an entry that its consumer has lost."""
+        self._returned[pending.offset] = pending
+        self.queue.add(pending.offset, pending.group)
+
+    def hold(self, entry: DeliverableEntry, group: Group, first: int) -> None:
+        """Add an entry that no consumer can take now. Its acknowledgement begins at the offset `first`."""
+        self._note_first(entry.offset, first)
+        fits = self._held_bytes + len(entry.data) <= HELD_BYTES
+        self._held[entry.offset] = entry if fits else None
+        self._held_bytes += len(entry.data) if fits else 0
+        self.queue.add(entry.offset, group)
+
+    def delay(self, offset: int, due_ms: int, first: int) -> None:
+        """Add an entry that is delivered from a time on. Its acknowledgement begins at the offset `first`."""
+        self._note_first(offset, first)
+        self._delayed.add(due_ms, offset)
+
+    def release_due(self, now_ms: int) -> None:
+        """Queue the delayed entries that are due."""
+        for offset in self._delayed.take_due(now_ms):
+            self.queue.add(offset, None)
+
+    def first_acknowledged(self, offset: int) -> int:
+        """Return the offset at which the acknowledgement of an entry begins."""
+        return self._firsts.get(offset, offset)
+
+    def in_memory(self, offset: int) -> Sequence[DeliverableEntry]:
+        """Return the entry at an offset and entries after it, as far as they are in memory; none: it is not."""
+        held = self._held.get(offset)
+        if held is not None:
+            return [held]
+        at = bisect_left(self._replay, offset, key=lambda entry: entry.offset)
+        if at < len(self._replay) and self._replay[at].offset == offset:
+            return self._replay[at:]
+        return ()
+
+    def set_replay(self, entries: Sequence[DeliverableEntry]) -> None:
+        """Keep a page that was read for redelivery, instead of the one before."""
+        self._replay, self._replay_bytes = entries, sum(map(entry_bytes, entries))
+
+    def drop(self, offset: int) -> PendingAck | None:
+        """Remove an entry: it is delivered, acknowledged or gone from the topic. Return its earlier delivery."""
+        self.queue.remove(offset)
+        self._firsts.pop(offset, None)
+        held = self._held.pop(offset, None)
+        if held is not None:
+            self._held_bytes -= len(held.data)
+        if not len(self.queue):
+            self.set_replay(())
+        return self._returned.pop(offset, None)
+
+    def settle(self, offset: int) -> None:
+        """Remove a returned entry that was acknowledged before its next delivery."""
+        if offset in self._returned:
+            self.drop(offset)
+
+    def release_memory(self) -> None:
+        """Drop the content of all entries; it is read again when it is needed."""
+        self.set_replay(())
+        self._held = dict.fromkeys(self._held)
+        self._held_bytes = 0
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        self.release_memory()
+        self.queue.clear()
+        self._returned.clear()
+        self._held.clear()
+        self._firsts.clear()
+        self._delayed.clear()
+
+    def _note_first(self, offset: int, first: int) -> None:
+        if first < offset:
+            self._firsts[offset] = first
