@@ -1,4 +1,4 @@
-"""What Alembic runs around the revisions: on the connection, and in the transaction, of `storage.metadata.schema`."""
+"""Alembic's environment: runs the revisions on the connection, and in the transaction, of `storage.metadata.schema`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pins: which compacted ledgers readers are reading, and until when.
+"""Pins of readers on compacted ledgers, until a time.
 
 storage/metadata/tables.py describes the table. The state CANCELLED of a run needs no change: states are
 text.

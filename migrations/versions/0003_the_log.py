@@ -1,4 +1,4 @@
-"""The log: segments of the hot tail, trimmed ledgers, policies, ranges of cursors.
+"""The log: unsealed segments, trimmed ledgers, policies, ranges of cursors.
 
 storage/metadata/tables.py describes the tables and columns.
 """

@@ -1,7 +1,7 @@
-"""Tenants, namespaces, permissions, partitioned topics, properties of topics, and what deleted topics leave.
+"""Tenants, namespaces, permissions, partitioned topics, properties of topics, and deleted topics.
 
-storage/metadata/tables.py describes the tables. Every topic that is there keeps its tenant and namespace:
-they are made here, beside `public` and `public/default`.
+storage/metadata/tables.py describes the tables. Every existing topic keeps its tenant and namespace: they are inserted
+here, beside `public` and `public/default`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def upgrade() -> None:
 
 
 def _seed(tenants: sa.Table, namespaces: sa.Table) -> None:
-    """`public/default`, and the namespace of every topic; each as old as its oldest topic."""
+    """Insert `public/default`, and the namespace of every topic; each as old as its oldest topic."""
     born = {("public", "default"): 0}
     for name, created_at in op.get_bind().execute(sa.text("SELECT name, created_at FROM topics")):
         tenant, namespace, _ = name.removeprefix(_DOMAIN).split("/", 2)

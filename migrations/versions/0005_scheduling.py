@@ -1,4 +1,4 @@
-"""Scheduling: what is wanted of a topic's compaction, the services that live, and which of them leads.
+"""Scheduling: requests, pauses and failures of a topic's compaction, the live services, and their leader.
 
 storage/metadata/tables.py describes the tables and columns.
 """

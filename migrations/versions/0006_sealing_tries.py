@@ -1,4 +1,4 @@
-"""How often sealing a segment was begun and not ended: what its sealers die of is given up.
+"""The number of sealing tries of a segment: a segment that kills its sealers is not tried for ever.
 
 storage/metadata/tables.py describes the column.
 """

@@ -1,4 +1,4 @@
-"""What Pulsar's own clients need: where services speak their protocol, schemas, sequence ids of producers.
+"""Support for Pulsar's own clients: URLs of services for their protocol, schemas, sequence ids of producers.
 
 storage/metadata/tables.py describes the columns.
 """

@@ -1,4 +1,4 @@
-"""Where services speak Pulsar's protocol with TLS: a lookup at one service names the other's port.
+"""URLs of services for Pulsar's protocol with TLS: a lookup at one service returns the port of another.
 
 storage/metadata/tables.py describes the column.
 """

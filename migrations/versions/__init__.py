@@ -1,1 +1,1 @@
-"""One file a revision, numbered in the order in which they happen."""
+"""The revisions: one file each, numbered in the order of their execution."""

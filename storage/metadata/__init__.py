@@ -1,4 +1,4 @@
-"""What must be atomic: topics, ledgers, cursors, runs and leases, in one SQL database.
+"""Metadata that must be atomic: topics, ledgers, cursors, runs and leases, in one SQL database.
 
-The only place of SQL. `store.MetadataStore` is the way in, `records` are the values that come out.
+The only place of SQL. Callers use `store.MetadataStore`; its results are values of `records`.
 """

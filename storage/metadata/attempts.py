@@ -88,7 +88,7 @@ def check_open(connection: Connection, attempt_ids: Collection[str]) -> None:
     closed = set(attempt_ids) - set(lock_open(connection, attempt_ids))
     if closed:
         raise Fenced(
-            f"attempt {min(closed)} is finished or was given up as dead, and its objects may be gone",
+            f"attempt {min(closed)} is finished or expired, and its objects may have been deleted",
             "nothing was written; start again",
         )
 

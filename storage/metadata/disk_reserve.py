@@ -1,11 +1,11 @@
-"""Space that is kept for the day on which the disk of a SQLite database is full: a file beside it that holds nothing.
+"""The disk reserve: an empty file beside a SQLite database that keeps space for the time when the disk is full.
 
 On a full disk not even a topic can be deleted, because SQLite writes before it deletes; opening a database that no
 process has open takes space, too. So the first access that fails for lack of space removes the file, and the next ones
-have its space: to delete and to trim. It is rebuilt when there is plenty.
+have its space: to delete and to trim. The file is created again when there is plenty of space.
 
-The file is as large as the database, within bounds: what a delete writes ahead is less than that. Any program that
-writes to the disk may use the space up; so the log stops before (storage/log/log_space.py).
+The file is as large as the database, within bounds: a delete writes less than that ahead. Any program that writes to
+the disk may use the space up; so the log stops before (storage/log/log_space.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from storage.disk_space import free_bytes
 LEAST_BYTES = 256 << 10
 MOST_BYTES = 16 << 20
 _PLENTY = 4
-"""The reserve is made where that many times its size is free."""
+"""The reserve is created if this many times its size is free."""
 _log = logging.getLogger(__name__)
 
 
@@ -32,11 +32,11 @@ class DiskReserve:
         self.path = Path(f"{database}.reserve")
 
     def keep(self) -> None:
-        """Make the file if it is not there, or too small by half, and there is plenty of space. Raises nothing."""
+        """Create the file if it is missing or too small by half, and there is plenty of space. Raises nothing."""
         with contextlib.suppress(OSError):
             size = min(max(self._database.stat().st_size, LEAST_BYTES), MOST_BYTES)
-            there = self.path.stat().st_size if self.path.exists() else 0
-            if 2 * there < size and free_bytes(self.path.parent) >= _PLENTY * size:
+            present = self.path.stat().st_size if self.path.exists() else 0
+            if 2 * present < size and free_bytes(self.path.parent) >= _PLENTY * size:
                 descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
                     os.posix_fallocate(descriptor, 0, size)
@@ -44,11 +44,13 @@ class DiskReserve:
                     os.close(descriptor)
 
     def release(self) -> int:
-        """Remove the file if the disk is full; how many bytes that frees."""
+        """Remove the file if the disk is full. Returns the number of bytes that this frees."""
         with contextlib.suppress(OSError):
             size = self.path.stat().st_size
             if free_bytes(self.path.parent) < size:
                 self.path.unlink()
-                _log.warning("the disk of %s is full: %d bytes that were kept for this are freed", self._database, size)
+                _log.warning(
+                    "the disk of %s is full: %d bytes that were reserved for this are freed", self._database, size
+                )
                 return size
         return 0

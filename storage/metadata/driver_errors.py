@@ -1,12 +1,12 @@
-"""What a database driver raises, in our error tree (storage/errors.py).
+"""Translation of a database driver's errors into our error tree (storage/errors.py).
 
     unreachable, locked, shutting down, deadlock -> Unavailable      disk full -> StorageFull
     password, rights, missing database or table  -> Misconfigured    damaged file -> DataLoss
     a text that it cannot hold (NUL, too long)   -> InvalidInput
 
-Everything else (a constraint, a type) is a defect of ours and goes through as it is. SQLite and PostgreSQL say what
-happened by code; only a refused PostgreSQL login and a NUL have none, so there the English text is checked, and what
-cannot be told apart counts as Unavailable. No message holds the password, whatever the driver wrote.
+All other errors (a constraint, a type) are defects of ours and are raised unchanged. SQLite and PostgreSQL identify an
+error by code; only a refused PostgreSQL login and a NUL have none, so there the English text is checked, and an error
+that remains unclear counts as Unavailable. The password is removed from every message.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _REFUSED_LOGIN = (
 
 @contextmanager
 def translated(url: URL) -> Iterator[None]:
-    """Inside, errors of the driver become ours, with the driver's error as the cause."""
+    """Translate errors of the driver that are raised inside into ours, with the driver's error as the cause."""
     try:
         yield
     except DBAPIError as error:
@@ -88,18 +88,18 @@ def translated(url: URL) -> Iterator[None]:
         raise named from error.orig
     except PoolTimeout as error:
         raise Unavailable(
-            f"no connection to the database {shown(url)} came free in time", "try again, or run fewer things at once"
+            f"no connection to the database {redacted(url)} came free in time", "try again, or run fewer things at once"
         ) from error
 
 
 def lacks_space(original: object) -> bool:
-    """Whether a driver's error may mean that SQLite's disk is full: making its files fails in many ways then."""
+    """Return whether a driver's error may mean that SQLite's disk is full, which shows as several error codes."""
     name = getattr(original, "sqlite_errorname", None) or ""
     return name.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN"))
 
 
-def shown(url: URL) -> str:
-    """The URL as people may see it: without the password, and without options, which may hold another one."""
+def redacted(url: URL) -> str:
+    """Return the URL without the password, and without options, which may hold another password."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
@@ -110,7 +110,7 @@ def _named(url: URL, error: DBAPIError) -> CompactorError | None:
         return None
     kind, remedy = kind_and_remedy
     public = "a text in it cannot be held" if kind is InvalidInput else ""
-    return kind(f"the database {shown(url)} failed: {_first_line(original, url)}", remedy, public=public)
+    return kind(f"the database {redacted(url)} failed: {_first_line(original, url)}", remedy, public=public)
 
 
 def _sqlite(original: sqlite3.Error) -> tuple[type[CompactorError], str] | None:
@@ -128,7 +128,7 @@ def _postgresql(original: object, error: DBAPIError) -> tuple[type[CompactorErro
         return Misconfigured, _LOGIN
     if type(original).__name__ == "DataError" and "NUL" in str(original):
         return InvalidInput, _UNHELD
-    # Without a code the server was never reached, or went away in the middle.
+    # Without a code the server was never reached, or the connection was lost.
     if error.connection_invalidated or type(original).__name__ == "OperationalError":
         return Unavailable, "check that the database runs and can be reached from here, then try again"
     return None

@@ -5,11 +5,11 @@
     write     all or nothing; a row that was read with `FOR UPDATE` stays as it is until the end
 
 PostgreSQL: READ COMMITTED with row locks for writes, REPEATABLE READ (read-only) for snapshots. SQLite: one writer at
-a time, by BEGIN IMMEDIATE, so that what a write reads is what it changes and a lock is waited for at the start, where
+a time, by BEGIN IMMEDIATE, so that a write changes the rows that it read, and waits for a lock at the start, where
 SQLite waits, and not in the middle, where it fails at once; readers never wait (WAL). A commit is on disk when it
 returns (synchronous=FULL).
 
-What can go wrong is in driver_errors.py. Must not know: tables. Nothing here connects before it has to.
+Errors are those of driver_errors.py. Nothing here connects before it has to. Must not know: tables.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from storage.errors import CompactorError, Misconfigured, StorageFull, Unavailable
 from storage.metadata.disk_reserve import DiskReserve
-from storage.metadata.driver_errors import lacks_space, shown, translated
+from storage.metadata.driver_errors import lacks_space, redacted, translated
 
 Answer = TypeVar("Answer")
 
@@ -37,10 +37,10 @@ SQLITE = "sqlite"
 POSTGRESQL = "postgresql"
 
 LOCK_WAIT_SECONDS = 30
-"""How long a transaction waits for another's lock before it fails as Unavailable."""
+"""The time for which a transaction waits for another's lock before it fails as Unavailable."""
 
 _URL_REMEDY = "use sqlite:///path/to/file.db or postgresql://user:password@host/database"
-# A server that is gone is noticed in half a minute, not after TCP's two hours.
+# A dead server is noticed in half a minute, not after TCP's two hours.
 _POSTGRESQL_DEFAULTS = {
     "connect_timeout": "10",
     "application_name": "compactor",
@@ -55,15 +55,15 @@ _MAX_MORE_CONNECTIONS = 20
 
 
 class Database:
-    """An engine and how to run transactions on it. Safe to share between threads, not between processes."""
+    """An engine and its transactions. Safe to share between threads, not between processes."""
 
     def __init__(self, url: str | URL) -> None:
-        """Raises Misconfigured for a URL that cannot be used; does not connect."""
+        """Create the engine; does not connect. Raises Misconfigured for a URL that cannot be used."""
         self.url = _parsed(url)
         self.engine = _open(self.url)
         self.dialect = self.engine.dialect.name
         self.reserve: DiskReserve | None = None
-        """What is kept for a full disk; None: the disk is another machine's."""
+        """The space that is kept for a full disk; None: the disk is another machine's."""
         self._writing: Engine = self.engine
         self._snapshots: Engine = self.engine
         if self.dialect == SQLITE:
@@ -76,26 +76,26 @@ class Database:
     @property
     def shown_url(self) -> str:
         """The URL without its password."""
-        return shown(self.url)
+        return redacted(self.url)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that only reads. Raises Unavailable, Misconfigured."""
+        """Open a transaction that only reads. Raises Unavailable, Misconfigured."""
         with self._translated(), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """A transaction that only reads, and in which all statements see the same moment."""
+        """Open a transaction that only reads, and in which all statements see the same moment."""
         with self._translated(), self._snapshots.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that commits at the end, or not at all if anything was raised.
+        """Open a transaction that commits at the end, or is rolled back if anything was raised.
 
         Raises Unavailable, StorageFull, Misconfigured. After Unavailable from a lost connection the commit may have
-        happened: look before doing it again, or let `write_once` look.
+        happened: check before you repeat the change, or let `write_once` check.
         """
         with self._translated(), self._writing.begin() as connection:
             if self.dialect == POSTGRESQL:
@@ -105,20 +105,20 @@ class Database:
     def write_once(
         self, change: Callable[[Connection], Answer], happened: Callable[[Connection, Answer], bool], what: str
     ) -> Answer:
-        """Like `write`, for a change that must not count as failed when only the answer to its COMMIT was lost.
+        """Execute `change` in a write that must not count as failed when only the answer to its COMMIT was lost.
 
-        If the COMMIT fails as Unavailable, `happened` looks once, in a transaction of its own, whether the change is
-        there. It must first lock a row that `change` has locked: the lost transaction may still be about to end.
-        Raises as `write`; and Unavailable that says that `what` is not known, if the look fails too.
+        If the COMMIT fails as Unavailable, `happened` checks once, in a transaction of its own, whether the change was
+        committed. It must first lock a row that `change` has locked: the lost transaction may still be about to end.
+        Raises the errors of `write`; if the check fails too, Unavailable, which names `what` as not known.
         """
-        asked = False
+        committing = False
         try:
             with self.write() as connection:
                 answer = change(connection)
-                asked = True
+                committing = True
             return answer
         except Unavailable as error:
-            if not asked:
+            if not committing:
                 raise
             lost = error
         try:
@@ -134,7 +134,7 @@ class Database:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Inside, errors of the driver become ours. The first for lack of space frees what is kept for that."""
+        """Translate errors of the driver that are raised inside. The first for lack of space frees the reserve."""
         try:
             with translated(self.url):
                 yield
@@ -143,7 +143,7 @@ class Database:
             if not freed:
                 raise
             raise StorageFull(
-                f"{error.message}; the disk is full, and {freed} bytes that were kept for this are free now",
+                f"{error.message}; the disk is full, and {freed} bytes that were reserved for this are free now",
                 "try again; then delete topics, trim them or free space otherwise",
             ) from error
 
@@ -156,15 +156,15 @@ def _parsed(url: str | URL) -> URL:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        # The text is not repeated, and the cause not kept: there may be a password in it.
+        # The text is not repeated, and the cause is dropped: it may contain a password.
         raise Misconfigured("the database URL cannot be read as a URL", _URL_REMEDY) from None
     backend = parsed.drivername.partition("+")[0]
     if backend in ("postgres", POSTGRESQL):
         return parsed.set(drivername="postgresql+psycopg")
     if backend != SQLITE:
-        raise Misconfigured(f"the database URL {shown(parsed)} is neither SQLite's nor PostgreSQL's", _URL_REMEDY)
+        raise Misconfigured(f"the database URL {redacted(parsed)} is neither SQLite's nor PostgreSQL's", _URL_REMEDY)
     if parsed.database in (None, "", ":memory:"):
-        raise Misconfigured(f"the database URL {shown(parsed)} names no file, so nothing would last", _URL_REMEDY)
+        raise Misconfigured(f"the database URL {redacted(parsed)} names no file, so nothing would last", _URL_REMEDY)
     return parsed.set(drivername=SQLITE)
 
 
@@ -185,24 +185,24 @@ def _open(url: URL) -> Engine:
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
-    # What the URL says goes first; connect_args would override it.
+    # The options of the URL have priority; connect_args would override them.
     defaults = {name: value for name, value in _POSTGRESQL_DEFAULTS.items() if name not in url.query}
     try:
         return create_engine(url, pool_pre_ping=True, connect_args=defaults, **options)
     except ImportError as error:
         raise Misconfigured(
-            f"the database {shown(url)} needs psycopg, which cannot be loaded ({error})",
+            f"the database {redacted(url)} needs psycopg, which cannot be loaded ({error})",
             "pip install 'ledger-compactor[postgres]'",
         ) from error
 
 
 def _is_read_only(file: Path) -> bool:
-    """Whether this process may read a database, and not write beside it, as SQLite does for any other reader."""
+    """Return whether this process may not write beside a database, as SQLite does for an ordinary reader."""
     return file.exists() and not os.access(file.parent, os.W_OK)
 
 
 def _immutable(url: URL) -> URL:
-    """For reading a copy that no process changes. Raises Misconfigured if it was made while one did."""
+    """Return the URL to read a copy that no process changes. Raises Misconfigured for a copy of a database in use."""
     file = Path(str(url.database)).absolute()
     log = file.with_name(f"{file.name}-wal")
     if log.exists() and log.stat().st_size:
@@ -229,7 +229,7 @@ def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """The mode stays with the file. Only several first openings of a new file get into each other's way here."""
+    """Set the mode, which is stored in the file. Only concurrent first openings of a new file conflict here."""
     for tries_left in reversed(range(_WAL_TRIES)):
         try:
             connection.execute("PRAGMA journal_mode = WAL").close()

@@ -1,8 +1,8 @@
-"""What must be true before the metadata may change, checked in the transaction that changes it.
+"""Preconditions of changes of the metadata, checked in the transaction of the change.
 
-Each check is a pure function of what is (read under the topic's row lock) and what is asked. Two kinds of failure:
-Fenced, when somebody else moved the topic on since the caller looked, so that the caller must stop; AssertionError,
-when no race can explain it: then the caller has a defect, and going on would lose data.
+Each check is a pure function of the present rows (read under the topic's row lock) and of the requested change. Two
+kinds of failure: Fenced, if another process moved the topic on since the caller read it, so that the caller must stop;
+AssertionError, if no race can explain it: then the caller has a defect, and going on would lose data.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from storage.model import LedgerRecord, LogPosition
 
 RERUN = "nothing was published; trigger the compaction again if it is still wanted"
 REWRITE = "nothing was appended; start the append again"
-REOPEN = "nothing was opened; look where the topic ends, and open a segment there"
-RESEAL = "nothing was sealed; claim a segment again if one is left"
+REOPEN = "nothing was opened; read the topic's end again, and open a segment there"
+RESEAL = "nothing was sealed; claim another segment if there is any"
 
 
 def check_run_is_current(topic: TopicRecord, run: RunRecord) -> None:
-    """A run may go on only while it is RUNNING in the epoch it claimed.
+    """Raise Fenced unless the run is RUNNING in the epoch that it claimed.
 
     Why: the epoch rises with each claim and each deletion of the `__compaction` cursor. A worker that slept through
-    its takeover must not work on, still less publish, beside its successor or into a topic's new life (A1, S8).
+    its takeover must not continue, still less publish, beside its successor or into a topic's new incarnation (A1, S8).
     """
     if run.state is not RunState.RUNNING:
-        why = f": {run.error}" if run.error else ""
-        raise Fenced(f"run {run.run_id} of {topic.name} is {run.state.value} already{why}", RERUN)
+        reason = f": {run.error}" if run.error else ""
+        raise Fenced(f"run {run.run_id} of {topic.name} is {run.state.value} already{reason}", RERUN)
     if topic.epoch != run.epoch:
         raise Fenced(
             f"run {run.run_id} of {topic.name} has epoch {run.epoch}, but the topic has gone on to {topic.epoch}", RERUN
@@ -51,14 +51,14 @@ def check_publish(
     old_horizon: LogPosition | None,
     new: CompactedLedgerRecord,
 ) -> None:
-    """A new compacted ledger may serve only if it grew out of what serves now.
+    """Raise unless a new compacted ledger was built from the one that serves now.
 
-    - The run is current (see there), and the generation is the one that the run read. Otherwise survivors of a ledger
-      that the run never saw would be missing (A1).
-    - The horizon does not go back. Readers behind it have been given compacted data as complete up to there; and raw
-      ledgers below it may be gone already (A4).
-    - The horizon is on a message that exists. One past the end would swallow messages that are still to come.
-    - The new ledger is of the next generation and of the run's own attempt: garbage collection goes by both.
+    - The run is current (`check_run_is_current`), and the generation is the one that the run read. Otherwise survivors
+      of a ledger that the run never read would be missing (A1).
+    - The horizon does not go back. Readers after it have received compacted data as complete up to there; and raw
+      ledgers below it may be trimmed already (A4).
+    - The horizon is on a message that exists. A horizon past the end would hide messages that are appended later.
+    - The new ledger is of the next generation and of the run's own attempt: garbage collection relies on both.
     """
     check_run_is_current(topic, run)
     if topic.generation != expected_generation:
@@ -95,11 +95,11 @@ def check_publish(
 def check_append(
     topic: TopicRecord, last_ledger_id: int | None, open_segment: SegmentRecord | None, new: Sequence[LedgerRecord]
 ) -> None:
-    """New ledgers go on exactly where the topic ends, and their ids are above all before them.
+    """Raise unless new ledgers begin exactly at the topic's end, with ids above all ids before them.
 
     Why: offsets are dense and never reused, and readers page by id; a gap, an overlap or a lower id after a higher
-    one would hide messages from a reader that has passed it. Where an open segment ends is not known here, so nothing
-    can go on behind it.
+    one would hide messages from a reader that has passed it. The end of an open segment is not known here, so no
+    ledger can follow it.
     """
     if not new:
         raise AssertionError(f"an append to {topic.name} brings no ledgers; call it only with some")
@@ -136,9 +136,9 @@ def check_append(
 def check_open_segment(
     topic: TopicRecord, last_ledger_id: int | None, open_segment: SegmentRecord | None, new: SegmentRecord
 ) -> None:
-    """A segment is opened where the topic ends, under an id above all before it, and beside no other open one.
+    """Raise unless a segment begins at the topic's end, with an id above all before it and no other open segment.
 
-    Why: as for ledgers that are appended; the holder of the lease alone opens, so a second open segment is its defect.
+    Why: as for ledgers that are appended. Only the owner of the lease opens, so a second open segment is its defect.
     """
     if open_segment is not None:
         raise AssertionError(
@@ -147,8 +147,8 @@ def check_open_segment(
         )
     if new.state is not SegmentState.OPEN or new.content is not None or new.sealing_attempt_id is not None:
         raise AssertionError(
-            f"the segment of ledger {new.ledger_id} for {topic.name} is not a new one; open it before anything is "
-            "known of it"
+            f"the segment of ledger {new.ledger_id} for {topic.name} is not a new one; open it before it has content "
+            "or an attempt"
         )
     if new.first_offset != topic.next_offset:
         raise Fenced(
@@ -165,10 +165,10 @@ def check_open_segment(
 
 
 def check_roll(topic: TopicRecord, segment: SegmentRecord, content: SegmentContent) -> None:
-    """A segment is rolled once, with what it holds: an offset for each message from its first to its last.
+    """Raise unless a segment is rolled once, and its content has an offset for each message from first to last.
 
-    Why: the topic goes on behind its last offset. One too low would be given to two messages; one too high would be a
-    gap that no ledger ever fills.
+    Why: the topic continues after its last offset. If that is too low, two messages get one offset; if it is too high,
+    it leaves a gap that no ledger ever fills.
     """
     what = f"the segment of ledger {segment.ledger_id} of {topic.name}"
     if segment.content is not None:
@@ -199,10 +199,10 @@ def check_roll(topic: TopicRecord, segment: SegmentRecord, content: SegmentConte
 
 
 def check_seal(topic: TopicRecord, attempt: Attempt, segment: SegmentRecord | None, ledger: LedgerRecord) -> None:
-    """A ledger stands for a rolled segment only if it is its claimant's and holds the same messages.
+    """Raise unless a ledger is of the attempt that claimed the rolled segment, and holds the same messages.
 
-    Why: from then on the segment is not read any more, and its file goes. Of two sealers one may be late, and its
-    objects are for garbage collection; a ledger that holds something else would lose or change messages.
+    Why: from then on the segment is not read any more, and its file is removed. Of two sealers one may be late, and its
+    objects are garbage; a ledger with other messages would lose or change messages.
     """
     if segment is None or segment.state is SegmentState.SEALED:
         raise Fenced(f"ledger {ledger.ledger_id} of {topic.name} is sealed already", RESEAL)
@@ -216,11 +216,11 @@ def check_seal(topic: TopicRecord, attempt: Attempt, segment: SegmentRecord | No
     if content is None:
         raise AssertionError(f"the segment of ledger {ledger.ledger_id} of {topic.name} is open; roll it first")
     held = (segment.first_offset, content.last_offset, content.messages, content.entries)
-    brought = (ledger.first_offset, ledger.last_offset, ledger.messages, ledger.entries)
-    if brought != held:
+    sealed = (ledger.first_offset, ledger.last_offset, ledger.messages, ledger.entries)
+    if sealed != held:
         raise AssertionError(
             f"ledger {ledger.ledger_id} for {topic.name} holds (first offset, last offset, messages, entries) "
-            f"{brought}, but its segment {held}; seal all of the segment and nothing else"
+            f"{sealed}, but its segment {held}; seal all of the segment and nothing else"
         )
     if ledger.attempt_id != attempt.attempt_id or ledger.deleted_at is not None:
         raise AssertionError(
@@ -237,10 +237,10 @@ def check_trim(
     horizon: LogPosition | None,
     keep_start: bool,
 ) -> None:
-    """Ledgers may be marked only if they are there and are below the new start.
+    """Raise unless the ledgers to mark are present and below the new start.
 
-    If the start stays, reads begin at the first ledger that is left: so the oldest go, none above the horizon, and
-    what of them survived is in the compacted ledger (C2).
+    If the start stays, reads begin at the first remaining ledger: so only the oldest may be marked, none above the
+    horizon, and their survivors are in the compacted ledger (C2).
     """
     if not 0 <= start_offset <= topic.next_offset:
         raise InvalidInput(
@@ -251,10 +251,10 @@ def check_trim(
     if missing:
         raise Conflict(
             f"ledger {min(missing)} of {topic.name} was trimmed already",
-            "nothing was changed; look at the topic's ledgers again",
+            "nothing was changed; list the topic's ledgers again",
         )
-    going = [ledger for ledger in present if ledger.ledger_id in set(ledger_ids)]
-    for ledger in going:
+    marked = [ledger for ledger in present if ledger.ledger_id in set(ledger_ids)]
+    for ledger in marked:
         if ledger.last_offset >= start_offset:
             raise AssertionError(
                 f"ledger {ledger.ledger_id} of {topic.name} ends at offset {ledger.last_offset}, not below "
@@ -262,15 +262,15 @@ def check_trim(
             )
     if not keep_start:
         return
-    if going and (horizon is None or going[-1].last_offset > horizon.offset):
+    if marked and (horizon is None or marked[-1].last_offset > horizon.offset):
         raise Conflict(
-            f"ledger {going[-1].ledger_id} of {topic.name} ends at offset {going[-1].last_offset}, which is not "
+            f"ledger {marked[-1].ledger_id} of {topic.name} ends at offset {marked[-1].last_offset}, which is not "
             f"compacted (horizon: {_shown(horizon) if horizon else 'none'})",
             "nothing was changed; compact the topic first",
         )
-    if going != list(present[: len(going)]):
+    if marked != list(present[: len(marked)]):
         raise AssertionError(
-            f"ledgers {[ledger.ledger_id for ledger in going]} are not the oldest of {topic.name}; trim them in the "
+            f"ledgers {[ledger.ledger_id for ledger in marked]} are not the oldest of {topic.name}; trim them in the "
             "order of their offsets"
         )
 

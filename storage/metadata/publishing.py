@@ -1,9 +1,9 @@
 """The commit point of a compaction: one transaction in which a new compacted ledger begins to serve (A1).
 
-Before it, all that a run has written are objects that no row names; after it, readers find the new ledger. Horizon,
-pointer, generation, compacted ledger and run change together or not at all. Of several publishers one wins: the
-topic's row is compared and swapped on (generation, epoch), whatever was read before.
-What must hold beforehand, and why, is in invariants.check_publish.
+Before it, a run has written only objects that no row names; after it, readers use the new ledger. Horizon, pointer,
+generation, compacted ledger and run change together or not at all. Of several publishers one wins: the topic's row is
+compared and swapped on (generation, epoch), whatever was read before. The preconditions, with their reasons, are in
+invariants.check_publish.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ def publish(
     retry: CompactionRetry | None,
     now: int,
 ) -> RunRecord:
-    """Let `compacted` serve and end the run. Raises Fenced; then everything is as it was (W3)."""
+    """Let `compacted` serve and end the run. Raises Fenced; then nothing has changed (W3)."""
     topic = topics.locked(connection, run.topic_id)
-    found = runs.get(connection, run.run_id)
+    record = runs.get(connection, run.run_id)
     cursor = cursors.find(connection, topic.id, COMPACTION_CURSOR)
-    check_publish(topic, found, expected_generation, cursor.mark_delete if cursor else None, compacted)
-    attempts.check_open(connection, [found.attempt_id])
+    check_publish(topic, record, expected_generation, cursor.mark_delete if cursor else None, compacted)
+    attempts.check_open(connection, [record.attempt_id])
 
-    if not _swap(connection, topic.id, expected_generation, found.epoch):
-        # The lock makes this impossible; the swap is what A1 promises, so it does not lean on the lock.
+    if not _swap(connection, topic.id, expected_generation, record.epoch):
+        # The lock makes this impossible; A1 promises the swap itself, so it does not rely on the lock.
         raise Fenced(f"generation or epoch of {topic.name} moved while run {run.run_id} published", RERUN)
 
     cursors.retire_compacted(connection, topic.id, now)
     connection.execute(insert(compacted_ledgers).values(**row_mapping.compacted_ledger_values(topic.id, compacted)))
     cursors.move_horizon(connection, topic.id, compacted.horizon, compacted.ledger_id)
-    runs.succeed(connection, found, compacted.ledger_id, statistics, now)
+    runs.succeed(connection, record, compacted.ledger_id, statistics, now)
     if retry is not None:
         error_text = runs.storable(retry.error)
         compaction_control_rows.put(connection, topic.id, failures=1, retry_at=retry.at, last_error=error_text)
@@ -53,7 +53,7 @@ def publish(
 
 
 def _swap(connection: Connection, topic_id: int, expected_generation: int, epoch: int) -> bool:
-    """The next generation, if the topic is still at this generation and in this epoch; whether it was."""
+    """Raise the generation if the topic is still at this one and in this epoch. Returns False if it is not."""
     swapped = connection.execute(
         update(topics_table)
         .where(
@@ -77,16 +77,16 @@ class PublishingStore(Store):
         statistics: Mapping[str, object],
         retry: CompactionRetry | None = None,
     ) -> RunRecord:
-        """The commit point (A1): let `compacted` serve, move the horizon, end the run.
+        """Let `compacted` serve, move the horizon and end the run: the commit point (A1).
 
-        `retry`: the topic is to be tried again all the same.
-        Raises Fenced if run, epoch or generation are not the topic's any more; nothing has changed then.
+        `retry`: a further run of the topic is needed. Returns the run as it is afterwards. Raises Fenced if run, epoch
+        or generation are not the topic's any more; then nothing has changed.
         """
 
         def happened(connection: Connection, _: RunRecord) -> bool:
             topics.locked(connection, run.topic_id)
-            found = runs.get(connection, run.run_id)
-            return found.state is RunState.SUCCESS and found.compacted_ledger_id == compacted.ledger_id
+            record = runs.get(connection, run.run_id)
+            return record.state is RunState.SUCCESS and record.compacted_ledger_id == compacted.ledger_id
 
         failpoint(Failpoint.PUBLISH_BEFORE_TRANSACTION)
         published = self._database.write_once(

@@ -1,8 +1,8 @@
-"""What SQL holds, as frozen values. Nothing here is per key or per message.
+"""Records of the metadata: frozen values of rows. No record is per key or per message.
 
 Times are milliseconds since the Unix epoch, sizes are bytes. `logical_bytes` is the size of entries as a producer
-sent them (keys, payloads, properties), the unit of thresholds (semantics.md S1); `StoredObject.size` is what the
-store holds. Offsets and message ids are inclusive at both ends.
+sent them (keys, payloads, properties), the unit of thresholds (semantics.md S1); `StoredObject.size` is the size of
+the stored bytes. Offsets and message ids are inclusive at both ends.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ READ_COMPACTED_PROPERTY = "readCompacted"
 class TopicRecord:
     """A topic. `uid` (32 hex digits) is new for each incarnation of a name; `generation` and `epoch` only ever grow.
 
-    `next_offset`: behind the last sealed ledger or rolled segment; an open segment continues from there.
-    `start_offset`: what is below it is gone, or hidden (C1).
+    `next_offset`: after the last sealed ledger or rolled segment; an open segment continues from there.
+    `start_offset`: messages below it are deleted or hidden (C1).
     """
 
     id: int
@@ -43,7 +43,7 @@ class TopicRecord:
 
 @dataclass(frozen=True)
 class TopicSummary:
-    """A topic in a list: its raw ledgers counted, and the compacted ledger that serves, if any.
+    """A topic in a list: totals of its raw ledgers, and the compacted ledger that serves, if any.
 
     `messages`, `logical_bytes`: of sealed ledgers; `unsealed_…`: of rolled segments, and of the open one once
     storage/log/unsealed_counts.py has added it."""
@@ -66,6 +66,7 @@ class TopicSummary:
 
     @property
     def all_bytes(self) -> int:
+        """The logical bytes of messages that are not trimmed, sealed or not."""
         return self.logical_bytes + self.unsealed_bytes
 
 
@@ -73,18 +74,18 @@ class SegmentState(StrEnum):
     """States of a segment; each follows the one before."""
 
     OPEN = "OPEN"
-    """It is appended to; its file says what it holds."""
+    """Messages are appended to it; only its file knows its content."""
     ROLLED = "ROLLED"
-    """It is closed; its row says what it holds."""
+    """It is closed; its row has its content."""
     SEALED = "SEALED"
     """The ledger of the same id holds the same messages; the file waits to be removed."""
 
 
 @dataclass(frozen=True)
 class SegmentContent:
-    """What a segment holds, known once it is rolled. Offsets and ids are inclusive; `size`: bytes of the file.
+    """The content of a segment, known once it is rolled. Offsets and ids are inclusive; `size`: bytes of the file.
 
-    `logical_bytes`: as the entries' metadata says, uncompressed; the ledger it becomes knows exactly.
+    `logical_bytes`: uncompressed, by the entries' metadata; its ledger will have the exact number.
     """
 
     last_offset: int
@@ -98,16 +99,16 @@ class SegmentContent:
 
 
 MANUAL = "manual"
-"""The cause of a compaction that a person or a client asked for, by whatever way."""
+"""The cause of a compaction that a person or a client requested, by any interface."""
 MAX_SEALING_TRIES = 5
-"""A segment that as many sealers died over is sealed no more but by hand."""
+"""A segment is sealed only by hand once this many sealers died of it."""
 
 
 @dataclass(frozen=True)
 class SegmentRecord:
     """An unsealed segment, in the log directory `log_uid`. `content` None: it is open.
 
-    `sealing_tries`: how often it was claimed to be sealed and neither was nor was let go.
+    `sealing_tries`: the number of sealing claims that ended neither with a ledger nor with a release.
     """
 
     ledger_id: int
@@ -123,14 +124,14 @@ class SegmentRecord:
 
     @property
     def newest(self) -> int | None:
-        """The largest publish time, as policies take it: no message was published after the roll. None: it is open."""
+        """The largest publish time for policies: no message counts as published after the roll. None: it is open."""
         if self.content is None or self.rolled_at is None:
             return None
         return min(self.content.max_publish_time, self.rolled_at)
 
     @property
     def tried_too_often(self) -> bool:
-        """Whether it is sealed no more but by hand. The last try may be under way."""
+        """True if the segment is sealed only by hand from now on. The last try may be under way."""
         return self.state is SegmentState.ROLLED and self.sealing_tries >= MAX_SEALING_TRIES
 
 
@@ -166,7 +167,7 @@ class CompactedLedgerRecord:
 
 
 class RunState(StrEnum):
-    """States of a compaction run (semantics.md S7); all but RUNNING are forever."""
+    """States of a compaction run (semantics.md S7); all but RUNNING are final."""
 
     RUNNING = "RUNNING"
     SUCCESS = "SUCCESS"
@@ -201,7 +202,7 @@ class RunRecord:
 
 
 class AttemptKind(StrEnum):
-    """What an attempt may be doing; each has a heartbeat row before its first object."""
+    """Kinds of attempts; each attempt has a row with heartbeats before its first object."""
 
     IMPORT = "import"
     RUN = "run"
@@ -210,7 +211,7 @@ class AttemptKind(StrEnum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """Somebody at work who may write objects under `attempt_id` (32 hex digits)."""
+    """A piece of work of a process that may write objects under `attempt_id` (32 hex digits)."""
 
     attempt_id: str
     topic_id: int
@@ -247,7 +248,7 @@ class TopicSnapshot:
 
     @cached_property
     def extents(self) -> tuple[LedgerRecord | SegmentRecord, ...]:
-        """What raw messages are in, in the order of offsets; never a ledger and the segment that it was sealed from."""
+        """The ledgers and segments of raw messages in the order of offsets; never a ledger and its own segment."""
         return tuple(sorted((*self.ledgers, *self.segments), key=lambda extent: extent.first_offset))
 
     @property
@@ -258,7 +259,7 @@ class TopicSnapshot:
 
 @dataclass(frozen=True)
 class TopicActiveSegment:
-    """Where a topic grows, as rows have it; `open`: the segment that is appended to."""
+    """A topic and its active segment, by their rows; `open`: the segment that is appended to; None: there is none."""
 
     topic: TopicRecord
     open: SegmentRecord | None
@@ -277,10 +278,10 @@ class Pin:
 
 @dataclass(frozen=True)
 class GcSnapshot:
-    """What garbage collection must know of a topic, of one moment.
+    """The rows of a topic that garbage collection needs, of one moment.
 
     `compacted`: every compacted ledger whose objects must stay, the serving and the retired ones, by generation.
-    `attempts`: those that are known, finished or not; `pins`: those that were live at that moment.
+    `attempts`: all that have a row, finished or not; `pins`: those that were live at that moment.
     """
 
     topic: TopicRecord
@@ -291,17 +292,17 @@ class GcSnapshot:
 
 
 RUN_DEAD_MS = 30_000
-"""A run whose heartbeat is older than this is held for dead, unless a caller says otherwise."""
+"""The default age of a heartbeat at which a run counts as dead."""
 SERVICE_DEAD_MS = 15_000
-"""A service whose heartbeat is older than this is held for dead, unless a caller says otherwise."""
+"""The default age of a heartbeat at which a service counts as dead."""
 
 
 @dataclass(frozen=True)
 class CompactionControl:
-    """What is wanted of a topic's compaction. `requested_at`: it waits for a run since then, for `cause`.
+    """Requests, pauses and failures of a topic's compaction. `requested_at`: the time of the request, for `cause`.
 
-    `paused`: how many pauses want a resume. `aborting`: a run was ended by a pause or an abort, and its worker has not
-    stopped yet. `failures`: since the last success; the next try comes at `retry_at` (S6).
+    `paused`: the number of pauses without a resume. `aborting`: a run was ended by a pause or an abort, and its worker
+    has not stopped yet. `failures`: their number since the last success; the next try is at `retry_at` (S6).
     """
 
     requested_at: int | None = None
@@ -316,7 +317,7 @@ class CompactionControl:
 
 @dataclass(frozen=True)
 class CompactionRetry:
-    """A topic is tried again at `at`, because of `error`."""
+    """A further try of a topic at the time `at`, because of `error`."""
 
     error: str
     at: int
@@ -335,7 +336,8 @@ class CompactionActivity:
 class ServiceRecord:
     """A service process. `name`: an owner (storage/owner.py); `log_uid`: of its log directory, if that exists yet.
 
-    `broker_service_url` and `broker_service_url_tls` None: it does not speak Pulsar's binary protocol, or not so."""
+    `broker_service_url` and `broker_service_url_tls` None: no Pulsar protocol, without or with TLS.
+    """
 
     name: str
     url: str
@@ -348,11 +350,11 @@ class ServiceRecord:
 
 @dataclass(frozen=True)
 class CompactionBacklogRecord:
-    """What SQL knows of what is behind a topic's horizon (offset `horizon`; -1: never compacted).
+    """The messages after a topic's horizon (offset `horizon`; -1: never compacted), by the rows in SQL.
 
-    `clean_bytes`: logical bytes of the compacted ledger. `closed_…`: of sealed ledgers and rolled segments behind the
-    horizon; `oldest`: the earliest publish time there, `soonest`: by when the first of them was published whole.
-    `open_segment` is for the process that has its file to count.
+    `clean_bytes`: logical bytes of the compacted ledger. `closed_…`: of sealed ledgers and rolled segments after the
+    horizon; `oldest`: the earliest publish time in them, `soonest`: the latest publish time of the first of them.
+    The messages of `open_segment` are counted by the process that has its file.
     """
 
     topic: TopicRecord
@@ -366,7 +368,7 @@ class CompactionBacklogRecord:
 
 
 CLUSTER = "standalone"
-"""The one cluster that there is, under the name that Pulsar's standalone broker gives it."""
+"""The name of the only cluster, as in Pulsar's standalone broker."""
 
 
 @dataclass(frozen=True)
@@ -401,7 +403,7 @@ class PartitionedTopic:
 
 @dataclass(frozen=True)
 class DeletedTopic:
-    """A topic that was deleted (S8); its files may still be there."""
+    """A topic that was deleted (S8); its files may still exist."""
 
     uid: str
     name: TopicName

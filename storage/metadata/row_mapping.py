@@ -1,8 +1,8 @@
 """Rows to records and back: a field is the column of its name, and a field that is a value of several parts (a message
 id, a position, an object) is as many columns, `field_part`.
 
-Pure: no connection, no clock. What is written with `*_values` is read back equal with the function of the record's
-name; a message id or position of which the columns are null is None. The column `holder` is the field `owner`.
+Pure: no connection, no clock. A record whose columns come from `*_values` is read back equal by the function of the
+record's name; a message id or position whose columns are null is None. The column `holder` is the field `owner`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def segment_values(topic_id: int, segment: SegmentRecord) -> dict[str, Any]:
 
 
 def content_values(content: SegmentContent) -> dict[str, Any]:
-    """The columns of a segment that are known once it is rolled."""
+    """Return the columns of a segment that are known once it is rolled."""
     return {
         **_values(content, "last_message_id"),
         **_part_values(MessageId, "last_message", content.last_message_id),
@@ -132,7 +132,7 @@ def run(row: RowMapping) -> RunRecord:
 
 
 def position_values(prefix: str, position: LogPosition | None) -> dict[str, Any]:
-    """The five columns of a position; all null for None."""
+    """Return the five columns of a position; all null for None."""
     return {
         f"{prefix}_offset": position.offset if position else None,
         **_part_values(MessageId, prefix, position.message_id if position else None),
@@ -149,25 +149,25 @@ def _message_id(row: RowMapping, prefix: str) -> MessageId | None:
 
 
 def record(kind: type[Value], row: RowMapping, /, **others: object) -> Value:
-    """A record of a row; `others`: the fields that are no column of their name."""
+    """Return a record of a row; `others`: the fields that are no column of their name."""
     return kind(**others, **{name: row[name] for name in names(kind) if name not in others})
 
 
 def _values(value: object, *others: str) -> dict[str, Any]:
-    """The columns of a record, but for the fields `others`."""
+    """Return the columns of a record, but for the fields `others`."""
     return {name: getattr(value, name) for name in names(type(value)) if name not in others}
 
 
 def _part(kind: type[Value], row: RowMapping, prefix: str) -> Value:
-    """A value that several columns hold."""
+    """Return a value that several columns hold."""
     return kind(*(row[f"{prefix}_{name}"] for name in names(kind)))
 
 
 def _part_values(kind: type[Value], prefix: str, value: Value | None) -> dict[str, Any]:
-    """The columns of a value; all null for None."""
+    """Return the columns of a value; all null for None."""
     return {f"{prefix}_{name}": getattr(value, name, None) for name in names(kind)}
 
 
 def names(kind: Any) -> tuple[str, ...]:
-    """The fields of a dataclass, in their order. `dataclasses.fields` takes ten times as long."""
+    """Return the names of a dataclass's fields, in order. `dataclasses.fields` takes ten times as long."""
     return tuple(kind.__dataclass_fields__)

@@ -197,7 +197,7 @@ def expire_attempts(connection: Connection, context: Context, topic_id: int, old
     requested = connection.execute(select(runs.c.topic_id).where(*dying, runs.c.cause != "")).scalars().all()
     for requested_id in requested:
         compaction_control_rows.request_again(connection, requested_id, "garbage collection", context.now)
-    error = "its worker stopped answering; given up by garbage collection"
+    error = "its worker stopped answering; expired by garbage collection"
     ended = update(runs).where(*dying)
     connection.execute(ended.values(state=RunState.ERROR.value, finished_at=context.now, error=error))
     return expired

@@ -1,9 +1,9 @@
-"""Bringing a database to the schema that this version needs, and telling whether it is there.
+"""The database schema: upgrade to the schema of this version, and the check for it.
 
 One Alembic history (the package `migrations`) for SQLite and PostgreSQL. An upgrade is one transaction: it happens or
-it does not, and of two at once one waits and then finds nothing left to do. Checking never changes anything, not even
-by making an empty SQLite file. A database that is of this version is found out by one check, without Alembic, which
-takes a while to load: a service starts with that.
+it does not, and of two at once the second waits and has nothing to do. The check changes nothing; it does not even
+create an empty SQLite file. It recognizes a database of this version by one statement, without Alembic, which is slow
+to load: every service starts with it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 # Any number that nothing else locks in this database; it serialises upgrades.
 _UPGRADE_LOCK = 0x636F6D7061637431
-_NOTED = "alembic_version"
+_VERSIONS = "alembic_version"
 _DIGITS = 4
 
 
 def upgrade(database: Database, clock: Clock) -> None:
-    """Bring the database to the newest schema; makes the file of a SQLite database, and its folder.
+    """Bring the database to the newest schema. Creates the file of a SQLite database, and its folder.
 
-    Services of the older schema that still run would go on writing, so their heartbeats stop an upgrade. Raises
-    Misconfigured if a newer compactor has been here, Unavailable.
+    Services of the older schema that still run would continue to write, so their heartbeats stop an upgrade. Raises
+    Misconfigured if the schema is of a newer version, Unavailable.
     """
     file = _sqlite_file(database)
     if file is not None:
@@ -51,37 +51,38 @@ def upgrade(database: Database, clock: Clock) -> None:
     with database.write() as connection:
         if database.dialect == POSTGRESQL:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
-        found = _revisions(connection)
+        revisions = _revisions(connection)
         config = _config()
-        if not _known(found, config):
-            raise _newer(database, found)
-        if found != {newest()}:
+        if not _known(revisions, config):
+            raise _newer(database, revisions)
+        if revisions != {newest()}:
             _refuse_running_services(connection, database, clock)
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
 
 
 def check(database: Database) -> None:
-    """The database has exactly the schema that this version needs. Raises Misconfigured, Unavailable."""
+    """Raise Misconfigured unless the database has exactly the schema of this version. Raises Unavailable."""
     file = _sqlite_file(database)
     if file is not None and not file.exists():
         raise Misconfigured(f"the database {database.shown_url} does not exist", UPGRADE_REMEDY)
     with database.read() as connection:
-        found = _revisions(connection)
-    if found == {newest()}:
+        revisions = _revisions(connection)
+    if revisions == {newest()}:
         return
-    if not found:
+    if not revisions:
         raise Misconfigured(f"the database {database.shown_url} has no tables of ours", UPGRADE_REMEDY)
-    if _known(found, _config()):
+    if _known(revisions, _config()):
         raise Misconfigured(
-            f"the database {database.shown_url} has the schema of an older compactor ({_shown(found)}, not {newest()})",
+            f"the database {database.shown_url} has the schema of an older compactor ({_listed(revisions)}, not "
+            f"{newest()})",
             UPGRADE_REMEDY,
         )
-    raise _newer(database, found)
+    raise _newer(database, revisions)
 
 
 def newest() -> str:
-    """The revision of this version: migrations are numbered, and each follows the one before."""
+    """Return the revision of this version: migrations are numbered, and each follows the one before."""
     return max(file.name[:_DIGITS] for file in (Path(migrations.__file__).parent / "versions").glob("[0-9]*_*.py"))
 
 
@@ -111,27 +112,26 @@ def _config() -> Config:
 
 
 def _revisions(connection: Connection) -> set[str]:
-    """Those that Alembic has noted; none in a database that it has never seen."""
-    if not inspect(connection).has_table(_NOTED):
+    """Return the revisions that Alembic has stored; none in a database without its table."""
+    if not inspect(connection).has_table(_VERSIONS):
         return set()
-    return {str(revision) for revision in connection.scalars(text(f"SELECT version_num FROM {_NOTED}"))}  # noqa: S608
+    return {str(revision) for revision in connection.scalars(text(f"SELECT version_num FROM {_VERSIONS}"))}  # noqa: S608
 
 
-def _known(found: set[str], config: Config) -> bool:
+def _known(revisions: set[str], config: Config) -> bool:
     from alembic.script import ScriptDirectory
 
-    ours = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    return found <= ours
+    return revisions <= {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
 
 
-def _newer(database: Database, found: set[str]) -> Misconfigured:
+def _newer(database: Database, revisions: set[str]) -> Misconfigured:
     return Misconfigured(
-        f"the database {database.shown_url} has the schema of a newer compactor ({_shown(found)})",
+        f"the database {database.shown_url} has the schema of a newer compactor ({_listed(revisions)})",
         "use that version, or another database",
     )
 
 
-def _shown(revisions: set[str]) -> str:
+def _listed(revisions: set[str]) -> str:
     return ", ".join(sorted(revisions))
 
 
@@ -145,8 +145,8 @@ def _make_folder(file: Path, database: Database) -> None:
             make_private(file.parent)
     except OSError as error:
         raise Misconfigured(
-            f"the folder of the database {database.shown_url} cannot be made: {error.strerror}",
+            f"the folder of the database {database.shown_url} cannot be created: {error.strerror}",
             "choose another path, or change the rights of the folder above",
         ) from error
-    with suppress(OSError):  # SQLite says what is wrong; its write-ahead log and index get the file's own mode from it
+    with suppress(OSError):  # SQLite reports the error; its write-ahead log and index get the mode of this file
         os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

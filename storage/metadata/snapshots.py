@@ -1,8 +1,8 @@
-"""A topic as of one moment, put together from all that is known of it.
+"""Snapshots: a topic as of one moment, with its ledgers, segments, horizon, compacted ledger and last run.
 
-Invariant: ledgers and segments of a snapshot do not overlap and leave no gap above what was trimmed, because rolling,
-sealing and trimming each move whole extents in one transaction. The connection must see one moment over several
-statements (`Database.snapshot`), or hold the topic's lock.
+Invariant: ledgers and segments of a snapshot do not overlap and leave no gap above the trimmed messages, because
+rolling, sealing and trimming each move whole extents in one transaction. The connection must see one moment over
+several statements (`Database.snapshot`), or hold the topic's lock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from storage.metadata.records import COMPACTION_CURSOR, TopicSnapshot
 
 
 def of_topic(connection: Connection, topic_id: int) -> TopicSnapshot:
-    """What readers, runs, CLI and REST check. Raises TopicNotFound."""
+    """Return the snapshot of a topic, the base of reads, runs and reports. Raises TopicNotFound."""
     return TopicSnapshot(
         topic=topics.by_id(connection, topic_id),
         ledgers=ledgers.of_topic(connection, topic_id),

@@ -1,13 +1,13 @@
-"""The tables: one description, from which both SQLite and PostgreSQL are asked.
+"""The tables: one description for both SQLite and PostgreSQL.
 
 Invariants that the database itself keeps, whatever the code above it does:
-- a topic has one row a name, at most one RUNNING run, at most one compacted ledger that is not retired;
+- a name has one topic; a topic has at most one RUNNING run, at most one compacted ledger that is not retired;
 - a generation of a topic is one compacted ledger, forever;
-- a raw ledger starts where no other of its topic starts;
+- no two raw ledgers of a topic start at the same offset;
 - ids of topics and runs are never given to another row, also after a delete;
 - a pin holds a compacted ledger whose row exists: a row that is pinned cannot be deleted.
 
-`migrations/versions` makes the same tables; `tests/migration` fails if the two differ. Nobody calls `create_all`.
+`migrations/versions` creates the same tables; `tests/migration` fails if the two differ. `create_all` is never called.
 Times are milliseconds since the Unix epoch, sizes are bytes: all of them 64-bit. A message id takes four columns, a
 position five; `row_mapping.py` knows their names.
 """
@@ -73,9 +73,9 @@ topics = Table(
     Column("producer_epoch", BigInteger),
     sqlite_autoincrement=True,
 )
-"""`start_offset`: where reads begin; it only grows. `roll_requested_at`: when a roll of the active segment was
-requested. `properties`: of users; text by text. `producer_epoch`: of the exclusive producer that came last (Pulsar's
-topic epoch); it only grows."""
+"""`start_offset`: the first offset of reads; it only grows. `roll_requested_at`: when a roll of the active segment was
+requested. `properties`: of users, texts by name. `producer_epoch`: of the last exclusive producer (Pulsar's topic
+epoch); it only grows."""
 
 deleted_topics = Table(
     "deleted_topics",
@@ -85,8 +85,8 @@ deleted_topics = Table(
     Column("name", String, nullable=False),
     Column("deleted_at", BigInteger, nullable=False),
 )
-"""Lives of topics that are over (S8): their objects, and their segments' files in every log directory, are garbage.
-A row is never deleted: a log directory, or a process, may come back after years."""
+"""Incarnations of topics that were deleted (S8): their objects, and their segments' files in every log directory, are
+garbage. A row is never deleted: a log directory, or a process, may return after years."""
 
 tenants = Table(
     "tenants",
@@ -104,7 +104,7 @@ namespaces = Table(
     Column("tenant", String, ForeignKey("tenants.name"), nullable=False, index=True),
     Column("created_at", BigInteger, nullable=False),
 )
-"""By full name, `tenant/namespace`. A transaction that makes something in a namespace, or deletes it, locks its row."""
+"""By full name, `tenant/namespace`. A transaction that creates or deletes something in a namespace locks its row."""
 
 permissions = Table(
     "permissions",
@@ -113,7 +113,7 @@ permissions = Table(
     Column("role", String, primary_key=True),
     Column("actions", JSON, nullable=False),
 )
-"""What a role may do, by scope: `tenant`, `tenant/namespace`, or a topic's full name; gone with it."""
+"""The permissions of roles, by scope: `tenant`, `tenant/namespace`, or a topic's full name; deleted with it."""
 
 partitioned_topics = Table(
     "partitioned_topics",
@@ -124,7 +124,7 @@ partitioned_topics = Table(
     Column("properties", JSON, nullable=False),
     Column("created_at", BigInteger, nullable=False),
 )
-"""A topic of several; its partitions are topics of their own, named `…-partition-0` and on."""
+"""Partitioned topics; their partitions are topics of their own, named `…-partition-0` and so on."""
 
 sequences = Table(
     "sequences",
@@ -141,7 +141,7 @@ leases = Table(
     Column("holder", String),
     *_integers("token", "expires_at"),
 )
-"""One row a topic, made with it. `holder` null: it is free; the token stays, so that it never starts again."""
+"""One row per topic, inserted with it. `holder` null: it is free; the token stays, so that it never starts again."""
 
 attempts = Table(
     "attempts",
@@ -174,7 +174,7 @@ ledgers = Table(
     UniqueConstraint("topic_id", "first_offset"),
 )
 """Sealed ledgers. `deleted_at`: when it was trimmed; it is no longer listed, its objects stay for a while (C3).
-`attempt_id` is no foreign key: rows of attempts may be swept long before their ledgers go."""
+`attempt_id` is no foreign key: rows of attempts may be purged long before their ledgers."""
 
 segments = Table(
     "segments",
@@ -193,9 +193,9 @@ segments = Table(
     *_integers("messages", "entries", "logical_bytes", "min_publish_time", "max_publish_time", "size", nullable=True),
     UniqueConstraint("topic_id", "first_offset"),
 )
-"""Unsealed segments: OPEN, then ROLLED, then SEALED, when the ledger of the same id has taken its place and the
-file waits to be removed; then the row goes. What is null is known from ROLLED on. `sealing_tries`: how often it was
-claimed to be sealed and neither was nor was let go, because its sealer died."""
+"""Unsealed segments: OPEN, then ROLLED, then SEALED, when the ledger of the same id has replaced it and the file waits
+to be removed; then the row is deleted. Columns that are null have values from ROLLED on. `sealing_tries`: the number of
+sealing claims that ended neither with a ledger nor with a release, because the sealer died."""
 Index(
     "uq_segments_open",
     segments.c.topic_id,
@@ -232,7 +232,7 @@ cursor_ranges = Table(
     Column("number", BigInteger, primary_key=True, autoincrement=False),
     Column("acknowledged", LargeBinary, nullable=False),
 )
-"""Offsets above a cursor's mark-delete that are acknowledged one by one: a Roaring bitmap a range of offsets."""
+"""Offsets above a cursor's mark-delete that are acknowledged one by one: a Roaring bitmap per range of offsets."""
 
 compacted_ledgers = Table(
     "compacted_ledgers",
@@ -268,7 +268,7 @@ pins = Table(
     Index(None, "topic_id"),
     Index(None, "ledger_id"),
 )
-"""Readers of compacted ledgers. One that died leaves its row, which holds nothing once `expires_at` has come."""
+"""Pins of readers on compacted ledgers. A dead reader leaves its row, which holds nothing after `expires_at`."""
 
 runs = Table(
     "runs",
@@ -313,8 +313,8 @@ controls = Table(
     Column("last_error", Text, nullable=False, server_default=""),
     Index(None, "requested_at"),
 )
-"""What is wanted of a topic's compaction; a topic without a row wants nothing. `aborting_run_id`: a run that a pause or
-an abort has ended, and whose worker has not stopped yet."""
+"""Requests, pauses and failures of a topic's compaction; a topic without a row has none. `aborting_run_id`: a run that
+a pause or an abort has ended, and whose worker has not stopped yet."""
 
 store_bindings = Table(
     "store_bindings",
@@ -324,8 +324,8 @@ store_bindings = Table(
     Column("url", String, nullable=False),
     Column("bound_at", BigInteger),
 )
-"""The object store that this database uses: one row, of the role `objects`. `uid`: what the store's own object
-`store.uid` holds; `url`: where the store was when it was bound; `bound_at` null: it does not hold the uid yet."""
+"""The object store that this database uses: one row, of the role `objects`. `uid`: the content of the store's own
+object `store.uid`; `url`: the store's location when it was bound; `bound_at` null: the store does not hold it yet."""
 
 store_trials = Table(
     "store_trials",
@@ -333,7 +333,7 @@ store_trials = Table(
     Column("location", String, primary_key=True),
     Column("passed_at", BigInteger, nullable=False),
 )
-"""Locations (URL and endpoint) of object stores that kept every promise when they were tried."""
+"""Locations (URL and endpoint) of object stores that passed their trial."""
 
 services = Table(
     "services",
@@ -345,8 +345,8 @@ services = Table(
     Column("broker_service_url", String),
     Column("broker_service_url_tls", String),
 )
-"""Service processes that live, or died without leaving; `log_uid`: of the log directory, if there is one yet;
-`broker_service_url` and `broker_service_url_tls` null: it does not speak Pulsar's binary protocol, or not so."""
+"""Service processes that live, or died without leaving; `log_uid`: of the log directory, if it exists yet;
+`broker_service_url` and `broker_service_url_tls` null: no Pulsar protocol, without or with TLS."""
 
 producer_sequences = Table(
     "producer_sequences",
@@ -355,8 +355,7 @@ producer_sequences = Table(
     Column("end_offset", BigInteger, nullable=False),
     Column("highest", JSON, nullable=False),
 )
-"""What deduplication knows of a topic: the highest sequence id that each producer, by name, had stored before an
-offset."""
+"""The state of a topic's deduplication: the highest sequence id of each producer, by name, before an offset."""
 
 schemas = Table(
     "schemas",
@@ -379,5 +378,5 @@ leadership = Table(
     Column("holder", String),
     *_integers("token", "expires_at"),
 )
-"""Who schedules, for how long. One row, made with the table; the token grows with each leader and fences those before.
-"""
+"""The leader of scheduling, until a time. One row, inserted with the table; the token grows with each leader and fences
+the earlier ones."""

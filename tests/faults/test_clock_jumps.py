@@ -151,7 +151,7 @@ def test_an_attempt_that_was_given_up_too_early_leaves_nothing_half_done(
     expired = store.runs.expire_attempts(topic.id, TTL)
     clock.advance(-jump)
     assert expired == [attempt.attempt_id]
-    with pytest.raises(Fenced, match="given up as dead"):
+    with pytest.raises(Fenced, match="is finished or expired"):
         store.ledgers.append(lease, [mine])
     assert store.ledgers.of_topic(topic.id) == ()
 

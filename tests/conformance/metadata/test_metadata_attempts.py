@@ -50,7 +50,7 @@ def test_attempts_that_stopped_beating_are_given_up(
     assert found == {"dead": ended_at, "done": result.started_at, "alive": None}
     store.attempts.heartbeat(alive)
     store.attempts.heartbeat(elsewhere)
-    with pytest.raises(Fenced, match="given up as dead"):
+    with pytest.raises(Fenced, match="is finished or expired"):
         store.attempts.heartbeat(dead)
     with pytest.raises(TopicNotFound):
         store.runs.expire_attempts(NOBODY, TTL)
@@ -78,14 +78,14 @@ def test_a_run_that_was_given_up_ends_and_never_publishes(
     assert store.runs.expire_attempts(topic.id, TTL) == [run.attempt_id]
     ended = store.runs.get(run.run_id)
     assert (ended.state, ended.finished_at) == (RunState.ERROR, clock.now_ms())
-    assert ended.error == "its worker stopped answering; given up by garbage collection"
+    assert ended.error == "its worker stopped answering; expired by garbage collection"
     before = store.snapshot(topic.id)
     for call in (
         lambda: store.runs.update(run),
         lambda: store.runs.finish(run, {}),
         lambda: store.publishing.publish(run, 0, compacted(store, run, 1, end_of(created[0])), {}),
     ):
-        with pytest.raises(Fenced, match="ERROR already: its worker stopped answering; given up by garbage"):
+        with pytest.raises(Fenced, match="ERROR already: its worker stopped answering; expired by garbage"):
             call()
     assert store.runs.heartbeat([run]) == [run.run_id]
     assert store.runs.fail(run, "I was asleep") == ended

@@ -62,7 +62,7 @@ def test_a_full_disk_frees_what_is_kept(
         monkeypatch.setattr(disk_reserve, "free_bytes", lambda _: 0)
         with pytest.raises(StorageFull, match=f"the disk is full, and {size} bytes that were kept .* try again"):
             grow()
-        assert "that were kept for this are freed" in caplog.text
+        assert "that were reserved for this are freed" in caplog.text
         assert not kept.path.exists()
         metadata.keep_reserve()
         assert not kept.path.exists(), "there is no space for it"
