@@ -64,7 +64,7 @@ def test_an_import_that_was_given_up_appends_nothing(
     record = ledger(store.ledgers.allocate_ids(1), 0, 3, attempt.attempt_id)
     clock.advance(TTL)
     assert store.runs.expire_attempts(topic.id, TTL) == [attempt.attempt_id]
-    with pytest.raises(Fenced, match="objects may be gone"):
+    with pytest.raises(Fenced, match="objects may have been deleted"):
         store.ledgers.append(lease, [record])
     assert store.ledgers.of_topic(topic.id) == ()
 

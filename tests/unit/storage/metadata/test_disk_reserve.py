@@ -57,10 +57,10 @@ def test_a_full_disk_frees_what_is_kept(
     with full(metadata):
         with pytest.raises(StorageFull, match="full") as answer:
             grow()
-        assert "kept" not in str(answer.value), "there is space on the disk; it is the database that may not grow"
+        assert "reserved" not in str(answer.value), "there is space on the disk; it is the database that may not grow"
         assert kept.path.exists()
         monkeypatch.setattr(disk_reserve, "free_bytes", lambda _: 0)
-        with pytest.raises(StorageFull, match=f"the disk is full, and {size} bytes that were kept .* try again"):
+        with pytest.raises(StorageFull, match=f"the disk is full, and {size} bytes that were reserved .* try again"):
             grow()
         assert "that were reserved for this are freed" in caplog.text
         assert not kept.path.exists()
