@@ -18,7 +18,7 @@ from tests.serving import Served, serving
 _NUMBERS = itertools.count()
 
 
-class _ToTheService(httpx.BaseTransport):
+class ToTheService(httpx.BaseTransport):
     """Requests as they would go over a socket, answered by the application."""
 
     def __init__(self, served: Served) -> None:
@@ -59,7 +59,7 @@ def admin(served: Served, outside: Program, monkeypatch: pytest.MonkeyPatch) -> 
     created = connection.Connection
 
     def inside(target: ClientConfig) -> connection.Connection:
-        return created(target, _ToTheService(served))
+        return created(target, ToTheService(served))
 
     monkeypatch.setattr(connection, "Connection", inside)
     return outside

@@ -9,32 +9,35 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.clients.rest.recorded.replay import RECORDED, SCENES, answers, document
 
 
-def main() -> int:
-    """Return the exit code: 1 if an answer differs and is not written."""
-    parser = argparse.ArgumentParser(prog="python -m tests.clients.rest.recorded", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"write {RECORDED.name}")
+def record(module: str, file: Path, tables: Sequence[str], replay: Callable[[str, Path], list[list[Any]]]) -> int:
+    """Replay all tables, list what differs from the file, and write it if the command line says so.
+
+    Return the exit code: 1 if something differs and is not written.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {module}")
+    parser.add_argument("--write", action="store_true", help=f"write {file.name}")
     write = parser.parse_args().write
-    before = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-    recorded = {}
-    for scene in SCENES:
+    before = json.loads(file.read_text()) if file.exists() else {}
+    after = {}
+    for table in tables:
         with tempfile.TemporaryDirectory(prefix="recorded-") as folder:
-            recorded[scene] = answers(scene, Path(folder))
-    changed = [scene for scene in SCENES if before.get(scene) != recorded[scene]]
-    for scene in changed:
-        known = [json.dumps(line) for line in before.get(scene, [])]
-        for line in recorded[scene]:
-            if json.dumps(line) not in known:
-                print(f"{scene}: {json.dumps(line, ensure_ascii=False)[:400]}", file=sys.stderr)
+            after[table] = replay(table, Path(folder))
+    for table in tables:
+        lines = [json.dumps(line) for line in before.get(table, [])]
+        for line in after[table]:
+            if json.dumps(line) not in lines:
+                print(f"{table}: {json.dumps(line, ensure_ascii=False)[:1000]}", file=sys.stderr)
     if write:
-        RECORDED.write_text(document(recorded))
-        return 0
-    return 1 if changed else 0
+        file.write_text(document(after))
+    return 0 if write or before == after else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(record("tests.clients.rest.recorded", RECORDED, SCENES, answers))

@@ -54,7 +54,7 @@ class Scene:
         app: Any = self.client.app
         app.router.routes.extend(raising(self).routes)
 
-    def end(self) -> None:
+    def close(self) -> None:
         self.ending.set()
         while self.stack:
             self.stack.pop()()

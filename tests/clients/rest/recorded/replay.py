@@ -73,6 +73,8 @@ NORMALISED = (
     _named(r"\b[0-9a-f]{32}\b", "<uid>", "random uids of topics, log directories and attempts"),
     _named(r"\bin request [0-9a-f]{16}\b", "in request <request>", "a random id of each request"),
     _named(r"\bexpires=[^;]+", "expires=<time>", "a cookie that is deleted has the time of the machine"),
+    _named(r"\b\d+\.\d\d s\b", "<time> s", "how long a command took"),
+    _named(r"\bhas \d+ bytes, too few for start=0 length=\d+", "has too few bytes", "the owner in a manifest varies"),
     _named(r"\b\d+ bytes left", "<free> bytes left", "the free space of the machine's disk"),
 )
 
@@ -138,14 +140,14 @@ def answers(scene: str, folder: Path) -> list[list[Any]]:
     calls = calls_of(scene)
     with (
         pytest.MonkeyPatch.context() as patch,
-        _still(patch) as clock,
+        stopped_clock(patch) as clock,
         serving(folder, **settings_of(calls)) as served,
     ):
         return list(_replayed(calls, Scene(served, clock, patch, folder)))
 
 
 @contextmanager
-def _still(patch: pytest.MonkeyPatch) -> Iterator[ManualClock]:
+def stopped_clock(patch: pytest.MonkeyPatch) -> Iterator[ManualClock]:
     """Let the machine's clock stand still. Waiting takes its time, so no thread runs in circles."""
     clock = ManualClock()
     patch.setattr(storage.clock.SystemClock, "now_ms", lambda _: clock.now_ms())
@@ -164,7 +166,7 @@ def _replayed(calls: list[Call], scene: Scene) -> Iterator[list[Any]]:
             else:
                 yield _asked(scene, call)
     finally:
-        scene.end()
+        scene.close()
 
 
 def _asked(scene: Scene, call: Call) -> list[Any]:
