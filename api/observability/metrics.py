@@ -79,7 +79,7 @@ METRICS: Mapping[str, MetricDefinition] = {
         MetricDefinition("pulsar_compaction_succeed_count", "Compactions that succeeded.", _TOPIC),
         MetricDefinition("pulsar_compaction_failed_count", "Compactions that failed.", _TOPIC),
         MetricDefinition(
-            "pulsar_compaction_duration_time_in_mills", "How long the last one took, in milliseconds.", _TOPIC
+            "pulsar_compaction_duration_time_in_mills", "Duration of the last one, in milliseconds.", _TOPIC
         ),
         MetricDefinition("pulsar_compaction_read_throughput", "Bytes a second that the last one read.", _TOPIC),
         MetricDefinition("pulsar_compaction_write_throughput", "Bytes a second that the last one wrote.", _TOPIC),
@@ -90,24 +90,26 @@ METRICS: Mapping[str, MetricDefinition] = {
         MetricDefinition("pulsar_consumers_count", "Consumers and readers of a topic that are connected here.", _TOPIC),
         MetricDefinition("pulsar_subscriptions_count", "Subscriptions that have or had consumers here.", _TOPIC),
         MetricDefinition(
-            "pulsar_in_messages_total", "Messages that the topic got since clients are connected.", _TOPIC, "counter"
+            "pulsar_in_messages_total", "Messages that the topic received since clients connected.", _TOPIC, "counter"
         ),
         MetricDefinition("pulsar_in_bytes_total", "The same in bytes of entries.", _TOPIC, "counter"),
         MetricDefinition("pulsar_out_messages_total", "Messages that were sent to consumers.", _TOPIC, "counter"),
         MetricDefinition("pulsar_out_bytes_total", "The same in bytes of entries.", _TOPIC, "counter"),
         MetricDefinition(
-            "pulsar_subscription_unacked_messages", "Messages that consumers have and did not acknowledge.", _TOPIC
+            "pulsar_subscription_unacked_messages",
+            "Unacknowledged messages of consumers.",
+            _TOPIC,
         ),
         MetricDefinition(
             "compactor_stale_readers_total",
-            "Compacted readers of Pulsar's clients that went on although deletes they have not read are gone.",
+            "Compacted readers of Pulsar's clients that continued although unread deletions were dropped.",
             _TOPIC,
             "counter",
         ),
         MetricDefinition("compactor_up", "1 if the database answered this scrape."),
-        MetricDefinition("compactor_topics", "Topics that there are."),
-        MetricDefinition("compactor_runs", "Compaction runs of topics that there are, by outcome.", ("state",)),
-        MetricDefinition("compactor_runs_running", "Runs under way, by their heartbeats, in all services."),
+        MetricDefinition("compactor_topics", "Existing topics."),
+        MetricDefinition("compactor_runs", "Compaction runs of existing topics, by outcome.", ("state",)),
+        MetricDefinition("compactor_runs_running", "Active runs of all services, by their heartbeats."),
         MetricDefinition("compactor_read_bytes", "Bytes that successful runs have read, in all."),
         MetricDefinition("compactor_written_bytes", "Bytes that successful runs have written, in all."),
         MetricDefinition(
@@ -133,7 +135,7 @@ METRICS: Mapping[str, MetricDefinition] = {
             "compactor_last_check_seconds", "Since the leader's last check of all topics; only in the leader."
         ),
         MetricDefinition("compactor_due_topics", "Topics that were due then; only in the leader."),
-        MetricDefinition("compactor_dirty_bytes", "Bytes that no run has seen; only in the leader."),
+        MetricDefinition("compactor_dirty_bytes", "Bytes that no run has read; only in the leader."),
         MetricDefinition(
             "compactor_max_dirty_ratio",
             "The dirtiest topic's share of dirty bytes, 0 to 1; only in the leader (Kafka: max-dirty-percent).",
@@ -156,7 +158,7 @@ METRICS: Mapping[str, MetricDefinition] = {
         MetricDefinition("compactor_log_segments", "Unsealed segments, by state.", ("state",)),
         MetricDefinition("compactor_log_rolled_bytes", "Bytes of rolled segments that wait to be sealed."),
         MetricDefinition(
-            "compactor_log_segments_given_up", "Rolled segments whose sealing was given up: seal them by hand."
+            "compactor_log_segments_given_up", "Rolled segments whose sealing was abandoned: seal them by hand."
         ),
         MetricDefinition(
             "compactor_log_appended_entries_total",
@@ -167,7 +169,7 @@ METRICS: Mapping[str, MetricDefinition] = {
             "compactor_log_appended_bytes_total", "Bytes of entries that it has appended.", kind="counter"
         ),
         MetricDefinition("compactor_log_open_topics", "Topics that it has open for writing."),
-        MetricDefinition("compactor_log_free_bytes", "Bytes that the disk of its log directory still takes."),
+        MetricDefinition("compactor_log_free_bytes", "Free bytes of the disk of its log directory."),
         MetricDefinition(
             "compactor_log_least_free_bytes", "Appends are refused when less is free (`limits.log-free-bytes`)."
         ),

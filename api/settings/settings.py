@@ -270,7 +270,7 @@ class Settings:
         10_000,
         "broker.deduplication-max-producers",
         WholeNumber("producers", least=1),
-        "Producers of a topic whose sequence ids are known; more: who stored nothing for longest is forgotten.",
+        "Producers of a topic whose sequence ids are known; above, those that stored nothing for longest are dropped.",
         "brokerDeduplicationMaxNumberOfProducers",
     )
     broker_auto_topic_creation: bool = _setting(
@@ -409,7 +409,7 @@ class Settings:
         "",
         "auth.token-previous-secret-key",
         Text("file:///… or data:;base64,…"),
-        "The secret key before, whose tokens hold until they expire; a file that does not exist is no key.",
+        "The previous secret key, whose tokens are valid until they expire; a missing file is no key.",
         secret=True,
     )
     auth_token_public_key: str = _setting(
@@ -421,7 +421,7 @@ class Settings:
     )
     auth_jwks_file: str = _setting("", "auth.jwks-file", Text("a JSON file"), "Public keys by their id (JWKS).")
     auth_revoked_tokens_file: str = _setting(
-        "", "auth.revoked-tokens-file", Text("a text file"), "Ids (jti) of tokens that hold no more, one a line."
+        "", "auth.revoked-tokens-file", Text("a text file"), "Ids (jti) of revoked tokens, one a line."
     )
     auth_reload_interval_ms: int = _setting(
         10_000,
@@ -470,7 +470,7 @@ class Settings:
         "How `compactor serve` logs; auto: console on a terminal, JSON elsewhere.",
     )
     logging_level: str = _setting(
-        "INFO", "logging.level", Choice(("DEBUG", "INFO", "WARNING", "ERROR")), "The least that is logged."
+        "INFO", "logging.level", Choice(("DEBUG", "INFO", "WARNING", "ERROR")), "The lowest level that is logged."
     )
 
     # Not settings, but where they come from

@@ -101,7 +101,7 @@ class TopicPolicies:
         frozenset(),
         "cleanup.policy",
         CleanupPolicy(),
-        "What a trim lets go: `delete`: old raw ledgers; `compact`: raw ledgers once they are compacted; both; or "
+        "The ledgers that a trim deletes: `delete`: old raw ledgers; `compact`: compacted raw ledgers; both; or "
         "nothing.",
         "log.cleanup.policy",
         unreadable=frozenset(),
