@@ -192,7 +192,7 @@ def test_what_has_nothing_to_do_with_the_file_sets_nothing_aside(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(bench.metadata.segments, "take_up", fail)
+        patched.setattr(bench.metadata.segments, "restore", fail)
         with pytest.raises(type(error), match=error.message):
             topic.log_manager().roll(topic.record, accept_loss=True)
     assert kept_aside(bench, topic) == []
