@@ -1,17 +1,17 @@
-"""Chunk tables: which rows of a ledger are chunks of which chunked message (P10).
+"""Chunk tables: the chunks of chunked messages among the rows of a ledger (P10).
 
-A chunked message is one message, but its chunks are rows of their own, maybe of several ledgers. A table has one
-record a chunk, 72 bytes, ascending by offset: hashes of uuid and key, number and count, offset, times, and whether the
-payload is empty. So who is complete, and who wins, is decided without reading a row. A sealed ledger's table is an
-area of its key index object; a compacted ledger has tables of its own, named by its manifest, which hold all its live
-chunks: those of older ledgers are not read again.
+A chunked message is one message, but its chunks are rows of their own, possibly of several ledgers. A table has one
+record for each chunk, 72 bytes, ascending by offset: hashes of uuid and key, number and count, offset, times, and
+whether the payload is empty. So completeness, and the newest message of a key, are decided without reading a row. A
+sealed ledger's table is an area of its key index object; a compacted ledger has tables of its own, named by its
+manifest, which hold all its live chunks: those of older ledgers are not read again.
 
-`assemble` is the rule of `storage/entries/chunk_assembler.py` over records. Chunks with one uuid, key and count make a
+`assemble` is the rule of `storage/entries/chunk_assembler.py` over records. Chunks with one uuid, key and count form a
 message if they come in order. Between two messages of a uuid there may be *stale* chunks: repeats, and beginnings that
-were begun again; they belong to nothing. What follows the last message of a uuid is *pending*.
+were sent again; they belong to no message. Chunks after the last message of a uuid are *pending*.
 
-A row of slot CHUNK without uuid, or with a number that cannot be, is in no table but in the bitmap `chunks` of the
-index: it passes whole. Byte for byte in docs/format.md. May go wrong: ObjectMissing, ObjectDamaged.
+A row of slot CHUNK without uuid, or with an impossible number, is in no table but in the bitmap `chunks` of the index:
+it passes whole. Byte for byte in docs/format.md. Errors: ObjectMissing, ObjectDamaged.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ EMPTY = np.uint64(1 << 63)
 KEYED = np.uint64(1 << 62)
 """Flag in a record's offset: the message has a key."""
 IDENTITY = ("count", "key_lo", "key_hi", "uuid_lo", "uuid_hi")
-"""What chunks of one message have in common, besides whether they are `keyed`."""
+"""The fields that chunks of one message have in common, besides whether they are `keyed`."""
 
 STALE = -1
-"""The message of a chunk that belongs to none and never will."""
+"""The message number of a chunk that belongs to no message and never will."""
 PENDING = -2
-"""The message of a chunk that is not complete yet."""
+"""The message number of a chunk whose message is not complete yet."""
 _BLOCK = 65_536
 _REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
@@ -72,9 +72,9 @@ _REMEDY = "restore the object from a backup, or see docs/operations.md on damage
 class ChunkTable:
     """A table of a compacted ledger: the live chunks of one hash range, an object of its own.
 
-    `pending`: how many of them are of incomplete messages. No complete value was published before `oldest_value`, no
-    retained tombstone was first kept before `oldest_tombstone` or has a lower offset than `first_tombstone`, and of
-    every incomplete message the newest chunk was published at `oldest_pending` or later; None: there is none.
+    `pending`: the number of chunks of incomplete messages. No complete value was published before `oldest_value`, no
+    retained tombstone was first kept before `oldest_tombstone` or has a lower offset than `first_tombstone`, and the
+    newest chunk of every incomplete message was published at `oldest_pending` or later; None: there is none.
     """
 
     name: str
@@ -89,69 +89,72 @@ class ChunkTable:
 
     @property
     def records(self) -> int:
-        """Its chunks."""
+        """The number of its chunks."""
         return self.length // RECORD.itemsize
 
 
 def none() -> Chunks:
-    """No records."""
+    """Return an empty array of records."""
     return np.empty(0, dtype=RECORD)
 
 
 def belonging(table: pa.Table) -> Mask:
-    """Which rows are chunks of a message: with uuid, and a number that can be. Shape (n,)."""
-    found: Mask = np.equal(table.column("slot").to_numpy(), int(rows.RowType.CHUNK))
-    if not found.any():
-        return found
+    """Return a mask of the rows that are chunks of a message: with uuid, and a possible number. Shape (n,)."""
+    mask: Mask = np.equal(table.column("slot").to_numpy(), int(rows.RowType.CHUNK))
+    if not mask.any():
+        return mask
     index, count = (pc.fill_null(table.column(name), -1).to_numpy() for name in ("chunk_index", "chunk_count"))
-    found &= table.column("chunk_uuid").is_valid().to_numpy() & (index >= 0) & (index < count)
-    return found
+    mask &= table.column("chunk_uuid").is_valid().to_numpy() & (index >= 0) & (index < count)
+    return mask
 
 
 def chunk_records(table: pa.Table, hasher: KeyHasher) -> Chunks:
-    """The records of the chunks in `table` (`rows.SCHEMA`), in its order."""
+    """Return the records of the chunks in `table` (`rows.SCHEMA`), in its order."""
     mask = belonging(table)
     if not mask.any():
         return none()
     chunks = table.filter(pa.array(mask))
     has_key = chunks.column("key").is_valid().to_numpy()
     empty = pc.fill_null(pc.binary_length(chunks.column("payload")), 0).to_numpy() == 0
-    found = np.zeros(len(chunks), dtype=RECORD)
-    found["uuid_hi"], found["uuid_lo"] = hasher(_one_chunk(chunks.column("chunk_uuid").cast(pa.binary())))
+    records = np.zeros(len(chunks), dtype=RECORD)
+    records["uuid_hi"], records["uuid_lo"] = hasher(_one_chunk(chunks.column("chunk_uuid").cast(pa.binary())))
     hi, lo = hasher(_one_chunk(pc.fill_null(chunks.column("key"), b"")))
-    found["key_hi"], found["key_lo"] = np.where(has_key, hi, np.uint64(0)), np.where(has_key, lo, np.uint64(0))
+    records["key_hi"], records["key_lo"] = np.where(has_key, hi, np.uint64(0)), np.where(has_key, lo, np.uint64(0))
     flags = np.where(empty, EMPTY, np.uint64(0)) | np.where(has_key, KEYED, np.uint64(0))
-    found["offset"] = chunks.column("offset").to_numpy().astype(np.uint64) | flags
-    found["event_time"] = pc.fill_null(chunks.column("event_time"), NO_EVENT_TIME).to_numpy()
-    found["publish_time"] = chunks.column("publish_time").to_numpy()
-    found["retained_at"] = NO_EVENT_TIME
-    found["index"], found["count"] = (chunks.column(name).to_numpy() for name in ("chunk_index", "chunk_count"))
-    return found
+    records["offset"] = chunks.column("offset").to_numpy().astype(np.uint64) | flags
+    records["event_time"] = pc.fill_null(chunks.column("event_time"), NO_EVENT_TIME).to_numpy()
+    records["publish_time"] = chunks.column("publish_time").to_numpy()
+    records["retained_at"] = NO_EVENT_TIME
+    records["index"], records["count"] = (chunks.column(name).to_numpy() for name in ("chunk_index", "chunk_count"))
+    return records
 
 
 def offsets(chunks: Chunks) -> U64:
-    """Their offsets without flags, shape (n,)."""
+    """Return the offsets of chunks without flags, shape (n,)."""
     plain: U64 = chunks["offset"] & OFFSET_MASK
     return plain
 
 
 def keyed(chunks: Chunks) -> Mask:
-    """Which are of messages with a key, shape (n,)."""
-    found: Mask = chunks["offset"] & KEYED != 0
-    return found
+    """Return a mask of the chunks whose messages have a key, shape (n,)."""
+    mask: Mask = chunks["offset"] & KEYED != 0
+    return mask
 
 
-def inside(chunks: Chunks, wanted: HashRange) -> Chunks:
-    """Those of one hash range: by the key's hash, or without a key by the uuid's. So a message is in one range."""
-    if not wanted.bits:
+def inside(chunks: Chunks, hash_range: HashRange) -> Chunks:
+    """Return the chunks of one hash range: by the key's hash, or without a key by the uuid's.
+
+    So a message is in one range.
+    """
+    if not hash_range.bits:
         return chunks
     hi = np.where(keyed(chunks), chunks["key_hi"], chunks["uuid_hi"])
-    found: Chunks = chunks[hi >> np.uint64(64 - wanted.bits) == np.uint64(wanted.prefix)]
-    return found
+    matches: Chunks = chunks[hi >> np.uint64(64 - hash_range.bits) == np.uint64(hash_range.prefix)]
+    return matches
 
 
 def read_ledger_chunks(store: ObjectStore, location: IndexLocation) -> Chunks:
-    """The chunk table in a key index object; no read if it has none."""
+    """Return the chunk table in a key index object; nothing is read if it has none."""
     directory = IndexDirectory.decode(location.directory)
     if directory.chunk_table is None:
         return none()
@@ -160,15 +163,15 @@ def read_ledger_chunks(store: ObjectStore, location: IndexLocation) -> Chunks:
     return _decoded(store.get(location.name, start, length), checksum, location.name)
 
 
-def read_tables(store: ObjectStore, tables: Sequence[ChunkTable], wanted: HashRange) -> list[Chunks]:
-    """The chunks of one hash range, of each table of a compacted ledger that may have some."""
-    found = []
+def read_tables(store: ObjectStore, tables: Sequence[ChunkTable], hash_range: HashRange) -> list[Chunks]:
+    """Return the chunks of one hash range, from each table of a compacted ledger that may have some."""
+    chunks = []
     for table in tables:
-        bits = min(table.hash_range.bits, wanted.bits)
-        if table.hash_range.prefix >> (table.hash_range.bits - bits) == wanted.prefix >> (wanted.bits - bits):
+        bits = min(table.hash_range.bits, hash_range.bits)
+        if table.hash_range.prefix >> (table.hash_range.bits - bits) == hash_range.prefix >> (hash_range.bits - bits):
             data = store.get(table.name, 0, table.length)
-            found.append(inside(_decoded(data, table.crc32c, table.name), wanted))
-    return found
+            chunks.append(inside(_decoded(data, table.crc32c, table.name), hash_range))
+    return chunks
 
 
 def _decoded(data: bytes, checksum: int, name: str) -> Chunks:
@@ -183,10 +186,10 @@ def _decoded(data: bytes, checksum: int, name: str) -> Chunks:
 
 @dataclass(frozen=True)
 class ChunkAssembly:
-    """Chunks, and the messages that they make.
+    """Chunks, and the messages that they form.
 
-    Of each of `chunks`, by uuid, key and count and then by offset: `message`, the number of the complete message that
-    it is part of, or STALE or PENDING; `group`, the number of its uuid, key and count. Of each message: the positions
+    For each of `chunks`, by uuid, key and count and then by offset: `message`, the number of the complete message that
+    it is part of, or STALE or PENDING; `group`, the number of its uuid, key and count. For each message: the positions
     of its `first` and `last` chunk, and whether its payload is `empty`.
     """
 
@@ -199,24 +202,28 @@ class ChunkAssembly:
 
     @property
     def keyed(self) -> Mask:
-        """Which messages have a key."""
+        """A mask of the messages that have a key."""
         return keyed(self.chunks[self.last])
 
     @property
     def offset(self) -> U64:
-        """Of each message the offset of its last chunk: its place among all messages."""
+        """For each message the offset of its last chunk: its place among all messages."""
         return offsets(self.chunks[self.last])
 
-    def records(self, wanted: Mask) -> IndexRecords:
-        """Records for a key index of some messages with a key, by hash and then offset."""
-        last, first = self.chunks[self.last[wanted]], self.chunks[self.first[wanted]]
-        flagged = np.where(self.empty[wanted], offsets(last) | key_index.TOMBSTONE, offsets(last))
-        found = IndexRecords(last["key_hi"].copy(), last["key_lo"].copy(), flagged, flagged, first["event_time"].copy())
-        return found.take(np.lexsort((offsets(last), found.lo, found.hi)))
+    def records(self, mask: Mask) -> IndexRecords:
+        """Return records for a key index of the messages of a mask, which have a key, by hash and then offset."""
+        last, first = self.chunks[self.last[mask]], self.chunks[self.first[mask]]
+        flagged = np.where(self.empty[mask], offsets(last) | key_index.TOMBSTONE, offsets(last))
+        records = IndexRecords(
+            last["key_hi"].copy(), last["key_lo"].copy(), flagged, flagged, first["event_time"].copy()
+        )
+        return records.take(np.lexsort((offsets(last), records.lo, records.hi)))
 
     def newest_pending(self, among: Mask | None = None) -> I64:
-        """Of each group the publish time of its newest pending chunk (`among` some); of one without any the least there
-        is."""
+        """Return for each group the publish time of its newest pending chunk, of those in the mask `among`.
+
+        A group without one gets the least number.
+        """
         newest = np.full(int(self.group[-1]) + 1 if len(self.group) else 0, np.iinfo(np.int64).min)
         pending = self.message == PENDING if among is None else among & (self.message == PENDING)
         np.maximum.at(newest, self.group[pending], self.chunks["publish_time"][pending])
@@ -224,7 +231,7 @@ class ChunkAssembly:
 
 
 def assemble(chunks: Chunks) -> ChunkAssembly:
-    """The messages that `chunks`, in any order, make."""
+    """Return the messages that `chunks`, in any order, form."""
     chunks = chunks[np.lexsort((offsets(chunks), keyed(chunks), *(chunks[name] for name in IDENTITY)))]
     begins = np.ones(len(chunks), dtype=np.bool_)
     begins[1:] = keyed(chunks)[1:] != keyed(chunks)[:-1]
@@ -237,7 +244,7 @@ def assemble(chunks: Chunks) -> ChunkAssembly:
 
 
 def _messages(chunks: Chunks, begins: Mask) -> tuple[I64, I64, I64]:
-    """Of each chunk its message; of each message its first and last chunk."""
+    """Return for each chunk its message; for each message its first and last chunk."""
     message = np.full(len(chunks), PENDING, dtype=np.int64)
     firsts: list[int] = []
     lasts: list[int] = []

@@ -1,11 +1,11 @@
-"""Deleted rows of parts: bitmaps that say which rows of a part no longer count.
+"""Deleted rows of parts: bitmaps of the rows of a part that no longer count.
 
 A later run supersedes rows of a part without writing the part again: it writes a bitmap, and its manifest names that
 beside the part. The bitmap holds *offsets relative to the part's first*, not row numbers, so phase one, which knows
-offsets only, makes it without reading the part. Bitmaps of several parts share an object; each is a ranged read
-with a checksum of its own.
+only offsets, builds it without reading the part. Bitmaps of several parts share an object; each is a ranged read with a
+checksum of its own.
 
-May go wrong: ObjectMissing, ObjectDamaged; a bitmap that cannot be read never counts as an empty one.
+Errors: ObjectMissing, ObjectDamaged; an unreadable bitmap never counts as an empty one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REMEDY = "restore the object from a backup, or see docs/operations.md on damage
 
 
 def encode_deleted(name: str, bitmaps: Iterable[BitMap]) -> tuple[bytes, list[DeletedRows]]:
-    """The object `name` that bitmaps share, and where each is in it, in order."""
+    """Return the bytes of the object `name` that bitmaps share, and the place of each in it, in order."""
     blocks: list[bytes] = []
     places: list[DeletedRows] = []
     start = 0
@@ -40,17 +40,17 @@ def encode_deleted(name: str, bitmaps: Iterable[BitMap]) -> tuple[bytes, list[De
 
 
 def read_deleted(store: ObjectStore, part: Part) -> BitMap:
-    """The deleted rows of a part, as offsets relative to its first; empty if it has none."""
+    """Return the deleted rows of a part, as offsets relative to its first; empty if it has none."""
     (bitmap,) = read_all_deleted(store, [part.deleted])
     return bitmap
 
 
 def read_all_deleted(store: ObjectStore, places: list[DeletedRows | None]) -> list[BitMap]:
-    """Several bitmaps; neighbours in one object come in one ranged read."""
+    """Return several bitmaps; neighbours in one object are read in one ranged read."""
     bitmaps = [BitMap() for _ in places]
-    found = [(number, place) for number, place in enumerate(places) if place is not None]
-    blocks = read_ranges(store, [ByteRange(place.name, place.offset, place.length) for _, place in found])
-    for (number, place), block in zip(found, blocks, strict=True):
+    numbered = [(number, place) for number, place in enumerate(places) if place is not None]
+    blocks = read_ranges(store, [ByteRange(place.name, place.offset, place.length) for _, place in numbered])
+    for (number, place), block in zip(numbered, blocks, strict=True):
         if crc32c(block) != place.crc32c:
             raise ObjectDamaged(
                 f"bytes {place.offset} to {place.offset + place.length} of the bitmaps {place.name} do not match "
@@ -63,7 +63,7 @@ def read_all_deleted(store: ObjectStore, places: list[DeletedRows | None]) -> li
 
 
 def alive(bitmap: BitMap, first_offset: int, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which of some ascending offsets of a part that begins at `first_offset` still count. Shape (n,)."""
+    """Return a mask of the ascending offsets, of a part that begins at `first_offset`, that still count. Shape (n,)."""
     if not bitmap or not len(offsets):
         return np.ones(len(offsets), dtype=np.bool_)
     low, high = int(offsets[0]) - first_offset, int(offsets[-1]) - first_offset

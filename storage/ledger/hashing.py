@@ -16,15 +16,15 @@ Hashes = npt.NDArray[np.uint64]
 
 
 class KeyHasher(Protocol):
-    """Keys to 128-bit hashes. A component, so that tests can force collisions of the high half."""
+    """A function from keys to 128-bit hashes. A component, so that tests can force collisions of the high half."""
 
     def __call__(self, keys: pa.BinaryArray) -> tuple[Hashes, Hashes]:
-        """High and low halves, shape (n,) each, of `keys`: binary, length n, no nulls."""
+        """Return the high and low halves, shape (n,) each, of `keys`: binary, length n, no nulls."""
         ...
 
 
 class Xxh3KeyHasher:
-    """XXH3-128 of the key's bytes with a seed of the topic's own."""
+    """XXH3-128 of the key's bytes, with a seed for each topic."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

@@ -1,9 +1,9 @@
-"""The key index of a ledger: which offset is the newest of each key, sorted by the key's hash.
+"""The key index of a ledger: the newest offset of each key, sorted by the key's hash.
 
-A *record* is (hash high, hash low, offset with flags). Records are sorted by the hash, one a key, and cut into
-*fences*, equal ranges of the hash; the number of fences is a power of two that grows with the records. Beside an
-index object there is a small *directory*, kept in the ledger's row or the manifest, that gives the records and the
-CRC32C of each fence: so any hash range is one ranged read, without opening a footer.
+A *record* is (hash high, hash low, offset with flags). Records are sorted by the hash, one for each key, and cut into
+*fences*, equal ranges of the hash; the number of fences is a power of two that grows with the records. Beside an index
+object there is a small *directory*, kept in the ledger's row or the manifest, that gives the records and the CRC32C of
+each fence: so any hash range is one ranged read, without opening a footer.
 
 Four areas, byte for byte in docs/format.md:
 
@@ -13,8 +13,8 @@ Four areas, byte for byte in docs/format.md:
                that belong to no message
     chunks     where a ledger has chunked messages (P10): its chunk table (chunk_table.py), here only bytes
 
-A ledger's index serves every policy, because policies may change after sealing; a compacted ledger's index has the
-same form, one object a hash range.
+A ledger's index serves every policy, because policies may change after sealing; a compacted ledger's index has the same
+form, one object for each hash range.
 
 Invariants: hashes ascend strictly within an index; an offset is below 2⁶²; fences of one index cover its hash range.
 Reads check the CRC of every fence they return: a wrong one is ObjectDamaged, never a shorter key set.
@@ -41,7 +41,7 @@ I64 = npt.NDArray[np.int64]
 
 FORMAT_VERSION = 1
 CHUNKS_VERSION = 2
-"""The format version of an index with a chunk table; without one it is as it was before there were any."""
+"""The format version of an index with a chunk table; an index without one keeps version 1."""
 FENCE_RECORDS = 16_384
 """The most records a fence should hold, on average; 384 KiB of `newest`."""
 MAX_RANGE_BITS = 32
@@ -52,7 +52,8 @@ EVENT_BYTES = 16
 TOMBSTONE = np.uint64(1 << 63)
 """Flag in a record's offset: the message is a tombstone."""
 MARKER = np.uint64(1 << 62)
-"""Flag in a record's offset: it has no row. It hides older levels' records of its key, and remembers (P9)."""
+"""Flag in a record's offset: it has no row. It hides older levels' records of its key, and keeps its event
+time (P9)."""
 OFFSET_MASK = np.uint64((1 << 62) - 1)
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
@@ -73,7 +74,7 @@ class HashRange:
     bits: int = 0
 
     def narrow(self, hi: U64) -> slice:
-        """Where this range is in ascending high halves."""
+        """Return the slice of this range in ascending high halves."""
         if self.bits == 0:
             return slice(0, len(hi))
         shift = 64 - self.bits
@@ -86,7 +87,7 @@ class HashRange:
 class IndexRecords:
     """Records in hash order, as arrays of one length; `offset` carries the flags TOMBSTONE and MARKER.
 
-    `event_offset` and `event_time` are None unless they were asked for and the index has them.
+    `event_offset` and `event_time` are None unless they were requested and the index has them.
     """
 
     hi: U64
@@ -100,12 +101,12 @@ class IndexRecords:
 
     @classmethod
     def none(cls) -> IndexRecords:
-        """No records."""
+        """Return an empty set of records."""
         empty = np.empty(0, dtype=np.uint64)
         return cls(empty, empty, empty)
 
     def take(self, positions: npt.NDArray[np.int64] | npt.NDArray[np.bool_] | slice) -> IndexRecords:
-        """The records at those positions, where a mask is set, or of a slice."""
+        """Return the records at positions, of a mask, or of a slice."""
         return IndexRecords(
             self.hi[positions],
             self.lo[positions],
@@ -115,7 +116,7 @@ class IndexRecords:
         )
 
     def by_event(self) -> IndexRecords:
-        """The event-time winner of each key as its record; without event times, the newest."""
+        """Return the event-time winner of each key as its record; without event times, the newest."""
         if self.event_offset is None or self.event_time is None:
             none = np.full(len(self), NO_EVENT_TIME, dtype=np.int64)
             return IndexRecords(self.hi, self.lo, self.offset, self.offset, none)
@@ -123,7 +124,7 @@ class IndexRecords:
 
 
 def concatenated(runs: Sequence[IndexRecords]) -> IndexRecords:
-    """Runs one after the other; with event times if all that are not empty have them."""
+    """Return runs one after the other; with event times if all that are not empty have them."""
     runs = [run for run in runs if len(run)]
     if not runs:
         return IndexRecords.none()
@@ -137,7 +138,7 @@ def concatenated(runs: Sequence[IndexRecords]) -> IndexRecords:
 
 @dataclass(frozen=True)
 class IndexDirectory:
-    """How an index object is cut: the records and CRC32C of each fence, sizes of the unkeyed bitmaps.
+    """The layout of an index object: the records and CRC32C of each fence, sizes of the unkeyed bitmaps.
 
     `chunk_table`: bytes and CRC32C of the chunk table, None if there is none.
     """
@@ -159,12 +160,12 @@ class IndexDirectory:
 
     @property
     def records(self) -> int:
-        """Records of `newest`, that is keys."""
+        """The number of records of `newest`, that is of keys."""
         return sum(self.counts)
 
     @property
     def has_events(self) -> bool:
-        """Whether the index has event-time winners."""
+        """True if the index has event-time winners."""
         return bool(self.event_checksums)
 
     @property
@@ -172,22 +173,22 @@ class IndexDirectory:
         """log2 of the number of fences."""
         return len(self.counts).bit_length() - 1
 
-    def fences(self, wanted: HashRange) -> range:
-        """The fences that hold the part of `wanted` that is in this index; empty if it holds none."""
-        mine = self.hash_range
-        if wanted.bits <= mine.bits:
-            inside = mine.prefix >> (mine.bits - wanted.bits) == wanted.prefix
+    def fences(self, hash_range: HashRange) -> range:
+        """Return the fences that hold the part of a hash range that is in this index; empty if it holds none."""
+        own = self.hash_range
+        if hash_range.bits <= own.bits:
+            inside = own.prefix >> (own.bits - hash_range.bits) == hash_range.prefix
             return range(len(self.counts)) if inside else range(0)
-        if wanted.prefix >> (wanted.bits - mine.bits) != mine.prefix:
+        if hash_range.prefix >> (hash_range.bits - own.bits) != own.prefix:
             return range(0)
-        below = wanted.prefix & ((1 << (wanted.bits - mine.bits)) - 1)
-        shift = self.fence_bits - (wanted.bits - mine.bits)
+        below = hash_range.prefix & ((1 << (hash_range.bits - own.bits)) - 1)
+        shift = self.fence_bits - (hash_range.bits - own.bits)
         if shift >= 0:
             return range(below << shift, (below + 1) << shift)
         return range(below >> -shift, (below >> -shift) + 1)
 
     def encode(self) -> bytes:
-        """The directory as bytes, for a database column or a manifest."""
+        """Return the directory as bytes, for a database column or a manifest."""
         sizes = [self.unkeyed_sizes.get(name, 0) for name in UNKEYED_CLASSES]
         crcs = [self.unkeyed_checksums.get(name, 0) for name in UNKEYED_CLASSES]
         bits, prefix = self.hash_range.bits, self.hash_range.prefix
@@ -200,7 +201,7 @@ class IndexDirectory:
 
     @classmethod
     def decode(cls, data: bytes) -> IndexDirectory:
-        """The inverse of `encode`. Raises ObjectDamaged for what this version cannot read."""
+        """Parse a directory, the inverse of `encode`. Raises ObjectDamaged for an unreadable one."""
         if len(data) < _HEADER.size:
             raise ObjectDamaged(f"a key index directory has only {len(data)} bytes", _REMEDY, is_public=True)
         version, bits, has_events, prefix, *rest = _HEADER.unpack_from(data)
@@ -229,7 +230,7 @@ class IndexDirectory:
 
 
 def latest(hi: U64, lo: U64) -> npt.NDArray[np.int64]:
-    """Positions of the last record of each distinct hash, in hash order.
+    """Return the positions of the last record of each distinct hash, in hash order.
 
     Input: halves of shape (n,), in offset order among equal hashes. Concatenated sorted runs are merged, not sorted.
     Two keys that share the high half differ in the low half.
@@ -251,7 +252,7 @@ def latest(hi: U64, lo: U64) -> npt.NDArray[np.int64]:
 
 
 def latest_by_event(hi: U64, lo: U64, event_time: I64) -> npt.NDArray[np.int64]:
-    """As `latest`, but the largest event time wins; of equal ones the later record (P9)."""
+    """Return positions as `latest` does, where the largest event time wins; of equal ones the later record (P9)."""
     order = np.lexsort((np.arange(len(hi)), event_time, lo, hi))
     high, low = hi[order], lo[order]
     last = np.append((high[1:] != high[:-1]) | (low[1:] != low[:-1]), True)
@@ -260,33 +261,36 @@ def latest_by_event(hi: U64, lo: U64, event_time: I64) -> npt.NDArray[np.int64]:
 
 
 def find(records: IndexRecords, hi: U64, lo: U64) -> npt.NDArray[np.int64]:
-    """Where in `records` each hash is, −1 where it is not. Shape (n,); hashes ascend, which makes it faster."""
+    """Return the position of each hash in `records`, −1 where it is missing. Shape (n,).
+
+    Ascending hashes are faster.
+    """
     at = np.searchsorted(records.hi, hi, "left")
-    found = np.full(len(hi), -1, dtype=np.int64)
-    looking = np.flatnonzero(at < len(records))
-    while len(looking):  # more than one round only for keys that share the high half
-        here = at[looking]
-        same = records.hi[here] == hi[looking]
-        match = same & (records.lo[here] == lo[looking])
-        found[looking[match]] = here[match]
-        looking = looking[same & ~match]
-        at[looking] += 1
-        looking = looking[at[looking] < len(records)]
-    return found
+    positions = np.full(len(hi), -1, dtype=np.int64)
+    pending = np.flatnonzero(at < len(records))
+    while len(pending):  # more than one round only for keys that share the high half
+        candidates = at[pending]
+        same = records.hi[candidates] == hi[pending]
+        match = same & (records.lo[candidates] == lo[pending])
+        positions[pending[match]] = candidates[match]
+        pending = pending[same & ~match]
+        at[pending] += 1
+        pending = pending[at[pending] < len(records)]
+    return positions
 
 
 def fence_count(records: int) -> int:
-    """The number of fences for that many records: a power of two, 1 if small."""
+    """Return the number of fences for that many records: a power of two, 1 if small."""
     return 1 << max(0, (max(1, records) - 1) // FENCE_RECORDS).bit_length()
 
 
 def encode_index(
     records: IndexRecords, hash_range: HashRange, unkeyed: Mapping[str, BitMap64] | None = None, chunks: bytes = b""
 ) -> tuple[bytes, IndexDirectory]:
-    """An index object and its directory.
+    """Return an index object and its directory.
 
-    `records`: hash order, one a key, all inside `hash_range`; `unkeyed`: bitmaps of offsets, by class; `chunks`: a
-    chunk table.
+    `records`: hash order, one for each key, all inside `hash_range`; `unkeyed`: bitmaps of offsets, by class; `chunks`:
+    a chunk table.
     """
     fences = fence_count(len(records))
     bits = fences.bit_length() - 1
@@ -313,28 +317,28 @@ def encode_index(
 
 
 def read_records(
-    store: ObjectStore, location: IndexLocation, wanted: HashRange, *, events: bool = False
+    store: ObjectStore, location: IndexLocation, hash_range: HashRange, *, events: bool = False
 ) -> IndexRecords:
-    """The records of `wanted`, in hash order: one ranged read, or two with `events`.
+    """Return the records of a hash range, in hash order: one ranged read, or two with `events`.
 
     Raises ObjectMissing, ObjectDamaged.
     """
     directory = IndexDirectory.decode(location.directory)
-    records = _records_of(store, location, directory, directory.fences(wanted), events)
-    return records.take(wanted.narrow(records.hi))
+    records = _records_of(store, location, directory, directory.fences(hash_range), events)
+    return records.take(hash_range.narrow(records.hi))
 
 
 def probe_records(store: ObjectStore, location: IndexLocation, hi: U64, *, events: bool = False) -> IndexRecords:
-    """The records of those fences only that may hold one of `hi` (ascending high halves), in hash order.
+    """Return the records of only those fences that may hold one of `hi` (ascending high halves), in hash order.
 
-    Neighbouring fences come in one ranged read, also across a gap that is cheaper to read than another request.
+    Neighbouring fences are read in one ranged read, also across a gap that is cheaper to read than another request.
     """
     directory = IndexDirectory.decode(location.directory)
-    mine = hi[directory.hash_range.narrow(hi)]
+    own = hi[directory.hash_range.narrow(hi)]
     shift = np.uint64(64 - directory.hash_range.bits - directory.fence_bits)
     within = np.uint64(len(directory.counts) - 1)
     fences = (
-        np.unique((mine >> shift) & within).astype(np.int64).tolist() if directory.fence_bits else [0] * bool(len(mine))
+        np.unique((own >> shift) & within).astype(np.int64).tolist() if directory.fence_bits else [0] * bool(len(own))
     )
     gap = store.preferred_read_bytes // (RECORD_BYTES * FENCE_RECORDS)
     runs: list[IndexRecords] = []
@@ -347,7 +351,7 @@ def probe_records(store: ObjectStore, location: IndexLocation, hi: U64, *, event
 
 
 def read_unkeyed(store: ObjectStore, location: IndexLocation, name: str) -> BitMap64:
-    """The offsets of one unkeyed class.
+    """Return the offsets of one unkeyed class.
 
     Raises ObjectMissing, ObjectDamaged.
     """
@@ -366,7 +370,7 @@ def read_unkeyed(store: ObjectStore, location: IndexLocation, name: str) -> BitM
 def _records_of(
     store: ObjectStore, location: IndexLocation, directory: IndexDirectory, fences: range, events: bool
 ) -> IndexRecords:
-    """The records of consecutive fences; no read if they have none."""
+    """Return the records of consecutive fences; nothing is read if they have none."""
     if not sum(directory.counts[fence] for fence in fences):
         return IndexRecords.none()
     blocks = _read_fences(store, location, directory.counts, directory.checksums, fences, 0, RECORD_BYTES)
@@ -390,7 +394,7 @@ def _read_fences(
     area: int,
     width: int,
 ) -> list[memoryview]:
-    """The blocks of consecutive fences of one area, each checked."""
+    """Return the blocks of consecutive fences of one area, each checked."""
     start = area + sum(counts[: fences.start]) * width
     sizes = [counts[fence] * width for fence in fences]
     data = memoryview(store.get(location.name, location.offset + start, sum(sizes)))

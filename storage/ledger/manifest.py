@@ -3,7 +3,7 @@
 JSON, written create-if-absent, never changed. `CompactedLedgerRecord` in SQL names it and vouches for its bytes; it
 vouches for the footers of its parts and the fences of its indexes.
 
-Invariants, checked whenever one is made or read: parts ascend by offset and do not overlap; nothing is above the
+Invariants, checked whenever one is created or read: parts ascend by offset and do not overlap; nothing is above the
 horizon (P2, W1); counts add up, and no part is without a live row. An empty list of parts is a valid compacted ledger.
 
 A run leaves most parts as they are: `deleted` of a part lists the rows that no longer count (storage/ledger/
@@ -27,7 +27,7 @@ from storage.objects.interface import ObjectStore
 
 FORMAT_VERSION = 4
 OLDER_VERSIONS = (2, 3)
-"""Without `dropped_to`: what such a generation has dropped is not known but for tombstones."""
+"""Versions without `dropped_to`: of what such a generation has dropped, only tombstones are known."""
 _REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
 
@@ -44,7 +44,7 @@ class DeletedRows:
 
 @dataclass(frozen=True)
 class Part:
-    """A Parquet object of survivors, with what a reader needs to choose it. Positions are inclusive.
+    """A Parquet object of survivors, with the facts by which a reader chooses it. Positions are inclusive.
 
     `messages`, `logical_bytes` and the times are of all its rows; `offset_sum` is the sum of the offsets of its live
     rows modulo 2⁶⁴. No live value was published before `oldest_value`, no live tombstone was first kept before
@@ -82,10 +82,11 @@ class Manifest:
     """A compacted ledger.
 
     `index`: levels, newest first; each a tuple of objects in hash order. `frozen_at`: the time by which the run's
-    policies were applied; `policies`: those. `dropped_to`: the highest offset of a message that a reader may miss in
-    this generation: a tombstone or value that was the newest of its key and left, in this run or any before, or a
-    message that was trimmed before any run saw it; -1: none. Whatever a reader holds of the key from before is stale.
-    `keys`, `tombstones`: live values with a key, and retained tombstones. `chunks`: tables of all live chunks (P10).
+    policies were applied; `policies`: those policies. `dropped_to`: the highest offset of a message that a reader may
+    miss in this generation: a tombstone or value that was the newest of its key and was removed, in this run or an
+    earlier one, or a message that was trimmed before any run read it; -1: none. Older knowledge of such a key is stale.
+    `keys`, `tombstones`: the numbers of live values with a key, and of retained tombstones. `chunks`: tables of all
+    live chunks (P10).
     """
 
     topic: str
@@ -122,7 +123,7 @@ class Manifest:
 
     @property
     def messages(self) -> int:
-        """Messages that a reader of the compacted ledger gets."""
+        """The number of messages that a reader of the compacted ledger gets."""
         return sum(part.live for part in self.parts)
 
     @property
@@ -146,7 +147,7 @@ class Manifest:
         return names | {location.name for level in self.index for location in level}
 
     def encode(self) -> bytes:
-        """The manifest's bytes: JSON with sorted keys."""
+        """Return the manifest's bytes: JSON with sorted keys."""
         document: dict[str, Any] = {
             "format_version": FORMAT_VERSION,
             "topic": self.topic,
@@ -170,7 +171,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, name: str) -> Manifest:
-        """The inverse of `encode`; `name` is for errors. Raises ObjectDamaged."""
+        """Parse a manifest, the inverse of `encode`; errors name `name`. Raises ObjectDamaged."""
         try:
             document = json.loads(data)
             version = document["format_version"]
@@ -203,14 +204,14 @@ class Manifest:
 
 
 def write_manifest(store: ObjectStore, name: str, manifest: Manifest) -> StoredObject:
-    """Write the manifest create-if-absent; what SQL must record of it."""
+    """Write the manifest create-if-absent; return the object that SQL must record."""
     data = manifest.encode()
     store.put(name, data)
     return StoredObject(name, len(data), crc32c(data))
 
 
 def read_manifest(store: ObjectStore, stored: StoredObject) -> Manifest:
-    """The manifest that a row names, checked. Raises ObjectMissing, ObjectDamaged."""
+    """Return the manifest that a row names, checked. Raises ObjectMissing, ObjectDamaged."""
     data = store.get(stored.name, 0, stored.size)
     if crc32c(data) != stored.crc32c:
         raise ObjectDamaged(f"the manifest {stored.name} does not match its checksum", _REMEDY, is_public=True)

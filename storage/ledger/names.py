@@ -1,6 +1,6 @@
 """Every object name, built and parsed in this one module.
 
-    store.uid                                                         which store this is (storage/store_identity.py)
+    store.uid                                                         identity of the store (storage/store_identity.py)
     topics/<topic uid>/ledgers/<ledger id>-<attempt>.parquet          rows of a sealed ledger
     topics/<topic uid>/ledgers/<ledger id>-<attempt>.index            its key index
     topics/<topic uid>/runs/<attempt>/part-<number>-<nonce>.parquet   a part of a compacted ledger
@@ -10,10 +10,10 @@
     topics/<topic uid>/runs/<attempt>/chunks-<number>-<nonce>.bin     one hash range of its chunk table
     topics/<topic uid>/compacted/<ledger id>-<attempt>.json           the manifest of a compacted ledger
 
-Ids have 20 digits, so that names sort as numbers do. A name carries the topic's uid (a topic deleted and made again
+Ids have 20 digits, so that names sort as numbers do. A name carries the topic's uid (a topic deleted and created again
 shares nothing), an attempt id (32 hex digits; a retried import or run never overwrites), and inside a run a nonce
-(a retried or speculative Spark task never overwrites). A name says nothing of what exists: only a row or a manifest
-does.
+(a retried or speculative Spark task never overwrites). A name does not prove that an object exists: only a row
+or a manifest does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOPICS = "topics/"
 
 
 class ObjectKind(StrEnum):
-    """What an object holds."""
+    """The content of an object."""
 
     LEDGER_ROWS = "ledger-rows"
     LEDGER_INDEX = "ledger-index"
@@ -44,7 +44,7 @@ class ObjectKind(StrEnum):
 
 @dataclass(frozen=True)
 class ParsedName:
-    """What a name tells: `number` is a ledger id, or the number of a part or hash range in its run."""
+    """The parts of a name: `number` is a ledger id, or the number of a part or hash range in its run."""
 
     topic_uid: str
     kind: ObjectKind
@@ -67,62 +67,62 @@ _PATTERNS = {kind: re.compile(rf"topics/(?P<uid>{_HEX})/{pattern}") for kind, pa
 
 
 def topic_prefix(topic_uid: str) -> str:
-    """The prefix of every object of a topic."""
+    """Return the prefix of every object of a topic."""
     return f"topics/{topic_uid}/"
 
 
 def runs_prefix(topic_uid: str) -> str:
-    """The prefix of what all runs of a topic wrote."""
+    """Return the prefix of the objects of all runs of a topic."""
     return f"topics/{topic_uid}/runs/"
 
 
 def run_prefix(topic_uid: str, attempt_id: str) -> str:
-    """The prefix of the parts, indexes, row sets and the like of one run."""
+    """Return the prefix of the parts, indexes, row sets and other objects of one run."""
     return f"topics/{topic_uid}/runs/{attempt_id}/"
 
 
 def ledger_rows(topic_uid: str, ledger_id: int, attempt_id: str) -> str:
-    """The rows of a sealed ledger."""
+    """Return the name of the rows of a sealed ledger."""
     return f"topics/{topic_uid}/ledgers/{ledger_id:020d}-{attempt_id}.parquet"
 
 
 def ledger_index(topic_uid: str, ledger_id: int, attempt_id: str) -> str:
-    """The key index of a sealed ledger."""
+    """Return the name of the key index of a sealed ledger."""
     return f"topics/{topic_uid}/ledgers/{ledger_id:020d}-{attempt_id}.index"
 
 
 def part(topic_uid: str, attempt_id: str, number: int) -> str:
-    """A part of a compacted ledger; a new name at each call."""
+    """Return a name for a part of a compacted ledger; a new one at each call."""
     return f"{run_prefix(topic_uid, attempt_id)}part-{number:020d}-{secrets.token_hex(4)}.parquet"
 
 
 def compacted_index(topic_uid: str, attempt_id: str, number: int) -> str:
-    """One hash range of a compacted ledger's key index; a new name at each call."""
+    """Return a name for one hash range of a compacted ledger's key index; a new one at each call."""
     return f"{run_prefix(topic_uid, attempt_id)}index-{number:020d}-{secrets.token_hex(4)}.index"
 
 
 def row_sets(topic_uid: str, attempt_id: str, number: int) -> str:
-    """The row sets that one phase-one task hands to phase two; a new name at each call."""
+    """Return a name for the row sets that one phase-one task passes to phase two; a new one at each call."""
     return f"{run_prefix(topic_uid, attempt_id)}rowsets-{number:020d}-{secrets.token_hex(4)}.bin"
 
 
 def bitmaps(topic_uid: str, attempt_id: str, number: int) -> str:
-    """The deleted rows of some parts that a run keeps; a new name at each call."""
+    """Return a name for the deleted rows of some parts that a run keeps; a new one at each call."""
     return f"{run_prefix(topic_uid, attempt_id)}bitmaps-{number:020d}-{secrets.token_hex(4)}.bin"
 
 
 def chunks(topic_uid: str, attempt_id: str, number: int) -> str:
-    """One hash range of a compacted ledger's chunk table; a new name at each call."""
+    """Return a name for one hash range of a compacted ledger's chunk table; a new one at each call."""
     return f"{run_prefix(topic_uid, attempt_id)}chunks-{number:020d}-{secrets.token_hex(4)}.bin"
 
 
 def manifest(topic_uid: str, ledger_id: int, attempt_id: str) -> str:
-    """The manifest of a compacted ledger."""
+    """Return the name of the manifest of a compacted ledger."""
     return f"topics/{topic_uid}/compacted/{ledger_id:020d}-{attempt_id}.json"
 
 
 def parse(name: str) -> ParsedName | None:
-    """What `name` tells, or None if it is not one of ours."""
+    """Parse an object name; None: no object of the project has such a name."""
     for kind, pattern in _PATTERNS.items():
         if match := pattern.fullmatch(name):
             return ParsedName(match["uid"], kind, int(match["number"]), match["attempt"])

@@ -1,8 +1,8 @@
-"""The rows of a ledger: one Arrow and Parquet schema for sealed ledgers and compacted parts, and how it is written.
+"""The rows of a ledger: one Arrow and Parquet schema for sealed ledgers and compacted parts, and its encoding.
 
-One row is one message, or one entry that passes whole (`slot`). Rows ascend by offset; ids and offsets agree in
-order. A row group holds at most `GROUP_ROWS` rows and about `GROUP_BYTES` bytes, so that one without survivors is
-never read and Arrow's 32-bit offsets never overflow. All columns of every row are kept through compaction (W1).
+One row is one message, or one entry that passes whole (`slot`). Rows ascend by offset; ids and offsets agree in order.
+A row group holds at most `GROUP_ROWS` rows and about `GROUP_BYTES` bytes, so that one without survivors is never read
+and Arrow's 32-bit offsets never overflow. All columns of every row are kept through compaction (W1).
 
 Column by column in docs/format.md; `COLUMN_DOCS` is the same table, and a test keeps them equal.
 """
@@ -22,7 +22,7 @@ from storage.model import MessageId
 FORMAT_VERSION = 1
 GROUP_ROWS = 65_536
 GROUP_BYTES = 2 << 20
-"""Small enough that what a row group is decoded into stays in a core's cache: measured 1.5 times as fast as 8 MiB."""
+"""Small enough that a decoded row group stays in a core's cache: measured 1.5 times as fast as 8 MiB."""
 MAX_ROWS = 2**32 - 1
 """Rows and span of offsets of one ledger or part stay below 2³², so that 32-bit relative offsets and bitmaps serve."""
 LEDGER_ROWS = 2_000_000
@@ -32,14 +32,14 @@ MAX_MESSAGE_BYTES = 256 << 20
 
 
 class RowType(IntEnum):
-    """What a row holds (column `slot`)."""
+    """The content of a row (column `slot`)."""
 
     MESSAGE = 0
     """A message, alone or of a batch."""
     COMPACTED_OUT = 1
     """A batch's slot whose message was already dropped by its producer or an earlier log; never delivered (W2)."""
     WHOLE_ENTRY = 2
-    """An entry that is encrypted or cannot be decoded, kept as it came (P8)."""
+    """An entry that is encrypted or cannot be decoded, kept as it was sent (P8)."""
     CHUNK = 3
     """One chunk of a chunked message (P10)."""
     MARKER = 4
@@ -47,7 +47,7 @@ class RowType(IntEnum):
 
 
 class CompressionType(IntEnum):
-    """Compression of the entry that a message came in (column `codec`), by Pulsar's numbers."""
+    """Compression of the entry of a message (column `codec`), by Pulsar's numbers."""
 
     NONE = 0
     LZ4 = 1
@@ -103,7 +103,7 @@ SCHEMA = pa.schema(
         pa.field("retained_at", pa.int64()),
     ]
 )
-"""Schema of rows objects, and of what readers get."""
+"""Schema of rows objects, and of the tables that readers get."""
 
 _BYTES_COLUMNS = ("key", "payload", "metadata")
 _DELTA_COLUMNS = ("offset", "ledger_id", "entry_id", "batch_index", "batch_size", "publish_time", "event_time")
@@ -113,7 +113,7 @@ LARGE_PAYLOAD_BYTES = 512
 
 
 def writer_options(mean_payload: float) -> dict[str, Any]:
-    """Arguments of `pyarrow.parquet.ParquetWriter` for a rows object whose payloads have that mean size."""
+    """Return the arguments of `pyarrow.parquet.ParquetWriter` for a rows object with that mean payload size."""
     deltas = (*_DELTA_COLUMNS, "sequence_id", "chunk_index", "chunk_count", "retained_at")
     payload = "PLAIN" if mean_payload >= LARGE_PAYLOAD_BYTES else "DELTA_LENGTH_BYTE_ARRAY"
     return {
@@ -131,19 +131,19 @@ def writer_options(mean_payload: float) -> dict[str, Any]:
 
 
 def constant(value: Any, name: str, length: int) -> pa.Array:
-    """A column of SCHEMA that holds one value in every row."""
+    """Return a column of SCHEMA that holds one value in every row."""
     data_type = SCHEMA.field(name).type
     return pa.nulls(length, data_type) if value is None else pa.repeat(pa.scalar(value, data_type), length)
 
 
 def message_id(table: pa.Table | pa.RecordBatch, row: int, partition: int = -1) -> MessageId:
-    """The id of a row of `table` (SCHEMA, or its id columns)."""
+    """Return the id of a row of `table` (SCHEMA, or its id columns)."""
     ledger, entry, index = (table.column(name)[row].as_py() for name in ("ledger_id", "entry_id", "batch_index"))
     return MessageId(ledger, entry, partition, index)
 
 
 def logical_sizes(rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Bytes of key, payload and properties of each row, shape (n,): the unit of thresholds (S1)."""
+    """Return the bytes of key, payload and properties of each row, shape (n,): the unit of thresholds (S1)."""
     total = np.zeros(len(rows), dtype=np.int64)
     for name in ("key", "payload"):
         total += _lengths(rows.column(name))

@@ -1,13 +1,13 @@
 """Writing and reading one rows object: Parquet, whose footer vouches for every row group.
 
 The footer's key-value metadata holds the CRC32C of each row group's bytes; the CRC32C of the footer itself is in the
-row or manifest that names the object. So whatever part of it is read, one ranged read a row group, is checked, and
-the trust begins at the database. Other tools see plain Parquet.
+row or manifest that names the object. So every read, one ranged read for each row group, is checked, and trust begins
+at the database. Other tools see plain Parquet.
 
-Reading does only what it must: a row group's bytes come in one ranged read; columns that the footer's statistics
-prove constant (most of Pulsar's metadata, most of the time) are not decoded but rebuilt.
+Reading does the least work: a row group's bytes are one ranged read; columns that the footer's statistics prove
+constant (most of Pulsar's metadata, most of the time) are not decoded but rebuilt.
 
-May go wrong: ObjectMissing, ObjectDamaged from any read; any store error from a write, which then leaves no object.
+Errors: ObjectMissing, ObjectDamaged from any read; any store error from a write, which then leaves no object.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class RowGroup:
 
 
 class RowsWriter:
-    """Writes tables of `rows.SCHEMA` as row groups of one new object; a context manager.
+    """A writer of tables of `rows.SCHEMA` as row groups of one new object; a context manager.
 
-    On a clean exit the object exists, durably, and `result` names it; on an exception nothing does.
+    On a clean exit the object exists, durably, and `result` names it; on an exception there is no object.
     """
 
     def __init__(self, store: ObjectStore, name: str) -> None:
@@ -148,7 +148,7 @@ class RowsWriter:
 
 
 class RowsReader:
-    """Reads one rows object by row group. Every byte that it returns was checked."""
+    """A reader of one rows object by row group. Every byte that it returns was checked."""
 
     def __init__(self, store: ObjectStore, rows_object: RowsObject) -> None:
         self._store = store
@@ -164,7 +164,7 @@ class RowsReader:
         self._known_constants: dict[int, dict[str, Any]] = {}
         self._file = pq.ParquetFile(pa.PythonFile(self._window, mode="r"), metadata=self._metadata, pre_buffer=False)
         self._absent = dict.fromkeys(set(rows.SCHEMA.names) - set(self._file.schema_arrow.names))
-        """Columns that the object does not have, because it is older than they are: null throughout."""
+        """Columns that the object lacks, because it is older than they are: null in every row."""
 
     @cached_property
     def groups(self) -> tuple[RowGroup, ...]:
@@ -200,30 +200,31 @@ class RowsReader:
         return tuple(groups)
 
     def read(self, number: int, columns: list[str] | None = None) -> pa.Table:
-        """Rows of one row group, all columns or the given ones, in the order of `rows.SCHEMA`."""
+        """Return the rows of one row group, all columns or those of `columns`, in the order of `rows.SCHEMA`."""
         names = columns or rows.SCHEMA.names
         return _assemble(names, [self._decode(number, names, None)], self._constants(number), self.groups[number].rows)
 
     def decoded_bytes(self, number: int) -> int:
-        """About the bytes of a row group in memory, by its metadata."""
+        """Return the approximate bytes of a row group in memory, by its metadata."""
         return int(self._metadata.row_group(number).total_byte_size)
 
-    def take(self, wanted: Iterable[tuple[int, npt.NDArray[np.int64]]]) -> Iterator[pa.Table]:
-        """All columns of some rows: row groups, ascending, and the positions in each, ascending and not empty.
+    def take(self, selections: Iterable[tuple[int, npt.NDArray[np.int64]]]) -> Iterator[pa.Table]:
+        """Yield all columns of some rows of row groups.
 
-        Groups of which little is wanted come in one table, up to about `rows.GROUP_BYTES` as they are in memory
-        (stored, they may be a thousandth of it), so that what a table costs is not paid for each of them.
+        `selections`: row groups, ascending, and the positions in each, ascending and not empty. Groups with few
+        selected rows are returned in one table, up to about `rows.GROUP_BYTES` in memory (stored, they may be a
+        thousandth of it), so that they share the cost of a table.
         """
         pieces: list[pa.Table] = []
         constants: dict[str, Any] = {}
         count = size = 0
-        for number, positions in wanted:
-            group, mine = self.groups[number], self._constants(number)
+        for number, positions in selections:
+            group, own = self.groups[number], self._constants(number)
             full = size >= rows.GROUP_BYTES or count + len(positions) > rows.GROUP_ROWS
-            if pieces and (full or mine != constants):
+            if pieces and (full or own != constants):
                 yield _assemble(rows.SCHEMA.names, pieces, constants, count)
                 pieces, count, size = [], 0, 0
-            constants = mine
+            constants = own
             pieces.append(self._decode(number, rows.SCHEMA.names, None if len(positions) == group.rows else positions))
             count += len(positions)
             size += self._metadata.row_group(number).total_byte_size * len(positions) // group.rows
@@ -231,20 +232,20 @@ class RowsReader:
             yield _assemble(rows.SCHEMA.names, pieces, constants, count)
 
     def expect(self, numbers: list[int]) -> None:
-        """Say which row groups will be read, ascending, so that neighbours may come in one ranged read."""
+        """Announce the row groups that will be read, ascending, so that neighbours may be read in one ranged read."""
         self._expected = set(numbers)
 
     def offsets(self, number: int) -> npt.NDArray[np.int64]:
-        """The offsets of the rows of one row group, shape (rows,)."""
+        """Return the offsets of the rows of one row group, shape (rows,)."""
         return np.asarray(self.read(number, ["offset"]).column("offset").to_numpy(), dtype=np.int64)
 
     def least(self, number: int, column: str) -> int | None:
-        """The least value of a column of numbers in one row group, by its statistics; None if all are null."""
+        """Return the least value of a column of numbers in one row group, by its statistics; None if all are null."""
         statistics = self._statistics(number, column)
         return int(statistics.min) if statistics is not None else None
 
     def most(self, number: int, column: str) -> int | None:
-        """The largest, likewise."""
+        """Return the largest value of a column of numbers in one row group, by its statistics; None if all are null."""
         statistics = self._statistics(number, column)
         return int(statistics.max) if statistics is not None else None
 
@@ -253,25 +254,25 @@ class RowsReader:
             return None
         group = self._metadata.row_group(number)
         # Leaves of nested columns shift later columns, so look it up by name.
-        (found,) = (
+        (statistics,) = (
             group.column(i).statistics for i in range(group.num_columns) if group.column(i).path_in_schema == column
         )
-        return found if found is not None and found.has_min_max else None
+        return statistics if statistics is not None and statistics.has_min_max else None
 
     def __iter__(self) -> Iterator[pa.Table]:
         self.expect(list(range(len(self.groups))))
         for number in range(len(self.groups)):
             yield self.read(number)
 
-    def _decode(self, number: int, columns: list[str], wanted: npt.NDArray[np.int64] | None) -> pa.Table:
-        """Those of `columns` that vary in a row group; its bytes are checked even if none does."""
+    def _decode(self, number: int, columns: list[str], positions: npt.NDArray[np.int64] | None) -> pa.Table:
+        """Return the columns that vary in a row group; its bytes are checked even if none does."""
         self._load(number)
         varying = [name for name in columns if name not in self._constants(number)]
         decoded = self._file.read_row_group(number, columns=varying, use_threads=False)
-        return decoded if wanted is None else decoded.take(pa.array(wanted))
+        return decoded if positions is None else decoded.take(pa.array(positions))
 
     def _load(self, number: int) -> None:
-        """See that the row group's bytes are in the window, with those expected behind it as far as one read goes."""
+        """Load the row group's bytes into the window, with the expected groups after it as far as one read goes."""
         group = self.groups[number]
         if self._window.holds(group.start, group.end):
             return
@@ -288,13 +289,13 @@ class RowsReader:
         self._window.clear()
         self._store.read_into(self._stored.name, group.start, view)
         for loaded in range(number, last + 1):
-            one = self.groups[loaded]
-            if crc32c(view[one.start - group.start : one.end - group.start]) != one.crc32c:
-                raise self._damaged(f"row group {loaded} (bytes {one.start} to {one.end})")
+            loaded_group = self.groups[loaded]
+            if crc32c(view[loaded_group.start - group.start : loaded_group.end - group.start]) != loaded_group.crc32c:
+                raise self._damaged(f"row group {loaded} (bytes {loaded_group.start} to {loaded_group.end})")
         self._window.load(view, group.start)
 
     def _constants(self, number: int) -> dict[str, Any]:
-        """The columns of a row group that statistics prove constant, with their value."""
+        """Return the columns of a row group that statistics prove constant, with their value."""
         if number not in self._known_constants:
             self._known_constants[number] = self._absent | _constant_columns(self._metadata.row_group(number))
         return self._known_constants[number]
@@ -304,7 +305,7 @@ class RowsReader:
 
 
 def _assemble(columns: list[str], pieces: list[pa.Table], constants: dict[str, Any], count: int) -> pa.Table:
-    """The decoded columns of `pieces`, one after the other, with the constant ones rebuilt."""
+    """Return the decoded columns of `pieces`, one after the other, with the constant ones rebuilt."""
     decoded = pa.concat_tables(pieces)
     created = [
         rows.constant(constants[name], name, count) if name in constants else decoded.column(name) for name in columns
@@ -371,7 +372,7 @@ class _ChecksumSink(io.RawIOBase):
 
 
 class _Window(io.RawIOBase):
-    """A readable file of the object's size, of which some neighbouring row groups' bytes are present."""
+    """A readable file of the object's size, which holds the bytes of some neighbouring row groups."""
 
     def __init__(self, size: int) -> None:
         self._size = size

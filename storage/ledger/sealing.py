@@ -1,6 +1,6 @@
 """Sealing: the rows of one ledger, in memory, become a rows object and its key index.
 
-The one place where a ledger's key index is built (its rows are in memory anyway). Writes two objects under the
+The only place where a ledger's key index is built (its rows are in memory anyway). Writes two objects under the
 attempt's names; they do not exist for readers until a row in SQL names them.
 """
 
@@ -26,7 +26,7 @@ from storage.objects.interface import ObjectStore
 
 @dataclass(frozen=True)
 class Sealer:
-    """Makes sealed ledgers of one topic, under one attempt's names."""
+    """A sealer of ledgers of one topic, under one attempt's names."""
 
     store: ObjectStore
     topic_uid: str
@@ -35,7 +35,7 @@ class Sealer:
     attempt_id: str
 
     def seal(self, table: pa.Table, ledger_id: int, created_at: int) -> LedgerRecord:
-        """Write `table` (`rows.SCHEMA`, at least one row, ascending) and its key index; the row to be committed."""
+        """Write `table` (`rows.SCHEMA`, at least one row, ascending) and its key index; return the row to commit."""
         table = table.combine_chunks()
         sizes = rows.logical_sizes(table)
         name = names.ledger_rows(self.topic_uid, ledger_id, self.attempt_id)
@@ -77,7 +77,7 @@ class Sealer:
 
 
 def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.IndexRecords:
-    """The newest record of each key in `table` (`rows.SCHEMA`), and the event-time winners if there are event times.
+    """Return the newest record of each key in `table` (`rows.SCHEMA`), with event-time winners if it has event times.
 
     Only rows of slot MESSAGE with a key take part (P6, P8); chunked messages come from chunk tables (P10).
     """
@@ -96,12 +96,12 @@ def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.IndexRecords
 
 
 def keyed_rows(table: pa.Table) -> pa.ChunkedArray:
-    """Which rows are in the key map: messages with a key (P6, P8, P10). Booleans, shape (n,)."""
+    """Return a mask of the rows in the key map: messages with a key (P6, P8, P10). Booleans, shape (n,)."""
     return pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), int(rows.RowType.MESSAGE)))
 
 
 def flagged_offsets(table: pa.Table) -> npt.NDArray[np.uint64]:
-    """Offsets of keyed rows with the tombstone flag set where the payload is null or empty (P5)."""
+    """Return the offsets of keyed rows, with the tombstone flag where the payload is null or empty (P5)."""
     payload = table.column("payload")
     empty = pc.fill_null(pc.equal(pc.binary_length(payload), 0), True).to_numpy()
     offsets = table.column("offset").to_numpy().astype(np.uint64)
@@ -110,7 +110,7 @@ def flagged_offsets(table: pa.Table) -> npt.NDArray[np.uint64]:
 
 
 def unkeyed_rows(table: pa.Table) -> dict[str, BitMap64]:
-    """Bitmaps of the offsets of rows outside the key map, by class; chunks that a chunk table has are not in them."""
+    """Return bitmaps of the offsets of rows outside the key map, by class, without chunks that a chunk table has."""
     slot = table.column("slot")
     is_message = pc.equal(slot, int(rows.RowType.MESSAGE))
     masks = {

@@ -1,8 +1,8 @@
-"""Seek positions: the bound of a read, and what of a topic is before it.
+"""Seek positions: the bound of a read, and the extents, row groups and rows before it.
 
-A start position (storage/positions.py) that names a message becomes a bound, which says of extents, row groups and rows
-whether they are before it. Bounds by offset and by id say the same of the same messages, because ids and offsets agree
-in order. A publish time is first turned into the offset of the first message that was published then or later.
+A start position (storage/positions.py) that names a message becomes a bound, which decides whether extents, row groups
+and rows are before it. Bounds by offset and by id agree on the same messages, because ids and offsets agree in order. A
+publish time is first turned into the offset of the first message that was published then or later.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from storage.positions import StartOffset, StartPosition
 
 
 class SeekPosition(Protocol):
-    """The first message that a read gives, whether it still exists or not."""
+    """The first message of a read, which need not exist."""
 
     def is_after(self, last: LogPosition) -> bool:
-        """Whether `last`, and all before it, is not to be read."""
+        """Return whether the read begins after `last`."""
 
     def skips(self, reader: RowsReader, number: int) -> bool:
-        """Whether a row group is known to hold nothing to be read."""
+        """Return whether a row group is known to hold no row of the read."""
 
     def first_row(self, table: pa.Table) -> int:
-        """The first row to be read of `table` (rows.SCHEMA, ascending); its length if there is none."""
+        """Return the first row of `table` (rows.SCHEMA, ascending) to read; its length if there is none."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class OffsetBound:
 
 
 NOWHERE = OffsetBound(2**63 - 1)
-"""Behind every message."""
+"""A bound after every message."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,9 @@ class IdBound:
 
 @dataclass(frozen=True)
 class TimeBound:
-    """The first message that was published at `publish_time` or later: to search for it, not to continue reading from
-    it.
+    """The first message that was published at `publish_time` or later: for a search, not to continue a read.
 
-    What comes behind it may be older: producers' clocks differ.
+    Messages after it may be older: producers' clocks differ.
     """
 
     publish_time: int
@@ -111,12 +110,12 @@ class TimeBound:
 
 
 def seek_position_of(start: MessageId | StartOffset) -> SeekPosition:
-    """The bound of a start that names a message."""
+    """Return the bound of a start that names a message."""
     return OffsetBound(start.offset) if isinstance(start, StartOffset) else IdBound(start)
 
 
 def start_position_of(bound: SeekPosition) -> StartPosition:
-    """The inverse of `seek_position_of`."""
+    """Return the start of a bound, the inverse of `seek_position_of`."""
     if isinstance(bound, OffsetBound):
         return StartOffset(bound.offset)
     assert isinstance(bound, IdBound), "a time is looked up before anything is read"
