@@ -296,6 +296,8 @@ class AcknowledgedOffsets:
             low = offset & (RANGE_OFFSETS - 1)
             if ack_range is None or low not in ack_range.bitmap:
                 return offset - 1
+            if low + 1 < RANGE_OFFSETS and low + 1 not in ack_range.bitmap:
+                return offset  # the usual case, which needs no other bitmap
             missing = BitMap(range(low, RANGE_OFFSETS)) - ack_range.bitmap
             if missing:
                 return offset - low + missing.min() - 1

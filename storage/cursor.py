@@ -137,8 +137,9 @@ class Cursor:
                 self._move(position)
             elif self._offsets.add(first, position.offset) and _offset(self._highest) < position.offset:
                 self._highest = position
-            self._gather()
-        self.flush_due()
+            is_due = self._gather()
+        if is_due:
+            self.flush()
 
     def acknowledge_slots(self, base: int, mask: int, highest: LogPosition) -> None:
         """Acknowledge the offsets `base` + i for each set bit i of `mask`, in one step however many there are.
@@ -150,8 +151,9 @@ class Cursor:
             self._check()
             if self._offsets.add_slots(base, bitmap_of(mask)) and _offset(self._highest) < highest.offset:
                 self._highest = highest
-            self._gather()
-        self.flush_due()
+            is_due = self._gather()
+        if is_due:
+            self.flush()
 
     def acknowledge_cumulative(self, position: LogPosition) -> None:
         """Acknowledge a message and all before it."""
@@ -174,8 +176,9 @@ class Cursor:
         with self._state:
             self._check()
             self._offsets.add(0, last)
-            self._gather()
-        self.flush_due()
+            is_due = self._gather()
+        if is_due:
+            self.flush()
 
     def is_acknowledged(self, offset: int) -> bool:
         with self._state:
@@ -376,10 +379,12 @@ class Cursor:
             self._position = position
             self._offsets.move_mark(position.offset)
 
-    def _gather(self) -> None:
+    def _gather(self) -> bool:
+        """Count an acknowledgement. Return whether a flush is due."""
         self._gathered += 1
         if self._oldest is None:
             self._oldest = self._clock.now_ms()
+        return self._is_due()
 
     def _is_dirty(self) -> bool:
         return self._offsets.changed or self._lacks_mark() or _offset(self._position) > _offset(self._stored)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pyroaring import BitMap
 
@@ -57,13 +57,6 @@ class AckedMessages(NamedTuple):
     last: LogPosition
 
 
-class AckObserver(Protocol):
-    """The dispatcher, as acknowledgements affect it."""
-
-    def settled(self, pending: PendingAck) -> None:
-        """Note that an entry is wholly acknowledged."""
-
-
 class Acknowledgements:
     """The acknowledgements of one subscription."""
 
@@ -76,7 +69,8 @@ class Acknowledgements:
         on_progress: Callable[[], object],
     ) -> None:
         """`on_progress` is called after each call that has acknowledged something on the position."""
-        self.observer: AckObserver | None = None
+        self.on_settled: Callable[[PendingAck], object] | None = None
+        """Called with each entry that is wholly acknowledged."""
         self.mark_advanced_at = 0
         """The time in ms at which mark-delete moved last; 0: it has not moved."""
         self._topic = topic
@@ -148,7 +142,8 @@ class Acknowledgements:
     def settle_through(self, end: int) -> None:
         """Settle the entries that end at or before the offset `end`: another door has acknowledged them."""
         for pending in self._pending.pop_through(end):
-            self._note_settled(pending)
+            if self.on_settled is not None:
+                self.on_settled(pending)
 
     def clear(self) -> None:
         """Drop everything that is about an earlier position."""
@@ -163,7 +158,8 @@ class Acknowledgements:
         consumer.acknowledged.add(newly.bit_count())
         if not rest:
             self._pending.settle(pending)
-            self._note_settled(pending)
+            if self.on_settled is not None:
+                self.on_settled(pending)
             last = pending.position(pending.messages - 1)
             is_in_order = pending.first <= self._end + 1
             if not is_in_order and self._position.durable:
@@ -179,14 +175,11 @@ class Acknowledgements:
             self._keep_id(highest)
             position.acknowledge_slots(pending.offset, newly, highest)
 
-    def _note_settled(self, pending: PendingAck) -> None:
-        if self.observer is not None:
-            self.observer.settled(pending)
-
     def _move_through(self, consumer: Consumer, position: LogPosition) -> None:
         for pending in self._pending.pop_through(position.offset + 1):
             consumer.acknowledged.add(pending.live.bit_count())
-            self._note_settled(pending)
+            if self.on_settled is not None:
+                self.on_settled(pending)
         cut = self._pending.oldest()
         if cut is not None and cut.offset <= position.offset:
             acked = cut.live & ((1 << (position.offset + 1 - cut.offset)) - 1)

@@ -86,7 +86,7 @@ class Dispatcher:
         self._position = position
         self._topic = topic
         self._selector = selector_for(first, topic.name.partition)
-        self._is_individual = first.type.is_individual
+        self.is_individual = first.type.is_individual
         self._by_key = first.type is SubscriptionType.KEY_SHARED
         self._waiting = WaitingEntries()
         self._draining = DrainingHashes()
@@ -134,14 +134,14 @@ class Dispatcher:
             self.consumers.remove(consumer)
         self._selector.remove(consumer)
         self._chunks.remove(consumer)
-        if self._is_individual:
+        if self.is_individual:
             self._give_back(consumer.pending.values())
         self._note_active(before, None)
         self.wake()
 
     def redeliver(self, consumer: Consumer, keys: Iterable[EntryKey] | None) -> None:
         """Deliver entries again that a consumer asks for; None: all that it has not acknowledged."""
-        if not self._is_individual:
+        if not self.is_individual:
             if consumer is self.active:
                 self._deliveries.retire()
                 self.rewind()
@@ -205,7 +205,7 @@ class Dispatcher:
     def _note_active(self, before: Consumer | None, joined: Consumer | None) -> None:
         """Begin again for another active consumer. Tell failover consumers, as a broker does: all of a change, one that
         has joined in any case."""
-        if self._is_individual:
+        if self.is_individual:
             return
         active = self.active
         if active is not before:
@@ -253,7 +253,7 @@ class Dispatcher:
 
     async def _step(self) -> bool:
         """Hand out some entries, or read some. Return whether anything was done."""
-        if self._is_individual:
+        if self.is_individual:
             self._take_due()
             if await self._deliver_waiting():
                 return True
@@ -265,11 +265,11 @@ class Dispatcher:
 
     def _takes(self, consumer: Consumer) -> bool:
         """Return whether a consumer takes messages, and may have more without acknowledging them."""
-        most = self._topic.max_unacked_messages if self._is_individual else 0
+        most = self._topic.max_unacked_messages if self.is_individual else 0
         return consumer.takes and (not most or consumer.unacked < most)
 
     def _has_room(self) -> bool:
-        if not self._is_individual:
+        if not self.is_individual:
             return True
         return not self._deliveries.is_full and not self._waiting.is_full
 
@@ -294,7 +294,7 @@ class Dispatcher:
 
     def _pass_on(self, entry: DeliverableEntry, live: int, first: int) -> bool:
         """Deliver, delay or hold back an entry. Return False if it has to stay where it is: no consumer takes any."""
-        header = header_of(entry.data, self._by_key) if self._is_individual else _PLAIN
+        header = header_of(entry.data, self._by_key) if self.is_individual else _PLAIN
         if header.deliver_at and header.deliver_at > self._topic.clock.now_ms():
             self._waiting.delay(entry.offset, header.deliver_at, first)
             self._set_alarm()

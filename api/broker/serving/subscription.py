@@ -108,9 +108,9 @@ class Subscription:
         self.dispatcher.check(consumer)
 
     def _use(self, dispatcher: Dispatcher | None) -> None:
-        self.dispatcher = self._acks.observer = dispatcher
-        by_key = dispatcher is not None and dispatcher.type is SubscriptionType.KEY_SHARED
-        self.pending.on_release = dispatcher.released if dispatcher is not None and by_key else None
+        self.dispatcher = dispatcher
+        self._acks.on_settled = None if dispatcher is None else dispatcher.settled
+        self.pending.on_release = None if dispatcher is None else dispatcher.released
 
     def disconnect(self) -> None:
         """Ask the client of each consumer to subscribe again."""
@@ -221,7 +221,7 @@ class Subscription:
         cursor = self.position.current
         if isinstance(cursor, Cursor):
             self.topic.cursor_writer.note(cursor, self)
-        if self.dispatcher is not None and self.dispatcher.type.is_individual:
+        if self.dispatcher is not None and self.dispatcher.is_individual:
             self.dispatcher.wake()  # there may be room now
 
     # Writing

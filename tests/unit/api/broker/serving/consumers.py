@@ -121,9 +121,9 @@ class Reader:
         return self.channel.received
 
 
-async def quiet() -> None:
+async def quiet(turns: int = 400) -> None:
     """Return when no task can continue: there are no threads, so every step is one of the event loop."""
-    for _ in range(400):
+    for _ in range(turns):
         await asyncio.sleep(0)
 
 

@@ -31,8 +31,8 @@ from tests.unit.api.broker.serving.consumers import (
 from tests.unit.api.broker.serving.served_topic import opened, produce
 from tests.workbench import Workbench
 
-STEPS = 60
-ACTIONS = ("produce", "join", "flow", "flow", "acknowledge", "acknowledge", "again", "leave", "pause")
+STEPS = 100
+ACTIONS = ("produce", "join", "flow", "flow", "flow", "acknowledge", "acknowledge", "again", "leave", "pause", "memory")
 
 
 class Model:
@@ -107,13 +107,13 @@ class Schedule:
         if step == "produce":
             self.produce()
         elif step == "join" or not self.readers:
-            await self.join(choices.choice([0, 1, 5, ALL]))
+            await self.join(choices.choice([0, 1, 2, 10]))
         else:
             await self._act(step, choices.choice(self.readers))
-        await quiet()
+        await quiet(50)
 
     def produce(self) -> None:
-        keys = [f"k{self._choices.randrange(5)}" for _ in range(self._choices.choice([1, 3, 20]))]
+        keys = [f"k{self._choices.randrange(3)}" for _ in range(self._choices.choice([1, 3, 20]))]
         self.model.keys += keys
         produce(self._topic, keys)
 
@@ -137,7 +137,7 @@ class Schedule:
         held = self.model.held_by(reader)
         some = self._choices.sample(held, min(len(held), self._choices.choice([1, 3, 100])))
         if step == "flow":
-            await reader.flow(self._choices.choice([1, 3, 100]))
+            await reader.flow(self._choices.choice([1, 2, 10]))
         elif step == "acknowledge":
             self.model.acknowledge(*some)
             await reader.acknowledge(*some)
@@ -145,6 +145,9 @@ class Schedule:
             self._ask_again(reader, some)
         elif step == "leave":
             await self._leave(reader)
+        elif step == "memory":  # another subscription needs it
+            assert reader.subscription.dispatcher is not None
+            reader.subscription.dispatcher.give_back()
         else:
             reader.channel.is_writable = not reader.channel.is_writable
             reader.subscription.wake()

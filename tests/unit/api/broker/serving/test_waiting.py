@@ -1,0 +1,81 @@
+"""Entries that wait: where their acknowledgement begins, what stays in memory, what removes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from api.broker.serving import waiting
+from api.broker.serving.delayed import TICK_MS
+from api.broker.serving.pending_acks import PendingAck
+from api.broker.serving.waiting import WaitingEntries
+from tests.unit.api.broker.serving.consumers import entry
+
+
+def returned(offset: int) -> PendingAck:
+    return PendingAck((1, offset), offset, offset, 1, False, 1, None)
+
+
+def test_a_held_entry_keeps_its_content_and_the_offset_where_it_acknowledges() -> None:
+    entries = WaitingEntries()
+    held = entry(7, data=b"four")
+    entries.hold(held, "chunk", first=5)
+    assert entries.in_memory(7) == [held]
+    assert (entries.first_acknowledged(7), entries.bytes) == (5, 4)
+    assert entries.queue.blocks("chunk")
+    assert entries.drop(7) is None
+    assert (entries.first_acknowledged(7), entries.bytes, len(entries.queue)) == (7, 0, 0)
+
+
+def test_held_entries_beyond_the_bound_and_those_whose_memory_is_released_are_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "HELD_BYTES", 6)
+    monkeypatch.setattr(waiting, "MAX_HELD", 3)
+    entries = WaitingEntries()
+    for offset in range(3):
+        assert not entries.is_full
+        entries.hold(entry(offset, data=b"four"), offset, first=offset)
+    assert entries.is_full
+    assert [bool(entries.in_memory(offset)) for offset in range(3)] == [True, False, False]
+    entries.release_memory()
+    assert (entries.bytes, entries.in_memory(0), len(entries.queue)) == (0, (), 3)
+    entries.drop(0)
+    assert entries.bytes == 0
+    assert not entries.is_full
+
+
+def test_a_returned_entry_is_gone_when_it_is_acknowledged_or_delivered() -> None:
+    entries = WaitingEntries()
+    first, second = returned(1), returned(2)
+    entries.add_returned(first)
+    entries.add_returned(second)
+    entries.settle(1)
+    entries.settle(3)
+    assert (1 in entries.queue, 2 in entries.queue) == (False, True)
+    assert entries.drop(2) is second
+
+
+def test_the_page_that_was_read_for_redelivery_serves_until_no_entry_waits() -> None:
+    entries = WaitingEntries()
+    for offset in (1, 3):
+        entries.add_returned(returned(offset))
+    page = [entry(offset, data=b"x") for offset in (1, 2, 3)]
+    entries.set_replay(page)
+    assert entries.in_memory(2) == page[1:]
+    assert entries.in_memory(4) == ()
+    entries.drop(1)
+    assert entries.in_memory(3) == page[2:]
+    entries.drop(3)
+    assert (entries.in_memory(3), entries.bytes) == ((), 0)
+
+
+def test_a_delayed_entry_is_queued_when_it_is_due() -> None:
+    entries = WaitingEntries()
+    entries.delay(4, 10 * TICK_MS, first=2)
+    assert (entries.delayed, entries.next_due_ms, len(entries.queue)) == (1, 10 * TICK_MS, 0)
+    entries.release_due(10 * TICK_MS - 1)
+    assert len(entries.queue) == 0
+    entries.release_due(10 * TICK_MS)
+    assert (entries.delayed, 4 in entries.queue, entries.first_acknowledged(4)) == (0, True, 2)
+    entries.clear()
+    assert (len(entries.queue), entries.first_acknowledged(4)) == (0, 4)
