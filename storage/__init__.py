@@ -1,1 +1,1 @@
-"""Where messages, ledgers and cursors live. Knows nothing of Spark or HTTP."""
+"""Storage of messages, ledgers and cursors. Must not know: Spark, HTTP."""

@@ -1,14 +1,14 @@
 """The offsets of a topic that one cursor has acknowledged: a mark, and Roaring bitmaps above it, in bounded memory.
 
-Offsets are cut into ranges of 2^19; a range that has something above the mark is one bitmap of offsets relative to
-its first, at most 64 KiB however many holes it has (8 Roaring containers of at most 8 KiB). All at or below the mark is
-acknowledged. `end` may be above the mark: what is between the two has no hole either, but the id of
-its last message is not known yet.
+Offsets are divided into ranges of 2^19; a range with acknowledged offsets above the mark is one bitmap of offsets
+relative to its first, at most 64 KiB however many holes it has (8 Roaring containers of at most 8 KiB). All offsets at
+or below the mark are acknowledged. `end` may be above the mark: all offsets between the two are acknowledged, too, but
+the id of the last message is not known yet.
 
-Invariants: what is in here was acknowledged; `mark` and `end` never go back. Memory: the sizes of the bitmaps together,
-with something for each object, stay below the bound that was given; what would not fit is dropped, and counted
-(`dropped`). What moves the mark always fits. A bitmap is measured when it is taken for writing; between two times
-each offset counts as the most that it can cost.
+Invariants: every offset in here was acknowledged; `mark` and `end` never go back. Memory: the sizes of the bitmaps
+together, with an overhead per object, stay below the bound; offsets that would exceed it are dropped, and counted
+(`dropped`). Offsets that move the mark always fit. A bitmap is measured when it is taken for writing; between two
+measurements each offset counts with its greatest possible cost.
 
 Must not know: SQL, clocks, threads.
 """
@@ -24,29 +24,29 @@ from pyroaring import BitMap
 RANGE_BITS = 19
 RANGE_OFFSETS = 1 << RANGE_BITS
 MAX_RANGE_BYTES = (RANGE_OFFSETS >> 3) + 128
-"""What a serialized bitmap of a range takes at most: its bits, and Roaring's own few bytes a container."""
+"""The greatest size of a serialized bitmap of a range: its bits, and Roaring's few bytes per container."""
 RANGE_OVERHEAD = 512
-"""About what the objects around a small bitmap take in memory."""
+"""The approximate memory of the objects around a small bitmap."""
 
 _ADDED_BYTES = 4
-"""The most that one more offset costs: a run of its own in a container of runs."""
+"""The greatest cost of one more offset: a run of its own in a container of runs."""
 
 
 def range_number(offset: int) -> int:
-    """The number of the range that an offset is in."""
+    """Return the number of the range of an offset."""
     return offset >> RANGE_BITS
 
 
 def encode(bitmap: BitMap) -> bytes:
-    """A bitmap as it is stored, in Roaring's portable format; at most MAX_RANGE_BYTES."""
+    """Return a bitmap in Roaring's portable format; at most MAX_RANGE_BYTES."""
     bitmap.run_optimize()
     return bytes(bitmap.serialize())
 
 
 def decode(stored: bytes) -> BitMap:
-    """Raises ValueError for bytes that are no bitmap of a range."""
+    """Return a bitmap from its stored bytes. Raises ValueError for bytes that are no bitmap of a range."""
     if not stored:
-        raise ValueError("there is nothing")  # pyroaring would check its first byte
+        raise ValueError("it has no bytes")  # pyroaring would read its first byte
     bitmap = BitMap.deserialize(stored)
     if bitmap and bitmap.max() >= RANGE_OFFSETS:
         raise ValueError("the bitmap goes beyond its range")
@@ -54,7 +54,7 @@ def decode(stored: bytes) -> BitMap:
 
 
 def without_below(number: int, bitmap: BitMap, mark: int) -> BitMap:
-    """The same bitmap, from which the offsets at or below `mark` were removed."""
+    """Remove the offsets at or below `mark` from the bitmap of range `number`; return the same bitmap."""
     low = mark + 1 - (number << RANGE_BITS)
     if low > 0:
         bitmap.remove_range(0, min(low, RANGE_OFFSETS))
@@ -62,7 +62,7 @@ def without_below(number: int, bitmap: BitMap, mark: int) -> BitMap:
 
 
 def ranges(bitmap: BitMap, first_offset: int = 0) -> Iterator[range]:
-    """The runs of consecutive values, moved by `first_offset`."""
+    """Yield the runs of consecutive values, moved by `first_offset`."""
     values = np.frombuffer(bitmap.to_array(), dtype=np.uint32).astype(np.int64)
     if not len(values):
         return
@@ -89,7 +89,7 @@ def bitmap_of(mask: int) -> BitMap:
 
 
 def joined(parts: Iterable[range]) -> Iterator[range]:
-    """Ascending ranges, with those that touch made one."""
+    """Yield ascending ranges; ranges that touch are joined."""
     before: range | None = None
     for part in parts:
         if before is not None and before.stop == part.start:
@@ -109,17 +109,17 @@ class _AckRange:
 
 
 class AcknowledgedOffsets:
-    """Not safe to share between threads."""
+    """The acknowledged offsets of one cursor. Not safe to share between threads."""
 
     def __init__(self, mark: int, max_bytes: int) -> None:
-        """All at or below `mark` is acknowledged; -1: nothing."""
+        """Begin with all offsets at or below `mark` acknowledged; -1: none."""
         self.mark = mark
         self.end = mark
-        """All up to here is acknowledged, and the next one is not."""
+        """The last offset up to which all are acknowledged."""
         self.dropped = 0
-        """How many acknowledged offsets were not remembered, for want of room."""
+        """The number of acknowledged offsets that were dropped for lack of memory."""
         self.held_bytes = 0
-        """What the bitmaps take, at most."""
+        """An upper bound of the memory of the bitmaps."""
         self._max_bytes = max_bytes
         self._ranges: dict[int, _AckRange] = {}
         self._changed: set[int] = set()
@@ -132,34 +132,34 @@ class AcknowledgedOffsets:
 
     @property
     def changed(self) -> bool:
-        """Whether a bitmap has something that was not taken for writing."""
+        """True if a bitmap has changes that were not taken for writing."""
         return bool(self._changed)
 
     def add(self, first: int, last: int) -> bool:
-        """Acknowledge all from `first` to `last`; False if some of it was not remembered."""
-        remembered = True
+        """Acknowledge all offsets from `first` to `last`. Returns False if some were dropped."""
+        kept = True
         start = max(first, self.mark + 1)
         while start <= last:
             stop = min(last, start | (RANGE_OFFSETS - 1))
-            remembered &= self._add_within(start, stop)
+            kept &= self._add_within(start, stop)
             start = stop + 1
-        return remembered
+        return kept
 
     def add_slots(self, base: int, slots: BitMap) -> bool:
-        """Acknowledge `base` + each of `slots`; False if some of it was not remembered. Costs one union per range."""
-        remembered, last = True, base + slots.max() if slots else -1
+        """Acknowledge `base` + each of `slots`. Returns False if some were dropped. Costs one union per range."""
+        kept, last = True, base + slots.max() if slots else -1
         start = max(base, self.mark + 1)
         while start <= last:
             number = range_number(start)
             first, stop = number << RANGE_BITS, min(last, start | (RANGE_OFFSETS - 1))
             part = slots & BitMap(range(start - base, stop + 1 - base))
             if part:
-                remembered &= self._unite(number, part.shift(base - first))
+                kept &= self._unite(number, part.shift(base - first))
             start = stop + 1
-        return remembered
+        return kept
 
     def mask(self, first: int, count: int) -> int:
-        """Return the acknowledged ones of `count` offsets from `first` on: bit i stands for `first` + i."""
+        """Return which of `count` offsets from `first` on are acknowledged: bit i stands for `first` + i."""
         stop = first + count
         mask = (1 << max(0, min(self.end + 1, stop) - first)) - 1
         offset = max(first, self.end + 1)
@@ -178,7 +178,7 @@ class AcknowledgedOffsets:
         return mask
 
     def move_mark(self, offset: int) -> None:
-        """Acknowledge all up to `offset`, for good: the bitmaps below it go. One that is passed already is ignored."""
+        """Acknowledge all offsets up to `offset`, and drop the bitmaps below it. Ignored for one below the mark."""
         if offset <= self.mark:
             return
         before, first = range_number(self.mark + 1), range_number(offset + 1)
@@ -191,7 +191,7 @@ class AcknowledgedOffsets:
             self.end = self._last_of_run(offset + 1)
 
     def adopt(self, number: int, bitmap: BitMap) -> bool:
-        """Take over what is stored of a range; False, and nothing is taken, if there is no room for it."""
+        """Unite a range with its stored bitmap. Returns False, and changes nothing, if there is no memory for it."""
         if number < range_number(self.mark + 1):
             return True
         held = self._ranges.get(number)
@@ -207,25 +207,25 @@ class AcknowledgedOffsets:
         return True
 
     def take_changed(self) -> dict[int, BitMap]:
-        """Copies of the bitmaps that have changed since the last time, by number, without what is below the mark."""
-        taken = {}
+        """Return copies of the bitmaps that have changed since the last call, by number, above the mark."""
+        changed = {}
         for number in sorted(self._changed):
             bitmap = without_below(number, self._ranges[number].bitmap, self.mark)
             self._put(number, _AckRange(bitmap, RANGE_OVERHEAD + len(encode(bitmap))))
-            taken[number] = bitmap.copy()
+            changed[number] = bitmap.copy()
         self._changed.clear()
-        return taken
+        return changed
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """What was taken was not written: these ranges count as changed again."""
+        """Count these ranges as changed again: they were taken and could not be written."""
         self._changed.update(number for number in numbers if number in self._ranges)
 
     def gaps(self, start: int, end: int) -> Iterator[range]:
-        """The ranges from `start` to before `end` that are not acknowledged, in order; touching ones are one."""
+        """Yield the unacknowledged ranges from `start` to before `end`, in order; ranges that touch are joined."""
         return joined(self._gaps(start, end))
 
     def acknowledged_above(self, offset: int, end: int) -> int:
-        """How many offsets behind `offset` and before `end` are acknowledged."""
+        """Return the number of acknowledged offsets after `offset` and before `end`."""
         count = max(min(self.mark + 1, end) - offset - 1, 0)
         low = max(offset, self.mark) + 1
         if low >= end:
@@ -289,7 +289,7 @@ class AcknowledgedOffsets:
         self._ranges[number] = ack_range
 
     def _last_of_run(self, start: int) -> int:
-        """The last offset before the first one at or behind `start` that is not acknowledged."""
+        """Return the last offset before the first unacknowledged one at or after `start`."""
         offset = start
         while True:
             ack_range = self._ranges.get(range_number(offset))

@@ -1,7 +1,7 @@
-"""Time, as a component that is handed in.
+"""Time, as a component that callers pass.
 
-What is written down, compared or waited for goes by a `Clock` that is handed in; tests hand in one that they move by
-hand. Only what decides nothing has its own time: the rate of heartbeats, the rate of progress output.
+Every time that is stored, compared or waited for comes from a `Clock` that callers pass; tests pass one that they set.
+Only the rates of heartbeats and of progress output, which decide nothing, use the machine's time directly.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ class Clock(Protocol):
     """Wall time in milliseconds since the Unix epoch, and waiting."""
 
     def now_ms(self) -> int:
-        """The wall time, in milliseconds since the Unix epoch."""
+        """Return the wall time, in milliseconds since the Unix epoch."""
         ...
 
     def wait(self, seconds: float) -> None:
-        """Let `seconds` go by."""
+        """Wait for `seconds`."""
         ...
 
 

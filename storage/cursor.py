@@ -1,27 +1,28 @@
-"""A durable named cursor as its owner has it: acknowledge, flush, resume (Pulsar's ManagedCursor).
+"""A durable named cursor in the hands of an owner: acknowledge, flush, resume (Pulsar's ManagedCursor).
 
-    acknowledge             in memory; what is contiguous moves the mark, the rest are bits (storage/ack_ranges.py)
-    flush                   one transaction: mark-delete and the ranges that have changed, merged with what is stored
-    open                    the position and the bits that were flushed; all else is delivered again
+    acknowledge             in memory: a contiguous offset moves the mark, others become bits (storage/ack_ranges.py)
+    flush                   one transaction: mark-delete and the changed ranges are merged with the stored ones
+    open                    the flushed position and bits are loaded; all other messages are delivered again
 
 Invariants:
-- What was acknowledged and flushed is never delivered again; mark-delete never passes what was acknowledged, and never
-  goes back but by `reset`. What was not flushed when the owner dies, or found no room (`dropped`), is delivered
-  again: at least once, as Pulsar beyond managedLedgerMaxUnackedRangesToPersist.
-- Two owners of one cursor lose nothing of each other. After a reset by another, or a deletion, an owner is Fenced, for
-  good: it must open the cursor again.
-- Nothing is acknowledged that does not exist yet. The owner's `end` says where the topic ends; it is asked when an
-  acknowledgement goes beyond the end that it last gave, once a page of messages for a reader that has come to the end.
-- Nothing runs beside the owner. A flush is due by the number of acknowledgements that have gathered, or by the age of
-  the oldest; it is made by the next call, or by `flush_due`, which an owner may call from a loop or thread of its own.
-  The settings None, None leave it to the owner alone, as an event loop wants that must not wait for SQL.
+- A message that was acknowledged and flushed is never delivered again; mark-delete never passes an unacknowledged
+  message, and goes back only by `reset`. Acknowledgements that were not flushed when the owner dies, or that were
+  dropped for lack of memory (`dropped`), are lost, and their messages delivered again: at least once, as Pulsar beyond
+  managedLedgerMaxUnackedRangesToPersist.
+- Two owners of one cursor lose no acknowledgement of each other. After a reset by another owner, or a deletion, an
+  owner stays Fenced: it must open the cursor again.
+- Only existing messages can be acknowledged. The owner's `end` returns the topic's end; it is called when an
+  acknowledgement goes beyond the end that it last returned, once a page for a reader at the topic's end.
+- No thread runs beside the owner. A flush is due by the number of unflushed acknowledgements, or by the age of the
+  oldest; the next call makes it, or `flush_due`, which an owner may call from a loop or thread of its own. With the
+  settings None, None only the owner flushes, as an event loop needs that must not wait for SQL.
 
-The id of mark-delete is the exact one of the message there. An owner hands ids in with acknowledgements; where the
-mark comes to a message whose id is not known, `locate` is asked, once a flush at most. If that message is gone,
-mark-delete stays and the ranges say the rest (R9): it never jumps to the next message that still exists.
+The id of mark-delete is the exact one of its message. An owner passes ids with acknowledgements; if the mark comes to a
+message whose id is not known, `locate` is called, once a flush at most. If that message is deleted, mark-delete stays
+and the ranges record the rest (R9): it never jumps to the next message that still exists.
 
-Safe to share between threads. May go wrong in any call that flushes: Unavailable (nothing is lost; the next call tries
-again), Fenced, NotFound. Must not know: where messages are, SQL.
+Safe to share between threads. Each call that flushes may raise Unavailable (nothing is lost; the next call tries
+again), Fenced, NotFound. Must not know: the places of messages, SQL.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from storage.metadata.store import MetadataStore
 from storage.model import LogPosition
 
 End = Callable[[], int]
-"""The offset of the topic's next message, also in unsealed segments, as `SnapshotReader.end` gives it."""
+"""The offset of the topic's next message, also in unsealed segments, as `SnapshotReader.end` returns it."""
 Locate = Callable[[int], LogPosition | None]
-"""The first message at or behind an offset that still exists, as `Topic.locate` gives it; None: there is none."""
+"""The first message at or after an offset that still exists, as `Topic.locate` returns it; None: there is none."""
 
 
 @dataclass(frozen=True)
 class CursorSettings:
-    """When to flush, and how much to hold. None: not for this reason.
+    """The times of flushes, and the bound of memory. None: no flush for this reason.
 
-    `max_held_bytes`: of bitmaps in memory; a flush takes as much again of those that it writes.
+    `max_held_bytes`: of bitmaps in memory; a flush needs as much again for the bitmaps that it writes.
     """
 
     flush_acknowledgements: int | None = 1000
@@ -57,7 +58,7 @@ class CursorSettings:
 
 
 class Cursor:
-    """One owner's view of a cursor. Close it, or the last acknowledgements are delivered again."""
+    """One owner's view of a cursor. Without `close`, the messages of the last acknowledgements are delivered again."""
 
     def __init__(
         self,
@@ -69,20 +70,20 @@ class Cursor:
         end: End,
         settings: CursorSettings = CursorSettings(),
     ) -> None:
-        """Opens the cursor, which must exist. Raises NotFound; InvalidInput for `__compaction` (A4)."""
+        """Open the cursor, which must exist. Raises NotFound; InvalidInput for `__compaction` (A4)."""
         self._metadata = metadata
         self._clock = clock
         self._topic = topic
         self._locate = locate
         self._end = end
         self._end_seen = 0
-        """Below this offset there are messages; the topic's end is asked for again only behind it."""
+        """The topic's end as it was read last; it is read again for an offset at or after it."""
         self._settings = settings
         self.name = name
         self._state = threading.Lock()
         self._flushing = threading.Lock()
-        self._taken: tuple[int, int | None] = (0, None)
-        """Of the flush that is under way: acknowledgements, and when the oldest was gathered."""
+        self._in_flush: tuple[int, int | None] = (0, None)
+        """Of the flush under way: the number of acknowledgements, and the time of the oldest (ms)."""
         self._fenced: Fenced | None = None
         self._resume(metadata.cursors.load(topic.id, name, settings.max_held_bytes))
 
@@ -93,42 +94,41 @@ class Cursor:
         for number, bitmap in loaded.ranges.items():
             self._offsets.adopt(number, bitmap)
         self._highest: LogPosition | None = None
-        self._gone = -1
-        self._gathered = 0
+        self._missing_mark = -1
+        """The offset to which mark-delete cannot move, since its message is deleted."""
+        self._unflushed = 0
         self._oldest: int | None = None
-        self.left_out = loaded.left_out
-        """Stored bitmaps that went beyond `max_held_bytes` when the cursor was opened: delivered again, not lost."""
 
     @property
     def mark_delete(self) -> LogPosition | None:
-        """The last message up to which all is acknowledged and whose id is known; flushed or not. None: nothing."""
+        """The last message up to which all are acknowledged and whose id is known, flushed or not; None: none."""
         with self._state:
             return self._position
 
     @property
     def dropped(self) -> int:
-        """Acknowledgements that found no room since the cursor was opened; their messages are delivered again."""
+        """The number of acknowledgements dropped for lack of memory since the cursor was opened."""
         with self._state:
             return self._offsets.dropped
 
     @property
     def held_bytes(self) -> int:
-        """What the bitmaps take in memory, at most."""
+        """An upper bound of the memory of the bitmaps."""
         with self._state:
             return self._offsets.held_bytes
 
     def acknowledge(self, position: LogPosition, first: int | None = None) -> None:
-        """Acknowledge one message; with `first`, all offsets from there to it.
+        """Acknowledge one message; with `first`, all offsets from `first` to it.
 
-        `first` is for offsets of which a reader is given nothing: those that compaction took, markers. Without it they
-        would be holes forever. Raises InvalidInput for an offset at or behind the topic's end: the message that comes
-        there would never be delivered.
+        `first` is for offsets without a message for the reader: compacted ones, and markers. Without it they would stay
+        holes forever. Raises InvalidInput for an offset at or after the topic's end: the message that is appended there
+        would never be delivered.
         """
         first = position.offset if first is None else first
         if not 0 <= first <= position.offset:
             raise InvalidInput(
                 f"offsets from {first} to {position.offset} of {self._topic.name} cannot be acknowledged",
-                "an offset is 0 or more, and the first is not behind the last",
+                "an offset is 0 or more, and the first is not after the last",
             )
         self._check_exists(position.offset)
         with self._state:
@@ -137,7 +137,7 @@ class Cursor:
                 self._move(position)
             elif self._offsets.add(first, position.offset) and _offset(self._highest) < position.offset:
                 self._highest = position
-            is_due = self._gather()
+            is_due = self._count()
         if is_due:
             self.flush()
 
@@ -151,7 +151,7 @@ class Cursor:
             self._check()
             if self._offsets.add_slots(base, bitmap_of(mask)) and _offset(self._highest) < highest.offset:
                 self._highest = highest
-            is_due = self._gather()
+            is_due = self._count()
         if is_due:
             self.flush()
 
@@ -160,27 +160,28 @@ class Cursor:
         self.acknowledge(position, 0)
 
     def acknowledge_below(self, offset: int) -> None:
-        """Acknowledge all before an offset, at most the topic's end; the message there need not exist any more.
+        """Acknowledge all offsets before an offset, which is at most the topic's end.
 
-        Mark-delete then stands on the last of them, if `locate` finds it; if not, the ranges say so. Raises
-        InvalidInput for an offset behind the topic's end.
+        Mark-delete moves to the last of them if that message still exists; otherwise the ranges record it. Raises
+        InvalidInput for an offset after the topic's end.
         """
         last = offset - 1
         if last < 0:
             return
-        found = self._locate(last)
-        if found is not None and found.offset == last:
-            self.acknowledge_cumulative(found)
+        position = self._locate(last)
+        if position is not None and position.offset == last:
+            self.acknowledge_cumulative(position)
             return
         self._check_exists(last)
         with self._state:
             self._check()
             self._offsets.add(0, last)
-            is_due = self._gather()
+            is_due = self._count()
         if is_due:
             self.flush()
 
     def is_acknowledged(self, offset: int) -> bool:
+        """Return whether an offset is acknowledged, flushed or not."""
         with self._state:
             return offset in self._offsets
 
@@ -190,28 +191,29 @@ class Cursor:
             return self._offsets.mask(first, count)
 
     def unacknowledged(self, end: int, start: int = 0) -> Iterator[range]:
-        """The offsets from `start` to before `end` that are to be delivered, as ranges in order; touching ones are one.
+        """Yield the unacknowledged offsets from `start` to before `end`, as ranges in order that do not touch.
 
-        What is acknowledged meanwhile may or may not be among them. A range of offsets is in memory at a time.
+        An offset that is acknowledged meanwhile may or may not be among them. One range of 2^19 offsets is in memory at
+        a time.
         """
         return joined(self._unacknowledged(start, end))
 
     def backlog(self, end: int, start: int = 0) -> int:
-        """How many offsets from `start` to before `end` are not acknowledged."""
+        """Return the number of unacknowledged offsets from `start` to before `end`."""
         with self._state:
             return max(end - start, 0) - self._offsets.acknowledged_above(start - 1, end)
 
     def skip(self, count: int, end: int, start: int = 0) -> int:
-        """Acknowledge the first `count` messages from `start` to before `end` that are not; how many that were.
+        """Acknowledge the first `count` unacknowledged messages from `start` to before `end`. Returns their number.
 
-        `start`: where the topic's messages begin; what is trimmed is no message, and counts as acknowledged.
+        `start`: the first offset of the topic; trimmed offsets count as acknowledged.
         """
         remaining, last = count, -1
         for gap in self.unacknowledged(end, start):
             if remaining <= 0:
                 break
-            taken = min(remaining, len(gap))
-            last, remaining = gap[taken - 1], remaining - taken
+            skipped = min(remaining, len(gap))
+            last, remaining = gap[skipped - 1], remaining - skipped
         if last >= 0:
             self.acknowledge_below(last + 1)
         return count - remaining
@@ -219,7 +221,7 @@ class Cursor:
     def reset(self, position: LogPosition | None) -> None:
         """Move the cursor, at once: `position` is the last message that counts as acknowledged; None: none does.
 
-        Every other owner is Fenced. What was acknowledged and not flushed is dropped.
+        Every other owner is Fenced. Acknowledgements that were not flushed are dropped.
         """
         with self._flushing:
             with self._state:
@@ -231,12 +233,12 @@ class Cursor:
 
     @property
     def due(self) -> bool:
-        """Whether the settings want a flush now."""
+        """True if a flush is due by the settings."""
         with self._state:
             return self._is_due()
 
     def flush_due(self) -> bool:
-        """Flush if it is due; whether it was."""
+        """Flush if a flush is due. Returns False if it is not."""
         with self._state:
             self._check()
             if not self._is_due():
@@ -245,7 +247,7 @@ class Cursor:
         return True
 
     def flush(self) -> None:
-        """Write down all that was acknowledged so far. When it returns, none of that is ever delivered again."""
+        """Store all acknowledgements. Their messages are never delivered again once this has returned."""
         with self._flushing:
             self._locate_mark()
             update = self._take()
@@ -261,10 +263,10 @@ class Cursor:
             self._note_written(update, merged)
 
     def locate_mark(self) -> None:
-        """Find the id of the message that mark-delete has come to, where it is not known; the next flush writes it.
+        """Find the id of the message at mark-delete if it is not known; the next flush stores it.
 
-        Reads the topic, beside flushes: a store that hangs holds up none. For owners that flush with `flush_together`.
-        Raises Fenced.
+        Reads the topic, beside flushes: a store that hangs delays no flush. For owners that flush with
+        `flush_together`. Raises Fenced.
         """
         self._locate_mark()
 
@@ -276,13 +278,13 @@ class Cursor:
 
     @property
     def acknowledged_end(self) -> int:
-        """The last offset up to which all is acknowledged; its message's id may not be known yet."""
+        """The last offset up to which all are acknowledged; its message's id may not be known yet."""
         with self._state:
             return self._offsets.end
 
     @property
     def lacks_mark(self) -> bool:
-        """Whether mark-delete can move once `locate_mark` has found an id."""
+        """True if mark-delete can move once `locate_mark` has found an id."""
         with self._state:
             return self._lacks_mark()
 
@@ -298,30 +300,30 @@ class Cursor:
                 self._move(position)
 
     def _take(self) -> CursorUpdate | None:
-        """Return what is to be written; None: nothing is. For the holder of `_flushing`."""
+        """Return the update to store; None: there are no changes. For the holder of `_flushing`."""
         with self._state:
             self._check()
-            gathered, self._gathered = self._gathered, 0
+            unflushed, self._unflushed = self._unflushed, 0
             oldest, self._oldest = self._oldest, None
             if not self._is_dirty():
                 return None
-            self._taken = gathered, oldest
+            self._in_flush = unflushed, oldest
             return CursorUpdate(
                 self._topic.id, self.name, self._incarnation, self._position, self._offsets.take_changed()
             )
 
     def _put_back(self, update: CursorUpdate, error: BaseException) -> None:
-        """Count what was taken as not written again. For the holder of `_flushing`."""
+        """Count an update that could not be stored as unflushed again. For the holder of `_flushing`."""
         if isinstance(error, Fenced):
             self._fenced = error
-        gathered, oldest = self._taken
+        unflushed, oldest = self._in_flush
         with self._state:
             self._offsets.give_back(update.changed)
-            self._gathered += gathered
+            self._unflushed += unflushed
             self._oldest = oldest if oldest is not None else self._oldest
 
     def _note_written(self, update: CursorUpdate, merged: MergeResult) -> None:
-        """Take over the result of a write, merged with what other owners wrote. For the holder of `_flushing`."""
+        """Adopt the stored state, which includes the updates of other owners. For the holder of `_flushing`."""
         with self._state:
             self._stored = merged.mark_delete
             for acknowledged in (update.mark_delete, merged.mark_delete):
@@ -336,10 +338,10 @@ class Cursor:
     def close(self) -> None:
         """Flush. The object must not be used afterwards."""
         self.flush()
-        self.flush()  # the first may have learned from another owner that a hole is closed
+        self.flush()  # the first may have received another owner's acknowledgements, which close a hole
 
     def _check_exists(self, offset: int) -> None:
-        """Raises InvalidInput for an offset at or behind the topic's end."""
+        """Raise InvalidInput for an offset at or after the topic's end."""
         if offset >= self._end_seen:
             self._end_seen = max(self._end_seen, self._end())
             if offset >= self._end_seen:
@@ -359,29 +361,29 @@ class Cursor:
             start = stop
 
     def _located(self, end: int, highest: LogPosition | None) -> LogPosition | None:
-        """Return the position of the message at `end`; None if its id cannot be had now."""
+        """Return the position of the message at `end`; None if its id cannot be read now."""
         if highest is not None and highest.offset == end:
             return highest
         try:
-            found = self._locate(end)
+            position = self._locate(end)
         except Unavailable:
-            return None  # the ranges can be written all the same; the next flush asks again
+            return None  # the ranges can be stored without it; the next flush tries again
         except (NotFound, OffsetOutOfRange, DataLoss):
-            found = None
-        if found is None or found.offset != end:
-            self._gone = end
+            position = None
+        if position is None or position.offset != end:
+            self._missing_mark = end
             return None
-        return found
+        return position
 
     def _move(self, position: LogPosition) -> None:
-        """All up to `position` is acknowledged."""
+        """Count all messages up to `position` as acknowledged."""
         if position.offset > _offset(self._position):
             self._position = position
             self._offsets.move_mark(position.offset)
 
-    def _gather(self) -> bool:
+    def _count(self) -> bool:
         """Count an acknowledgement. Return whether a flush is due."""
-        self._gathered += 1
+        self._unflushed += 1
         if self._oldest is None:
             self._oldest = self._clock.now_ms()
         return self._is_due()
@@ -391,11 +393,11 @@ class Cursor:
 
     def _lacks_mark(self) -> bool:
         end = self._offsets.end
-        return end > _offset(self._position) and end != self._gone
+        return end > _offset(self._position) and end != self._missing_mark
 
     def _is_due(self) -> bool:
         settings = self._settings
-        if settings.flush_acknowledgements is not None and self._gathered >= settings.flush_acknowledgements:
+        if settings.flush_acknowledgements is not None and self._unflushed >= settings.flush_acknowledgements:
             return True
         if settings.flush_ms is None or self._oldest is None:
             return False
@@ -407,10 +409,10 @@ class Cursor:
 
 
 def flush_together(metadata: MetadataStore, cursors: Sequence[Cursor]) -> dict[Cursor, CompactorError]:
-    """Write what several cursors acknowledged, in one transaction. Return the errors of those that were not written.
+    """Store the acknowledgements of several cursors in one transaction; return the errors of those not stored.
 
-    No topic is read: a mark-delete whose id is not known stays until `Cursor.locate_mark`. A cursor that another
-    thread flushes is not waited for: its error is Unavailable. Raises what the database raises; then none was written.
+    No topic is read: a mark-delete whose id is not known stays until `Cursor.locate_mark`. A cursor that another thread
+    flushes is not waited for: its error is Unavailable. Raises the errors of the database; then none was stored.
     """
     errors: dict[Cursor, CompactorError] = {}
     updates: dict[Cursor, CursorUpdate] = {}

@@ -1,4 +1,4 @@
-"""How much a disk still takes."""
+"""Free space of a disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def free_bytes(folder: Path) -> int:
-    """What this user may still write to the disk on which a folder is, or will when it is made. Raises OSError."""
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    found = os.statvfs(there)
-    return found.f_bavail * found.f_frsize
+    """Return the bytes that this user may still write to the disk of a folder, which need not exist. Raises OSError."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    disk = os.statvfs(existing)
+    return disk.f_bavail * disk.f_frsize

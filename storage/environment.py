@@ -1,4 +1,4 @@
-"""Environment: what every part of a process is made from, as one value."""
+"""Environment: the components that every part of a process uses, as one value."""
 
 from __future__ import annotations
 

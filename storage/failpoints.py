@@ -1,15 +1,15 @@
-"""The steps at which work may be cut off: one table of named points, which the code and its crash tests share.
+"""Failpoints: the named points at which work may be cut off, shared by the code and its crash tests.
 
-Code calls `failpoint(Failpoint.X)` right after the event that the table gives for X. Nothing listens in production, and
-the call reads one variable; a test listens with `observed` and does there what a crash, a fault or a racing process
-would do. No setting and no environment variable turns anything on.
+Code calls `failpoint(Failpoint.X)` right after the event that the table describes for X. Nothing listens in production,
+and the call reads one variable; a test listens with `observed` and simulates a crash, a fault or a racing process. No
+setting and no environment variable turns a failpoint on.
 
-tests/faults kills a process at each of these points, on each store that reaches it (`Failpoint.store`), and asks what
-must hold afterwards; a point that no scenario reaches fails a test. So a new step is a line here, a call where it
-happens, and a scenario that comes by.
+tests/faults kills a process at each of these points, on each store that reaches it (`Failpoint.store`), and checks the
+invariants afterwards; a point that no scenario reaches fails a test. So a new point is a line here, a call in the code,
+and a scenario that reaches it.
 
-Must not know: what the steps are steps of. A listener may raise, which is how tests put faults in; calls may come from
-any thread, and from many at once.
+Must not know: the work that contains the points. A listener may raise, by which tests inject faults; calls may come
+from any thread, and from many at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _S3 = "s3"
 
 
 class Failpoint(Enum):
-    """A point in the code: what has just happened there and, if not all stores come by, the URL scheme that does."""
+    """A point in the code: the event before it and, if only one kind of store reaches it, that store's URL scheme."""
 
     IMPORT_LEASE_TAKEN = "The import holds the topic's writer lease; nothing else of it exists."
     IMPORT_ATTEMPT_BEGUN = "The import's attempt is a row, before its first object."
@@ -46,23 +46,23 @@ class Failpoint(Enum):
     SEAL_CLAIMED = "A sealer has claimed a rolled segment, and its attempt is a row."
     SEAL_INSIDE_COMMIT = "A segment is changed to sealed and its ledger inserted, the transaction is not committed."
     SEGMENT_SEALED = "The ledger replaces its segment; the segment's file still exists."
-    SEGMENT_FILE_REMOVED = "The file of a sealed segment is gone, its row is there."
-    SEGMENT_FORGOTTEN = "File and row of a sealed segment are gone."
+    SEGMENT_FILE_REMOVED = "The file of a sealed segment is removed, its row exists."
+    SEGMENT_FORGOTTEN = "File and row of a sealed segment are removed."
     TRIM_INSIDE_COMMIT = "Ledgers are marked as deleted and the start offset is moved, not committed."
-    TRIM_MARKED = "Ledgers are marked as deleted; their objects are there."
-    TRIM_FORGOTTEN = "The rows of trimmed ledgers are gone, their objects are there."
+    TRIM_MARKED = "Ledgers are marked as deleted; their objects exist."
+    TRIM_FORGOTTEN = "The rows of trimmed ledgers are deleted, their objects exist."
 
-    TRUNCATE_INSIDE_COMMIT = "A topic's ledgers are marked as deleted and its horizon is gone, not committed."
-    TRUNCATED = "A topic is empty; the objects and files of what it held are there."
+    TRUNCATE_INSIDE_COMMIT = "A topic's ledgers are marked as deleted and its horizon is cleared, not committed."
+    TRUNCATED = "A topic is empty; the objects and files of its messages exist."
 
     TOPIC_DELETE_INSIDE_COMMIT = "All rows of a topic are deleted, the transaction is not committed."
-    TOPIC_DELETED = "A topic is deleted; its objects and its segments' files are there."
-    DELETED_SEGMENT_REMOVED = "The file of one segment of a deleted topic is gone."
+    TOPIC_DELETED = "A topic is deleted; its objects and its segments' files exist."
+    DELETED_SEGMENT_REMOVED = "The file of one segment of a deleted topic is removed."
 
     LOCAL_TEMPORARY_WRITTEN = ("An object's bytes are in a temporary file that is not durable.", _LOCAL)
     LOCAL_FSYNCED = ("The temporary file is durable, the object's name does not exist.", _LOCAL)
     LOCAL_LINKED = ("The object's name exists, its folder is not durable.", _LOCAL)
-    LOCAL_FOLDER_SYNCED = ("The object is durable, its temporary file is still there.", _LOCAL)
+    LOCAL_FOLDER_SYNCED = ("The object is durable, its temporary file still exists.", _LOCAL)
 
     S3_PUT_SENT = ("A conditional PUT was answered: the object exists.", _S3)
     S3_UPLOAD_BEGUN = ("A multipart upload exists without a part.", _S3)
@@ -72,35 +72,35 @@ class Failpoint(Enum):
 
     RUN_CLAIMED = "The run's row and its attempt exist, in a new epoch."
     RUN_SNAPSHOT_TAKEN = "The run knows its end position (P2)."
-    RUN_SCAN_DONE = "The run knows which index levels and parts there are; it has written nothing."
+    RUN_SCAN_DONE = "The run knows the index levels and parts; it has written nothing."
     PHASE_ONE_INDEX_READ = "A task of phase one has read its hash range of the key indexes."
     PHASE_ONE_ROW_SETS_WRITTEN = "The row sets of one hash range exist."
     PHASE_ONE_INDEX_WRITTEN = "The new key index of one hash range exists."
     PHASE_ONE_DONE = "All hash ranges are resolved."
-    RUN_LAYOUT_DECIDED = "The run knows which parts it keeps, rewrites and makes."
+    RUN_LAYOUT_DECIDED = "The run knows which parts it keeps, rewrites and creates."
     PHASE_TWO_PART_BEGUN = "A task of phase two has opened its part for writing."
     PHASE_TWO_PART_WRITTEN = "One part exists."
     PHASE_TWO_BITMAPS_WRITTEN = "An object of bitmaps for kept parts exists."
     PHASE_TWO_DONE = "All parts and bitmaps exist."
     RUN_VERIFIED = "The run's result is verified; it has no manifest."
-    MANIFEST_BEFORE_PUT = "The manifest is made, its object does not exist."
+    MANIFEST_BEFORE_PUT = "The manifest is built, its object does not exist."
     MANIFEST_PUT = "The manifest exists and no row names it."
     PUBLISH_BEFORE_TRANSACTION = "The transaction that publishes has not begun."
     PUBLISH_INSIDE_TRANSACTION = "Generation, pointer, horizon and run are changed, the transaction is not committed."
     PUBLISH_AFTER_COMMIT = "The new generation serves, and the run does not know it yet."
-    RUN_ROW_SETS_CLEANED = "The run's row sets are deleted; nothing is left to do."
+    RUN_ROW_SETS_CLEANED = "The run's row sets are deleted; the run has nothing else to do."
 
     GC_LISTED = "Garbage collection has listed a topic's objects."
-    GC_REFERENCES_READ = "Garbage collection knows what rows and manifests refer to."
-    GC_ATTEMPTS_FENCED = "Attempts whose heartbeat ended are finished, their objects are still there."
-    GC_COMPACTED_COLLECTED = "The row of a retired compacted ledger is gone, its objects are still there."
+    GC_REFERENCES_READ = "Garbage collection knows the references of rows and manifests."
+    GC_ATTEMPTS_FENCED = "Attempts whose heartbeat ended are finished, their objects still exist."
+    GC_COMPACTED_COLLECTED = "The row of a retired compacted ledger is deleted, its objects still exist."
     GC_BEFORE_DELETE = "Garbage collection is about to delete an object."
     GC_DELETED_ONE = "Garbage collection has deleted one object."
     GC_DONE = "Garbage collection of a topic has ended."
 
-    PIN_TAKEN = "A reader has pinned the generation that it will read."
-    PIN_RENEWED = "A reader's pin has a new term."
-    PIN_RELEASED = "A reader's pin is gone."
+    PIN_TAKEN = "A reader has pinned the generation for its read."
+    PIN_RENEWED = "A reader's pin has a new TTL."
+    PIN_RELEASED = "A reader's pin is released."
 
     def __init__(self, happened: str, store: str | None = None) -> None:
         self.happened = happened
@@ -113,14 +113,14 @@ _listeners: tuple[Listener, ...] = ()
 
 
 def failpoint(step: Failpoint) -> None:
-    """Say that `step` has happened. Raises what a listening test raises; in production nothing listens."""
+    """Report that `step` has happened. Raises the errors of a listening test; in production nothing listens."""
     for listener in _listeners:
         listener(step)
 
 
 @contextmanager
 def observed(listener: Listener) -> Iterator[None]:
-    """For tests: inside the context `listener` is called at each step of this process, in the thread that reached it.
+    """Call `listener` at each step of this process, in the thread that reached it, inside the context. For tests.
 
     Contexts nest, and must not be entered from several threads at once.
     """

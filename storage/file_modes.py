@@ -1,9 +1,8 @@
-"""Who may read what is written here: messages are their owner's alone, unless a folder's mode is wider.
+"""Modes of files and folders: only their owner may read messages, unless a folder's mode is wider.
 
-A folder that is made for segments, objects or the database is open to its owner only (0700). One that is there keeps
-its mode, and what is made inside a folder is as open as that folder: so an operator who shares a store with a group
-says it once, by the mode of its folder, and a folder of an older version keeps its mode. The process's umask may
-take more away.
+A folder that is created for segments, objects or the database is open to its owner only (0700). An existing folder
+keeps its mode, and files and folders inside it are as open as it is: so an operator shares a store with a group by the
+mode of its folder alone, and a folder of an older version keeps its mode. The process's umask may restrict further.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _OWNER_READ_WRITE = 0o600
 
 
 def make_private(folder: Path) -> None:
-    """A folder of ours, if there is none; the folders above it are made as the process makes any."""
+    """Create a folder that only its owner may open, if it does not exist; its parents get the process's usual mode."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(OWNER_ONLY)
@@ -30,17 +29,17 @@ def make_private(folder: Path) -> None:
 
 
 def make_inside(folder: Path) -> None:
-    """A folder in another one, as open as that one. Raises FileExistsError."""
+    """Create a folder that is as open as its parent. Raises FileExistsError."""
     folder.mkdir(_mode(folder.parent))
 
 
 def file_mode(folder: Path) -> int:
-    """The mode of a file that is made in a folder."""
+    """Return the mode of a new file in a folder."""
     return _OWNER_READ_WRITE | (_mode(folder) & _READ_WRITE)
 
 
 def is_open_to_others(folder: Path) -> bool:
-    """Whether people who are neither its owner nor of its group may list a folder; False if there is none."""
+    """Return whether users outside a folder's owner and group may list it; False if it does not exist."""
     with suppress(FileNotFoundError, NotADirectoryError):
         return bool(_mode(folder) & OTHERS)
     return False

@@ -1,8 +1,8 @@
 """A background thread that sends heartbeats for its owner.
 
-Used for writer leases and for runs. A beat that fails because the owner was fenced, or its topic deleted (S8), ends the
-heart and calls `on_fenced`; one that fails otherwise (the database is away) is tried again at the next heartbeat.
-Losing the right to work is not decided here but where it counts: the commit checks token or epoch.
+Used for writer leases and for runs. A heartbeat that fails because the owner was fenced, or its topic deleted (S8),
+ends the thread and calls `on_fenced`; after any other failure (no database) the next heartbeat is sent as usual. The
+thread does not decide whether its owner may continue: each commit checks token or epoch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from storage.errors import Fenced, TopicNotFound
 
 
 class Heartbeat:
-    """A context manager: inside it, `beat` is called every `seconds`; `on_fenced` if a beat raises Fenced."""
+    """A context manager that calls `beat` every `seconds`, and `on_fenced` once if `beat` raises Fenced."""
 
     def __init__(
         self, beat: Callable[[], object], seconds: float, on_fenced: Callable[[], object] = lambda: None

@@ -39,10 +39,10 @@ class TopicName:
     topic: str
 
     def __post_init__(self) -> None:
-        for what, value in (("tenant", self.tenant), ("namespace", self.namespace)):
+        for part, value in (("tenant", self.tenant), ("namespace", self.namespace)):
             if not _NAMED_ENTITY.fullmatch(value):
                 raise InvalidTopicName(
-                    f"the {what} {value!r} of a topic name has other characters than letters, digits, and _ - = : .",
+                    f"the {part} {value!r} of a topic name has other characters than letters, digits, and _ - = : .",
                     _NAME_REMEDY,
                 )
         if not self.topic or "/" in self.topic or _holds_control(self.topic):
@@ -58,7 +58,7 @@ class TopicName:
 
     @classmethod
     def parse(cls, text: str) -> TopicName:
-        """A topic name from its full or a short form.
+        """Return the topic name of its full or a short form.
 
         Raises InvalidTopicName, also for a topic that is not persistent.
         """
@@ -86,12 +86,12 @@ class TopicName:
 
     @property
     def whole(self) -> TopicName | None:
-        """The partitioned topic that a partition of this name would belong to; None: it is not named like one."""
+        """The partitioned topic of a partition of this name; None: it is not named like a partition."""
         match = _PARTITION.match(self.topic)
         return TopicName(self.tenant, self.namespace, match["parent"]) if match else None
 
     def of_partition(self, index: int) -> TopicName:
-        """The name of one partition, of the partitioned topic of this name."""
+        """Return the name of one partition of the partitioned topic of this name."""
         return TopicName(self.tenant, self.namespace, f"{self.topic}-partition-{index}")
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class TopicName:
 
 
 def _holds_control(text: str) -> bool:
-    """Whether one of its characters is for control; what can be printed has none, which is sooner found out."""
+    """Return whether a text has a control character; `isprintable` is the faster test for most texts."""
     return not text.isprintable() and any(unicodedata.category(c) in _CONTROL for c in text)
 
 
@@ -121,7 +121,7 @@ class MessageId:
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        """From `ledger:entry[:partition[:batch_index]]`. Raises InvalidMessageId."""
+        """Return the id of `ledger:entry[:partition[:batch_index]]`. Raises InvalidMessageId."""
         match = _MESSAGE_ID.fullmatch(text)
         numbers = [int(part) for part in match.groups() if part is not None] if match else []
         if not numbers or min(numbers) < -1 or max(numbers) > 2**63 - 1:
@@ -133,7 +133,7 @@ class MessageId:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """What ids are compared by."""
+        """The numbers by which ids are compared."""
         return (self.ledger_id, self.entry_id, self.batch_index)
 
     def __eq__(self, other: object) -> bool:
@@ -158,7 +158,7 @@ LATEST = MessageId(2**63 - 1, 2**63 - 1)
 
 @dataclass(frozen=True, order=True)
 class LogPosition:
-    """A message's two names: its offset in the topic and its id."""
+    """A position of a message: its offset in the topic and its id."""
 
     offset: int
     message_id: MessageId
@@ -170,8 +170,8 @@ class Message:
 
     `key` None: no key (never compacted by key). `payload` None or empty with a key: a tombstone (P5). With a
     `chunk_uuid` it is one chunk of a chunked message (P10), number `chunk_index` of `chunk_count`, and no message by
-    itself; `storage/entries/chunk_assembler.py` makes one of them. A producer compresses before it cuts: `chunk_codec`
-    is a number of `rows.Codec`, `chunk_size` the bytes of the whole payload without it.
+    itself; `storage/entries/chunk_assembler.py` assembles the message. A producer compresses before it divides:
+    `chunk_codec` is a number of `rows.Codec`, `chunk_size` the bytes of the whole uncompressed payload.
     """
 
     message_id: MessageId
@@ -189,12 +189,12 @@ class Message:
 
     @property
     def is_chunk(self) -> bool:
-        """Whether this is a chunk, not a whole message."""
+        """True for a chunk, False for a whole message."""
         return self.chunk_uuid is not None
 
     @property
     def is_tombstone(self) -> bool:
-        """Whether this message deletes its key."""
+        """True if this message deletes its key."""
         return self.key is not None and not self.payload and not self.is_chunk
 
 
@@ -209,7 +209,7 @@ class StoredObject:
 
 @dataclass(frozen=True)
 class RowsObject:
-    """A rows object as its row or manifest names it; `stored.crc32c` is the CRC32C of the footer."""
+    """A rows object in a row or manifest; `stored.crc32c` is the CRC32C of the footer."""
 
     stored: StoredObject
     footer_size: int
@@ -217,7 +217,7 @@ class RowsObject:
 
 @dataclass(frozen=True)
 class IndexLocation:
-    """Where a ledger's key index is inside an object that it may share, and its directory (docs/format.md)."""
+    """The location of a ledger's key index inside an object that it may share, and its directory (docs/format.md)."""
 
     name: str
     offset: int
@@ -247,10 +247,10 @@ class LedgerRecord:
 
     @property
     def rows_object(self) -> RowsObject:
-        """The rows, as their readers take them."""
+        """The rows object with the size of its footer."""
         return RowsObject(self.rows, self.footer_size)
 
     @property
     def newest(self) -> int:
-        """The largest publish time, as policies take it: no message was published after its ledger was made."""
+        """The largest publish time for policies: no message counts as published after its ledger was created."""
         return min(self.max_publish_time, self.created_at)

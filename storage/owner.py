@@ -1,16 +1,16 @@
-"""Who owns something that rows name: a process on a machine, at one piece of work.
+"""Owners of rows: each is a process on a machine, at one piece of work.
 
-A row (lease, attempt, run, pin, service) holds the text; only this module makes it and takes it apart:
+A row (lease, attempt, run, pin, service) holds an owner's text; only this module builds and parses it:
 
     <host>:<pid>:<machine>-<start>:<nonce>      vm7:4242:5f3a9c1e-1a2b3c:9d8e7f60
-    <host>:<pid>:<nonce>                        what older versions wrote
+    <host>:<pid>:<nonce>                        of older versions
 
-Host and pid are for an operator. They do not identify a process: containers share a host name and all run as pid 1,
-and a pid is given again. `machine` is a hash of the boot and the pid namespace, `start` the time at which the process
-started there (in hex, clock ticks since the boot). So a process can say of an owner on its own machine that it is dead.
-Where the system does not report them (no Linux), both are random: processes differ, and none is known to be dead.
+Host and pid are for operators. They do not identify a process: containers share a host name and all run as pid 1, and a
+pid is reused. `machine` is a hash of the boot and the pid namespace, `start` the time at which the process started
+there (in hex, clock ticks since the boot). So a process can determine that an owner on its own machine is dead. If the
+system does not report them (no Linux), both are random: processes differ, and none is known to be dead.
 
-Invariants: a live process is never called dead; what is not known counts as alive.
+Invariants: a live process never counts as dead; a process whose state is unknown counts as alive.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _START_AT = 19
 """The field of /proc/<pid>/stat, counted from the state."""
 _DEAD_STATES = ("Z", "X")
-"""A zombie, or a process that is being removed: its parent has not asked for its exit status yet."""
+"""The states of a zombie, and of a process that is being removed: its parent has not read its exit status yet."""
 
 
 @dataclass(frozen=True)
@@ -46,84 +46,84 @@ class Owner:
 
     @classmethod
     def current(cls) -> Owner:
-        """This process, at a new piece of work."""
+        """Return this process, at a new piece of work."""
         machine, start = _process(os.getpid())
         return cls(socket.gethostname(), os.getpid(), secrets.token_hex(4), machine, start)
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """From its text; None for a text of another form."""
-        found = _TEXT.fullmatch(text)
-        if found is None:
+        """Return the owner of a text; None for a text of another form."""
+        match = _TEXT.fullmatch(text)
+        if match is None:
             return None
-        return cls(found["host"], int(found["pid"]), found["nonce"], found["machine"] or "", found["start"] or "")
+        return cls(match["host"], int(match["pid"]), match["nonce"], match["machine"] or "", match["start"] or "")
 
     def __str__(self) -> str:
         process = f":{self.machine}-{self.start}" if self.machine else ""
         return f"{self.host}:{self.pid}{process}:{self.nonce}"
 
     def same_process(self, other: Owner) -> bool:
-        """Whether both are pieces of work of one process."""
+        """Return whether both are pieces of work of one process."""
         return (self.host, self.pid, self.machine, self.start) == (other.host, other.pid, other.machine, other.start)
 
     @property
     def is_here(self) -> bool:
-        """Whether it is a process of this machine, dead or alive."""
+        """True for a process of this machine, dead or alive."""
         return bool(self.machine) and self.machine == _process(os.getpid())[0]
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process is known to have ended: it ran on this machine and is not there any more."""
+        """True if the process is known to have ended: it ran on this machine and does not exist any more."""
         if not self.is_here:
             return False
         try:
-            os.kill(self.pid, 0)  # and not a read of /proc, which may hide other users' processes
+            os.kill(self.pid, 0)  # /proc may hide the processes of other users
         except ProcessLookupError:
             return True
         except OSError:
             pass
-        found = _stat(self.pid)
-        return found is not None and (found[0] in _DEAD_STATES or found[1] != self.start)
+        status = _stat(self.pid)
+        return status is not None and (status[0] in _DEAD_STATES or status[1] != self.start)
 
 
 def owner_name() -> str:
-    """The text of this process at a new piece of work: unique, and an operator sees from it which process it is."""
+    """Return the text of this process at a new piece of work. It is unique, and names the process for operators."""
     return str(Owner.current())
 
 
-def same_process(one: str, other: str) -> bool:
-    """Whether two owners, by their texts, are one process; texts of another form never are."""
-    first, second = Owner.parse(one), Owner.parse(other)
+def same_process(text: str, other: str) -> bool:
+    """Return whether two owners, by their texts, are the same process; never for texts of another form."""
+    first, second = Owner.parse(text), Owner.parse(other)
     return first is not None and second is not None and first.same_process(second)
 
 
 def is_dead(text: str) -> bool:
-    """Whether an owner, by its text, is known to have ended (`Owner.is_dead`)."""
+    """Return whether an owner, by its text, is known to have ended (`Owner.is_dead`)."""
     owner = Owner.parse(text)
     return owner is not None and owner.is_dead
 
 
 def is_alive_here(text: str) -> bool:
-    """Whether an owner, by its text, is known to be a live process of this machine."""
+    """Return whether an owner, by its text, is known to be a live process of this machine."""
     owner = Owner.parse(text)
     return owner is not None and owner.is_here and not owner.is_dead
 
 
 @cache
 def _process(pid: int) -> tuple[str, str]:
-    """Machine and start of this process; by pid, since a fork is another process."""
-    found = _stat(pid)
+    """Return machine and start of this process; cached by pid, since a fork is another process."""
+    status = _stat(pid)
     try:
         boot = _BOOT_ID.read_text().strip() + os.readlink("/proc/self/ns/pid")
     except OSError:
         boot = ""
-    if found is None or not boot:
+    if status is None or not boot:
         return secrets.token_hex(4), secrets.token_hex(4)
-    return sha256(boot.encode()).hexdigest()[:8], found[1]
+    return sha256(boot.encode()).hexdigest()[:8], status[1]
 
 
 def _stat(pid: int) -> tuple[str, str] | None:
-    """State and start (hex) of a process; None if the system does not report it."""
+    """Return state and start (hex) of a process; None if the system does not report them."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
         fields = text[text.rindex(b")") + 2 :].split()  # a command's name may hold spaces and brackets

@@ -1,22 +1,23 @@
-"""Whether an object store is the one that a database uses: asked before anything is written to it, or deleted there.
+"""Identity of an object store: the check, before any write or deletion, that the store is the database's own.
 
-The object `store.uid` holds 32 hex digits, drawn when a store is first written to, and their CRC32C; the database holds
-the digits, too. Without them a mistyped URL, or a fresh database before another one's store, would cost messages: rows
-that name objects elsewhere, local segments removed, all objects of the other database collected as unknown.
+The object `store.uid` holds 32 random hex digits, written with the first write to a store, and their CRC32C; the
+database holds the digits, too. Without them a mistyped URL, or a fresh database with the store of another one, would
+lose messages: rows would name objects of another store, local segments would be removed, and all objects of the other
+database would be collected as garbage.
 
-    the database's uid   the store's uid   what it means                                   writing
+    the database's uid   the store's uid   meaning                                         a write
     none                 none              neither was used, or both by an older version   binds the two, see below
     X                    X                 they belong together                            continues
-    X                    none, or Y        the store is another place, or another's        refused
-    none                 Y                 the database is another one, or lost            refused
-    X, unconfirmed       none              the process that bound them was cut off         finishes it
+    X                    none, or Y        it is another store                             is refused
+    none                 Y                 it is another database, or its rows are lost    is refused
+    X, unconfirmed       none              the process that bound them was cut off         finishes the binding
 
 Before the two are bound, the store must have an object that the database names; if it names none, the database must
-know the topic of the store's first object, if there is one. `adopt` binds them on purpose.
-`check` creates nothing and is for the beginning of a process; `require` is for writers and deleters, and binds.
-Either costs one small GET a process. Readers do neither: a store that cannot be written to can be read.
+know the topic of the store's first object, if there is one. `adopt` binds them on purpose. `check` creates nothing and
+is for the beginning of a process; `require` is for writers and deleters, and binds. Each costs one small GET per
+process. Readers call neither, so a read-only store can be read.
 
-May go wrong: WrongStore, ObjectDamaged, and any error of store and database.
+Errors: WrongStore, ObjectDamaged, and any error of store and database.
 """
 
 from __future__ import annotations
@@ -37,117 +38,117 @@ _ADOPT = "adopt the store if it is meant to be this database's, after its object
 
 @dataclass(frozen=True)
 class Adoption:
-    """What binds a database to a store on purpose. `ours`, `theirs`: the uids before, of database and store; `some`: an
-    object that the database names, and whether the store has it (`has_it`); None: it names none."""
+    """The state of a database and a store before they are bound on purpose.
+
+    `database_uid`, `store_uid`: the uids that they hold; `known_object`: an object that the database names, and whether
+    the store has it (`has_object`); None: it names none.
+    """
 
     url: str
-    ours: str | None
-    theirs: str | None
-    some: str | None
-    has_it: bool
+    database_uid: str | None
+    store_uid: str | None
+    known_object: str | None
+    has_object: bool
 
     @property
     def is_bound(self) -> bool:
-        """Whether the two belong together already."""
-        return self.ours is not None and self.ours == self.theirs
+        """True if the two belong together already."""
+        return self.database_uid is not None and self.database_uid == self.store_uid
 
 
 @dataclass(frozen=True)
 class StoreIdentity:
-    """The identity of one store, as one database knows it."""
+    """The identity of one store for one database."""
 
     metadata: MetadataStore
     store: ObjectStore
 
     def check(self) -> None:
-        """Raises WrongStore if the store is known to be another one. Creates nothing."""
+        """Raise WrongStore if the store is known to be another one. Creates nothing."""
         binding = self.metadata.store_binding
         if repr(self.store.location) in binding.verified:
             return
-        # A process that binds the two writes the database's uid, then the store's, then confirms: in between, look in
-        # the opposite order, or two processes that start at once refuse each other's store.
-        theirs, ours = self._uid(), binding.find()
-        if theirs is None and ours is not None and ours.confirmed:
-            theirs = self._uid()
-        if self._checked(ours, theirs) and ours is not None and ours.confirmed:
+        # A process that binds the two writes the database's uid, then the store's, then confirms. This reads in the
+        # opposite order, or two processes that start at once would refuse each other's store.
+        uid, record = self._uid(), binding.find()
+        if uid is None and record is not None and record.confirmed:
+            uid = self._uid()
+        if self._checked(record, uid) and record is not None and record.confirmed:
             binding.verified.add(repr(self.store.location))
 
     def require(self) -> None:
-        """Raises WrongStore unless the store is the database's; binds the two if neither was used before."""
+        """Bind the two if neither was used before. Raises WrongStore unless the store is the database's."""
         self.check()
         binding = self.metadata.store_binding
         if repr(self.store.location) in binding.verified:
             return
-        some = binding.some_object()
-        if some is not None and not self._has(some):
+        known_object = binding.some_object()
+        if known_object is not None and not self._has(known_object):
             raise WrongStore(
-                f"the object store {self.store.url} does not have the object {some}, which the database names",
+                f"the object store {self.store.url} does not have the object {known_object}, which the database names",
                 f"check the store's URL; or {_ADOPT}",
             )
-        if some is None:
+        if known_object is None:
             self._refuse_unknown_topic()
-        ours = binding.begin(self.store.url)
-        self._put(ours.uid)
-        if not self._checked(ours, self._uid()):
+        record = binding.begin(self.store.url)
+        self._put(record.uid)
+        if not self._checked(record, self._uid()):
             raise Misconfigured(
                 f"the object store {self.store.url} does not keep what is written to it", "use another one"
             )
-        binding.bind(ours.uid, self.store.url)
+        binding.bind(record.uid, self.store.url)
         binding.verified.add(repr(self.store.location))
 
     def adoption(self) -> Adoption:
-        """What `adopt` would bind. Creates nothing."""
-        ours = self.metadata.store_binding.find()
-        some = self.metadata.store_binding.some_object()
-        return Adoption(
-            self.store.url,
-            None if ours is None else ours.uid,
-            self._uid(),
-            some,
-            some is None or self._has(some),
-        )
+        """Return the state before `adopt`. Creates nothing."""
+        record = self.metadata.store_binding.find()
+        known_object = self.metadata.store_binding.some_object()
+        has_object = known_object is None or self._has(known_object)
+        database_uid = None if record is None else record.uid
+        return Adoption(self.store.url, database_uid, self._uid(), known_object, has_object)
 
     def adopt(self, *, force: bool = False) -> Adoption:
-        """Bind database and store, whatever they belonged to; returns them as they were before.
+        """Bind database and store, whatever they belonged to. Returns the state before.
 
         Raises Misconfigured, unless forced, if the store does not have an object that the database names.
         """
         before = self.adoption()
         if before.is_bound:
             return before
-        if not before.has_it and not force:
+        if not before.has_object and not force:
             raise Misconfigured(
-                f"the object store {before.url} does not have the object {before.some}, which the database names",
-                "move the objects there first, or force it: what the database names is lost then",
+                f"the object store {before.url} does not have the object {before.known_object}, which the database "
+                "names",
+                "move the objects there first, or force it: the objects that the database names are lost then",
             )
-        ours = self.metadata.store_binding.begin(before.url)
-        if before.theirs is None:
-            # A uid of its own: the store that this one was copied from is another one from now on.
-            self._put(new_uid() if ours.confirmed else ours.uid)
-        self.metadata.store_binding.bind(self._uid() or ours.uid, before.url)
+        record = self.metadata.store_binding.begin(before.url)
+        if before.store_uid is None:
+            # The store gets a uid of its own: from now on it differs from the store that it was copied from.
+            self._put(new_uid() if record.confirmed else record.uid)
+        self.metadata.store_binding.bind(self._uid() or record.uid, before.url)
         return before
 
-    def _checked(self, ours: StoreBindingRecord | None, theirs: str | None) -> bool:
-        """Whether the two belong together; False: they are to be bound. Raises WrongStore."""
-        if ours is not None and theirs == ours.uid:
+    def _checked(self, record: StoreBindingRecord | None, uid: str | None) -> bool:
+        """Return whether the two belong together; False: they must be bound first. Raises WrongStore."""
+        if record is not None and uid == record.uid:
             return True
-        if theirs is None and (ours is None or not ours.confirmed):
+        if uid is None and (record is None or not record.confirmed):
             return False
-        if ours is None or not ours.confirmed:
+        if record is None or not record.confirmed:
             raise WrongStore(
-                f"the object store {self.store.url} belongs to another database (its uid is {theirs}), and this one "
+                f"the object store {self.store.url} belongs to another database (its uid is {uid}), and this one "
                 f"({self.metadata.url}) has none yet",
                 f"check the URLs of store and database, and use a store, or a prefix, for each database; or {_ADOPT}",
             )
-        found = "has no uid" if theirs is None else f"is another one (its uid is {theirs})"
+        state = "has no uid" if uid is None else f"is another one (its uid is {uid})"
         raise WrongStore(
-            f"the object store {self.store.url} {found}: this database ({self.metadata.url}) uses the store with the "
-            f"uid {ours.uid}, which was at {ours.url}",
+            f"the object store {self.store.url} {state}: this database ({self.metadata.url}) uses the store with the "
+            f"uid {record.uid}, which was at {record.url}",
             f"check the store's URL; or {_ADOPT}",
         )
 
     def _refuse_unknown_topic(self) -> None:
-        """Raises WrongStore if the store has objects, and the topic of the first is none of this database's."""
+        """Raise WrongStore if the store has objects, and the topic of the first is none of this database's."""
         first = next(iter(self.store.list(TOPICS)), None)
         if first is None:
             return
@@ -174,7 +175,7 @@ class StoreIdentity:
         return uid
 
     def _put(self, uid: str) -> None:
-        with suppress(ObjectExists):  # another process was first: the next check finds out whose it is
+        with suppress(ObjectExists):  # another process was first: the next check compares its uid
             self.store.put(STORE_UID, _encoded(uid))
 
     def _has(self, name: str) -> bool:
@@ -186,6 +187,6 @@ class StoreIdentity:
 
 
 def _encoded(uid: str) -> bytes:
-    """What the object holds."""
+    """Return the content of the object `store.uid`."""
     data = uid.encode("ascii", "replace")
     return data + b" %08x\n" % crc32c(data)

@@ -5,7 +5,7 @@ The trial is `ObjectStore.check`, some 200 requests and a second or two. The dat
 has another location, and is tried there. A newer release of a server at the same location is not tried again:
 `ObjectStore.check` may be called at any time.
 
-May go wrong: Misconfigured, if the store breaks a promise; Unavailable; any error of the database.
+Errors: Misconfigured, if the store breaks a promise; Unavailable; any error of the database.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from storage.objects.interface import ObjectStore, StoreLocation
 
 @dataclass(frozen=True)
 class StoreTrial:
-    """The trial of one store for one database. `silence_seconds`: when a request without an answer ends the trial."""
+    """The trial of one store for one database. `silence_seconds`: the longest wait for an answer to a request."""
 
     metadata: MetadataStore
     store: ObjectStore
@@ -26,8 +26,8 @@ class StoreTrial:
 
     def require(self) -> bool:
         """Try the store unless it has passed before; return True if it was tried now. Raises Misconfigured."""
-        trials, place = self.metadata.store_trials, described(self.store.location)
-        if trials.has_passed(place):
+        trials, location = self.metadata.store_trials, described(self.store.location)
+        if trials.has_passed(location):
             return False
         bounded = self.store.within(self.silence_seconds)
         try:
@@ -35,10 +35,10 @@ class StoreTrial:
         finally:
             if bounded is not self.store:
                 bounded.close()
-        trials.record_pass(place)
+        trials.record_pass(location)
         return True
 
 
 def described(location: StoreLocation) -> str:
-    """Return the location in one line: what distinguishes one server's bucket and prefix from another's."""
+    """Return the location in one line, which differs between servers, buckets and prefixes."""
     return location.url if location.s3_endpoint is None else f"{location.url} at {location.s3_endpoint}"

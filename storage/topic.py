@@ -1,9 +1,9 @@
-"""A topic: append, read raw or compacted, know its last message.
+"""A topic: append messages, read raw or compacted, find the last message.
 
-Joins metadata, store, log directory and clock for one topic. Writing goes through the writer lease: to the active
-segment (`storage/log/topic_log.py`), or as sealed ledgers (`storage/log/bulk_append.py`). Reading goes raw
+Joins metadata, store, log directory and clock for one topic. Writers need the writer lease: they write to the active
+segment (`storage/log/topic_log.py`), or sealed ledgers (`storage/log/bulk_append.py`). Reads are raw
 (`storage/reading/raw_reader.py`), compacted under a pin (`storage/reading/compacted_reader.py`), page by page as
-messages come (`storage/reading/page_reader.py`), or for one key through the key indexes
+messages arrive (`storage/reading/page_reader.py`), or of one key through the key indexes
 (`storage/reading/key_lookup.py`).
 """
 
@@ -52,6 +52,7 @@ class Topic:
 
     @property
     def name(self) -> TopicName:
+        """The topic's full name."""
         return self.record.name
 
     def bulk_append(
@@ -100,8 +101,7 @@ class Topic:
         max_bytes: int | None = None,
         reset: OffsetReset = OffsetReset.EARLIEST,
     ) -> Generator[pa.RecordBatch, None, None]:
-        """Yield messages from `start` on, as record batches of `storage.ledger.rows.SCHEMA`, up to the topic's present
-        end.
+        """Yield messages from `start` to the topic's present end, as record batches of `storage.ledger.rows.SCHEMA`.
 
         `LATEST` yields none: only messages appended after this call would count. A chunk counts as a message of the
         limits (R10). `reset`: the behaviour of a raw read whose start was trimmed (L3). With the flag the read begins,
@@ -119,8 +119,7 @@ class Topic:
         read_compacted: bool = False,
         reset: OffsetReset = OffsetReset.EARLIEST,
     ) -> PageReader:
-        """Return a reader that continues page by page as messages arrive, from a start or from the end of
-        another page."""
+        """Return a reader that continues page by page as messages arrive. `start`: a start or the end of a page."""
         state = start if isinstance(start, ContinuationToken) else ContinuationToken(start)
         source = self._compacted_source(state, reset) if read_compacted else self._raw_source(state.start, reset)
         return PageReader(self._environment.clock, source, state, self.name.partition)
@@ -144,8 +143,10 @@ class Topic:
         return EntryReader(open_source, state, entries)
 
     def _resumed(self, start: StartPosition) -> ContinuationToken:
-        """Return the state of a compacted read that has delivered the messages before `start`. Raises
-        StateMayBeStale."""
+        """Return the state of a compacted read that has delivered the messages before `start`.
+
+        Raises StateMayBeStale.
+        """
         reader = self.snapshot_reader()
         compacted = reader.snapshot.compacted
         if compacted is None or isinstance(start, StartTime) or start in (EARLIEST, LATEST):
@@ -228,8 +229,7 @@ class Topic:
         return replace(self.snapshot(), segments=())
 
     def get(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
-        """Return the newest value of one key; None: it has none, or it was deleted. Options and errors as of
-        `newest`."""
+        """Return the newest value of one key; None: it has none, or it was deleted. For the rest see `newest`."""
         message = self.newest(key, sealed_only=sealed_only)
         return None if message is None or message.is_tombstone else message
 

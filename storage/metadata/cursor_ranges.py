@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from pyroaring import BitMap
-from sqlalchemy import ColumnElement, Connection, Select, bindparam, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, delete, insert, select, update
 
 from storage.ack_ranges import RANGE_BITS, RANGE_OVERHEAD, decode, encode, joined, range_number, ranges, without_below
 from storage.errors import Fenced, InvalidInput, NotFound, ObjectDamaged
@@ -35,12 +35,11 @@ _PAGE = 64
 
 @dataclass(frozen=True)
 class CursorState:
-    """A cursor as an owner opens it. `left_out`: the number of stored bitmaps beyond the bytes that it may hold."""
+    """A cursor as an owner opens it. `ranges`: the bitmaps within the bytes that the owner may hold, by number."""
 
     record: CursorRecord
     incarnation: str
     ranges: Mapping[int, BitMap]
-    left_out: int
 
 
 @dataclass(frozen=True)
@@ -90,9 +89,7 @@ def load(connection: Connection, topic: TopicRecord, name: str, max_bytes: int) 
         if remaining < 0:
             break
         loaded[number] = without_below(number, _decoded(topic, name, number, stored), record.mark)
-    above = cursor_ranges.c.number >= range_number(record.mark + 1)
-    rows = select(func.count()).where(*_of_cursor(topic.id, name), above)
-    return CursorState(record, incarnation, loaded, connection.execute(rows).scalar_one() - len(loaded))
+    return CursorState(record, incarnation, loaded)
 
 
 def merge(connection: Connection, topic: TopicRecord, change: CursorUpdate) -> MergeResult:

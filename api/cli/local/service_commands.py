@@ -78,10 +78,11 @@ def adopt_store(
             identity.adopt(force=force)
         adoption = identity.adoption()
         database = environment.metadata.url
-    put(f"{adoption.url}: {'no uid' if adoption.theirs is None else f'uid {adoption.theirs}'}")
-    put(f"{database}: {'no store' if adoption.ours is None else f'the store with the uid {adoption.ours}'}")
-    if adoption.some is not None:
-        put(f"{adoption.some}: {'is there' if adoption.has_it else 'is NOT there'}")
+    put(f"{adoption.url}: {'no uid' if adoption.store_uid is None else f'uid {adoption.store_uid}'}")
+    bound = "no store" if adoption.database_uid is None else f"the store with the uid {adoption.database_uid}"
+    put(f"{database}: {bound}")
+    if adoption.known_object is not None:
+        put(f"{adoption.known_object}: {'is there' if adoption.has_object else 'is NOT there'}")
     if yes:
         say("They belong together now")
     elif adoption.is_bound:

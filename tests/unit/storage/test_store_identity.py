@@ -221,7 +221,7 @@ def test_a_store_is_adopted_on_purpose(bench: Workbench, tmp_path: Path) -> None
     for info in bench.store.list("topics/"):
         moved.put(info.name, bench.store.get(info.name))
     found = identity.adoption()
-    assert (found.theirs, found.has_it, found.is_bound) == (None, True, False)
+    assert (found.store_uid, found.has_object, found.is_bound) == (None, True, False)
     assert STORE_UID not in names(moved)
     assert identity.adopt() == found
     StoreIdentity(database(tmp_path), moved).require()
@@ -230,11 +230,11 @@ def test_a_store_is_adopted_on_purpose(bench: Workbench, tmp_path: Path) -> None
     assert identity.adopt().is_bound
     # a database that was restored from before, or rebuilt
     fresh = database(tmp_path, "fresh")
-    assert StoreIdentity(fresh, moved).adopt().ours is None
+    assert StoreIdentity(fresh, moved).adopt().database_uid is None
     StoreIdentity(database(tmp_path, "fresh"), moved).require()
     # and one that has lost its objects
     empty = store_at(tmp_path, "empty")
-    assert not StoreIdentity(bench.metadata, empty).adopt(force=True).has_it
+    assert not StoreIdentity(bench.metadata, empty).adopt(force=True).has_object
     StoreIdentity(database(tmp_path), empty).require()
 
 
