@@ -1,10 +1,10 @@
-"""The messages of one batch: its uncompressed bytes become lists, a value a message.
+"""The messages of one batch: its uncompressed bytes become lists with one value for each message.
 
     for each message: size, SingleMessageMetadata, payload
 
-This is the loop that every batched message goes through once, so it reads the layout that producers write by hand:
-properties, then a key, each shorter than 128 bytes, then fields that are numbers. Whatever else comes (a longer key, a
-field of another kind, an unknown one, another order) goes to protobuf, and a property test holds the two equal.
+Every batched message passes this loop once, so it parses the layout that producers write by hand: properties, then a
+key, each shorter than 128 bytes, then fields that are numbers. Any other layout (a longer key, a field of another kind,
+an unknown one, another order) goes to protobuf, and a property test holds the two equal.
 
 Raises Undecodable and nothing else, for any bytes. A batch is all or nothing.
 
@@ -35,9 +35,10 @@ _LONGEST_SHIFT = 63
 
 @dataclass(slots=True)
 class Messages:
-    """Messages in lists. `keys`, `payloads`, `sequence_ids`: one a message; the others name what few messages have.
+    """Messages in lists. `keys`, `payloads`, `sequence_ids`: one for each message; the others name rows that have a
+    value.
 
-    Numbers are as on the wire, unsigned. `property_counts`: (message, how many of `properties` are its own), ascending.
+    Numbers are as on the wire, unsigned. `property_counts`: (message, the number of its own `properties`), ascending.
     """
 
     keys: list[bytes | None] = field(default_factory=list)
@@ -56,14 +57,15 @@ class Messages:
 def split_batch(
     data: bytes, count: int, sequence_id: int, event_time: int, rest: MessageMetadata, by_hand: bool = True
 ) -> Messages:
-    """The `count` messages that `data` holds. Raises Undecodable unless it holds just these.
+    """Return the `count` messages that `data` holds. Raises Undecodable unless it holds exactly these.
 
-    `sequence_id`, `event_time`: the batch's, for messages without their own; `rest`: what is left of its metadata.
+    `sequence_id`, `event_time`: the batch's, for messages without their own; `rest`: the remaining metadata of the
+    batch.
     """
     try:
         return _split(data, count, sequence_id, event_time, rest, by_hand)
     except (IndexError, StructError, ValueError, DecodeError) as error:
-        if by_hand:  # what is not the common layout may have been read beyond its end
+        if by_hand:  # another layout may have been read beyond its end
             return split_batch(data, count, sequence_id, event_time, rest, by_hand=False)
         raise Undecodable(f"a batch of {count} messages is damaged: {error}") from error
 
@@ -71,9 +73,9 @@ def split_batch(
 def _split(
     data: bytes, count: int, batch_sequence_id: int, batch_event_time: int, rest: MessageMetadata, by_hand: bool
 ) -> Messages:
-    found = Messages()
-    keys, payloads, sequence_ids = found.keys, found.payloads, found.sequence_ids
-    property_keys, property_values = found.property_keys, found.property_values
+    messages = Messages()
+    keys, payloads, sequence_ids = messages.keys, messages.payloads, messages.sequence_ids
+    property_keys, property_values = messages.property_keys, messages.property_values
     size_at = U32.unpack_from
     position = 0
     for row in range(count):
@@ -128,7 +130,7 @@ def _split(
             del property_keys[before:], property_values[before:]
             single = SingleMessageMetadata.FromString(data[position + 4 : end])
             if not single.IsInitialized():
-                raise Undecodable(f"message {row} of a batch leaves out what its metadata must hold")
+                raise Undecodable(f"message {row} of a batch lacks required metadata")
             key = single.partition_key if single.HasField("partition_key") else None
             payload_size, dropped, is_null = single.payload_size, single.compacted_out, single.null_value
             in_base64 = single.partition_key_b64_encoded
@@ -137,31 +139,31 @@ def _split(
             add_properties(single, property_keys, property_values)
             own = _own_rest(single, rest)
             if own is not None:
-                found.metadata.append((row, own))
+                messages.metadata.append((row, own))
         position = end + payload_size
         if payload_size < 0:
-            raise Undecodable(f"message {row} of a batch does not say how large it is")
+            raise Undecodable(f"message {row} of a batch does not state its size")
         if in_base64 and key is not None:
             key = decode_key(key, True)
-            found.base64_keys.append(row)
+            messages.base64_keys.append(row)
         keys.append(key)
         payloads.append(None if is_null or dropped else data[end:position])
         sequence_ids.append(sequence_id)
         if dropped:
-            found.slots.append((row, RowType.COMPACTED_OUT))
+            messages.slots.append((row, RowType.COMPACTED_OUT))
         if event_time < 0:
             event_time = batch_event_time
         if event_time:
-            found.event_times.append((row, event_time))
+            messages.event_times.append((row, event_time))
         if len(property_keys) > before:
-            found.property_counts.append((row, len(property_keys) - before))
-    if position != len(data):  # also where a message ends behind the batch
+            messages.property_counts.append((row, len(property_keys) - before))
+    if position != len(data):  # also if a message ends after the batch
         raise Undecodable(f"a batch of {count} messages has {len(data)} bytes, its messages {position}")
-    return found
+    return messages
 
 
 def _plain_property(data: bytes, at: int, value_at: int) -> bool:
-    """Whether a property is at `at` as producers write it: its two fields and no more, each length in one byte."""
+    """Return whether a property is at `at` as producers write it: only its two fields, each length in one byte."""
     return (
         data[at + 1] < _MORE
         and data[at + 2] == _FIELD_KEY
@@ -173,7 +175,7 @@ def _plain_property(data: bytes, at: int, value_at: int) -> bool:
 def add_properties(
     described: MessageMetadata | SingleMessageMetadata, property_keys: list[str], property_values: list[str]
 ) -> None:
-    """Append what it has. Raises Undecodable if any of it is not UTF-8."""
+    """Append the properties of a message. Raises Undecodable if any of them is not UTF-8."""
     for item in described.properties:
         # protobuf gives bytes that are not UTF-8 as they are
         if not isinstance(item.key, str) or not isinstance(item.value, str):
@@ -183,7 +185,7 @@ def add_properties(
 
 
 def _own_rest(single: SingleMessageMetadata, rest: MessageMetadata) -> bytes | None:
-    """`rest` with what the message has besides its columns, or None if that is nothing."""
+    """Return `rest` with the fields of the message that are no columns, or None if there are none."""
     own = MessageMetadata()
     if single.HasField("ordering_key"):
         own.ordering_key = single.ordering_key

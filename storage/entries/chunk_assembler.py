@@ -1,15 +1,16 @@
-"""Messages of rows, and chunked messages for readers: chunks in, one message out at its last chunk (P10).
+"""Rows as messages, and chunked messages assembled: chunks in, one message out at its last chunk (P10).
 
 Chunks with one uuid, key and count are one message if they come in order: chunk 0 begins it, and begins it again if it
-comes again (a producer that restarts uses its uuids again); each next one continues it; the last one ends it. Any other
-is a stray, a repeat or one behind a gap, and is left out. This is what Pulsar's consumers do. The message that comes
-out has the payloads joined, id, offset and publish time of its last chunk, event time and properties of its first.
-Incomplete messages are never delivered.
+is repeated (a producer that restarts uses its uuids again); each next one continues it; the last one ends it. Any other
+chunk is a stray, a repeat or one after a gap, and is dropped. Pulsar's consumers do the same. The assembled message has
+the payloads joined, id, offset and publish time of its last chunk, event time and properties of its first. Incomplete
+messages are never delivered.
 
 `storage/ledger/chunk_table.py: assemble` is the same rule over records; a test keeps the two equal.
 
-Memory: pending messages are bounded in number and bytes (`ChunkLimits`). Beyond, the one that began first is given up,
-counted and logged: a reader then goes without that message, as Pulsar's do. What comes out is no larger, either.
+Memory: pending messages are bounded in number and bytes (`ChunkLimits`). Beyond the limits the one that began first is
+dropped, counted and logged: the reader then misses that message, as Pulsar's readers do. A decompressed message is
+bounded, too.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from storage.model import Message, MessageId
 _log = logging.getLogger(__name__)
 
 MAX_PENDING = 100
-"""The default for how many chunked messages may be incomplete at once (Pulsar's consumers: 10)."""
+"""The default limit of chunked messages that are incomplete at the same time (Pulsar's consumers: 10)."""
 MAX_PENDING_BYTES = 512 << 20
 """The default for their payload bytes; a message of more is never delivered."""
 _ROWS = 1024
 _ROWS_BYTES = 1 << 20
-"""Rows that become messages together, at most, and their bytes if it is more than one row."""
+"""The limits of rows that become messages together: their number, and their bytes if it is more than one row."""
 
 
 @dataclass(frozen=True)
 class ChunkLimits:
-    """How much of incomplete messages a reader holds: messages, and bytes of their payloads."""
+    """The limits of a reader's incomplete messages: their number, and the bytes of their payloads."""
 
     messages: int = MAX_PENDING
     bytes: int = MAX_PENDING_BYTES
@@ -56,13 +57,13 @@ class _Pending:
 
 
 class ChunkAssembler:
-    """Takes chunks in order. `given_up`: incomplete messages that were dropped because of the limits."""
+    """An assembler of chunks, in order. `dropped_messages`: incomplete messages dropped because of the limits."""
 
     def __init__(self, limits: ChunkLimits = ChunkLimits()) -> None:
         self._limits = limits
         self._pending: dict[tuple[str | None, bytes | None, int | None], _Pending] = {}
         self._bytes = 0
-        self.given_up = 0
+        self.dropped_messages = 0
 
     @property
     def oldest(self) -> Message | None:
@@ -70,7 +71,7 @@ class ChunkAssembler:
         return next(iter(self._pending.values())).chunks[0] if self._pending else None
 
     def add(self, chunk: Message) -> Message | None:
-        """The message that `chunk` completes, or None."""
+        """Add a chunk; return the message that it completes, or None."""
         identity = (chunk.chunk_uuid, chunk.key, chunk.chunk_count)
         if chunk.chunk_index == 0:
             self._drop(identity)
@@ -85,16 +86,16 @@ class ChunkAssembler:
         pending.bytes += len(chunk.payload or b"")
         self._bytes += len(chunk.payload or b"")
         while len(self._pending) > self._limits.messages or self._bytes > self._limits.bytes:
-            self._give_up_oldest()
+            self._drop_oldest()
         return None
 
-    def _give_up_oldest(self) -> None:
+    def _drop_oldest(self) -> None:
         identity = next(iter(self._pending))
         first = self._pending[identity].chunks[0]
         self._drop(identity)
-        self.given_up += 1
+        self.dropped_messages += 1
         _log.warning(
-            "gave up the chunked message %s, which began at %s: more than %d messages or %d bytes were incomplete",
+            "dropped the chunked message %s, which began at %s: more than %d messages or %d bytes were incomplete",
             identity[0], first.message_id, self._limits.messages, self._limits.bytes,
         )  # fmt: skip
 
@@ -104,12 +105,13 @@ class ChunkAssembler:
 
 
 def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
-    """Record batches of `rows.SCHEMA` as messages, each chunked one as one (P10)."""
+    """Yield record batches of `rows.SCHEMA` as messages, with chunked messages assembled (P10)."""
     return assembled(row_messages(batches, partition))
 
 
 def row_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
-    """Each row of record batches of `rows.SCHEMA` as a message, chunks by themselves, some hundred at once."""
+    """Yield each row of record batches of `rows.SCHEMA` as a message, also each chunk; some hundred are converted at
+    once."""
     for batch in batches:
         step = max(1, min(_ROWS, len(batch) * _ROWS_BYTES // max(1, batch.nbytes)))
         for first in range(0, len(batch), step):
@@ -127,7 +129,7 @@ def row_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[
 
 
 def assembled(messages: Iterable[Message], assembler: ChunkAssembler | None = None) -> Iterator[Message]:
-    """`messages` in order, each chunked one once, at its last chunk."""
+    """Yield `messages` in order, each chunked one once, at its last chunk."""
     assembler = assembler or ChunkAssembler()
     for message in messages:
         whole = assembler.add(message) if message.is_chunk else message
@@ -136,14 +138,14 @@ def assembled(messages: Iterable[Message], assembler: ChunkAssembler | None = No
 
 
 def joined(chunks: Sequence[Message]) -> Message:
-    """One message of all its chunks, in order, decompressed; its payload is None if none of them has one.
+    """Return one message of all its chunks, in order, decompressed; its payload is None if no chunk has one.
 
-    A few bytes may say to hold any number: a payload of more than MAX_PENDING_BYTES is given as it is stored.
+    A few bytes may claim any size: a payload of more than MAX_PENDING_BYTES is returned as it is stored.
     """
     payloads = [chunk.payload for chunk in chunks if chunk.payload is not None]
     payload = b"".join(payloads) if payloads else None
     if payload and chunks[0].chunk_codec and chunks[0].chunk_size <= MAX_PENDING_BYTES:
-        with suppress(Undecodable):  # then it is given as it is stored, as an entry that cannot be decoded is (P8)
+        with suppress(Undecodable):  # then it is returned as stored, like an entry that cannot be decoded (P8)
             payload = decompress(CompressionType(chunks[0].chunk_codec), payload, chunks[0].chunk_size)
     return replace(
         chunks[-1],
@@ -159,9 +161,10 @@ def joined(chunks: Sequence[Message]) -> Message:
 
 
 def chunk_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The chunk fields of a `Message` from a row; none for a row that is no chunk, or one that belongs to no message.
+    """Return the chunk fields of a `Message` from a row; none for a row that is no chunk, or that belongs to no
+    message.
 
-    Such a chunk, without uuid or with a number that cannot be, passes whole, like an entry that cannot be decoded.
+    Such a chunk, without uuid or with an impossible number, passes whole, like an entry that cannot be decoded.
     """
     uuid, index, count = row["chunk_uuid"], row["chunk_index"], row["chunk_count"]
     if row["slot"] != int(RowType.CHUNK) or uuid is None or index is None or count is None or not 0 <= index < count:

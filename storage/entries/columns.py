@@ -1,10 +1,10 @@
-"""Rows of a ledger, gathered entry by entry in lists and turned into one Arrow table at the end.
+"""Rows of a ledger, collected entry by entry in lists and turned into one Arrow table at the end.
 
-What every message has is in a list of its own; what an entry has once is repeated by NumPy; what few have is named
-by row. So a batched message costs three appends here, and no Python object is made for a column that is the same
-in all rows.
+Values that every message has are in a list of their own; a value of an entry is repeated by NumPy; rare values are
+named by row. So a batched message costs three appends, and no Python object is created for a column that is the same in
+all rows.
 
-Must not know: how an entry is encoded.
+Must not know: the encoding of an entry.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from storage.ledger import rows
 
 @dataclass(frozen=True, slots=True)
 class EntryFields:
-    """What the rows of one entry have in common. `producer` None: not known, and so no
-    sequence id either.
+    """The common fields of the rows of one entry. `producer` None: not known, and so no sequence id either.
 
     `batched`: its rows are the slots of a batch, from index 0. Otherwise its first row is the entry itself (index -1).
     """
@@ -49,7 +48,7 @@ class ChunkRow:
 
 
 class RowColumns:
-    """The rows gathered so far."""
+    """The columns of the rows that were added."""
 
     def __init__(self) -> None:
         self._entries: list[EntryFields] = []
@@ -59,7 +58,7 @@ class RowColumns:
         self.last_publish_time = 0
 
     def add(self, entry: EntryFields, messages: Messages, chunk: ChunkRow | None = None) -> None:
-        """Append the rows of one entry; `chunk`: of its one row."""
+        """Append the rows of one entry; `chunk`: of its single row."""
         first, whole = len(self._all.keys), self._all
         self._entries.append(entry)
         self._counts.append(len(messages.keys))
@@ -78,7 +77,7 @@ class RowColumns:
         whole.metadata += [(first + row, value) for row, value in messages.metadata]
 
     def table(self, ledger_id: int) -> pa.Table:
-        """All rows (rows.SCHEMA)."""
+        """Return all rows (rows.SCHEMA)."""
         count = len(self._all.keys)
         counts = np.asarray(self._counts, dtype=np.int64)
         entry_of = np.repeat(np.arange(len(counts)), counts)
@@ -160,9 +159,9 @@ def _sparse(count: int, pairs: list[tuple[int, int]]) -> pa.Array:
     if not pairs:
         return pa.nulls(count, pa.int64())
     chosen = np.fromiter((row for row, _ in pairs), dtype=np.int64, count=len(pairs))
-    given = np.fromiter((value for _, value in pairs), dtype=np.uint64, count=len(pairs))
+    numbers = np.fromiter((value for _, value in pairs), dtype=np.uint64, count=len(pairs))
     values, absent = np.zeros(count, dtype=np.int64), np.ones(count, dtype=bool)
-    values[chosen], absent[chosen] = given.view(np.int64), False
+    values[chosen], absent[chosen] = numbers.view(np.int64), False
     return pa.array(values, mask=absent)
 
 
@@ -175,7 +174,7 @@ def _scattered(count: int, chosen: list[int], values: Sequence[object], data_typ
 
 
 def _repeated(values: list[Any], chosen: npt.NDArray[np.int64], data_type: pa.DataType) -> pa.Array:
-    """The values that `chosen` selects, row by row."""
+    """Return the values that `chosen` selects, row by row."""
     if all(value is None for value in values):
         return pa.nulls(len(chosen), data_type)
     return pa.array(values, data_type).take(pa.array(chosen))

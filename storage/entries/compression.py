@@ -1,10 +1,10 @@
 """An entry's compression, by Pulsar's codecs: raw LZ4 blocks and raw Snappy, ZLIB and ZSTD streams.
 
-The caller says how many bytes must come out. Never more memory than that is taken, and anything else that
-comes out, more, less or nothing, is an Undecodable. This holds although Arrow's LZ4 and Snappy fill a larger buffer in
-part and do not report the rest, which is whatever was in memory before.
+The caller states the uncompressed size. Decompression never takes more memory than that, and raises Undecodable for any
+other size. This holds although Arrow's LZ4 and Snappy may fill only a part of a larger buffer without reporting it, and
+leave the previous content of the memory in the rest.
 
-Must not know: what the bytes mean, or where their size was found.
+Must not know: the meaning of the bytes, the source of their size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ARROW_NAMES = {CompressionType.LZ4: "lz4_raw", CompressionType.ZSTD: "zstd", Co
 _LEVELS = {CompressionType.ZLIB: (1, 6, 9), CompressionType.ZSTD: (1, 3, 9)}
 """Levels of `compress_again`, the fastest first. The default level of clients is the second."""
 _LARGE_BYTES = 4 << 20
-"""More bytes than this are compressed again at a higher level: a client's largest message is 5 MiB by default."""
+"""The size above which bytes are compressed again at a higher level: a client's largest message is 5 MiB by default."""
 
 
 class Undecodable(Exception):
@@ -27,7 +27,7 @@ class Undecodable(Exception):
 
 
 def compress(codec: CompressionType, data: bytes) -> bytes:
-    """`data` as `codec` stores it."""
+    """Return `data` as `codec` stores it."""
     if codec == CompressionType.NONE:
         return data
     if codec == CompressionType.ZLIB:
@@ -37,7 +37,7 @@ def compress(codec: CompressionType, data: bytes) -> bytes:
 
 
 def compress_again(codec: CompressionType, data: bytes) -> bytes:
-    """Compress what a client had compressed, fast; what stays large, no worse than the client did.
+    """Compress bytes fast that a client had compressed; large results at the client's level or higher.
 
     Raises nothing: any bytes can be compressed.
     """
@@ -55,7 +55,7 @@ def compress_again(codec: CompressionType, data: bytes) -> bytes:
 
 
 def decompress(codec: CompressionType, data: bytes, size: int) -> bytes:
-    """The `size` bytes that `data` holds. Raises Undecodable if it holds anything else.
+    """Return the `size` bytes that `data` holds. Raises Undecodable for any other size.
 
     With CompressionType.NONE the size is not checked: the bytes are returned as they are.
     """

@@ -1,18 +1,18 @@
-"""Entries of the log become rows of a ledger: a message a row, what cannot be taken apart whole in one row.
+"""Entries of the log become rows of a ledger: one row for each message, or one for an entry that cannot be decoded.
 
-Invariants: an entry makes just as many rows as it takes offsets, so offsets stay dense; nothing of what was stored is
-lost; no entry, however damaged, makes it fail (P8).
+Invariants: an entry has exactly as many rows as offsets, so offsets stay dense; no stored byte is lost; no entry,
+however damaged, makes the decoding fail (P8).
 
 | entry | rows |
 |---|---|
-| a message, or a batch | slot MESSAGE; in a batch what was compacted out before: COMPACTED_OUT (W2) |
+| a message, or a batch | slot MESSAGE; in a batch a message that was compacted out before: COMPACTED_OUT (W2) |
 | a chunk (P10) | slot CHUNK; its payload as stored, as the whole message was compressed before it was cut |
 | an encrypted message | slot MESSAGE, the payload its ciphertext, or null if its null_value flag is set (P5) |
 | an encrypted batch | slot WHOLE_ENTRY, one row, the payload all bytes of the entry |
 | a marker | slot MARKER, its payload as stored, never delivered |
-| one that cannot be decoded | slot WHOLE_ENTRY, then COMPACTED_OUT rows for the other offsets that it took |
+| an entry that cannot be decoded | slot WHOLE_ENTRY, then COMPACTED_OUT rows for the other offsets that it took |
 
-Must not know: files, segments, how rows are sealed.
+Must not know: files, segments, sealing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PAYLOAD_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """An entry of the log: its place, its first offset, its bytes. `header` None: not parsed yet."""
+    """An entry of the log: its id, its first offset, its bytes. `header` None: not parsed yet."""
 
     entry_id: int
     offset: int
@@ -53,9 +53,10 @@ class StoredEntry:
 
 
 def unpack(entries: Sequence[StoredEntry], ledger_id: int) -> pa.Table:
-    """The rows (rows.SCHEMA) of `entries`, which follow each other in one ledger.
+    """Return the rows (rows.SCHEMA) of `entries`, which follow each other in one ledger.
 
-    An entry that was never inspected and cannot be takes the offsets up to the next one, the last of all one offset.
+    An entry that was never inspected and cannot be parsed takes the offsets up to the next one, the last entry one
+    offset.
     """
     columns = RowColumns()
     for number, entry in enumerate(entries):
@@ -92,7 +93,7 @@ def _add_batch(
     codec = _codec(metadata)
     data = decompress(codec, entry.data[payload_at:], metadata.uncompressed_size)
     sequence_id, event_time = metadata.sequence_id, metadata.event_time
-    # What is the batch's own goes with each of its messages. A key and an ordering key are each message's own.
+    # The batch's own metadata goes with each of its messages. A key and an ordering key are each message's own.
     _clear(metadata, *_COLUMN_FIELDS, *_PAYLOAD_FIELDS, "uncompressed_size", "ordering_key")
     messages = split_batch(data, header.messages, sequence_id, event_time, metadata)
     rest = metadata.SerializePartialToString() or None
@@ -176,7 +177,7 @@ def _entry_rows(
     rest: bytes | None = None,
     publish_time: int = 0,
 ) -> EntryFields:
-    """`publish_time`: where the entry itself does not say."""
+    """Return the common fields of an entry's rows. `publish_time`: for an entry without a header."""
     return EntryFields(
         entry_id=entry.entry_id,
         offset=entry.offset,
@@ -206,7 +207,7 @@ def _key(metadata: MessageMetadata) -> bytes:
 def _chunk(metadata: MessageMetadata) -> ChunkRow:
     uuid, index, count = metadata.uuid, metadata.chunk_id, metadata.num_chunks_from_msg
     if not metadata.HasField("uuid") or not isinstance(uuid, str) or not 0 <= index < count:
-        raise Undecodable(f"chunk {index} of {count} does not say of which message")
+        raise Undecodable(f"chunk {index} of {count} does not name its message")
     return ChunkRow(uuid, index, count)
 
 

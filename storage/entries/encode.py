@@ -1,9 +1,9 @@
 """Messages to entries, as Pulsar's clients send them: one message, or a batch, with the checksum in front.
 
-A key that is UTF-8 goes as text, any other in base64 (P10: its identity is its bytes either way). A null payload sets
-the flag `null_value` and has no bytes. An event time of 0 equals none, and is read back as none.
+A key that is UTF-8 is sent as text, any other in base64 (P10: its identity is its bytes either way). A null payload
+sets the flag `null_value` and has no bytes. An event time of 0 equals none, and is read back as none.
 
-May go wrong: InvalidRecord, where a message or a batch is larger than an entry may be.
+Errors: InvalidRecord for a message or a batch that is larger than an entry may be.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def encode_message(
     properties: Properties = (),
     codec: CompressionType = CompressionType.NONE,
 ) -> bytes:
-    """An entry of one message that is not in a batch."""
+    """Return an entry of one message that is not in a batch."""
     metadata = _metadata(producer, sequence_id, publish_time)
     _describe(metadata, key, payload, event_time, properties)
     return _entry(metadata, payload or b"", codec)
@@ -50,9 +50,9 @@ def encode_batch(
     publish_time: int,
     codec: CompressionType = CompressionType.NONE,
 ) -> bytes:
-    """An entry that holds the messages of `table` (bulk_append.INPUT_SCHEMA, at least one row) as a batch.
+    """Return an entry that holds the messages of `table` (bulk_append.INPUT_SCHEMA, at least one row) as a batch.
 
-    A batch has one publish time, the one given; the table's are not read. Sequence ids ascend by one.
+    A batch has one publish time, that of the argument; the table's are not read. Sequence ids ascend by one.
     """
     assert len(table), "a batch holds at least one message"
     if len(table) > MAX_BATCH_MESSAGES:
@@ -66,7 +66,7 @@ def encode_batch(
     pieces: list[bytes] = []
     for number, (key, payload, event_time, properties) in enumerate(zip(*columns, strict=True)):
         if not number and key is not None:
-            # as Pulsar's clients do: a broker that hands out entries by key goes by the first
+            # as Pulsar's clients do: a broker that distributes entries by key uses the first
             metadata.partition_key, metadata.partition_key_b64_encoded = _key_text(key)
         single = SingleMessageMetadata(
             payload_size=len(payload or b""), sequence_id=(first_sequence_id + number) & _UINT64

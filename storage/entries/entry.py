@@ -2,10 +2,10 @@
 
     [0x0e02, size, broker entry metadata] [0x0e01, CRC32C] size, MessageMetadata, payload
 
-Numbers are big-endian; the first part is a broker's own and is skipped; the second may be left out by a client, and
-where it is there it is checked: it covers all that follows it. `inspect` is on the path of every append, so it reads
-the metadata once and never decodes a payload. What it lets through may still turn out to be undecodable (decode.py);
-but how many offsets the entry takes is settled here, once and for all.
+Numbers are big-endian; the first part is a broker's own and is skipped; a client may omit the second, which is checked
+if it is present: it covers everything after it. `inspect` is on the path of every append, so it reads the metadata once
+and never decodes a payload. An entry that it accepts may still turn out to be undecodable (decode.py); but the number
+of its offsets is decided here, finally.
 
 Raises InvalidRecord and nothing else, for any bytes.
 
@@ -35,7 +35,7 @@ U32 = Struct(">I")
 MAX_BATCH_MESSAGES = 1 << 18
 """More messages than this in one entry are a mistake or an attack: each takes an offset and a row."""
 SMALLEST_IN_BATCH = 6
-"""Bytes that a message in a batch takes at least: the size of its metadata, and in that the size of its payload."""
+"""The least bytes of a message in a batch: the size of its metadata, and in that the size of its payload."""
 
 _SIGN = 1 << 63
 _COPIED_BYTES = 1 << 12
@@ -46,9 +46,9 @@ _REMEDY = "send entries as Pulsar's clients encode them; nothing of this one was
 class EntryHeader:
     """The content of an entry's metadata. Times: milliseconds since the Unix epoch.
 
-    `messages`: the offsets that it takes, 1 if it is encrypted. `logical_bytes`: of its payload, uncompressed;
-    `stored_bytes`: of its payload as it is; `codec`: between the two, 0 for a payload that is kept as it is.
-    `key`: of a message that is not in a batch. `marker`: it is a broker's own, and no reader gets it.
+    `messages`: the number of its offsets, 1 if it is encrypted. `logical_bytes`: of its payload, uncompressed;
+    `stored_bytes`: of its payload as it is; `codec`: the compression between the two, 0 for a payload that is kept as
+    it is. `key`: of a message that is not in a batch. `marker`: it is a broker's own, and no reader gets it.
     """
 
     messages: int
@@ -65,7 +65,10 @@ class EntryHeader:
 
 
 def inspect(entry: bytes) -> EntryHeader:
-    """The header of an entry. Raises InvalidRecord: malformed, a wrong checksum, an implausible count or size."""
+    """Return the header of an entry.
+
+    Raises InvalidRecord: malformed, a wrong checksum, an implausible count or size.
+    """
     metadata, payload_at = parse(entry)
     producer = metadata.producer_name
     if not isinstance(producer, str):  # protobuf gives bytes that are not UTF-8 as they are
@@ -102,7 +105,8 @@ def inspect(entry: bytes) -> EntryHeader:
 
 
 def parse(entry: bytes, checked: bool = False) -> tuple[MessageMetadata, int]:
-    """An entry's metadata and where its payload begins; `checked`: its checksum was verified before.
+    """Parse an entry's metadata; return it and the position of the payload. `checked`: its checksum was verified
+    before.
 
     Raises InvalidRecord.
     """
@@ -129,7 +133,7 @@ def parse(entry: bytes, checked: bool = False) -> tuple[MessageMetadata, int]:
 
 
 def decode_key(key: bytes, in_base64: bool) -> bytes:
-    """The bytes of a partition key (P10). Raises ValueError for a key that is marked as base64 and is not.
+    """Return the bytes of a partition key (P10). Raises ValueError for a key that is marked as base64 and is not.
 
     Padding may be missing, as Java allows.
     """
@@ -137,7 +141,7 @@ def decode_key(key: bytes, in_base64: bool) -> bytes:
 
 
 def signed(number: int) -> int:
-    """A uint64 of the protocol as Java's clients mean it."""
+    """Return a uint64 of the protocol as Java's clients interpret it."""
     return number - 2 * _SIGN if number >= _SIGN else number
 
 

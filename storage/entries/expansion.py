@@ -1,18 +1,18 @@
-"""Bounds of what a compressed entry may expand to, checked before it is appended.
+"""Bounds of the expansion of a compressed entry, checked before it is appended.
 
 An entry's metadata claims an uncompressed size and a number of messages, and both become rows: in memory when it is
-read, and on disk when it is sealed. A few bytes must not claim a gigabyte or a quarter of a million rows. What a client
-sends passes:
+read, and on disk when it is sealed. A few bytes must not claim a gigabyte or a quarter of a million rows. Entries of
+real clients pass:
 
 - Every codec has a largest expansion: LZ4 255 times, ZLIB 1,032 times, Snappy 64 bytes of 3, ZSTD a block of 128 KiB
   of 4 bytes. A claim above it cannot be true.
-- A batch of clients has a sequence id in each message, so it compresses to a byte a message at least (measured with
-  each codec, 1,000 to 262,144 messages without key and payload). Clients without sequence ids send batches of 1,000
-  messages unless configured otherwise; `FREE_MESSAGES` are allowed whatever the size.
-- Uncompressed, an entry has at most `MOST_BYTES`, or what the topic allows compressed. Pulsar's clients limit the
+- A batch of clients has a sequence id in each message, so it compresses to at least a byte for each message (measured
+  with each codec, 1,000 to 262,144 messages without key and payload). Clients without sequence ids send batches of
+  1,000 messages unless configured otherwise; `FREE_MESSAGES` are allowed at any size.
+- Uncompressed, an entry has at most `MOST_BYTES`, or the compressed limit of the topic. Pulsar's clients limit the
   compressed size only, so batches of more than 5 MiB are normal; they hold such a batch in memory as a whole, too.
 
-For new entries only: what is stored was acknowledged, and takes the offsets that it took.
+For new entries only: a stored entry was acknowledged, and keeps its offsets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_TIMES: dict[int, int] = {
 
 
 def check_expansion(header: EntryHeader, max_entry_bytes: int) -> None:
-    """Raises InvalidRecord for an entry that claims more than its bytes can hold, or more than a reader should hold.
+    """Raise InvalidRecord for an entry that claims more than its bytes can hold, or more than a reader should hold.
 
     `max_entry_bytes`: the largest entry of the topic, as it is stored.
     """
@@ -54,10 +54,10 @@ def check_expansion(header: EntryHeader, max_entry_bytes: int) -> None:
             f"{about} {size} bytes uncompressed, which is more than {times} times as many",
             "state the uncompressed size as Pulsar's clients do; nothing of it was kept",
         )
-    most = FREE_MESSAGES + MESSAGES_A_BYTE * stored
-    if header.messages > most:
+    limit = FREE_MESSAGES + MESSAGES_A_BYTE * stored
+    if header.messages > limit:
         raise InvalidRecord(
-            f"{about} {header.messages} messages, and {most} are allowed",
+            f"{about} {header.messages} messages, and {limit} are allowed",
             f"send batches of at most {FREE_MESSAGES} messages (batchingMaxMessages), or give each message a sequence "
             "id; nothing of it was kept",
         )

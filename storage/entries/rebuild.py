@@ -1,16 +1,16 @@
-"""Rows of ledgers become entries again, as Pulsar's clients take them: the inverse of decode.py.
+"""Rows of ledgers become entries again, as Pulsar's clients receive them: the inverse of decode.py.
 
 An entry has the id, and in a batch the number of slots, that it had when it was produced, so every message has its id.
-A slot that is not among the rows, because compaction dropped it, is a stub of six bytes that says so (W2), and is not
-`live`: whoever hands the entry on tells the client to pass over it. Payloads are compressed again with the codec that
+A slot without a row, because compaction dropped it, becomes a stub of six bytes with the flag for that (W2), and is not
+`live`: the code that delivers the entry tells the client to skip it. Payloads are compressed again with the codec that
 the entry had when it was produced (column `codec`), because a client refuses an entry larger than its largest message,
 and a producer may send a compressed entry of any uncompressed size. Payloads that never were decompressed stay as they
 are: chunks, encrypted messages, entries that are kept whole.
 
-The rows of one entry may stand in two tables that follow each other; `EntryBuilder` keeps the last entry of a table
-back until it is complete.
+The rows of one entry may be in two consecutive tables; `EntryBuilder` keeps the last entry of a table until it is
+complete.
 
-Must not know: where rows come from, who gets entries.
+Must not know: the source of rows, the receivers of entries.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STUB = U32.pack(4) + b"\x18\x00\x20\x01"
 """A slot whose message was dropped: a payload of no bytes, and the flag `compacted_out`."""
 _UINT64 = (1 << 64) - 1
 _MOST_RESTS = 64
-"""Different values of the column `metadata` that a table may have to be taken column by column."""
+"""The most different values of the column `metadata` in a table that is converted column by column."""
 _SHARED_COLUMNS = (
     "offset", "ledger_id", "entry_id", "batch_index", "batch_size", "key", "key_base64", "publish_time",
     "producer", "sequence_id", "metadata", "codec",
@@ -51,8 +51,9 @@ _TABLE_COLUMNS = (
 class DeliverableEntry:
     """An entry for a consumer.
 
-    `offset`: of its first slot; `messages`: its slots, one offset each; `data`: as a producer sends it, checksum,
-    metadata and payload; `live`: bit i is set if slot i is to be delivered. `batched`: its ids have batch indices.
+    `offset`: of its first slot; `messages`: the number of its slots, one offset each; `data`: as a producer sends it,
+    checksum, metadata and payload; `live`: bit i is set if slot i is to be delivered. `batched`: its ids have batch
+    indices.
     """
 
     ledger_id: int
@@ -65,18 +66,18 @@ class DeliverableEntry:
 
     @property
     def end(self) -> int:
-        """The offset behind its last slot."""
+        """The offset after its last slot."""
         return self.offset + self.messages
 
 
 class EntryBuilder:
-    """Makes entries of tables (rows.SCHEMA) that ascend."""
+    """A builder of entries from tables (rows.SCHEMA) that ascend."""
 
     def __init__(self) -> None:
         self._held: pa.Table | None = None
 
     def add(self, table: pa.Table) -> Iterator[DeliverableEntry]:
-        """The entries that `table` completes, in order."""
+        """Yield the entries that `table` completes, in order."""
         if self._held is not None:
             table, self._held = pa.concat_tables([self._held, table]), None
         last = _starts(table)[-1]
@@ -88,14 +89,14 @@ class EntryBuilder:
             yield from _entries(table)
 
     def rest(self) -> Iterator[DeliverableEntry]:
-        """The entry that was kept back, if there is one: no more of it comes."""
+        """Yield the entry that was kept, if there is one: it has no more rows."""
         held, self._held = self._held, None
         if held is not None:
             yield from _entries(held)
 
 
 def _starts(table: pa.Table) -> npt.NDArray[np.int64]:
-    """The first row of each entry."""
+    """Return the first row of each entry."""
     entry, ledger = table.column("entry_id").to_numpy(), table.column("ledger_id").to_numpy()
     changes = (entry[1:] != entry[:-1]) | (ledger[1:] != ledger[:-1])
     return np.concatenate(([0], np.flatnonzero(changes) + 1))
@@ -114,7 +115,7 @@ def _entries(table: pa.Table) -> Iterator[DeliverableEntry]:
 
 
 def _is_plain(table: pa.Table) -> bool:
-    """Whether all rows are messages of batches that have but a key, a payload, an event time and a sequence id."""
+    """Return whether all rows are batched messages with only a key, a payload, an event time and a sequence id."""
     if table.column("properties").null_count < len(table) or pc.any(table.column("key_base64")).as_py():
         return False
     if pc.min(table.column("batch_index")).as_py() < 0 or pc.max(table.column("slot")).as_py() != RowType.MESSAGE:
@@ -128,7 +129,7 @@ def _is_plain(table: pa.Table) -> bool:
 def _plain_batches(
     table: pa.Table, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> Iterator[DeliverableEntry]:
-    """Entries of rows that `_is_plain`, column by column: their messages are made of whole columns at once."""
+    """Yield entries of rows that `_is_plain`, column by column: whole columns become their messages at once."""
     index = table.column("batch_index").to_numpy().astype(np.int64)
     before = np.empty_like(index)
     before[1:] = index[:-1]
@@ -152,52 +153,52 @@ def _plain_batches(
 
 
 def _messages(table: pa.Table, gaps: npt.NDArray[np.int64]) -> pa.LargeBinaryArray:
-    """What stands in a batch for each row: stubs for the slots before it that have no row, then the message."""
+    """Return the bytes of each row in its batch: stubs for the slots before it that have no row, then the message."""
     keys, payloads = table.column("key").chunk(0), table.column("payload").chunk(0)
     key_bytes = _lengths(keys)
     payload_bytes = _lengths(payloads)
-    behind = _Pieces(len(table))  # what follows the key: the rest of the metadata
-    behind.add_byte(0x18)
-    behind.add_varints(payload_bytes)
+    back = _Pieces(len(table))  # the bytes after the key: the rest of the metadata
+    back.add_byte(0x18)
+    back.add_varints(payload_bytes)
     times = table.column("event_time")
     if times.null_count < len(times):
         numbers = pc.fill_null(times, 0).to_numpy()
-        behind.add_byte(0x28, numbers != 0)
-        behind.add_varints(numbers, numbers != 0)
-    behind.add_byte(0x40)
-    behind.add_varints(table.column("sequence_id").to_numpy())
+        back.add_byte(0x28, numbers != 0)
+        back.add_varints(numbers, numbers != 0)
+    back.add_byte(0x40)
+    back.add_varints(table.column("sequence_id").to_numpy())
     if payloads.null_count:
         nulls = pc.is_null(payloads).to_numpy(zero_copy_only=False)
-        behind.add_byte(0x48, nulls)
-        behind.add_byte(0x01, nulls)
-    front = _Pieces(len(table))  # what precedes it
-    there = pc.is_valid(keys).to_numpy(zero_copy_only=False)
-    sizes = behind.lengths + np.where(there, 1 + _varint_lengths(key_bytes) + key_bytes, 0)
+        back.add_byte(0x48, nulls)
+        back.add_byte(0x01, nulls)
+    front = _Pieces(len(table))  # the bytes before it
+    has_key = pc.is_valid(keys).to_numpy(zero_copy_only=False)
+    sizes = back.lengths + np.where(has_key, 1 + _varint_lengths(key_bytes) + key_bytes, 0)
     front.add_stubs(gaps)
     for shift in (24, 16, 8, 0):
         front.add_byte(sizes >> shift & 0xFF)
-    front.add_byte(0x12, there)
-    front.add_varints(key_bytes, there)
-    parts = [front.array(), _large(keys), behind.array(), _large(payloads)]
+    front.add_byte(0x12, has_key)
+    front.add_varints(key_bytes, has_key)
+    parts = [front.array(), _large(keys), back.array(), _large(payloads)]
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()), null_handling="replace")
 
 
 class _Pieces:
-    """Short byte strings, one for each of `rows` rows, put together a field at a time."""
+    """Short byte strings, one for each of `rows` rows, built a field at a time."""
 
     def __init__(self, rows: int) -> None:
         self._fields: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8] | None]] = []
         self.lengths = np.zeros(rows, np.int64)
 
     def add_byte(self, value: int | npt.NDArray[np.int64], where: npt.NDArray[np.bool_] | None = None) -> None:
-        """One byte, where it is wanted."""
+        """Add a byte to the rows of the mask `where`."""
         matrix = np.empty((len(self.lengths), 1), np.uint8)
         matrix[:, 0] = value
         lengths = np.ones(len(matrix), np.int64) if where is None else where.astype(np.int64)
         self._add(lengths, matrix)
 
     def add_varints(self, numbers: npt.NDArray[np.int64], where: npt.NDArray[np.bool_] | None = None) -> None:
-        """Numbers as protobuf has them, where they are wanted."""
+        """Add numbers in protobuf's encoding to the rows of the mask `where`."""
         rest = numbers.astype(np.uint64)
         lengths = _varint_lengths(rest)
         matrix = np.empty((len(rest), int(lengths.max(initial=1))), np.uint8)
@@ -207,7 +208,7 @@ class _Pieces:
         self._add(lengths if where is None else np.where(where, lengths, 0), matrix)
 
     def add_stubs(self, counts: npt.NDArray[np.int64]) -> None:
-        """So many slots without a message."""
+        """Add a number of slots without a message to each row."""
         self._add(counts * len(_STUB), None)
 
     def _add(self, lengths: npt.NDArray[np.int64], matrix: npt.NDArray[np.uint8] | None) -> None:
@@ -215,7 +216,7 @@ class _Pieces:
         self.lengths = self.lengths + lengths
 
     def array(self) -> pa.LargeBinaryArray:
-        """The strings."""
+        """Return the strings."""
         offsets = np.concatenate(([0], np.cumsum(self.lengths)))
         data = np.empty(int(offsets[-1]), np.uint8)
         at = offsets[:-1].copy()
@@ -226,8 +227,8 @@ class _Pieces:
                     data[at[row] : at[row] + lengths[row]] = stubs[: lengths[row]]
             else:
                 for place in range(matrix.shape[1]):
-                    wanted = lengths > place
-                    data[at[wanted] + place] = matrix[wanted, place]
+                    filled = lengths > place
+                    data[at[filled] + place] = matrix[filled, place]
             at += lengths
         return pa.LargeBinaryArray.from_buffers(
             pa.large_binary(), len(self.lengths), [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(data)]
@@ -270,7 +271,7 @@ def _rebuilt(rows: list[dict[str, Any]]) -> DeliverableEntry:
 
 
 def _metadata(row: Mapping[str, Any], sequence_id: int) -> MessageMetadata:
-    """What all messages of an entry share, from the row of one."""
+    """Return the common metadata of all messages of an entry, from the row of one."""
     metadata = MessageMetadata()
     if row["metadata"]:
         metadata.MergeFromString(row["metadata"])
@@ -289,7 +290,7 @@ def _set_key(metadata: MessageMetadata, row: Mapping[str, Any]) -> None:
 
 
 def _single(row: Mapping[str, Any]) -> bytes:
-    """An entry of one message, or of a chunk of one."""
+    """Return an entry of one message, or of a chunk of one."""
     metadata = _metadata(row, row["sequence_id"] or 0)
     _set_key(metadata, row)
     for name, value in row["properties"] or ():
@@ -305,7 +306,7 @@ def _single(row: Mapping[str, Any]) -> bytes:
         metadata.uuid = row["chunk_uuid"]
         metadata.chunk_id = row["chunk_index"]
         metadata.num_chunks_from_msg = row["chunk_count"]
-    if metadata.encryption_keys or row["slot"] == RowType.CHUNK:  # stored as it came
+    if metadata.encryption_keys or row["slot"] == RowType.CHUNK:  # stored as it was sent
         if row["codec"] != CompressionType.NONE:
             metadata.compression = row["codec"]
         return _entry(metadata, payload)
@@ -313,7 +314,7 @@ def _single(row: Mapping[str, Any]) -> bytes:
 
 
 def _batch_metadata(row: Mapping[str, Any]) -> MessageMetadata:
-    """What the messages of a batch share, from the row of its first one, of which clients give it the keys, too."""
+    """Return the metadata of a batch, from the row of its first message, whose keys clients give to the batch, too."""
     metadata = _metadata(row, (row["sequence_id"] or 0) - row["batch_index"])
     _set_key(metadata, row)
     metadata.ClearField("null_partition_key")
@@ -322,7 +323,7 @@ def _batch_metadata(row: Mapping[str, Any]) -> MessageMetadata:
 
 
 def _batch(rows: list[dict[str, Any]]) -> bytes:
-    """An entry of a batch; slots without a row are stubs."""
+    """Return an entry of a batch; slots without a row are stubs."""
     first = rows[0]
     metadata = _batch_metadata(first)
     rest, own = None, b""
@@ -347,42 +348,42 @@ def _batch(rows: list[dict[str, Any]]) -> bytes:
 
 
 def _own_fields(rest: bytes | None) -> bytes:
-    """What the column `metadata` holds of one message of a batch, as fields of its SingleMessageMetadata."""
+    """Return the fields of a message's SingleMessageMetadata that the column `metadata` holds."""
     metadata = MessageMetadata.FromString(rest or b"")
-    found = b""
+    fields = b""
     if metadata.HasField("ordering_key"):
-        found += b"\x3a" + _varint(len(metadata.ordering_key)) + metadata.ordering_key
+        fields += b"\x3a" + _varint(len(metadata.ordering_key)) + metadata.ordering_key
     if metadata.null_partition_key:
-        found += b"\x50\x01"
-    return found + metadata.single_message_rest
+        fields += b"\x50\x01"
+    return fields + metadata.single_message_rest
 
 
 def _described(row: Mapping[str, Any], payload: bytes | None) -> bytes:
-    """The SingleMessageMetadata of a row: written by hand, as each message has one."""
-    found = b""
+    """Return the SingleMessageMetadata of a row: encoded by hand, as each message has one."""
+    encoded = b""
     for name, value in row["properties"] or ():
         name, value = name.encode(), value.encode()
         item = b"\x0a" + _varint(len(name)) + name + b"\x12" + _varint(len(value)) + value
-        found += b"\x0a" + _varint(len(item)) + item
+        encoded += b"\x0a" + _varint(len(item)) + item
     key = row["key"]
     if key is not None:
         if row["key_base64"]:
             key = base64.b64encode(key)
-        found += b"\x12" + _varint(len(key)) + key
-    found += b"\x18" + _varint(len(payload) if payload else 0)
+        encoded += b"\x12" + _varint(len(key)) + key
+    encoded += b"\x18" + _varint(len(payload) if payload else 0)
     if row["event_time"]:
-        found += b"\x28" + _varint(row["event_time"] & _UINT64)
+        encoded += b"\x28" + _varint(row["event_time"] & _UINT64)
     if key is not None and row["key_base64"]:
-        found += b"\x30\x01"
+        encoded += b"\x30\x01"
     if row["sequence_id"] is not None:
-        found += b"\x40" + _varint(row["sequence_id"] & _UINT64)
+        encoded += b"\x40" + _varint(row["sequence_id"] & _UINT64)
     if payload is None:
-        found += b"\x48\x01"
-    return found
+        encoded += b"\x48\x01"
+    return encoded
 
 
 def _compressed(metadata: MessageMetadata, payload: bytes, codec: int) -> bytes:
-    """An entry of an uncompressed payload. An empty payload stays empty with every codec."""
+    """Return an entry of an uncompressed payload. An empty payload stays empty with every codec."""
     metadata.uncompressed_size = len(payload)
     if codec != CompressionType.NONE and payload:
         metadata.compression = codec
@@ -399,12 +400,12 @@ def _entry(metadata: MessageMetadata, payload: bytes) -> bytes:
 def _varint(number: int) -> bytes:
     if number < 0x80:
         return _SMALL[number]
-    found = bytearray()
+    encoded = bytearray()
     while number >= 0x80:
-        found.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    found.append(number)
-    return bytes(found)
+    encoded.append(number)
+    return bytes(encoded)
 
 
 _SMALL = [bytes((number,)) for number in range(0x80)]

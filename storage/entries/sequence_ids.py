@@ -1,13 +1,13 @@
-"""Sequence ids of entries: by them an entry that its producer sends again is known.
+"""Sequence ids of entries: they identify an entry that its producer sends again.
 
-Of a batch the highest of its messages counts. The chunks of a message have one sequence id, so a chunk is known by its
-number, too: ids of one producer are in order as pairs.
+Of a batch the highest of its messages counts. The chunks of a message have one sequence id, so a chunk is identified by
+its number, too: ids of one producer are in order as pairs.
 
 `scan` reads them from the tables of a raw read. Of sealed ledgers only the columns that name producer and sequence id
 are decoded; a million messages take about a second. Entries of unsealed segments are read whole. Messages without a
 producer (a bulk import), and entries whose metadata cannot be read, have no sequence id.
 
-Must not know: which ids were stored before.
+Must not know: the ids that were stored before.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SEQUENCE_COLUMNS = (
 
 @dataclass(frozen=True)
 class ScannedSequences:
-    """The highest sequence id of each producer among some entries, those that stored last at the end.
+    """The highest sequence id of each producer among some entries, ordered by the producers' last entries.
 
     `end`: the offset after the last of these entries.
     """
@@ -58,13 +58,13 @@ class ScannedSequences:
 def sequence_of_entry(entry: bytes, at_least: int = 0) -> SequenceId:
     """Return the sequence id of an entry, whose checksum was verified before. Raises InvalidRecord.
 
-    `at_least`: as the command that carried it says.
+    `at_least`: the sequence id of the command that carried it.
     """
     return sequence_of(parse(entry, checked=True)[0], at_least)
 
 
 def sequence_of(metadata: MessageMetadata, at_least: int = 0) -> SequenceId:
-    """Return the sequence id of the entry of such metadata."""
+    """Return the sequence id of the entry with such metadata."""
     number = max(at_least, signed(metadata.sequence_id), highest_of(metadata))
     return number, chunk_or_whole(metadata.chunk_id, metadata.num_chunks_from_msg)
 
@@ -75,7 +75,7 @@ def highest_of(metadata: MessageMetadata) -> int:
 
 
 def chunk_or_whole(chunk: int, chunks: int) -> int:
-    """Return the second part of the sequence id of one of so many chunks."""
+    """Return the second part of the sequence id of chunk `chunk` of `chunks`."""
     return chunk if chunks > 1 and chunk < chunks - 1 else WHOLE
 
 

@@ -91,15 +91,15 @@ def test_beyond_the_limits_the_oldest_is_given_up_and_said(
     given += [chunk(n, uuid, 1, 2) for n, uuid in enumerate("abc", 3)]
     with caplog.at_level(logging.WARNING):
         assert [message.offset for message in assembled(given, assembler)] == [4, 5]
-    assert assembler.given_up == 1
-    assert "gave up the chunked message a, which began at 3:0:-1" in caplog.text
+    assert assembler.dropped_messages == 1
+    assert "dropped the chunked message a, which began at 3:0:-1" in caplog.text
 
 
 def test_what_is_complete_no_longer_counts_against_the_limits() -> None:
     assembler = ChunkAssembler(ChunkLimits(1, 1))
     given = [chunk(2 * n + index, "u", index, 2) for n in range(5) for index in range(2)]
     assert len(list(assembled(given, assembler))) == 5
-    assert assembler.given_up == 0
+    assert assembler.dropped_messages == 0
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
