@@ -68,7 +68,7 @@ class Settings:
         "",
         "advertised-url",
         Url("a URL or host"),
-        "How clients and other services reach this one; empty: host and port. A bare host gets scheme and port.",
+        "URL of this service for clients and other services; empty: host and port. A bare host gets scheme and port.",
         "advertisedAddress",
     )
     allowed_hosts: tuple[str, ...] = _setting(
@@ -94,7 +94,7 @@ class Settings:
         "",
         "tls.ca",
         Text("a PEM file"),
-        "Authorities that other services' certificates may be from, besides the usual ones.",
+        "Further certificate authorities to trust for other services.",
         "brokerClientTrustCertsFilePath",
     )
     shutdown_grace_ms: int = _setting(
@@ -114,7 +114,7 @@ class Settings:
         True,
         "compaction.automatic",
         BOOLEAN,
-        "Compact what is due. Requests are executed either way.",
+        "Compact due topics automatically. Requests are executed in any case.",
         "log.cleaner.enable",
     )
     compaction_monitor_interval_ms: int = _setting(
@@ -156,7 +156,7 @@ class Settings:
         30_000, "compaction.retry-first", _duration(least=1), "How long after its first failure a topic is tried again."
     )
     compaction_retry_most_ms: int = _setting(
-        3_600_000, "compaction.retry-most", _duration(least=1), "What that grows to, doubling with each failure."
+        3_600_000, "compaction.retry-most", _duration(least=1), "Longest delay; it doubles with each failure."
     )
     compaction_run_dead_after_ms: int = _setting(
         30_000,
@@ -187,8 +187,8 @@ class Settings:
         300_000,
         "maintenance.interval",
         _duration(least=1),
-        "How often cleanup policies and retention are applied; limits of backlogs every minute, or as often if that is "
-        "more.",
+        "How often cleanup policies and retention are applied; limits of backlogs at this interval, or every minute if "
+        "it is longer.",
         ExternalName("log.retention.check.interval.ms", unit=1),
     )
     gc_interval_ms: int = _setting(3_600_000, "gc.interval", _duration(least=1), "How often garbage is collected.")
@@ -196,7 +196,7 @@ class Settings:
         GRACE_MS,
         "gc.grace",
         _duration(least=LEAST_GRACE_MS),
-        "How long garbage stays, and how long an attempt may be silent.",
+        "Age of garbage before it is deleted, and time without a heartbeat after which an attempt counts as dead.",
     )
     producers_max: int = _setting(1000, "producers.max", _COUNT, "Topics that are open for writing at once.")
     producers_idle_ms: int = _setting(
@@ -236,21 +236,21 @@ class Settings:
         10_000,
         "broker.max-concurrent-lookups",
         WholeNumber("requests", least=1),
-        "Lookups of topics, their partitions and namespaces that are under way at once; others are refused.",
+        "Lookups of topics, their partitions and namespaces that are active at once; others are refused.",
         "maxConcurrentLookupRequest",
     )
     broker_keep_alive_interval_ms: int = _setting(
         30_000,
         "broker.keep-alive-interval",
         _duration(least=1_000),
-        "A client that says nothing for so long is asked whether it is there; it is cut off after twice as long.",
+        "A client without a command for this time gets a PING; after twice this time it is disconnected.",
         ExternalName("keepAliveIntervalSeconds", unit=1_000),
     )
     broker_max_pending_publishes: int = _setting(
         1_000,
         "broker.max-pending-publishes",
         _COUNT,
-        "Entries of one connection that may wait to be appended; beyond, nothing is read from it.",
+        "Entries of one connection that may wait to be appended; beyond, the service does not read from it.",
         "maxPendingPublishRequestsPerConnection",
     )
     broker_publish_buffer_bytes: int = _setting(
@@ -263,7 +263,7 @@ class Settings:
         50_000,
         "broker.max-unacked-messages",
         WholeNumber("messages"),
-        "Messages that a shared consumer may have without acknowledging them; 0: any number.",
+        "Unacknowledged messages that a shared consumer may have; 0: any number.",
         "maxUnackedMessagesPerConsumer",
     )
     broker_deduplication_max_producers: int = _setting(
@@ -277,7 +277,7 @@ class Settings:
         True,
         "broker.auto-topic-creation",
         BOOLEAN,
-        "A topic is made when a producer or consumer first asks for it.",
+        "Create a topic when a producer or consumer first uses it.",
         "allowAutoTopicCreation",
     )
     broker_cache_bytes: int = _setting(
@@ -290,8 +290,8 @@ class Settings:
         128 << 20,
         "broker.page-bytes",
         Size(),
-        "Entries that were read for all subscriptions and wait for their consumers; beyond, those of slow consumers "
-        "are read again later.",
+        "Entries that are buffered for the consumers of all subscriptions; beyond, those of slow consumers are dropped "
+        "and read again later.",
     )
 
     dashboard: bool = _setting(True, "dashboard", BOOLEAN, "The pages at `/` and `/dashboard`, for browsers.")
@@ -302,7 +302,7 @@ class Settings:
         16 << 20, "limits.body-bytes", Size(least=1024), "Largest body of a request; 413 above."
     )
     limits_bodies_bytes: int = _setting(
-        256 << 20, "limits.bodies-bytes", Size(least=1024), "All bodies that are held at once, together; 503 above."
+        256 << 20, "limits.bodies-bytes", Size(least=1024), "Bytes of all bodies in memory; 503 above."
     )
     limits_header_bytes: int = _setting(
         64 << 10,
@@ -318,7 +318,7 @@ class Settings:
         "Requests a second of one role, or of one address without a role; 429 above; 0: no limit.",
     )
     limits_requests_at_once: int = _setting(
-        512, "limits.requests-at-once", WholeNumber("requests", least=1), "Requests under way at once; 503 above."
+        512, "limits.requests-at-once", WholeNumber("requests", least=1), "Active requests; 503 above."
     )
     limits_rolled_bytes: int = _setting(
         0,
@@ -327,7 +327,7 @@ class Settings:
         "Rolled segments in the log directory that wait to be sealed, together; no appends above; 0: no limit.",
     )
     limits_log_free_bytes: int = _setting(
-        128 << 20, "limits.log-free-bytes", Size(), "What stays free on the log's disk: no appends below it."
+        128 << 20, "limits.log-free-bytes", Size(), "Free space of the log's disk below which appends are refused."
     )
     limits_messages: int = _setting(
         10_000,
@@ -367,7 +367,7 @@ class Settings:
         60_000,
         "limits.answer-timeout",
         _duration(least=1),
-        "How long a client may take for the next 64 KiB of its answer; its connection is cut off then.",
+        "How long a client may take for the next 64 KiB of its answer; its connection is closed then.",
     )
     threads_database: int = _setting(
         16, "threads.database", _THREADS, "Requests at once that wait for the database alone."
@@ -416,7 +416,7 @@ class Settings:
         "",
         "auth.token-public-key",
         Text("file:///… or data:;base64,…"),
-        "Public key of tokens signed by RS256 or ES256; the key says which.",
+        "Public key of tokens signed by RS256 or ES256, by the type of the key.",
         "tokenPublicKey",
     )
     auth_jwks_file: str = _setting("", "auth.jwks-file", Text("a JSON file"), "Public keys by their id (JWKS).")
@@ -447,7 +447,7 @@ class Settings:
         (),
         "auth.proxy-roles",
         TextList("roles"),
-        "Roles of proxies: what they send needs a permission of theirs and one of the original principal they name.",
+        "Roles of proxies: a request needs a permission of the proxy and one of the original principal that it names.",
         "proxyRoles",
     )
 

@@ -21,7 +21,7 @@ FILE = Path(__file__).resolve().parents[2] / "docs" / "openapi.json"
 
 
 def document() -> str:
-    """The description as the file has it: sorted, so that a difference shows what changed."""
+    """Return the description in the form of the file: sorted, so that a difference shows the change."""
     app = FastAPI(title="Compactor", version=version(DISTRIBUTION))
     for router in ROUTERS:
         app.router.routes.extend(router.routes)

@@ -1,4 +1,4 @@
-"""The wheel: what it holds, and that it works in an environment that has nothing else.
+"""The wheel: its files, and its use in an environment that has nothing else.
 
 pip fills the environment from its own index, with the pins of requirements/runtime.lock. Where pip reaches no index the
 test skips, or fails with CI=true. Cost: 30 s of CPU, 1.2 GB of disk, removed at the end. One test uses the environment,
@@ -37,12 +37,12 @@ GIT = {
        (("NAME", "a"), ("EMAIL", "a@example.org"))},
 }  # fmt: skip
 TOOLS = ("bash", "basename", "cat", "dirname", "env", "git", "nice", "readlink", "rm", "sed", "sh", "uname")
-"""What Spark's start scripts and the demo run; Java is not one of them."""
+"""Programs that Spark's start scripts and the demo run; Java is not one of them."""
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this folder, built without a network by the build backend of the locks."""
+    """Build the wheel of this folder without a network, by the build backend of the locks."""
     source = tmp_path_factory.mktemp("source")
     for package in PACKAGES:
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -56,7 +56,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of programs of a new environment that has the wheel, what it requires, and a Java of pip."""
+    """Install the wheel, its requirements and a Java of pip in a new environment; yield its folder of programs."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     lock = (ROOT / "requirements" / "runtime.lock").read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def test_the_wheel_has_every_file_of_the_packages_and_says_what_it_is(wheel: Pat
 
 
 def test_programs_service_and_demo_run_in_an_environment_of_their_own(installed: Path, tmp_path: Path) -> None:
-    """The service makes its schema: the migrations are in the wheel. The demo runs without the machine's Java."""
+    """Prove also that the migrations are in the wheel, and that the demo needs no Java of the machine."""
     for program in ("compactor", "compactor-admin"):
         done = subprocess.run([installed / program, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
         assert done.stdout.startswith("Usage:")

@@ -248,7 +248,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
             entries=(*ENTRIES, *MORE_ENTRIES),
         ),
         "append after a crash": Scenario("tailed", lambda bench: append(bench, MORE_ENTRIES), entries=MORE_ENTRIES),
-        "import behind a segment": Scenario("tailed", lambda bench: import_table(bench, THIRD), _IMPORTED, THIRD),
+        "import after a segment": Scenario("tailed", lambda bench: import_table(bench, THIRD), _IMPORTED, THIRD),
         "sealing": Scenario("rolled", seal),
         "sweep": Scenario("sealed", sweep),
         "compaction of a tail": Scenario("rolled", compact, _PUBLISHED, publishes=True),

@@ -129,7 +129,7 @@ CRASHES = [
     *(Crash("garbage collection", step) for step in _steps("GC_")),
     *(Crash("append", step) for step in OF_THE_LOG),
     *(Crash("append after a crash", step) for step in _steps("ENTRIES_")),
-    *(Crash("import behind a segment", step) for step in (*_steps("ROLL_"), Failpoint.SEGMENT_ROLLED, *OF_A_COMMIT)),
+    *(Crash("import after a segment", step) for step in (*_steps("ROLL_"), Failpoint.SEGMENT_ROLLED, *OF_A_COMMIT)),
     *(Crash("sealing", step) for step in OF_SEALING),
     *(Crash("sweep", step) for step in (Failpoint.SEGMENT_FILE_REMOVED, Failpoint.SEGMENT_FORGOTTEN)),
     *(Crash("compaction of a tail", step) for step in OF_A_TAIL),

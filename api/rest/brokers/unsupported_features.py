@@ -88,7 +88,7 @@ def _value(path: str, what: str, value: FixedAnswer, *refused: str) -> Unsupport
 
 
 _OFFLOAD = "offloading: sealed ledgers are in the object store from the first"
-_SNAPSHOTS = "an interval of one's own: sequence ids are written down every 1,000 entries"
+_SNAPSHOTS = "an interval of its own: sequence ids are stored every 1,000 entries"
 _SCHEMAS = "demanding a schema, or refusing new ones: schema.compatibility-strategy decides which may follow"
 ONE_CLUSTER = "making, changing or deleting a cluster: there is one"
 _REPLICATION = "replication between clusters: there is one cluster"
@@ -97,7 +97,7 @@ _CONSUMERS = "limits of consumers and their acknowledgements"
 _BOOKKEEPER = "BookKeeper: ledgers are in an object store"
 _BALANCE = "placing topics on services: any service answers for any topic"
 _INACTIVE = "deleting topics that are not used"
-_AUTO_SUBSCRIBE = "forbidding it: who may consume makes a subscription by consuming"
+_AUTO_SUBSCRIBE = "forbidding it: a role that may consume creates a subscription by consuming"
 _FILTERS = "entry filters"
 _SUBSCRIPTION_TYPES = "subscriptions by type"
 _DELAY = "a policy of delayed delivery: it is always on, for shared and key-shared subscriptions"
