@@ -118,14 +118,14 @@ def trim_document(trimmed: TrimResult, *, in_full: bool = True) -> dict[str, Any
             mark_delete=None if mark is None else str(mark.message_id),
             mark_delete_offset=None if mark is None else mark.offset,
             ledgers=[_trimmed_ledger(candidate) for candidate in plan.held],
-            start_offset=plan.wanted_start,
+            start_offset=plan.requested_start,
         )
     return document_of(
         TrimReport,
         plan,
         topic=str(trimmed.topic.name),
         dry_run=not trimmed.trimmed,
-        ledgers=[_trimmed_ledger(candidate) for candidate in plan.going],
+        ledgers=[_trimmed_ledger(candidate) for candidate in plan.candidates],
         held=held,
         tail_left=shown_error(trimmed.tail_left, in_full=in_full),
     )

@@ -1,1 +1,1 @@
-"""The two-phase compaction job and everything that decides when it runs."""
+"""The two-phase compaction job, its scheduling, and maintenance of topics."""

@@ -1,15 +1,15 @@
-"""Driving runs: one, or many that share the jobs of an engine.
+"""Batch of runs, which share the jobs of an engine.
 
-A run is a generator that yields `TaskSet` and is sent the answers (two_phase.py). A batch takes the work of all its
-runs, lets the engine do it as one job, hands out the answers, and goes round until every run has ended. Runs need not
-be in the same phase. A run that fails, or is fenced, ends alone: its error is recorded in its row (W3) and kept in its
-outcome, the others continue.
+A run is a generator: it yields `TaskSet` and receives the results (two_phase.py). In each round the batch collects the
+tasks of all its runs, lets the engine run them as one job, and distributes the results, until every run has ended. Runs
+may be in different phases. A run that fails or is fenced ends alone: its row records the error (W3), its outcome has
+it, and the others continue.
 
-One thread beats for all runs of the batch, with their progress, in one transaction. It hears which runs were fenced
-(cancelled, taken over, their cursor deleted): those end at the next phase, and when none is left the job is stopped. A
-job of which no task ends for too long is stopped as well, and its runs fail; their heartbeats stop, so that an
-engine that cannot even be stopped holds up no other service. The time for which a job waits for the cores that other
-jobs of the session have does not count.
+One thread sends the heartbeats of all runs of the batch, with their progress, in one transaction. The answer names the
+fenced runs (cancelled, taken over, their cursor deleted). Those end at the next phase; if all are fenced, the job is
+stopped. A job without any finished task for too long is stopped too, and its runs fail. Their heartbeats stop, so that
+an engine that does not stop blocks no other process. The time during which a job waits for cores that other jobs of
+the session use does not count.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 
 BEATS = 30
-"""Heartbeats in the time after which a run counts as dead: one a second. A cancelled run is notified as soon,
-and its progress is as old at most."""
+"""Number of heartbeats within the time after which a run counts as dead: one per second. It also bounds the delay of a
+cancellation and the age of the recorded progress."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trigger led to. `run` None and no error: nothing was new, so no run was made (P11)."""
+    """Outcome of a trigger. `run` None without an error: nothing was new, so no run was claimed (P11)."""
 
     topic: TopicName
     run: RunRecord | None = None
@@ -44,15 +44,16 @@ class Outcome:
 
     @property
     def compacted_ledger_id(self) -> int | None:
-        """The compacted ledger that this run published, if it did."""
+        """The compacted ledger that the run published, None if it published none."""
         return self.run.compacted_ledger_id if self.run else None
 
 
 @dataclass(frozen=True)
 class TaskSet:
-    """One phase of a run: `task` for each number, `costs` in bytes to read and write, about (Engine.run: weights).
+    """The tasks of one phase of a run: `task` for each number.
 
-    `messages`: messages or index records that it goes through, for progress.
+    `costs`: approximate bytes that each task reads and writes (Engine.run: weights). `messages`: number of messages or
+    index records that the phase reads, for progress.
     """
 
     name: str
@@ -62,8 +63,10 @@ class TaskSet:
 
 
 class StallDetector:
-    """For how long the engine's job has had cores and no task of it has ended. One thread runs the jobs, another one
-    looks."""
+    """Detector of a job that has cores but finishes no task for longer than `limit_ms`.
+
+    One thread runs the jobs, another calls `check`.
+    """
 
     def __init__(self, clock: Clock, limit_ms: int) -> None:
         self.limit_ms = limit_ms
@@ -72,24 +75,23 @@ class StallDetector:
         self._since: int | None = None
         self._waited_until = 0
         self.is_over = False
-        """Whether the job, or the last one, was still for longer than the limit."""
+        """True if the current or last job stalled for longer than the limit."""
 
     def begin(self) -> None:
-        """A job begins."""
+        """Start the time of a new job."""
         self._ended, self._since, self.is_over = 0, self._clock.now_ms(), False
 
     def moved(self, ended: int) -> None:
-        """So many of its tasks have ended."""
+        """Note the number of finished tasks of the job."""
         if ended != self._ended:
             self._ended, self._since = ended, self._clock.now_ms()
 
     def end(self) -> None:
-        """It has ended."""
+        """End the time of the job."""
         self._since = None
 
-    def look(self, is_waiting: bool = False) -> bool:
-        """Whether the job has been still for too long. `is_waiting`: other jobs have all cores now; that counts for
-        nothing."""
+    def check(self, is_waiting: bool = False) -> bool:
+        """Return whether the job has stalled for too long. `is_waiting`: other jobs use all cores, so time stops."""
         since, now = self._since, self._clock.now_ms()
         if is_waiting:
             self._waited_until = now
@@ -103,7 +105,7 @@ OnFailed = Callable[[RunRecord, BaseException, str], object]
 
 
 class Job:
-    """A run under way: its steps, the work that it waits for, and in the end its outcome."""
+    """An active run: its steps, the tasks that it waits for, and in the end its outcome."""
 
     def __init__(self, topic: TopicName, run: RunRecord, steps: Steps) -> None:
         self.topic = topic
@@ -115,11 +117,11 @@ class Job:
         self._steps = steps
 
     def start(self) -> None:
-        """Run up to the first work."""
+        """Run up to the first task set."""
         self._advance(lambda: next(self._steps))
 
     def answer(self, outcomes: list[Any]) -> None:
-        """Go on with what came of the work, up to the next; its first failure is raised in the run."""
+        """Continue with the results of the tasks, up to the next task set. The first failure is raised in the run."""
         failed = next((outcome for outcome in outcomes if isinstance(outcome, TaskFailure)), None)
         if failed is not None:
             self.fail(failed.error)
@@ -141,7 +143,7 @@ class Job:
 
     @property
     def progress(self) -> dict[str, object]:
-        """Phase, tasks and bytes done, for the run's row; bytes are those of the tasks that have ended, about."""
+        """Phase, finished tasks, and their approximate bytes, for the run's row."""
         work = self.work
         if work is None:
             return {}
@@ -156,11 +158,11 @@ class Job:
 
 @dataclass(frozen=True)
 class BatchRunner:
-    """Drives runs; `heartbeat_ms`: a run without a heartbeat for that time counts as dead.
+    """Driver of runs. `heartbeat_ms`: a run without a heartbeat for that time counts as dead.
 
-    `claims_at_once`: a claim may have to wait for others (a tail is rolled and sealed), so some are made at once.
-    `on_failed` records that a run did not succeed, why, and in which words, as soon as it is known; None: in its row.
-    `stillness` None: a task of a job has no time limit.
+    `claims_at_once`: number of concurrent claims; a claim may wait until a tail is sealed. `on_failed`: records a
+    failed run (run, error, its text) at once; None: the run's row records it. `stall_detector` None: tasks have no
+    time limit.
     """
 
     metadata: MetadataStore
@@ -169,17 +171,17 @@ class BatchRunner:
     heartbeat_ms: int
     claims_at_once: int = 1
     on_failed: OnFailed | None = None
-    stillness: StallDetector | None = None
+    stall_detector: StallDetector | None = None
 
     def run(
         self, topics: Iterable[TopicName], claim: Callable[[TopicName], Job | None], size: int
     ) -> Iterator[Outcome]:
-        """An outcome for each topic, in order. `claim` gives a job, None for nothing to do, or raises."""
+        """Yield an outcome per topic, in order. `claim` returns a job, or None for nothing to compact, or raises."""
         remaining = iter(topics)
-        while some := list(islice(remaining, size)):
-            yield from self._run_some(some, claim)
+        while batch := list(islice(remaining, size)):
+            yield from self._run_batch(batch, claim)
 
-    def _run_some(self, topics: list[TopicName], claim: Callable[[TopicName], Job | None]) -> list[Outcome]:
+    def _run_batch(self, topics: list[TopicName], claim: Callable[[TopicName], Job | None]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         claimed: dict[int, Job] = {}
         try:
@@ -203,19 +205,19 @@ class BatchRunner:
     def _claim_all(
         self, topics: Sequence[TopicName], claim: Callable[[TopicName], Job | None]
     ) -> Iterator[tuple[int, Job | Outcome]]:
-        """A job, or the outcome if there is nothing to do, with the number of its topic, as soon as it is known."""
+        """Yield the number of each topic with its job, or with its outcome if no run was claimed, as each is known."""
 
-        def one(name: TopicName) -> Job | Outcome:
+        def claim_topic(name: TopicName) -> Job | Outcome:
             try:
                 return claim(name) or Outcome(name)
             except Exception as error:
                 return Outcome(name, None, error)
 
         if self.claims_at_once == 1 or len(topics) == 1:
-            yield from ((number, one(name)) for number, name in enumerate(topics))
+            yield from ((number, claim_topic(name)) for number, name in enumerate(topics))
             return
         with ThreadPoolExecutor(min(self.claims_at_once, len(topics)), "claim") as pool:
-            numbers = {pool.submit(one, name): number for number, name in enumerate(topics)}
+            numbers = {pool.submit(claim_topic, name): number for number, name in enumerate(topics)}
             for future in as_completed(numbers):
                 yield numbers[future], future.result()
 
@@ -223,35 +225,35 @@ class BatchRunner:
         for job in jobs:
             job.start()
             self._note_end(job)
-        while running := self._still_wanted(jobs):
+        while running := self._waiting(jobs):
             for job, result in zip(running, self._do(running), strict=True):
                 if job.fenced:
-                    job.fail(self._why_fenced(job.run))
+                    job.fail(self._fencing_error(job.run))
                 elif isinstance(result, CompactorError):
                     job.fail(result)
                 else:
                     job.answer(result)
                 self._note_end(job)
 
-    def _still_wanted(self, jobs: list[Job]) -> list[Job]:
-        """The runs that have work to do; those that were fenced meanwhile end before anything is done for them."""
+    def _waiting(self, jobs: list[Job]) -> list[Job]:
+        """Return the jobs with tasks to run. First the fenced ones end, so that the engine runs nothing for them."""
         running = [job for job in jobs if job.work is not None]
-        with suppress(CompactorError):  # a database that is away for a moment is asked again by the next beat
+        with suppress(CompactorError):  # the next heartbeat repeats this if the database is away
             self._beat(running)
         for job in running:
             if job.fenced:
-                job.fail(self._why_fenced(job.run))
+                job.fail(self._fencing_error(job.run))
                 self._note_end(job)
         return [job for job in running if job.work is not None]
 
     def _do(self, running: list[Job]) -> list[list[Any] | CompactorError]:
-        """Let the engine do the work of all; what came of it, run by run, or why nothing did.
+        """Let the engine run the tasks of all jobs. Return their results, or the error, job by job.
 
-        An engine that gives up on all, because one task kills its workers, is asked again for each run alone.
+        If the engine fails all because one task kills its workers, each job runs alone.
         """
         together = self._do_together(running)
-        still = self.stillness is not None and self.stillness.is_over
-        if isinstance(together, Unavailable) and len(running) > 1 and not still:
+        stalled = self.stall_detector is not None and self.stall_detector.is_over
+        if isinstance(together, Unavailable) and len(running) > 1 and not stalled:
             alone = [self._do_together([job]) for job in running]
             return [item if isinstance(item, CompactorError) else item[0] for item in alone]
         return [together for _ in running] if isinstance(together, CompactorError) else [*together]
@@ -264,38 +266,39 @@ class BatchRunner:
         phases = dict.fromkeys(work.name for work in works)
         self.progress.phase(" and ".join(phases), len(costs), sum(work.messages for work in works))
 
-        still = self.stillness
+        detector = self.stall_detector
 
         def on_done(tasks: int) -> None:
-            if still is not None:
-                still.moved(tasks)
+            if detector is not None:
+                detector.moved(tasks)
             for job, work in zip(running, works, strict=True):
                 job.done = len(work.costs) * tasks // max(1, len(costs))
             self.progress.done(tasks)
 
-        if still is not None:
-            still.begin()
+        if detector is not None:
+            detector.begin()
         try:
             outcomes = self.engine.run(len(costs), task, on_done, costs)
         except CompactorError as error:
-            return self._why_stopped(error, " and ".join(phases))
+            return self._stall_error(error, " and ".join(phases))
         finally:
-            if still is not None:
-                still.end()
+            if detector is not None:
+                detector.end()
         return [outcomes[end - len(work.costs) : end] for end, work in zip(ends, works, strict=True)]
 
-    def _why_stopped(self, error: CompactorError, phases: str) -> CompactorError:
-        if self.stillness is None or not self.stillness.is_over or not isinstance(error, Fenced):
+    def _stall_error(self, error: CompactorError, phases: str) -> CompactorError:
+        """Return the error of a stalled job if `error` is the result of its stop, else `error`."""
+        if self.stall_detector is None or not self.stall_detector.is_over or not isinstance(error, Fenced):
             return error
         return Unavailable(
-            f"no task of {phases} ended for {self.stillness.limit_ms / 1000:g} s, so it was stopped",
+            f"no task of {phases} ended for {self.stall_detector.limit_ms / 1000:g} s, so it was stopped",
             "check that Spark's workers and the object store answer; where a task may take that long, raise "
             "compaction.stalled-after",
             is_public=True,
         )
 
     def _beat(self, jobs: Sequence[Job]) -> None:
-        if self.stillness is not None and self.stillness.look(self.engine.is_waiting):
+        if self.stall_detector is not None and self.stall_detector.check(self.engine.is_waiting):
             self.engine.cancel()
             return
         active = [job for job in jobs if job.outcome is None]
@@ -313,8 +316,8 @@ class BatchRunner:
         if job.outcome is not None and job.outcome.error is not None:
             self._record_failure(job.run, job.outcome.error)
 
-    def _why_fenced(self, run: RunRecord) -> CompactorError:
-        """The database knows by whom a run was overtaken."""
+    def _fencing_error(self, run: RunRecord) -> CompactorError:
+        """Return the database's error for a fenced run, which names the newer run or the cause."""
         try:
             self.metadata.runs.update(run)
         except CompactorError as error:
@@ -322,7 +325,7 @@ class BatchRunner:
         return Fenced(f"run {run.run_id} was stopped", "start it again if it is still wanted")
 
     def _record_failure(self, run: RunRecord, error: BaseException) -> None:
-        """W3: the original error is kept; a database that is away too must not hide it."""
+        """Record the original error (W3). If the database is away too, add that as a note."""
         try:
             error_text = recorded(error)
             if self.on_failed is None:
@@ -334,22 +337,22 @@ class BatchRunner:
 
 
 def _together(works: Sequence[TaskSet]) -> TaskInputs:
-    """The tasks of several works as one sequence; of a divided one, each input goes where its task does."""
+    """Return the tasks of several task sets as one sequence. Each input of TaskInputs travels with its task only."""
     tasks = tuple(work.task.task if isinstance(work.task, TaskInputs) else work.task for work in works)
     inputs = [
-        (number, given)
+        (number, item)
         for number, work in enumerate(works)
-        for given in (work.task.inputs if isinstance(work.task, TaskInputs) else range(len(work.costs)))
+        for item in (work.task.inputs if isinstance(work.task, TaskInputs) else range(len(work.costs)))
     ]
     return TaskInputs(_OneOf(tasks), inputs)
 
 
 @dataclass(frozen=True)
 class _OneOf:
-    """Calls one of several tasks. Travels by pickle."""
+    """A task that calls one of several tasks. Travels by pickle."""
 
     tasks: tuple[Callable[[Any], Any], ...]
 
-    def __call__(self, given: tuple[int, Any]) -> Any:
-        number, its_input = given
-        return self.tasks[number](its_input)
+    def __call__(self, item: tuple[int, Any]) -> Any:
+        number, task_input = item
+        return self.tasks[number](task_input)

@@ -1,12 +1,12 @@
-"""Phase one: which rows survive, from key indexes alone.
+"""Phase one: the decision which rows survive, from key indexes alone.
 
-One task takes one hash range: of each dirty ledger's index, of the records of expired rows, and of the levels of the
-previous compacted index, which it probes by the dirty keys or, if they are to be merged, reads whole. `resolve.py`
-decides; of chunked messages `chunked_messages.py` says which are complete. The task hands on: row sets (of each ledger
-the offsets that survive, of each old part those that are superseded), its range of the new index level, and of the
-chunk table if there are chunks. No key leaves the task and no payload enters it.
+A task takes one hash range of each dirty ledger's index, of the records of expired rows, and of the levels of the
+previous compacted index. It probes those levels by the dirty keys, or reads a level whole to merge it. `resolve.py`
+decides; `chunked_messages.py` finds the complete chunked messages. The task returns row sets (the surviving offsets of
+each ledger, the superseded offsets of each old part), and its range of the new index level and of the chunk table. No
+key leaves the task and no payload enters it.
 
-Memory: about 80 bytes a record of the range (`plan.RANGE_RECORDS` bounds it).
+Memory: about 80 bytes per record of the range (`plan.RANGE_RECORDS` bounds the records).
 Rules: semantics.md P3–P6, P8–P10, T1, T2.
 """
 
@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap, BitMap64
 
-from compactor.engines.engine import stop_of_this_task
+from compactor.engines.engine import current_stop
 from compactor.run.chunked_messages import ChunkDecision, RangeChunks, read_chunks, with_complete, write_chunks
 from compactor.run.plan import HashRangeStatistics, RangeTaskResult, RowSet, RunPlan, RunPolicies, Source
-from compactor.run.resolve import ResolutionRules, newest_of, resolve, without_expired, without_gone
+from compactor.run.resolve import ResolutionRules, newest_of, resolve, without_expired, without_removed
 from storage.checksums import crc32c
 from storage.clock import SystemClock
 from storage.errors import ObjectDamaged
@@ -40,51 +40,51 @@ from storage.objects.registry import open_store
 from storage.objects.throttled import throttled
 
 MARKED_SPAN = 32
-"""Offsets that are at most so much further apart than one are sorted by marking: 32 bytes an offset at most."""
+"""Maximum span per offset up to which offsets are sorted by marking, which takes at most 32 bytes per offset."""
 
 
 def run_range(plan: RunPlan, number: int) -> RangeTaskResult:
-    """One phase-one task: hash range `number` of `plan`. Raises ObjectMissing, ObjectDamaged, any store error."""
+    """Run one phase-one task: hash range `number`. Raises ObjectMissing, ObjectDamaged, any store error."""
     with task_store(plan) as store:
         return _compact_range(store, plan, number)
 
 
 @contextmanager
 def task_store(plan: RunPlan) -> Iterator[ObjectStore]:
-    """The run's store as a task sees it: opened by the task, within the run's rates, until the task is to end."""
+    """Open the run's store for a task, with the run's rate limits. A cancelled task stops at its next access."""
     with closing(open_store(plan.store)) as store:
-        yield throttled(store, plan.rates, SystemClock(), stop_of_this_task())
+        yield throttled(store, plan.rates, SystemClock(), current_stop())
 
 
 def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskResult:
-    wanted = plan.ranges[number]
+    hash_range = plan.ranges[number]
     by_event = plan.policies.event_time_order
-    runs = [key_index.read_records(store, location, wanted, events=by_event) for location in plan.indexes]
+    runs = [key_index.read_records(store, location, hash_range, events=by_event) for location in plan.indexes]
     winners = newest_of(runs, by_event)
-    chunks = read_chunks(store, plan, wanted)
+    chunks = read_chunks(store, plan, hash_range)
     if chunks is not None:
         winners = with_complete(newest_of([chunks.due(), winners], by_event), chunks.complete(), by_event)
     dirty = without_expired(winners, _among(store, plan, plan.expired, winners))
-    dirty = without_gone(dirty, _among(store, plan, plan.gone, winners))
+    dirty = without_removed(dirty, _among(store, plan, plan.removed, winners))
     if chunks is not None:
-        dirty = without_gone(dirty, chunks.gone())
-    levels = _read_levels(store, plan, wanted, dirty, chunks)
+        dirty = without_removed(dirty, chunks.removed())
+    levels = _read_levels(store, plan, hash_range, dirty, chunks)
     failpoint(Failpoint.PHASE_ONE_INDEX_READ)
     resolved = resolve(dirty, levels, plan.merged, ResolutionRules(plan.policies, plan.now, plan.cursor_floor))
 
-    decided = chunks.decide(resolved) if chunks is not None else ChunkDecision()
+    decision = chunks.decide(resolved) if chunks is not None else ChunkDecision()
     new, old = _read_unkeyed(store, plan, number)
-    gone = _gone_offsets(store, plan) if any(map(any, (new.values(), old.values()))) else BitMap64()
-    unkeyed = unkeyed_survivors(new, plan.policies, gone)
-    named = np.concatenate([resolved.survivors, resolved.superseded, decided.named, *map(_offsets, unkeyed.values())])
-    for kind, bitmap in unkeyed_survivors(old, plan.policies, gone).items():
+    removed = _removed_offsets(store, plan) if any(map(any, (new.values(), old.values()))) else BitMap64()
+    unkeyed = unkeyed_survivors(new, plan.policies, removed)
+    named = np.concatenate([resolved.survivors, resolved.superseded, decision.named, *map(_offsets, unkeyed.values())])
+    for kind, bitmap in unkeyed_survivors(old, plan.policies, removed).items():
         unkeyed[kind] |= bitmap
         named = np.concatenate([named, _offsets(old[kind] - bitmap)])
     name, row_sets, row_set_bytes = _write_row_sets(
         store, plan, number, split_by_source(ascending(named), plan.sources)
     )
-    index = _write_index(store, plan, number, resolved.level, wanted, unkeyed)
-    table = write_chunks(store, plan, number, decided)
+    index = _write_index(store, plan, number, resolved.level, hash_range, unkeyed)
+    table = write_chunks(store, plan, number, decision)
     records = sum(map(len, runs)) + sum(map(len, levels))
     statistics = HashRangeStatistics(
         records=records,
@@ -93,11 +93,11 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskR
         tombstones_removed=resolved.tombstones_removed,
         tombstones_kept=resolved.tombstones_kept,
         expired=resolved.expired,
-        null_keys=len(unkeyed_survivors(new, plan.policies, gone)["null_keys"]) + decided.null_keys,
+        null_keys=len(unkeyed_survivors(new, plan.policies, removed)["null_keys"]) + decision.null_keys,
         dropped_to=resolved.dropped_to,
-        chunks=len(decided.table),
-        incomplete_chunks=decided.pending,
-        chunks_expired=decided.expired,
+        chunks=len(decision.table),
+        incomplete_chunks=decision.pending,
+        chunks_expired=decision.expired,
         bytes_read=records * (key_index.RECORD_BYTES + by_event * key_index.EVENT_BYTES),
         bytes_written=row_set_bytes + (index.length if index else 0) + (table.length if table else 0),
     )
@@ -105,46 +105,46 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskR
 
 
 def _read_levels(
-    store: ObjectStore, plan: RunPlan, wanted: HashRange, dirty: IndexRecords, chunks: RangeChunks | None
+    store: ObjectStore, plan: RunPlan, hash_range: HashRange, dirty: IndexRecords, chunks: RangeChunks | None
 ) -> list[IndexRecords]:
-    """The levels, newest first: those that are merged whole, of the others the fences of dirty keys."""
+    """Return the levels, newest first: all records of a merged level, else only the fences of dirty keys."""
     events = plan.policies.event_time_order
     levels = []
     for number, level in enumerate(plan.levels):
         if number < plan.merged:
-            found = [key_index.read_records(store, location, wanted, events=events) for location in level]
+            records = [key_index.read_records(store, location, hash_range, events=events) for location in level]
         else:
-            found = [key_index.probe_records(store, location, dirty.hi, events=events) for location in level]
+            records = [key_index.probe_records(store, location, dirty.hi, events=events) for location in level]
         if plan.reindexed and chunks is not None:
-            found.append(chunks.indexed())
-        level_records = key_index.concatenated(found)
-        if np.any(level_records.hi[1:] < level_records.hi[:-1]):  # parts that were indexed again, each alone
+            records.append(chunks.indexed())
+        level_records = key_index.concatenated(records)
+        if np.any(level_records.hi[1:] < level_records.hi[:-1]):  # parts indexed again, one by one
             level_records = level_records.take(key_index.latest(level_records.hi, level_records.lo))
         levels.append(level_records)
     return levels
 
 
 def _among(store: ObjectStore, plan: RunPlan, rows: tuple[tuple[int, DeletedRows], ...], winners: IndexRecords) -> U64:
-    """The offsets of those winners that are among some rows of sources, ascending."""
+    """Return the offsets of the winners that are among `rows`, ascending. `rows`: source numbers and bitmaps."""
     if not rows:
         return np.empty(0, dtype=np.uint64)
     offsets = np.sort(winners.offset & OFFSET_MASK)
-    bitmaps = read_all_deleted(store, [place for _, place in rows])
-    found = [np.empty(0, dtype=np.uint64)]
+    bitmaps = read_all_deleted(store, [location for _, location in rows])
+    among = [np.empty(0, dtype=np.uint64)]
     for (number, _), bitmap in zip(rows, bitmaps, strict=True):
         source = plan.sources[number]
         first, last = np.uint64(source.first_offset), np.uint64(source.last_offset)
-        mine = offsets[np.searchsorted(offsets, first, "left") : np.searchsorted(offsets, last, "right")]
-        dead = BitMap(array("I", (mine - first).astype(np.uint32).tobytes())) & bitmap
-        found.append(np.frombuffer(dead.to_array(), dtype=np.uint32).astype(np.uint64) + first)
-    return np.concatenate(found)
+        inside = offsets[np.searchsorted(offsets, first, "left") : np.searchsorted(offsets, last, "right")]
+        dead = BitMap(array("I", (inside - first).astype(np.uint32).tobytes())) & bitmap
+        among.append(np.frombuffer(dead.to_array(), dtype=np.uint32).astype(np.uint64) + first)
+    return np.concatenate(among)
 
 
-def _gone_offsets(store: ObjectStore, plan: RunPlan) -> BitMap64:
-    """All rows that expire, of whatever kind (C2)."""
+def _removed_offsets(store: ObjectStore, plan: RunPlan) -> BitMap64:
+    """Return the offsets of all rows, of any kind, that the topic's limits remove (C2)."""
     offsets = BitMap64()
-    bitmaps = read_all_deleted(store, [place for _, place in plan.gone])
-    for (number, _), bitmap in zip(plan.gone, bitmaps, strict=True):
+    bitmaps = read_all_deleted(store, [location for _, location in plan.removed])
+    for (number, _), bitmap in zip(plan.removed, bitmaps, strict=True):
         relative = np.frombuffer(bitmap.to_array(), dtype=np.uint32).astype(np.uint64)
         offsets |= BitMap64((relative + np.uint64(plan.sources[number].first_offset)).tolist())
     return offsets
@@ -153,18 +153,20 @@ def _gone_offsets(store: ObjectStore, plan: RunPlan) -> BitMap64:
 def unkeyed_survivors(
     unkeyed: dict[str, BitMap64],
     policies: RunPolicies,
-    gone: BitMap64 = BitMap64(),  # noqa: B008
+    removed: BitMap64 = BitMap64(),  # noqa: B008
 ) -> dict[str, BitMap64]:
-    """Rows outside the key map that stay: whole entries (P8), null keys by policy (P6); but those that are `gone` by
-    the topic's limits (C2)."""
-    kept = {kind: bitmap - gone for kind, bitmap in unkeyed.items()}
+    """Return the rows outside the key map that stay: whole entries (P8), and null keys by policy (P6).
+
+    Rows that the topic's limits remove (C2), `removed`, do not stay.
+    """
+    kept = {kind: bitmap - removed for kind, bitmap in unkeyed.items()}
     if not policies.retain_null_key:
         kept["null_keys"] = BitMap64()
     return kept
 
 
 def ascending(offsets: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Distinct offsets, sorted. Dense ones are put in order by marking, which is 4 times as fast as sorting."""
+    """Sort distinct offsets. Dense offsets are sorted by marking, which is four times as fast."""
     if len(offsets) == 0:
         return offsets
     first, last = offsets.min(), offsets.max()
@@ -178,9 +180,9 @@ def ascending(offsets: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def split_by_source(offsets: U64, sources: tuple[Source, ...]) -> dict[int, U64]:
-    """Ascending offsets by the number of the source that holds them.
+    """Split ascending offsets by the number of the source that holds them.
 
-    Raises ObjectDamaged for an offset that no source holds: the index and the ledgers disagree.
+    Raises ObjectDamaged for an offset that no source holds: index and ledgers disagree.
     """
     firsts = np.array([source.first_offset for source in sources], dtype=np.uint64)
     cuts = [*np.searchsorted(offsets, firsts, "left").tolist(), len(offsets)]
@@ -196,18 +198,18 @@ def split_by_source(offsets: U64, sources: tuple[Source, ...]) -> dict[int, U64]
 
 
 def _read_unkeyed(store: ObjectStore, plan: RunPlan, number: int) -> tuple[dict[str, BitMap64], dict[str, BitMap64]]:
-    """Rows outside the key map, of the dirty ledgers and of the levels that are merged.
+    """Return the rows outside the key map, of the dirty ledgers and of the merged levels, by class.
 
-    They have no hash: the indexes are dealt out to the ranges.
+    These rows have no hash. So each hash range reads its share of the indexes.
     """
     merged = [location for level in plan.levels[: plan.merged] for location in level]
     both = []
     for locations in (plan.indexes, merged):
-        found = {kind: BitMap64() for kind in key_index.UNKEYED_CLASSES}
+        classes = {kind: BitMap64() for kind in key_index.UNKEYED_CLASSES}
         for location in locations[number :: len(plan.ranges)]:
-            for kind, bitmap in found.items():
+            for kind, bitmap in classes.items():
                 bitmap |= key_index.read_unkeyed(store, location, kind)
-        both.append(found)
+        both.append(classes)
     return both[0], both[1]
 
 
@@ -234,11 +236,16 @@ def _write_row_sets(
 
 
 def _write_index(
-    store: ObjectStore, plan: RunPlan, number: int, level: IndexRecords, wanted: HashRange, unkeyed: dict[str, BitMap64]
+    store: ObjectStore,
+    plan: RunPlan,
+    number: int,
+    level: IndexRecords,
+    hash_range: HashRange,
+    unkeyed: dict[str, BitMap64],
 ) -> IndexLocation | None:
     if not len(level) and not any(unkeyed.values()):
         return None
-    data, directory = key_index.encode_index(level, wanted, unkeyed)
+    data, directory = key_index.encode_index(level, hash_range, unkeyed)
     name = names.compacted_index(plan.topic_uid, plan.attempt_id, number)
     store.put(name, data)
     failpoint(Failpoint.PHASE_ONE_INDEX_WRITTEN)

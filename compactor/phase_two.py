@@ -1,14 +1,13 @@
-"""Phase two: copy the survivors into parts, and mark what goes in the parts that are kept.
+"""Phase two: copy of the survivors into new parts, and bitmaps of the removed rows of kept parts.
 
-A task writes one part: slice by slice it walks a source's row groups, skips those without survivors, takes the
-surviving rows of the others and appends them. Rows keep every column (W1) and their order; a tombstone that is kept
-for the first time gets the run's time (T1). Or it writes one object of bitmaps: for each of some kept parts, the rows
-that were deleted before and those that phase one superseded. Payloads go from the store to the store through one
-task; nothing is shuffled.
+A task writes one part: it reads the row groups of each slice that have survivors, and appends the surviving rows. Rows
+keep every column (W1) and their order; a tombstone that is kept for the first time gets the run's time (T1). Or a task
+writes one object of bitmaps: for each of several kept parts, the rows that were deleted before and the rows that phase
+one superseded. A payload passes through one task only; nothing is shuffled.
 
-Memory: one row group read, one being gathered, 12 bytes a survivor of the part (`plan.PART_ROWS`), 4 bytes a row that
-the row sets of its sources name, and while those of a slice are merged at most 32 a survivor; of bitmaps 4 bytes a
-row that goes (`layout.BITMAP_ROWS`).
+Memory of a part: two row groups, 12 bytes per survivor (`plan.PART_ROWS`), 4 bytes per row in the row sets of its
+sources, and at most 32 bytes per survivor of a slice during the merge of its row sets. Memory of bitmaps: 4 bytes per
+removed row (`layout.BITMAP_ROWS`).
 """
 
 from __future__ import annotations
@@ -51,22 +50,22 @@ from storage.objects.ranges import ByteRange, read_ranges
 
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-Wanted = Iterator[tuple[int, I64]]
-"""Row groups by number, ascending, and the positions of the wanted rows in each."""
+Selection = Iterator[tuple[int, I64]]
+"""Numbers of row groups, ascending, and the positions of the selected rows in each."""
 
 
 def run_task(plan: RunPlan, task: PartTask | DeletedRowsTask) -> PartTaskResult | DeletedRowsTaskResult:
-    """One phase-two task. Raises ObjectMissing, ObjectDamaged, any store error."""
+    """Run one phase-two task. Raises ObjectMissing, ObjectDamaged, any store error."""
     with task_store(plan) as store:
         return _write_part(store, plan, task) if isinstance(task, PartTask) else _write_bitmaps(store, plan, task)
 
 
 def _write_part(store: ObjectStore, plan: RunPlan, task: PartTask) -> PartTaskResult:
-    seen = _Seen(plan.partition)
-    tables = _surviving_rows(store, plan, task, seen)
+    content = _PartContent(plan.partition)
+    tables = _surviving_rows(store, plan, task, content)
     first = next(tables, None)
-    if first is None:  # nothing of a slice that was cut inside a source: no object of no rows
-        return PartTaskResult(task.number, statistics=seen.statistics)
+    if first is None:  # slices inside sources may have no survivors; an object without rows is not written
+        return PartTaskResult(task.number, statistics=content.statistics)
     with RowsWriter(store, names.part(plan.topic_uid, plan.attempt_id, task.number)) as writer:
         failpoint(Failpoint.PHASE_TWO_PART_BEGUN)
         for source, table in chain([first], tables):
@@ -74,39 +73,42 @@ def _write_part(store: ObjectStore, plan: RunPlan, task: PartTask) -> PartTaskRe
             tombstone = keyed & (flagged_offsets(table) & TOMBSTONE != 0)
             table = _first_kept(table, tombstone, plan.now)
             sizes = rows.logical_sizes(table)
-            seen.add(source, table, sizes, keyed & ~tombstone)
+            content.add(source, table, sizes, keyed & ~tombstone)
             writer.write(table, sizes)
     failpoint(Failpoint.PHASE_TWO_PART_WRITTEN)
     assert writer.result is not None
-    return PartTaskResult(task.number, seen.part(writer.result), seen.kept, seen.statistics)
+    return PartTaskResult(task.number, content.part(writer.result), content.kept, content.statistics)
 
 
-def _surviving_rows(store: ObjectStore, plan: RunPlan, task: PartTask, seen: _Seen) -> Iterator[tuple[int, pa.Table]]:
-    """The rows of a part, by source, about an output row group at a time."""
+def _surviving_rows(
+    store: ObjectStore, plan: RunPlan, task: PartTask, content: _PartContent
+) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the rows of a part, with the number of their source, about one output row group at a time."""
     all_named = read_offsets(store, [item.row_sets for item in task.slices])
     all_deleted = read_all_deleted(store, [plan.sources[item.source].deleted for item in task.slices])
-    for one, named, deleted in zip(task.slices, all_named, all_deleted, strict=True):
-        source = plan.sources[one.source]
-        if one.source < plan.old_parts:
+    for item, named, deleted in zip(task.slices, all_named, all_deleted, strict=True):
+        source = plan.sources[item.source]
+        if item.source < plan.old_parts:
             deleted |= _bitmap(named)
             reader = RowsReader(store, source.rows)
-            wanted = _all_but(reader, source, one, deleted)
+            selection = _all_but(reader, source, item, deleted)
         else:
-            offsets = _inside(named, source, one)
+            offsets = _inside(named, source, item)
             if not len(offsets):
                 continue
             reader = RowsReader(store, source.rows)
-            wanted = _named(reader, offsets)
-        for table in reader.take(seen.counted(reader, wanted)):
-            yield one.source, table
+            selection = _named(reader, offsets)
+        for table in reader.take(content.counted(reader, selection)):
+            yield item.source, table
 
 
 def read_offsets(store: ObjectStore, of_sources: Sequence[Located]) -> Iterator[npt.NDArray[np.uint32]]:
-    """Of each source the offsets in the row sets of all hash ranges, relative to its first, ascending. Shape (n,).
+    """Yield, per source, the offsets in its row sets, relative to the source's first offset, ascending. Shape (n,).
 
-    Row sets of neighbouring sources are neighbours in their objects, and come in one ranged read.
+    Row sets of neighbouring sources are neighbours in their objects, so one ranged read gets them.
     """
-    ranges = [ByteRange(name, one.start, one.count * 4) for row_sets in of_sources for name, one in row_sets]
+    located = [item for row_sets in of_sources for item in row_sets]
+    ranges = [ByteRange(name, row_set.start, row_set.count * 4) for name, row_set in located]
     blocks = iter(read_ranges(store, ranges))
     for row_sets in of_sources:
         relative = [np.empty(0, dtype=np.uint32)]
@@ -120,15 +122,15 @@ def read_offsets(store: ObjectStore, of_sources: Sequence[Located]) -> Iterator[
         yield ascending(np.concatenate(relative))
 
 
-def _inside(relative: npt.NDArray[np.uint32], source: Source, one: Slice) -> I64:
-    """Those in the slice, as whole offsets."""
-    first, last = (np.uint32(bound - source.first_offset) for bound in (one.first_offset, one.last_offset))
+def _inside(relative: npt.NDArray[np.uint32], source: Source, item: Slice) -> I64:
+    """Return the offsets inside the slice, as absolute offsets."""
+    first, last = (np.uint32(bound - source.first_offset) for bound in (item.first_offset, item.last_offset))
     inside = relative[np.searchsorted(relative, first, "left") : np.searchsorted(relative, last, "right")]
     return inside.astype(np.int64) + source.first_offset
 
 
-def _named(reader: RowsReader, offsets: I64) -> Wanted:
-    """The rows of `offsets`, ascending; row groups without any are not read."""
+def _named(reader: RowsReader, offsets: I64) -> Selection:
+    """Select the rows of `offsets` (ascending). Row groups without any are not read."""
     firsts = np.searchsorted(offsets, [group.first_offset for group in reader.groups], "left").tolist()
     ends = np.searchsorted(offsets, [group.last_offset for group in reader.groups], "right").tolist()
     spans = [(number, *span) for number, span in enumerate(zip(firsts, ends, strict=True)) if span[0] < span[1]]
@@ -138,25 +140,25 @@ def _named(reader: RowsReader, offsets: I64) -> Wanted:
 
 
 def _positions(reader: RowsReader, number: int, group: RowGroup, offsets: I64) -> I64:
-    """Where in a row group the rows of `offsets` are. The offsets of a group without gaps need not be read."""
+    """Return the positions of `offsets` in a row group. Only a group with gaps needs its offsets read."""
     if group.last_offset - group.first_offset + 1 == group.rows:
         return offsets - group.first_offset
     present = reader.offsets(number)
     positions = np.searchsorted(present, offsets)
     if np.any(positions >= len(present)) or np.any(present[np.minimum(positions, len(present) - 1)] != offsets):
         raise ObjectDamaged(
-            f"the key index names rows between offsets {group.first_offset} and {group.last_offset} that are not there",
+            f"the key index names rows between offsets {group.first_offset} and {group.last_offset} that do not exist",
             "restore the ledger or its index from a backup, or delete the cursor __compaction and compact from raw",
             is_public=True,
         )
     return positions.astype(np.int64)
 
 
-def _all_but(reader: RowsReader, source: Source, one: Slice, deleted: BitMap) -> Wanted:
-    """The live rows of a slice of an old part; row groups of which nothing is alive are not read."""
+def _all_but(reader: RowsReader, source: Source, item: Slice, deleted: BitMap) -> Selection:
+    """Select the live rows of a slice of an old part. Row groups without live rows are not read."""
     spans = []
     for number, group in enumerate(reader.groups):
-        first, last = max(group.first_offset, one.first_offset), min(group.last_offset, one.last_offset)
+        first, last = max(group.first_offset, item.first_offset), min(group.last_offset, item.last_offset)
         if first > last:
             continue
         dead = deleted.range_cardinality(first - source.first_offset, last - source.first_offset + 1)
@@ -166,13 +168,13 @@ def _all_but(reader: RowsReader, source: Source, one: Slice, deleted: BitMap) ->
     for number in spans:
         present = reader.offsets(number)
         mask = alive(deleted, source.first_offset, present)
-        mask &= (present >= one.first_offset) & (present <= one.last_offset)
+        mask &= (present >= item.first_offset) & (present <= item.last_offset)
         if mask.any():
             yield number, np.flatnonzero(mask)
 
 
 def _first_kept(table: pa.Table, tombstone: Mask, now: int) -> pa.Table:
-    """Tombstones that no run has kept before get the time of this one (T1)."""
+    """Set the run's time on tombstones that no earlier run has kept (T1)."""
     if not tombstone.any():
         return table
     column = table.schema.get_field_index("retained_at")
@@ -188,20 +190,20 @@ def _write_bitmaps(store: ObjectStore, plan: RunPlan, task: DeletedRowsTask) -> 
     for number, bitmap, named in zip(sources, bitmaps, all_named, strict=True):
         source = plan.sources[number]
         more = _bitmap(named)
-        going = np.frombuffer((more - bitmap).to_array(), dtype=np.uint32).astype(np.uint64)
-        gone = SourceTotals(len(going), int(going.sum()) + len(going) * source.first_offset)
-        kept[number] = SourceTotals(source.messages, source.offset_sum) - gone
+        new = np.frombuffer((more - bitmap).to_array(), dtype=np.uint32).astype(np.uint64)
+        removed = SourceTotals(len(new), int(new.sum()) + len(new) * source.first_offset)
+        kept[number] = SourceTotals(source.messages, source.offset_sum) - removed
         bitmap |= more
     name = names.bitmaps(plan.topic_uid, plan.attempt_id, task.number)
-    data, places = encode_deleted(name, bitmaps)
+    data, locations = encode_deleted(name, bitmaps)
     store.put(name, data)
     failpoint(Failpoint.PHASE_TWO_BITMAPS_WRITTEN)
     last = _last_alive(store, plan, plan.sources[sources[-1]], bitmaps[-1]) if task.find_last else None
-    return DeletedRowsTaskResult(task.number, dict(zip(sources, places, strict=True)), kept, last)
+    return DeletedRowsTaskResult(task.number, dict(zip(sources, locations, strict=True)), kept, last)
 
 
 def _last_alive(store: ObjectStore, plan: RunPlan, source: Source, deleted: BitMap) -> MessageId | None:
-    """The id of the last live message of a part (R6), or None if all are dead."""
+    """Return the id of the last live message of a part (R6), None if all are dead."""
     reader = RowsReader(store, source.rows)
     for number in reversed(range(len(reader.groups))):
         table = reader.read(number, ["offset", "ledger_id", "entry_id", "batch_index"])
@@ -215,8 +217,8 @@ def _bitmap(relative: npt.NDArray[np.uint32]) -> BitMap:
     return BitMap(array("I", relative.astype(np.uint32).tobytes()))
 
 
-class _Seen:
-    """What was written of a part so far. Asserts W1 on the way: offsets ascend and are unique."""
+class _PartContent:
+    """Statistics of the rows written to a part. It checks that offsets ascend and are unique (W1)."""
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
@@ -234,16 +236,16 @@ class _Seen:
     def statistics(self) -> PartStatistics:
         return PartStatistics(self._groups_read, self._bytes_read)
 
-    def counted(self, reader: RowsReader, wanted: Wanted) -> Wanted:
-        """`wanted`, with the row groups that are read counted on the way."""
-        for number, positions in wanted:
+    def counted(self, reader: RowsReader, selection: Selection) -> Selection:
+        """Yield from `selection`, and count the row groups that are read."""
+        for number, positions in selection:
             group = reader.groups[number]
             self._groups_read += 1
             self._bytes_read += group.end - group.start
             yield number, positions
 
     def add(self, source: int, table: pa.Table, sizes: I64, values: Mask) -> None:
-        """Rows that are about to be written; `values`: which of them are values of a key."""
+        """Add the rows of a table before it is written. `values`: mask of the values with a key."""
         offsets = table.column("offset").to_numpy()
         if (self._last and offsets[0] <= self._last.offset) or np.any(offsets[1:] <= offsets[:-1]):
             raise ObjectDamaged(
@@ -268,7 +270,7 @@ class _Seen:
         self.kept[source] = self.kept.get(source, SourceTotals()) + total
 
     def part(self, written: RowsObject) -> Part:
-        """The part, once all its rows are written."""
+        """Return the part, after all its rows are written."""
         assert self._first is not None
         assert self._last is not None
         total = sum(self.kept.values(), SourceTotals())
@@ -287,5 +289,5 @@ class _Seen:
         )
 
 
-def _least(one: int | None, other: int | None) -> int | None:
-    return min((time for time in (one, other) if time is not None), default=None)
+def _least(*times: int | None) -> int | None:
+    return min((time for time in times if time is not None), default=None)

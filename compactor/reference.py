@@ -1,7 +1,7 @@
-"""The result of a compaction in two pages of plain Python: the oracle of the tests.
+"""Reference compaction in two pages of plain Python: the oracle of the tests.
 
-Nothing here is fast, bounded or clever. It says what semantics.md P3–P6, P9, P10, T1, T2 and C2 say, and nothing else
-does it this way. A schedule of runs is replayed by handing each run the state that the one before left.
+It implements semantics.md P3–P6, P9, P10, T1, T2 and C2 without regard to speed or memory, and shares no code with the
+kernels. To replay a schedule of runs, pass each run the result of the previous one.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from storage.model import Message
 
 @dataclass(frozen=True)
 class ReferenceLedger:
-    """A compacted ledger. `messages`: its rows, chunks by themselves. `retained_at`: by offset, when a tombstone was
-    first kept. `markers`: in event-time order, by key, (event time, offset) of what left the data. `dropped_to`: the
-    highest offset of a message that a reader may miss here: a tombstone or value that won its key and left, or one that
-    was trimmed before any run."""
+    """A compacted ledger.
+
+    `messages`: its rows; each chunk is a row. `retained_at`: by offset, the time at which a run first kept a tombstone.
+    `markers`: in event-time order, by key, (event time, offset) of a removed message. `dropped_to`: highest offset of a
+    message that a reader may miss here: a removed winner of its key, or a message that was trimmed before any run.
+    """
 
     messages: tuple[Message, ...] = ()
     retained_at: Mapping[int, int] = field(default_factory=dict)
@@ -34,9 +36,9 @@ def run(
     cursor_floor: int | None = None,
     raw_from: int = 0,
 ) -> ReferenceLedger:
-    """One run over the state before and the rows after the horizon, in offset order.
+    """Run a compaction over the previous state and the rows after the horizon, in offset order.
 
-    `raw_from`: the topic's start; rows of `raw` below it are not there any more.
+    `raw_from`: the topic's start; rows of `raw` below it are trimmed.
     """
     raw = list(raw)
     trimmed = [message.offset for message in raw if message.offset < raw_from]
@@ -51,20 +53,20 @@ def run(
             newest[message.key] = message
     markers = {key: marker for key, marker in state.markers.items() if _remembered(marker[0], policies, now)}
 
-    too_old = {at for at, made_of in rows_of.items() if any(_gone(row, policies, now) for row in made_of)}
+    too_old = {at for at, parts in rows_of.items() if any(_removed(row, policies, now) for row in parts)}
     stay = [message for message in unkeyed if message.offset not in too_old]
     kept: list[Message] = stay if policies.retain_null_key else []
     retained_at: dict[int, int] = {}
     dropped_to = max([state.dropped_to, *trimmed])
     for key, message in newest.items():
         if key in markers and markers[key] > _order(message, policies):
-            continue  # it came too late: something that is gone since has the larger event time
+            continue  # too late: a removed message of the key has a larger event time
         markers.pop(key, None)
         first_kept = state.retained_at.get(message.offset, now)
-        gone = message.offset in too_old
-        if not gone and not message.is_tombstone and not _expired(message, policies, now):
+        removed = message.offset in too_old
+        if not removed and not message.is_tombstone and not _expired(message, policies, now):
             kept.append(message)
-        elif not gone and message.is_tombstone and _retained(message, first_kept, policies, now, cursor_floor):
+        elif not removed and message.is_tombstone and _retained(message, first_kept, policies, now, cursor_floor):
             kept.append(message)
             retained_at[message.offset] = first_kept
         else:
@@ -74,17 +76,17 @@ def run(
     live = [row for message in kept for row in rows_of[message.offset]]
     for chunks in pending:
         too_long = policies.incomplete_to(now)
-        left = [chunk for chunk in chunks if not _gone(chunk, policies, now)]
-        if too_long is None or any(chunk.publish_time > too_long for chunk in left):
-            live += left
+        remaining = [chunk for chunk in chunks if not _removed(chunk, policies, now)]
+        if too_long is None or any(chunk.publish_time > too_long for chunk in remaining):
+            live += remaining
     return ReferenceLedger(tuple(sorted(live, key=lambda row: row.message_id)), retained_at, markers, dropped_to)
 
 
 def whole_messages(rows: Iterable[Message]) -> tuple[list[Message], dict[int, list[Message]], list[list[Message]]]:
-    """P10: the messages that rows make, in order; by the offset of each the rows that it is made of; and of each uuid
-    the chunks that may still become one.
+    """Assemble messages from rows (P10).
 
-    Chunk 0 begins a message, or begins it again; the next one that is missing continues it; all others are left out.
+    Returns the messages in order; the rows of each message, by its offset; and the pending chunks of each chunked
+    message. Chunk 0 begins a message, or restarts it. The next chunk by index continues it. Other chunks are ignored.
     """
     messages: list[Message] = []
     rows_of: dict[int, list[Message]] = {}
@@ -114,7 +116,7 @@ def whole_messages(rows: Iterable[Message]) -> tuple[list[Message], dict[int, li
 
 
 def _order(message: Message, policies: RunPolicies) -> tuple[int, int]:
-    """P4: the newest id wins. P9: the largest event time, of equal ones the newest id; none is older than any."""
+    """Return the order of a message within its key: offset (P4); or event time, None first, then offset (P9)."""
     if not policies.event_time_order:
         return (0, message.offset)
     return (-(2**63) if message.event_time is None else message.event_time, message.offset)
@@ -124,8 +126,8 @@ def _expired(message: Message, policies: RunPolicies, now: int) -> bool:
     return policies.key_ttl_ms is not None and message.publish_time + policies.key_ttl_ms <= now
 
 
-def _gone(message: Message, policies: RunPolicies, now: int) -> bool:
-    """C2: whatever it is, it is older than the topic's retention, or is below its start."""
+def _removed(message: Message, policies: RunPolicies, now: int) -> bool:
+    """Return whether the topic's limits remove a message of any kind: its retention time or its start (C2)."""
     too_old = policies.retention_ms is not None and now - message.publish_time > policies.retention_ms
     return too_old or message.offset < policies.start_offset
 
@@ -142,12 +144,12 @@ def _remembered(event_time: int | None, policies: RunPolicies, now: int) -> bool
 
 
 def compact(previous: Iterable[Message], raw: Iterable[Message], retain_null_key: bool = False) -> list[Message]:
-    """A run without policies that go by time: live messages before, raw after the horizon, to the new ones."""
+    """Return the live messages after a run without policies by time, from the previous ones and the raw ones."""
     return list(run(ReferenceLedger(tuple(previous)), raw, RunPolicies(retain_null_key=retain_null_key), 0).messages)
 
 
 def view(messages: Iterable[Message]) -> dict[bytes, bytes | None]:
-    """What a reader who folds every message ends with: the newest payload per key, deleted keys left out."""
+    """Return the newest payload per key, without deleted keys: the final state of a reader of all messages."""
     state: dict[bytes, bytes | None] = {}
     for message in messages:
         if message.key is None:

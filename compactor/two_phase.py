@@ -1,22 +1,22 @@
 """One compaction run, in order: tail → claim → snapshot → scan → phase one → layout → phase two → verify → publish.
 
-    tail       rolled and sealed up to now, so that what was appended is in ledgers    (storage/log/log_manager.py)
-    claim      one run a topic; the epoch grows, policies and clock are frozen in the run's row
-    snapshot   the end position, once (P2): what is dirty, and what the previous compacted ledger has    (run_input.py)
-    scan       only if policies go by time: which rows are due to go                               (expiry_scan.py)
-    phase one  one task a hash range: key indexes in, row sets and the new index level out           (phase_one.py)
-    layout     which old parts stay, which are rewritten, how the survivors are cut                  (layout.py)
-    phase two  one task a part: survivors are copied; bitmaps for parts that stay                    (phase_two.py)
-    verify     phase two found exactly what phase one promised, and the store has it                (run_output.py)
-    publish    manifest create-if-absent, then one SQL transaction with compare-and-swap on generation and epoch (A1)
+    tail       roll and seal the active segment, so that ledgers hold all messages     (storage/log/log_manager.py)
+    claim      one run per topic; the epoch grows, the run's row freezes policies and clock
+    snapshot   fix the end position, once (P2): dirty ledgers, and the previous compacted ledger        (run_input.py)
+    scan       only for policies by time: find the rows that are due for removal                     (expiry_scan.py)
+    phase one  one task per hash range: read key indexes, write row sets and the new index level       (phase_one.py)
+    layout     decide which old parts stay or are rewritten, and how to divide the survivors              (layout.py)
+    phase two  one task per part: copy survivors; write bitmaps for parts that stay                    (phase_two.py)
+    verify     phase two wrote exactly the rows that phase one counted, and the store has them        (run_output.py)
+    publish    create the manifest, then compare-and-swap generation and epoch in one SQL transaction (A1)
 
-Whatever fails before the transaction leaves the old generation as it was and only unreferenced objects (W3); the
-original error is kept in the run's row and raised. A run that was fenced (cancelled, its heartbeat stopped, the cursor
-or topic was deleted) can never publish.
+A failure before the transaction leaves the old generation unchanged, and only unreferenced objects (W3). The run's row
+records the original error, and the caller gets it. A fenced run (cancelled, its heartbeat stopped, its cursor or topic
+deleted) can never publish.
 
-A run is a generator that yields the work of each phase and is sent what came of it. So one loop drives one run or a
-thousand: many topics share a Spark job (batch.py), and one that fails ends alone. This module knows nothing of Spark:
-an `Engine` runs the tasks. Nothing here is per key or per message.
+A run is a generator: it yields the tasks of each phase and receives their results. So one loop drives one run or a
+thousand: many topics share a Spark job (batch.py), and a run that fails ends alone. This module knows nothing of Spark:
+an `Engine` runs the tasks. No value here is per key or per message.
 """
 
 from __future__ import annotations
@@ -74,20 +74,20 @@ from storage.owner import owner_name
 from storage.store_identity import StoreIdentity
 
 PoliciesOf = Callable[[TopicRecord], RunPolicies]
-"""The policies of a run of a topic that begins now."""
+"""A function from a topic to the policies of a run of it that begins now."""
 HEARTBEAT_MS = 30_000
-"""A run whose heartbeat is older than this counts as dead and may be taken over."""
+"""A run whose heartbeat is older counts as dead, and another process may take it over."""
 
 
 @dataclass(frozen=True)
 class TwoPhaseCompactor:
-    """Compacts topics; holds no state of a run. `sizing` None: by the engine's parallelism.
+    """Compactor of topics, without state of a run. `sizing` None: by the engine's parallelism.
 
-    `leader`: the token of the leadership that these runs are begun for: only topics are compacted whose request is
-    there, and not by a leader that was overtaken. It may raise an error: then no run begins.
-    `claims_at_once`: topics whose tails are sealed at once, each in a thread. `on_failed`: as in BatchRunner.
-    `retry_tail_at`: when a topic is tried again of whose tail something had to be left; None: it is not.
-    `stalled_ms`: a run none of whose tasks ends within that time fails; None: there is no limit.
+    `leader`: returns the token of the leadership that begins these runs. With it, only requested topics are compacted,
+    and a leader that lost its lease begins no run. If it raises an error, no run begins.
+    `claims_at_once`: number of topics whose tails are sealed concurrently, each in a thread. `on_failed`: see
+    BatchRunner. `retry_tail_at`: time of the next run for a topic whose tail was not sealed completely; None: no retry.
+    `stalled_ms`: a run fails if none of its tasks ends within that time; None: no limit.
     """
 
     environment: Environment
@@ -116,13 +116,12 @@ class TwoPhaseCompactor:
         topics: Iterable[TopicName],
         policies: RunPolicies | PoliciesOf = RunPolicies(),  # noqa: B008
     ) -> Iterator[Outcome]:
-        """Compact many topics, `Sizing.topics_per_job` in a Spark job; outcomes in order, as soon as their job ends.
+        """Compact many topics, `Sizing.topics_per_job` per Spark job. Yield outcomes in order, as their jobs end.
 
-        One that fails fails alone.
-
-        Raises only what stops all of them, such as Ctrl-C; then every run under way is recorded as failed.
+        The failure of a topic is part of its outcome. Raises only what stops all topics, such as KeyboardInterrupt;
+        then each active run is recorded as failed.
         """
-        still = None if self.stalled_ms is None else StallDetector(self.environment.clock, self.stalled_ms)
+        stall = None if self.stalled_ms is None else StallDetector(self.environment.clock, self.stalled_ms)
         batch = BatchRunner(
             self.environment.metadata,
             self.engine,
@@ -130,30 +129,30 @@ class TwoPhaseCompactor:
             self.heartbeat_ms,
             self.claims_at_once,
             self.on_failed,
-            still,
+            stall,
         )
         return batch.run(topics, lambda name: self._claim(name, policies), self._sizing.topics_per_job)
 
     def dry_run(self, name: TopicName, policies: RunPolicies | PoliciesOf = RunPolicies()) -> dict[str, object]:  # noqa: B008
-        """What a run would keep, drop and write (run_output.PlannedRun.estimate).
+        """Return what a run would keep, drop and write (run_output.PlannedRun.estimate).
 
-        Phase one runs, and what it wrote is deleted again. It claims nothing, so it may run beside a compaction; an
-        attempt of its own keeps its objects meanwhile.
+        It runs phase one and deletes the objects of that again. It claims no run, so it may run beside a compaction.
+        Its own attempt protects its objects from garbage collection.
         """
         StoreIdentity(self.environment.metadata, self.environment.store).require()
         topic = self.environment.metadata.topics.get(name)
-        holder = owner_name()
-        attempt = self.environment.metadata.attempts.begin(topic.id, AttemptKind.RUN, holder)
+        owner = owner_name()
+        attempt = self.environment.metadata.attempts.begin(topic.id, AttemptKind.RUN, owner)
         with afterwards(lambda: self._purge(topic.uid, attempt)):
-            snapshot, pin = self.environment.metadata.pins.take(topic.id, holder, HEARTBEAT_MS)
+            snapshot, pin = self.environment.metadata.pins.take(topic.id, owner, HEARTBEAT_MS)
             with (
                 afterwards(lambda: None if pin is None else self.environment.metadata.pins.release(pin)),
-                Heartbeat(lambda: self._stay(attempt, pin), HEARTBEAT_MS / 5000, self.engine.cancel),
+                Heartbeat(lambda: self._heartbeat(attempt, pin), HEARTBEAT_MS / 5000, self.engine.cancel),
             ):
                 return self._estimate(snapshot, attempt, _policies_of(snapshot.topic, policies))
 
-    def _stay(self, attempt: Attempt, pin: Pin | None) -> None:
-        """A dry run's heartbeat: neither what it writes nor what it reads is collected meanwhile."""
+    def _heartbeat(self, attempt: Attempt, pin: Pin | None) -> None:
+        """Protect the objects that a dry run writes and reads from garbage collection."""
         self.environment.metadata.attempts.heartbeat(attempt)
         if pin is not None:
             self.environment.metadata.pins.renew(pin, HEARTBEAT_MS)
@@ -177,20 +176,20 @@ class TwoPhaseCompactor:
             self.progress.end()
 
     def _purge(self, topic_uid: str, attempt: Attempt) -> None:
-        """Delete what a dry run wrote; what is left by a failure, garbage collection finds."""
+        """Delete the objects of a dry run. After a failure garbage collection deletes them."""
         for stored in list(self.environment.store.list(names.run_prefix(topic_uid, attempt.attempt_id))):
             self.environment.store.delete(stored.name)
         self.environment.metadata.attempts.finish(attempt.attempt_id)
 
-    def _claim(self, name: TopicName, wanted: RunPolicies | PoliciesOf) -> Job | None:
-        """A run that is ready to be driven, or None if nothing is new (P11)."""
+    def _claim(self, name: TopicName, requested: RunPolicies | PoliciesOf) -> Job | None:
+        """Claim a run and return its job, or None if there is nothing to compact (P11)."""
         if self.leader is not None:
-            self.leader()  # before the tail is rolled for nothing
+            self.leader()  # raises before the tail is rolled
         StoreIdentity(self.environment.metadata, self.environment.store).require()
         topic = self.environment.metadata.topics.get(name)
-        tail_left = self._roll_and_seal(topic)
+        tail_error = self._roll_and_seal(topic)
         snapshot = self.environment.metadata.snapshot(topic.id)
-        policies = _policies_of(snapshot.topic, wanted)
+        policies = _policies_of(snapshot.topic, requested)
         if nothing_new(self.environment.metadata, self.environment.store, self.environment.clock, snapshot, policies):
             return None
         token = None if self.leader is None else self.leader()
@@ -199,25 +198,25 @@ class TwoPhaseCompactor:
         )
         failpoint(Failpoint.RUN_CLAIMED)
         self.on_claimed(run)
-        return Job(name, run, self._run(run, policies, tail_left))
+        return Job(name, run, self._run(run, policies, tail_error))
 
     def _roll_and_seal(self, topic: TopicRecord) -> CompactorError | None:
-        """Roll and seal the tail (P2); why something of it is left to a later run.
+        """Roll and seal the tail (P2). Return the error if a part of the tail is not sealed; a later run takes it.
 
-        Raises what keeps the tail from being sealed if there is nothing to compact besides.
+        Raises the error if there is nothing else to compact.
         """
         keep_lost_ids(self.environment.metadata, self.environment.log)
         log_manager = LogManager(self.environment)
-        left = log_manager.try_roll_and_seal(topic)
-        if left is not None:
+        error = log_manager.try_roll_and_seal(topic)
+        if error is not None:
             snapshot = self.environment.metadata.snapshot(topic.id)
             if not run_input.dirty_ledgers(snapshot, RunPolicies(), self.environment.clock.now_ms()):
-                raise left
-        return left
+                raise error
+        return error
 
-    def _run(self, run: RunRecord, policies: RunPolicies, tail_left: CompactorError | None) -> Steps:
-        said: dict[str, object] = {} if tail_left is None else {"tail_left": recorded(tail_left)}
-        timer = _PhaseTimer(self.environment.clock, said)
+    def _run(self, run: RunRecord, policies: RunPolicies, tail_error: CompactorError | None) -> Steps:
+        statistics: dict[str, object] = {} if tail_error is None else {"tail_left": recorded(tail_error)}
+        timer = _PhaseTimer(self.environment.clock, statistics)
         snapshot = self.environment.metadata.snapshot(run.topic_id)
         if snapshot.topic.epoch != run.epoch:
             raise Fenced(f"run {run.run_id} of {snapshot.topic.name} was overtaken", "check the newer run")
@@ -225,13 +224,13 @@ class TwoPhaseCompactor:
         failpoint(Failpoint.RUN_SNAPSHOT_TAKEN)
         if horizon is None:
             return self.environment.metadata.runs.finish(run, {"messages_in": 0, "messages_out": 0})
-        run = self.environment.metadata.runs.update(run, phase="phase one", horizon=horizon, statistics=said)
+        run = self.environment.metadata.runs.update(run, phase="phase one", horizon=horizon, statistics=statistics)
         with self._not_lost(snapshot, run):
             planned = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
-            made = yield from self._carry_out(planned)
+            output = yield from self._carry_out(planned)
         timer.lap("phase_two")
-        made.check()
-        manifest = made.manifest(
+        output.check()
+        manifest = output.manifest(
             snapshot.topic.name,
             self.environment.metadata.ledgers.allocate_ids(1),
             snapshot.topic.generation + 1,
@@ -243,13 +242,13 @@ class TwoPhaseCompactor:
         failpoint(Failpoint.RUN_VERIFIED)
         timer.lap("verify")
 
-        run = self._publish(snapshot, run, made, manifest, timer, self._retry(run, tail_left))
+        run = self._publish(snapshot, run, output, manifest, timer, self._retry(run, tail_error))
         self._clean_up(planned.ranges)
         return run
 
     @contextmanager
     def _not_lost(self, before: TopicSnapshot, run: RunRecord | None = None) -> Iterator[None]:
-        """Inside it, what was truncated, deleted or trimmed while it was read is no loss: Fenced, or Conflict."""
+        """Raise Fenced or Conflict, not DataLoss, if the body reads data that was truncated, deleted or trimmed."""
         try:
             yield
         except DataLoss as error:
@@ -260,20 +259,20 @@ class TwoPhaseCompactor:
                 if ledger.ledger_id not in listed:
                     raise Conflict(
                         f"ledger {ledger.ledger_id} of {before.topic.name} was trimmed while a compaction read it",
-                        "compact what is left of the topic",
+                        "compact the rest of the topic",
                     ) from error
             raise
 
-    def _retry(self, run: RunRecord, tail_left: CompactorError | None) -> CompactionRetry | None:
-        if tail_left is None or self.retry_tail_at is None:
+    def _retry(self, run: RunRecord, tail_error: CompactorError | None) -> CompactionRetry | None:
+        if tail_error is None or self.retry_tail_at is None:
             return None
-        told = f"run {run.run_id} succeeded, and left what is not sealed: {recorded(tail_left)}"
-        return CompactionRetry(told, self.retry_tail_at())
+        reason = f"run {run.run_id} succeeded without the messages that are not sealed: {recorded(tail_error)}"
+        return CompactionRetry(reason, self.retry_tail_at())
 
     def _decide(
         self, snapshot: TopicSnapshot, attempt_id: str, policies: RunPolicies, now: int, timer: _PhaseTimer
     ) -> Generator[TaskSet, list[Any], PlannedRun]:
-        """Scan, phase one and layout: row sets and an index level are made, which nothing refers to."""
+        """Run scan, phase one and layout. They write row sets and an index level, which nothing references."""
         previous = self._previous(snapshot)
         topic = snapshot.topic
         floor = (
@@ -312,18 +311,18 @@ class TwoPhaseCompactor:
         failpoint(Failpoint.PHASE_ONE_DONE)
         timer.lap("phase_one")
 
-        found = located(ranges)
-        left = expected_totals(plan, found)
-        layout = lay_out(plan, found, left, self._sizing)
+        row_sets = located(ranges)
+        expected = expected_totals(plan, row_sets)
+        layout = lay_out(plan, row_sets, expected, self._sizing)
         failpoint(Failpoint.RUN_LAYOUT_DECIDED)
-        return PlannedRun(plan, previous, scanned, ranges, left, layout)
+        return PlannedRun(plan, previous, scanned, ranges, expected, layout)
 
     def _carry_out(self, planned: PlannedRun) -> Generator[TaskSet, list[Any], RunOutput]:
-        """Phase two: parts and bitmaps are made, which nothing refers to."""
+        """Run phase two. It writes parts and bitmaps, which nothing references."""
         plan, layout = planned.plan, planned.layout
         results: list[PartTaskResult | DeletedRowsTaskResult] = []
         if layout.tasks:
-            survivors = sum(totals.count for totals in planned.left.values())
+            survivors = sum(totals.count for totals in planned.expected.values())
             task = TaskInputs(partial(run_task, plan), layout.tasks)
             results = yield TaskSet("phase two", task, layout.costs(plan), survivors)
         failpoint(Failpoint.PHASE_TWO_DONE)
@@ -343,18 +342,18 @@ class TwoPhaseCompactor:
         try:
             return read_manifest(self.environment.store, snapshot.compacted.manifest)
         except DataLoss as error:
-            told = f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read"
+            summary = f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read"
             raise type(error)(
-                f"{told}: {error.message}",
+                f"{summary}: {error.message}",
                 "restore the object, or delete the cursor __compaction so that the next run starts from raw",
-                public=told,
+                public=summary,
             ) from error
 
     def _publish(
         self,
         snapshot: TopicSnapshot,
         run: RunRecord,
-        made: RunOutput,
+        output: RunOutput,
         manifest: Manifest,
         timer: _PhaseTimer,
         retry: CompactionRetry | None,
@@ -372,23 +371,23 @@ class TwoPhaseCompactor:
             messages=manifest.messages,
             logical_bytes=manifest.logical_bytes,
             stored_bytes=manifest.stored_bytes,
-            last_message_id=made.last_message_id(manifest, before.last_message_id if before else None),
+            last_message_id=output.last_message_id(manifest, before.last_message_id if before else None),
             attempt_id=run.attempt_id,
             created_at=manifest.created_at,
         )
-        statistics = made.statistics(manifest) | timer.lap("publish")
+        statistics = output.statistics(manifest) | timer.lap("publish")
         return self.environment.metadata.publishing.publish(
             run, snapshot.topic.generation, compacted, statistics, retry
         )
 
     def _clean_up(self, ranges: Sequence[RangeTaskResult]) -> None:
-        """Row sets are between the two phases of this run alone; no other process knows them."""
+        """Delete the row sets. Only this run, between its two phases, reads them."""
         for result in ranges:
             if result.row_sets:
                 try:
                     self.environment.store.delete(result.name)
                 except CompactorError:
-                    return  # published is published: garbage collection finds what is left
+                    return  # the run has published; garbage collection deletes the rest
         failpoint(Failpoint.RUN_ROW_SETS_CLEANED)
 
 
@@ -399,9 +398,9 @@ def _policies_of(topic: TopicRecord, policies: RunPolicies | PoliciesOf) -> RunP
 def nothing_new(
     metadata: MetadataStore, store: ObjectStore, clock: Clock, snapshot: TopicSnapshot, policies: RunPolicies
 ) -> bool:
-    """P11: no new message, no policy changed, and nothing is due by time. Needs no engine.
+    """Return whether no message is new, no policy changed, and nothing is due by time (P11). Needs no engine.
 
-    A manifest that is lost is for a run to report (R8).
+    False for a lost manifest: a run reports that (R8).
     """
     if not run_input.nothing_new(snapshot, policies, clock.now_ms()):
         return False
@@ -416,12 +415,12 @@ def nothing_new(
 
 
 class _PhaseTimer:
-    """Milliseconds of each phase, for the run's statistics, beside what else is `said` there."""
+    """Timer of the phases, in milliseconds. `statistics`: other entries of the run's statistics."""
 
-    def __init__(self, clock: Clock, said: Mapping[str, object] = MappingProxyType({})) -> None:
+    def __init__(self, clock: Clock, statistics: Mapping[str, object] = MappingProxyType({})) -> None:
         self._clock = clock
         self._last = clock.now_ms()
-        self._laps: dict[str, object] = dict(said)
+        self._laps: dict[str, object] = dict(statistics)
 
     def lap(self, name: str) -> dict[str, object]:
         now = self._clock.now_ms()

@@ -33,14 +33,14 @@ def loop_settings(settings: Settings) -> ControlLoopSettings:
     rates = RateLimits(settings.compaction_max_read_rate or None, settings.compaction_max_write_rate or None)
     return ControlLoopSettings(
         monitor_interval_ms=settings.compaction_monitor_interval_ms,
-        lease_term_ms=settings.leader_lease_term_ms,
+        lease_ttl_ms=settings.leader_lease_term_ms,
         automatic=settings.compaction_automatic,
         small_bytes=settings.compaction_batch_bytes,
         batch=settings.compaction_batch_topics,
         worker=WorkerSettings(
             slots=slots,
             retry_first_ms=settings.compaction_retry_first_ms,
-            retry_most_ms=settings.compaction_retry_most_ms,
+            retry_max_ms=settings.compaction_retry_most_ms,
             run_dead_ms=settings.compaction_run_dead_after_ms,
             stalled_ms=settings.compaction_stalled_after_ms,
             rates=rates.shared_by(slots),

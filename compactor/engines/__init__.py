@@ -1,1 +1,1 @@
-"""What executes the tasks of runs: Spark, or this process. Only spark.py imports pyspark."""
+"""Engines that execute the tasks of runs: Spark, or this process. Only spark.py imports pyspark."""

@@ -1,10 +1,10 @@
-"""What a Spark cluster needs of the driver before Spark is asked: its address, and our code for its executors.
+"""Preparation of a driver for a Spark cluster: check of the master, own address, and our code for the executors.
 
-Spark itself tries for a minute to reach a master that is not there, and then says so with a Java stack trace; it knows
-nothing of our package. Third-party packages do not travel: they must be on the executors (docs/operations.md).
+Spark itself tries for a minute to reach an absent master, and then reports that with a Java stack trace. Our packages
+travel with the session; third-party packages must be installed on the executors (docs/operations.md).
 
-May go wrong: Misconfigured (no Spark master, or one that cannot be used), Unavailable (nothing listens there).
-Must not know: pyspark, sessions, credentials.
+Errors: Misconfigured (not a Spark master, or an unusable one), Unavailable (no process listens at the address). This
+module must not know pyspark, sessions and credentials.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import storage
 from storage.errors import Misconfigured, Unavailable
 
 ANSWER_WITHIN_SECONDS = 15.0
-"""How long all addresses of a `spark://` master together may take to accept a connection."""
+"""Time limit for a connection to a `spark://` master, for all its addresses together."""
 
 _KNOWN = re.compile(r"local(\[(\*|[1-9]\d*)(, *\d+)?\]|-cluster\[.+\])?|(spark|k8s)://.+|yarn", re.ASCII)
 _LOCAL = re.compile(r"local(?:\[[^,\]]*(?:, *(\d+))?\])?", re.ASCII)
@@ -28,25 +28,25 @@ _REMEDY = "set COMPACTOR_SPARK_MASTER to local[*], local[N], spark://host:7077, 
 
 
 def check_master(master: str) -> None:
-    """Raises Misconfigured for what is no Spark master, or one of a kind that compactions cannot run on."""
+    """Raise Misconfigured if `master` is not a Spark master, or is of a kind that cannot run compactions."""
     if master.startswith("sc://"):
         raise Misconfigured(
-            f"{master} is a Spark Connect server, and Spark Connect has no RDDs, on which compactions run",
+            f"{master} is a Spark Connect server, and Spark Connect has no RDDs, which compactions need",
             "set COMPACTOR_SPARK_MASTER to the master of the same cluster: spark://host:7077, k8s://… or yarn",
         )
     if not _KNOWN.fullmatch(master):
-        raise Misconfigured(f"{master!r} is no Spark master", _REMEDY)
+        raise Misconfigured(f"{master!r} is not a Spark master", _REMEDY)
 
 
 def is_local(master: str) -> bool:
-    """Whether driver and executors are one process on this machine; `local-cluster` has processes of its own."""
+    """Return whether driver and executors are one process on this machine. `local-cluster` has several."""
     return _LOCAL.fullmatch(master) is not None
 
 
 def max_failures(master: str, configured: str | None) -> int:
-    """How often one task may fail before Spark gives up on the job; `configured`: spark.task.maxFailures.
+    """Return how often a task may fail before Spark fails the job. `configured`: spark.task.maxFailures.
 
-    Spark's `local` modes do not check the setting, and do not retry unless their name says so.
+    Spark's `local` modes ignore the setting, and retry only if their name has a number of failures.
     """
     if local := _LOCAL.fullmatch(master):
         return int(local[1] or 1)
@@ -54,9 +54,9 @@ def max_failures(master: str, configured: str | None) -> int:
 
 
 def reach_master(master: str, within_seconds: float = ANSWER_WITHIN_SECONDS) -> str | None:
-    """The IPv4 address of this machine that faces a `spark://` master, for executors to call back; None: not IPv4.
+    """Return the IPv4 address of this machine on the route to a `spark://` master; None: the route is not IPv4.
 
-    Raises Misconfigured (not host:port), Unavailable (no process accepts a connection).
+    Executors connect to that address. Raises Misconfigured (not host:port), Unavailable (no connection accepted).
     """
     addresses = [_ADDRESS.fullmatch(part) for part in master.removeprefix("spark://").split(",")]
     failures = []
@@ -71,12 +71,12 @@ def reach_master(master: str, within_seconds: float = ANSWER_WITHIN_SECONDS) -> 
             failures.append(f"{address[0]}: {error.strerror or error}")
     raise Unavailable(
         f"no Spark master answers at {master} ({'; '.join(failures)})",
-        "start it, or set COMPACTOR_SPARK_MASTER to where it is",
+        "start it, or set COMPACTOR_SPARK_MASTER to its address",
     )
 
 
 def zip_packages(target: Path) -> Path:
-    """Write a zip of the packages that tasks import, for `addPyFile`, and give `target` back."""
+    """Write a zip of the packages that tasks import, for `addPyFile`, and return `target`."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
         for package in (compactor, storage):
             folder = Path(package.__path__[0])

@@ -1,15 +1,15 @@
-"""Watching a Spark driver: whether its Java answers, its application lives, and it has executors.
+"""Monitor of a Spark driver, which detects three failures:
 
-    no answer      its Java is stopped or hangs: it is killed, and so its callers continue
-    stopped        the application is over
-    no executors   for some time, where there were some: its workers are gone, or a master that was started again does
-                   not know the application any more; Spark itself would wait forever
+    no answer      its Java is stopped or hangs: the monitor kills it, so that callers continue
+    stopped        the application has ended
+    no executors   for some time, after it had some: its workers have ended, or a restarted master does not know the
+                   application; Spark itself would wait forever
 
-A job that is given up is cancelled, and its session is followed by another one (shared_session.py). Everything that is
-asked of the driver goes through one thread and has a deadline (`DriverCaller`), since a call to a Java that is stopped
-does not come back. How long a job may go without an ended task is decided for runs of any engine (batch.py).
+After a failure the monitor cancels the driver's jobs, and a new session replaces it (shared_session.py). Every call to
+the driver goes through one thread and has a deadline (`DriverCaller`), because a call to a stopped Java does not
+return. The limit for a job without finished tasks is the same for all engines (batch.py).
 
-Pure but for threads: knows nothing of pyspark; `DriverClient` is the interface of what it watches.
+This module has threads but knows nothing of pyspark; `DriverClient` is the interface of the driver.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _JOIN_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class DriverDeadlines:
-    """How long a driver may give no answer, a job may be without executors where there were some, and a job that was
-    cancelled may take to end."""
+    """Time limits in seconds: for an answer of the driver, for a driver that lost its executors, for the end of a
+    cancelled job."""
 
     answer_seconds: float = 60.0
     executors_seconds: float = 60.0
@@ -42,8 +42,8 @@ class DriverDeadlines:
 
 @dataclass(frozen=True)
 class DriverStatus:
-    """What a driver says of itself. `executors` None: they are not counted. `ended`: tasks of the job that is asked
-    for; `is_waiting`: none of its tasks runs, and tasks of other jobs do."""
+    """Status of a driver. `executors` None: they are not counted. `ended`: finished tasks of the requested job group.
+    `is_waiting`: no task of the group runs, but tasks of other jobs do."""
 
     stopped: bool
     executors: int | None
@@ -52,10 +52,10 @@ class DriverStatus:
 
 
 class DriverClient(Protocol):
-    """A driver, asked without any deadline."""
+    """A driver. Calls have no deadline."""
 
-    def look(self, group: str) -> DriverStatus:
-        """What it says now, with the ended tasks of a job group; "": of none. Raises whatever the way to it raises."""
+    def status(self, group: str) -> DriverStatus:
+        """Return the current status with the finished tasks of a job group ("": no group). Raises any error."""
         ...
 
     def cancel(self, group: str) -> None:
@@ -63,16 +63,16 @@ class DriverClient(Protocol):
         ...
 
     def kill(self) -> None:
-        """End its Java, which is ours, whatever it does."""
+        """Kill the Java of this process's driver."""
         ...
 
 
 class DriverTimeout(Exception):
-    """The driver has not answered in time."""
+    """The driver did not answer in time."""
 
 
 class DriverCaller:
-    """Calls a driver from one thread, so that no other waits for it longer than it wants."""
+    """Caller of a driver from one thread, so that other threads can wait with a deadline."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
@@ -80,7 +80,7 @@ class DriverCaller:
         threading.Thread(target=self._run, name="spark-driver", daemon=True).start()
 
     def ask(self, call: Callable[[], Answer], seconds: float) -> Answer:
-        """What the call gives, or raises. Raises DriverTimeout, and ConnectionAbortedError after `close`."""
+        """Return the result of the call. Raises its error, DriverTimeout, or ConnectionAbortedError after `close`."""
         if self._closed:
             raise ConnectionAbortedError("the session is closed")
         future: Future[Answer] = Future()
@@ -88,22 +88,22 @@ class DriverCaller:
         try:
             return future.result(seconds)
         except TimeoutError:
-            if future.done():  # just now; or the call itself raised it
+            if future.done():  # it ended just now, or raised TimeoutError itself
                 return future.result()
             raise DriverTimeout from None
 
     def post(self, call: Callable[[], object]) -> None:
-        """Let it be called, and wait for nothing."""
+        """Run the call later, without waiting for it."""
         self._calls.put((Future(), call))
 
     def close(self) -> None:
-        """End the thread when what was asked is done."""
+        """End the thread after the pending calls."""
         self._closed = True
         self._calls.put(None)
 
     def _run(self) -> None:
-        while (asked := self._calls.get()) is not None:
-            future, call = asked
+        while (pending := self._calls.get()) is not None:
+            future, call = pending
             try:
                 future.set_result(call())
             except BaseException as error:
@@ -111,7 +111,7 @@ class DriverCaller:
 
 
 class DriverMonitor:
-    """A driver with what is known of it. Safe to share between threads: the jobs of a session are watched together."""
+    """Monitor of one driver, shared by the jobs of its session. Thread-safe."""
 
     def __init__(
         self,
@@ -128,124 +128,123 @@ class DriverMonitor:
         self.deadlines = deadlines
         self.had_executors = False
         self.jobs = 0
-        self.given_up = ""
-        """Why it is not to be used any more; empty: it may be."""
+        self.failure = ""
+        """The reason why the driver is unusable; empty: it is usable."""
 
     def ask(self, call: Callable[[], Answer]) -> Answer:
-        """What a call to the driver gives, or raises. Raises DriverTimeout; then the driver is given up and killed."""
+        """Return the result of a call to the driver, or raise its error. At DriverTimeout the driver is killed."""
         try:
             return self._caller.ask(call, self.deadlines.answer_seconds)
         except DriverTimeout:
-            self._give_up(f"Spark's driver has not answered for {self.deadlines.answer_seconds:g} s")
+            self._fail(f"Spark's driver has not answered for {self.deadlines.answer_seconds:g} s")
             self.kill()
             raise
 
-    def look(self, group: str = "") -> DriverStatus | None:
-        """What the driver says now; None: nothing that could be understood, which is not yet a reason to give it up.
+    def poll(self, group: str = "") -> DriverStatus | None:
+        """Return the driver's current status; None: the call failed, which is a failure of the driver only later.
 
         Raises DriverTimeout.
         """
         try:
-            look = self.ask(lambda: self._driver.look(group))
+            status = self.ask(lambda: self._driver.status(group))
         except DriverTimeout:
             raise
-        except Exception:  # of many kinds: Java may be gone, or is about to end
+        except Exception:  # of many kinds: Java has ended or is about to end
             if self._monotonic() - self._answered_at >= self.deadlines.answer_seconds:
-                self._give_up(f"Spark's driver cannot be asked for {self.deadlines.answer_seconds:g} s")
+                self._fail(f"calls to Spark's driver have failed for {self.deadlines.answer_seconds:g} s")
             return None
-        self._learn(look)
-        return look
+        self._note(status)
+        return status
 
     @property
     def without_executors_seconds(self) -> float | None:
-        """For how long it has had none; None: it has some, or they are not counted."""
+        """The time since the driver lost its executors; None: it has some, or they are not counted."""
         since = self._without_since
         return None if since is None else self._monotonic() - since
 
-    def begun(self) -> None:
-        """A job begins."""
+    def begin_job(self) -> None:
+        """Count a job that begins."""
         with self._lock:
             self.jobs += 1
             self._answered_at = self._monotonic()  # the last call may be long ago
 
-    def over(self) -> None:
-        """It has ended."""
+    def end_job(self) -> None:
+        """Count a job that has ended."""
         with self._lock:
             self.jobs -= 1
 
     def cancel(self, group: str) -> None:
-        """Ask for the end of a group's jobs; waits for nothing."""
+        """Request the end of a group's jobs, without waiting for it."""
         self._caller.post(lambda: self._driver.cancel(group))
 
     def kill(self) -> None:
-        """End its Java."""
+        """Kill the driver's Java."""
         with suppress(Exception):  # it has ended
             self._driver.kill()
 
     def close(self) -> None:
-        """Ask no more."""
+        """End the thread of the calls."""
         self._caller.close()
 
-    def _learn(self, look: DriverStatus) -> None:
+    def _note(self, status: DriverStatus) -> None:
         with self._lock:
             now = self._answered_at = self._monotonic()
-            if look.executors:
+            if status.executors:
                 self.had_executors = True
-            if look.executors == 0:
+            if status.executors == 0:
                 self._without_since = now if self._without_since is None else self._without_since
             else:
                 self._without_since = None
-        if look.stopped:
-            self._give_up("Spark's application has ended")
+        if status.stopped:
+            self._fail("Spark's application has ended")
         elif self.had_executors and (self.without_executors_seconds or 0) >= self.deadlines.executors_seconds:
-            self._give_up(f"Spark's executors have been gone for {self.deadlines.executors_seconds:g} s")
+            self._fail(f"Spark has had no executors for {self.deadlines.executors_seconds:g} s")
 
-    def _give_up(self, why: str) -> None:
+    def _fail(self, reason: str) -> None:
         with self._lock:
-            self.given_up = self.given_up or why
+            self.failure = self.failure or reason
 
 
 class JobWatch:
-    """A context manager around a job of a driver: says how far it is, and ends it when the driver is given up.
+    """A context manager around a job of a driver. It reports progress, and ends the job if the driver fails.
 
-    Who waits inside for the job of a driver that is given up gets an error of Spark's; `DriverMonitor.given_up` says
-    why.
+    Then the code that waits for the job inside gets an error of Spark; `DriverMonitor.failure` has the reason.
     """
 
     def __init__(
         self, monitor: DriverMonitor, group: str, on_done: Callable[[int], None], poll_seconds: float = POLL_SECONDS
     ) -> None:
-        self._watched = monitor
+        self._monitor = monitor
         self._group = group
         self._on_done = on_done
         self._poll_seconds = poll_seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spark-watch", daemon=True)
         self.is_waiting = False
-        """Whether the job had no task that ran, and other jobs had, when the driver was last asked."""
+        """True if at the last poll no task of the job ran, but tasks of other jobs did."""
 
     def __enter__(self) -> Self:
-        self._watched.begun()
+        self._monitor.begin_job()
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._ended.set()
-        self._watched.over()
+        self._monitor.end_job()
         self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
-        monitor = self._watched
+        monitor = self._monitor
         while not self._ended.wait(self._poll_seconds):
             try:
-                check = monitor.look(self._group)
+                status = monitor.poll(self._group)
             except DriverTimeout:
-                return  # it is killed
-            if check is not None and not self._ended.is_set():
-                self.is_waiting = check.is_waiting
-                with suppress(Exception):  # progress is for display: the terminal may be gone
-                    self._on_done(check.ended)
-            if monitor.given_up:
+                return  # the driver was killed
+            if status is not None and not self._ended.is_set():
+                self.is_waiting = status.is_waiting
+                with suppress(Exception):  # progress is for display; the terminal may be closed
+                    self._on_done(status.ended)
+            if monitor.failure:
                 monitor.cancel(self._group)
                 if not self._ended.wait(monitor.deadlines.end_seconds):
                     monitor.kill()

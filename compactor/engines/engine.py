@@ -1,9 +1,9 @@
-"""What runs the tasks of a phase. The job knows no more of Spark than this.
+"""Interface of engines, which run the tasks of a phase. The job depends on Spark only through it.
 
-An engine calls one function for the numbers 0 … n-1, wherever and however often it likes (tasks may be retried, or run
-twice at once by speculation), and gives back one outcome a number: an answer, or `TaskFailure` where the task failed
-for good, so that one bad topic fails alone. `compactor/engines/spark.py` is the real one; `InProcessEngine` is for
-tests, for use with a debugger, and as the shortest description of the contract.
+An engine calls one function for the numbers 0 … n-1. It may run a task anywhere and several times (retries,
+speculation). It returns one outcome per number: an answer, or `TaskFailure` if all retries of the task failed, so that
+one bad topic fails alone. `compactor/engines/spark.py` is the engine of production; `InProcessEngine` is for tests, for
+debuggers, and as the shortest description of the contract.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from storage.objects.throttled import stopped
 Answer = TypeVar("Answer")
 
 LIGHT = 32 << 20
-"""A task that weighs less shares a partition: starting one costs Spark 40–70 ms of a core, about what this much data
-takes. Weights are bytes to read and write, or anything in their place; small numbers count as light."""
+"""Weight below which tasks share a partition. Spark needs 40–70 ms of a core to start a partition, as long as this many
+bytes take. Weights are bytes to read and write, or any other measure; small numbers count as light."""
 
 IN_PROCESS = "in-process"
-"""A Spark master that is none: tasks run in the process itself, one after the other. For tests and small topics."""
+"""Value of the Spark master setting for InProcessEngine: no Spark, one task at a time. For tests and small topics."""
 
 PARTITIONS_PER_CORE = 3
-"""Partitions of light tasks for each core, so that no core waits long for the last one."""
+"""Partitions of light tasks per core, so that no core waits long for the last one."""
 
 
 @dataclass(frozen=True)
 class TaskFailure:
-    """What stands in the place of an answer: the task failed for good (retries are over), with this error.
+    """Outcome of a task whose last retry failed with `error`.
 
-    A CompactorError is as it was raised; a defect is a RuntimeError whose notes tell the place.
+    A CompactorError is the raised one. A defect is a RuntimeError, with the traceback in its notes.
     """
 
     error: Exception
@@ -43,7 +43,7 @@ class TaskFailure:
 
 @dataclass(frozen=True)
 class TaskInputs:
-    """A task of which each number has an input of its own: an engine sends a worker the inputs of its numbers only."""
+    """A task with an input per number. An engine sends a worker only the inputs of its numbers."""
 
     task: Callable[[Any], Any]
     inputs: Sequence[Any]
@@ -53,7 +53,7 @@ class TaskInputs:
 
 
 def answers(outcomes: Iterable[Answer | TaskFailure]) -> list[Answer]:
-    """The answers, when all tasks must have one. Raises the error of the first that failed."""
+    """Return the answers of all tasks. Raise the error of the first failed task."""
     good: list[Answer] = []
     for outcome in outcomes:
         if isinstance(outcome, TaskFailure):
@@ -63,9 +63,9 @@ def answers(outcomes: Iterable[Answer | TaskFailure]) -> list[Answer]:
 
 
 def pack(count: int, weights: Sequence[float] | None, cores: int) -> list[list[int]]:
-    """Task numbers by partition: light tasks together, at about equal weight, others alone; heavy partitions first.
+    """Return task numbers by partition: each heavy task alone, light tasks together; heavy partitions first.
 
-    Without weights every task is a partition of its own.
+    Partitions of light tasks have about equal weight. Without weights every task has its own partition.
     """
     if weights is None:
         return [[number] for number in range(count)]
@@ -74,10 +74,10 @@ def pack(count: int, weights: Sequence[float] | None, cores: int) -> list[list[i
     heaviest_first = sorted(range(count), key=lambda number: -weights[number])
     heavy = [[number] for number in heaviest_first if weights[number] >= LIGHT]
     light = heaviest_first[len(heavy) :]
-    wanted = max(PARTITIONS_PER_CORE * cores, math.ceil(math.fsum(weights[number] for number in light) / LIGHT))
-    bins: list[tuple[float, int, list[int]]] = [(0.0, slot, []) for slot in range(min(wanted, len(light)))]
+    partitions = max(PARTITIONS_PER_CORE * cores, math.ceil(math.fsum(weights[number] for number in light) / LIGHT))
+    bins: list[tuple[float, int, list[int]]] = [(0.0, slot, []) for slot in range(min(partitions, len(light)))]
     for number in light:
-        # Weights of nothing must spread as well, so a task weighs at least a little.
+        # The minimum weight spreads tasks of weight 0 as well.
         weight, slot, numbers = heapq.heappop(bins)
         numbers.append(number)
         heapq.heappush(bins, (weight + max(weights[number], 1e-9), slot, numbers))
@@ -86,23 +86,23 @@ def pack(count: int, weights: Sequence[float] | None, cores: int) -> list[list[i
 
 
 class Progress(Protocol):
-    """Told how far a run is; the default says nothing."""
+    """Receiver of the progress of a run."""
 
     def phase(self, name: str, tasks: int, messages: int) -> None:
-        """A phase begins: its tasks, and the messages or index records that they go through."""
+        """Start a phase with its number of tasks, and of the messages or index records that they read."""
         ...
 
     def done(self, tasks: int) -> None:
-        """So many tasks of the phase have ended."""
+        """Report the number of finished tasks of the phase."""
         ...
 
     def end(self) -> None:
-        """The run is over, well or not."""
+        """End the run, successful or not."""
         ...
 
 
 class SilentProgress:
-    """A progress that says nothing."""
+    """A progress that ignores all reports."""
 
     def phase(self, name: str, tasks: int, messages: int) -> None:
         return
@@ -115,16 +115,16 @@ class SilentProgress:
 
 
 class Engine(Protocol):
-    """Runs the tasks of a phase."""
+    """A runner of the tasks of a phase."""
 
     @property
     def parallelism(self) -> int:
-        """Tasks that can run at once."""
+        """The number of tasks that can run concurrently."""
         ...
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no task of the running job can end, because other jobs have all the cores."""
+        """True if no task of the current job runs because other jobs use all cores."""
         ...
 
     def run(
@@ -134,38 +134,38 @@ class Engine(Protocol):
         on_done: Callable[[int], None],
         weights: Sequence[float] | None = None,
     ) -> list[Answer | TaskFailure]:
-        """The outcomes of `task(0)` … `task(count - 1)`, in order; `task` must travel by pickle.
+        """Return the outcomes of `task(0)` … `task(count - 1)`, in order. `task` must travel by pickle.
 
-        `on_done` hears from time to time about how many have ended. `weights`: what each task costs, about, in bytes
-        that it reads and writes; light tasks then share partitions. Raises Fenced (cancelled), Unavailable (the
-        engine itself gave up).
+        `on_done` gets the approximate number of finished tasks from time to time. `weights`: approximate bytes that
+        each task reads and writes; with them, light tasks share partitions. Raises Fenced (cancelled), Unavailable (the
+        engine itself failed).
         """
         ...
 
     def cancel(self) -> None:
-        """Stop the tasks that run now; `run` then raises Fenced. May be called from another thread."""
+        """Stop the current tasks; `run` then raises Fenced. May be called from another thread."""
         ...
 
 
 _STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
 
 
-def stop_of_this_task() -> threading.Event | None:
-    """Set when the task that asks is to end; None: the process is killed for that."""
+def current_stop() -> threading.Event | None:
+    """Return the event that is set when the calling task must end; None: its process is killed instead."""
     return _STOP.get()
 
 
 class InProcessEngine:
-    """Runs tasks one after the other in this process.
+    """Engine that runs tasks one after the other in this process.
 
-    `cancel` is heard between two of them, and by a task that reads, writes or waits through `phase_one.task_store`.
+    `cancel` takes effect between two tasks, and inside a task at each access through `phase_one.task_store`.
     """
 
     parallelism = 1
     is_waiting = False
-    """Each engine has the thread that calls it."""
+    """Always False: each engine has the thread that calls it."""
     _stop: threading.Event | None = None
-    """Of the tasks that run; the next ones have another."""
+    """The stop event of the current `run`. Each call has its own."""
 
     def run(
         self,
@@ -184,7 +184,7 @@ class InProcessEngine:
                 try:
                     outcomes.append(task(number))
                 except Exception as error:
-                    if stop.is_set():  # whatever it says: that is why
+                    if stop.is_set():  # the stop is the cause of any error
                         raise stopped() from error
                     outcomes.append(TaskFailure(error))
                 on_done(number + 1)
@@ -198,23 +198,23 @@ class InProcessEngine:
 
 
 class EngineProvider(Protocol):
-    """Where a service's engines come from: they share what is slow to start, and each is cancelled by itself."""
+    """Source of a service's engines. They share what is slow to start; each is cancelled separately."""
 
     def open(self) -> Engine:
-        """An engine of the caller's own; the first waits until the machinery has started."""
+        """Return an engine for the caller alone. The first call waits until the shared machinery has started."""
         ...
 
     def end(self) -> None:
-        """Give up machinery that is starting; `open` raises Unavailable from now on. Engines that run continue."""
+        """Stop machinery that is starting; `open` raises Unavailable from now on. Active engines continue."""
         ...
 
     def close(self) -> None:
-        """Stop the machinery; no engine runs any more."""
+        """Stop the machinery and all engines."""
         ...
 
 
 class InProcessEngineProvider:
-    """Engines without any machinery: no Java, one core."""
+    """A provider of InProcessEngine: no Java, one core."""
 
     def open(self) -> Engine:
         return InProcessEngine()

@@ -1,12 +1,12 @@
-"""Starting Spark's JVM in such a way that the start can be given up.
+"""Start of Spark's JVM, which can be cancelled.
 
-It takes seconds, on a busy machine half a minute, and a process that is ended meanwhile must not wait for that. So the
-JVM is launched here, as PySpark would do it, and its process is known from its first moment: `end` kills it, from any
-thread, and whatever waits for it fails. It has a process group of its own, so that Ctrl-C is not its business; when our
-process is gone, its stdin ends, and so does it.
+The start takes seconds, on a busy machine half a minute, and a process that ends must not wait for it. So this module
+launches the JVM as PySpark would, and knows its process from the first moment. `end` kills it from any thread, and
+callers that wait for it get an error. The JVM has its own process group, so Ctrl-C does not reach it. It ends when its
+stdin closes, which happens at the latest when our process ends.
 
-Invariant: no JVM outlives a start that failed or was given up. Errors: the caller raises Misconfigured;
-here it is `StartFailed`. Must not know: PySpark.
+Invariant: no JVM outlives a start that failed or was cancelled. Errors: StartFailed, from which the caller raises
+Misconfigured. This module must not know PySpark.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from typing import IO
 
 _POLL_SECONDS = 0.1
 _INFO = "_PYSPARK_DRIVER_CONN_INFO_PATH"
-"""Where the JVM writes how it is reached: 4 bytes of port, 4 of length, a secret."""
+"""Variable with the path of the file to which the JVM writes 4 bytes of port, 4 bytes of length, and a secret."""
 
 
 class StartFailed(Exception):
-    """The JVM ended before it could be reached."""
+    """The JVM ended before it was reachable."""
 
 
 class Jvm:
-    """One JVM, from its start on. Safe to share between threads."""
+    """One JVM, from its start on. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,11 +42,11 @@ class Jvm:
 
     @property
     def process(self) -> subprocess.Popen[bytes] | None:
-        """None: it was not launched."""
+        """The process of the JVM; None: it was not launched."""
         return self._process
 
     def launch(self, submit: Path, options: Iterable[tuple[str, str]], log: IO[bytes]) -> tuple[int, str]:
-        """Launch it with `submit`, Spark's script; port and secret of its gateway. Raises StartFailed."""
+        """Launch the JVM with `submit`, Spark's script. Return port and secret of its gateway. Raises StartFailed."""
         command = [str(submit)]
         for name, value in options:
             command += ["--conf", f"{name}={value}"]
@@ -54,9 +54,9 @@ class Jvm:
         with tempfile.TemporaryDirectory(prefix="compactor-jvm-") as folder:
             info = Path(folder) / "connection"
             environment = {**os.environ, "SPARK_CONNECT_MODE": "0", _INFO: str(info)}
-            with self._lock, _signals_wait():
+            with self._lock, _deferred_signals():
                 if self.is_ended:
-                    raise StartFailed("it was given up")
+                    raise StartFailed("the start was cancelled")
                 self._process = process = subprocess.Popen(  # noqa: S603
                     command, stdin=subprocess.PIPE, stderr=log, start_new_session=True, env=environment
                 )
@@ -64,14 +64,14 @@ class Jvm:
                 while not info.is_file():
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(_POLL_SECONDS)
-                        raise StartFailed(f"Java has ended with exit code {process.returncode} as it started")
+                        raise StartFailed(f"Java ended with exit code {process.returncode} during its start")
                 return _read(info)
             except BaseException:
                 self.end()
                 raise
 
     def end(self) -> None:
-        """Kill it, or let it not be launched; again does nothing."""
+        """Kill the JVM, or prevent its launch. Idempotent."""
         with self._lock:
             self.is_ended = True
             process = self._process
@@ -79,7 +79,7 @@ class Jvm:
             return
         if process.poll() is None:
             with suppress(ProcessLookupError):
-                # PySpark's daemon, with its workers, has a group of its own: it ends when its stdin does.
+                # PySpark's daemon and its workers have their own group; the daemon ends when its stdin closes.
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if process.stdin is not None:
@@ -93,8 +93,8 @@ def _read(info: Path) -> tuple[int, str]:
 
 
 @contextmanager
-def _signals_wait() -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM wait for the end: a JVM whose process is not known could not be killed."""
+def _deferred_signals() -> Iterator[None]:
+    """Defer SIGINT and SIGTERM until the body ends, because a JVM without a known process could not be killed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,12 +1,12 @@
-"""A service's Spark session: started with the first engine, shared by all, and followed by another one when it is dead.
+"""Spark session of a service: started with the first engine, shared by all engines, and replaced when it is dead.
 
-A session is dead when its Java is, when its driver does not answer or its application has ended (driver_monitor.py), or
-when it has no executors and no job under way: a master that was started again does not know the application any more.
-It is closed, with its Java, before another one is opened. While a session has no executors no engine is handed out, so
-that no run is claimed that could not be executed; requests stay.
+A session is dead if its Java has ended, its driver does not answer, or its application has ended (driver_monitor.py);
+or if it has no executors and no active job, because a restarted master does not know the application any more. The dead
+session and its Java are closed before a new session is opened. While a session has no executors, `open` returns no
+engine, so that no run is claimed that could not run; requests remain.
 
-Each engine has jobs of its own, to cancel by themselves: each thread of ours has one of Java's (PySpark's pinned mode),
-so the job group that a thread sets is its own. Safe to share between threads.
+Each engine has its own jobs, which are cancelled separately: each Python thread has its own Java thread (PySpark's
+pinned mode), so a job group belongs to the thread that sets it. Thread-safe.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from compactor.engines.driver_monitor import DriverDeadlines, DriverMonitor, Dri
 from compactor.engines.jvm import Jvm
 from storage.errors import CompactorError, Misconfigured, Unavailable
 
-_MOST_SECONDS = 900.0
-"""How long a session without executors waits at most before another one asks the master for some."""
+_MAX_WAIT_SECONDS = 900.0
+"""Maximum time that a session without executors waits before a new session requests them."""
 
 
 @dataclass(frozen=True)
 class _Session:
-    """A Spark session, and what is known of its driver."""
+    """A Spark session and the monitor of its driver."""
 
     session: Any
     monitor: DriverMonitor
@@ -38,16 +38,16 @@ class _Session:
 
 
 class SparkEngineProvider:
-    """Engines on one session at a time. `say` gets a line for the user when something deserves one."""
+    """Provider of engines on one session at a time. `notify` gets lines for the user."""
 
     def __init__(
         self,
         settings: spark.SparkSettings,
-        say: Callable[[str], None] = lambda _: None,
+        notify: Callable[[str], None] = lambda _: None,
         deadlines: DriverDeadlines | None = None,
     ) -> None:
         self._settings = settings
-        self._say = say
+        self._notify = notify
         self._deadlines = deadlines or DriverDeadlines()
         self._waits_seconds = self._deadlines.executors_seconds
         self._lock = threading.Lock()
@@ -56,20 +56,21 @@ class SparkEngineProvider:
         self._closed = False
 
     def open(self) -> spark.SparkEngine:
-        """An engine; the first waits until the session has started, and its Python workers. Raises Misconfigured,
-        Unavailable: also while the session has no executors.
+        """Return an engine. The first call waits until the session and its Python workers have started.
+
+        Raises Misconfigured, Unavailable (also while the session has no executors).
         """
         with self._lock:
             self._check_open()
-            if self._session is not None and (why := self._unusable(self._session.monitor)):
-                self._say(f"{why}: its session is closed, and another one opened")
+            if self._session is not None and (reason := self._death(self._session.monitor)):
+                self._notify(f"{reason}: closing its session and opening a new one")
                 self._end_session()
             if self._session is not None:
                 self._check_executors(self._session.monitor)
                 return self._session.engine()
             self._starting = jvm = Jvm()
             try:
-                self._check_open()  # `end` may just not have seen it
+                self._check_open()  # `end` may have run just before `_starting` was set
                 return self._start(jvm)
             except (Misconfigured, Unavailable):
                 self._check_open()
@@ -78,7 +79,7 @@ class SparkEngineProvider:
                 self._starting = None
 
     def end(self) -> None:
-        """Give up a session that is starting, and open none any more; waits for nothing."""
+        """Cancel the start of a session, and open no session from now on. Does not wait."""
         self._closed = True
         starting = self._starting
         if starting is not None:
@@ -91,13 +92,13 @@ class SparkEngineProvider:
             self._end_session()
 
     def _start(self, jvm: Jvm) -> spark.SparkEngine:
-        opened = spark.open_session(self._settings, self._say, jvm)
+        opened = spark.open_session(self._settings, self._notify, jvm)
         self._session = _Session(opened, DriverMonitor(spark.SparkDriver(opened), self._deadlines))
         with suppress(DriverTimeout):
-            self._session.monitor.look()
+            self._session.monitor.poll()
         self._check_executors(self._session.monitor)
         engine = self._session.engine()
-        with suppress(CompactorError):  # the first job says why
+        with suppress(CompactorError):  # the first job reports the error
             engine.warm_up()
         self._check_open()
         self._check_executors(self._session.monitor)
@@ -106,7 +107,7 @@ class SparkEngineProvider:
     def _check_open(self) -> None:
         if self._closed:
             raise Unavailable(
-                "Spark was stopped, as this service is ending", "another service does the work", is_public=True
+                "Spark was stopped because this service is ending", "another service continues the work", is_public=True
             )
 
     def _end_session(self) -> None:
@@ -115,29 +116,29 @@ class SparkEngineProvider:
         self._session = None
 
     def _check_executors(self, monitor: DriverMonitor) -> None:
-        if monitor.given_up:
-            raise Unavailable(monitor.given_up, "another session is opened the next time")
+        if monitor.failure:
+            raise Unavailable(monitor.failure, "the next run opens a new session")
         if monitor.without_executors_seconds is not None:
             raise Unavailable(
                 f"Spark's master {self._settings.master} has given this service no executors",
-                "start workers, or see on its web page who has their cores",
+                "start workers, or find on its web page the applications that use their cores",
             )
         self._waits_seconds = self._deadlines.executors_seconds
 
-    def _unusable(self, monitor: DriverMonitor) -> str:
-        """Why another session has to be opened; empty: this one is good, or may yet be."""
+    def _death(self, monitor: DriverMonitor) -> str:
+        """Return the reason why the session is dead; empty: it is usable, or may become usable."""
         try:
-            check = monitor.look()
+            status = monitor.poll()
         except DriverTimeout:
-            return monitor.given_up
-        if check is None:
+            return monitor.failure
+        if status is None:
             return "Spark's Java has died"
         waited = monitor.without_executors_seconds
-        if monitor.given_up or waited is None or monitor.jobs:
-            return monitor.given_up
+        if monitor.failure or waited is None or monitor.jobs:
+            return monitor.failure
         if monitor.had_executors:
-            return "Spark has no executors any more"
+            return "Spark has lost its executors"
         if waited < self._waits_seconds:
             return ""
-        self._waits_seconds = min(2 * self._waits_seconds, _MOST_SECONDS)
+        self._waits_seconds = min(2 * self._waits_seconds, _MAX_WAIT_SECONDS)
         return f"Spark has given no executors for {waited:.0f} s"

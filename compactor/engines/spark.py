@@ -1,17 +1,17 @@
-"""Spark, and nothing else: the session, and phases as Spark jobs.
+"""Spark engine: the session, and phases as Spark jobs. The only module that imports pyspark.
 
-The only module that imports pyspark. A phase is one Spark job over task numbers, as an RDD: a DataFrame's `mapInArrow`
-costs 50 ms more each time. Spark schedules, retries and speculates; the data goes from the object store through a
-Python worker to the object store, never through the JVM or the driver. One warm session serves many runs
-(shared_session.py); a first job pays for starting Python workers. To executors of a cluster our package travels with
-the session; no credentials do. Jobs are watched (driver_monitor.py): one without executors does not wait forever.
+A phase is one Spark job over task numbers, as an RDD: a DataFrame's `mapInArrow` costs 50 ms more each time. Spark
+schedules, retries and speculates. The data goes from the object store through a Python worker to the object store,
+never through the JVM or the driver. One warm session serves many runs (shared_session.py); its first job starts the
+Python workers. Our packages travel to the executors of a cluster with the session, credentials do not. A monitor
+(driver_monitor.py) ends a job that has lost its executors.
 
-Java has a process group of its own, so that a signal to ours ends us first, and us alone: it ends when its stdin does,
-or is killed while it starts (jvm.py).
+Java has its own process group, so a signal to ours ends only this process. Java ends when its stdin closes, or is
+killed during its start (jvm.py).
 
-What may go wrong: Misconfigured (no usable Java, a session that cannot start, executors without a package that tasks
-need), Unavailable (no master, Spark gave up on a task, or its driver was given up), Fenced (the job was cancelled).
-What fails in a task comes back in its place, as `TaskFailure`.
+Errors: Misconfigured (no usable Java, a session that cannot start, executors without a package that tasks need),
+Unavailable (no master, Spark failed a task, the driver failed), Fenced (the job was cancelled). The failure of a task
+is its outcome, a `TaskFailure`.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ JAVA_NAMES = (
     "org.apache.spark.sql.hive.*",
     "scala.Tuple2",
 )
-"""What PySpark finds in Java without its package: the imports of its `launch_gateway`."""
+"""The Java names that PySpark uses without their package: the imports of its `launch_gateway`."""
 _NO_PYTHON = "Cannot run program"
 _OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
 
 
 @dataclass(frozen=True)
 class SparkSettings:
-    """How to reach or start Spark. `driver_memory`: the driver's heap; `log_file`: where the driver's log goes."""
+    """Settings of a session. `driver_memory`: the driver's heap. `log_file`: the file of the driver's log."""
 
     log_file: Path
     master: str = "local[*]"
@@ -87,29 +87,28 @@ class SparkSettings:
 
     @property
     def is_local(self) -> bool:
-        """Whether driver and executors are one process on this machine."""
+        """True if driver and executors are one process on this machine."""
         return cluster.is_local(self.master)
 
 
 def open_session(
-    settings: SparkSettings, say: Callable[[str], None] = lambda _: None, jvm: Jvm | None = None
+    settings: SparkSettings, notify: Callable[[str], None] = lambda _: None, jvm: Jvm | None = None
 ) -> SparkSession:
-    """A session, started quietly; `say` gets a line for the user when something deserves one. `jvm`: to give the start
-    up with, which Ctrl-C does in any case.
+    """Start a session without output. `notify` gets lines for the user. `jvm`: its `end` cancels the start.
 
-    Settings count only for the first session of a process: there is one JVM. On a cluster it is Spark's own files
-    that say the rest (`spark-defaults.conf` in SPARK_CONF_DIR). Raises Misconfigured, Unavailable.
+    Only the settings of the first session of a process count, because a process has one JVM. On a cluster, Spark's own
+    files have the other settings (`spark-defaults.conf` in SPARK_CONF_DIR). Raises Misconfigured, Unavailable.
     """
     cluster.check_master(settings.master)
-    # Py4J logs stack traces when a call is interrupted or Java dies; what matters is raised. Python prints what no
-    # handler takes, so give it one that an application's own handlers stand beside.
+    # Py4J logs stack traces when a call is interrupted or Java dies, beside the errors that it raises. Python prints
+    # records without a handler, so this one takes them; handlers of the application still get them.
     logging.getLogger("py4j").addHandler(logging.NullHandler())
     facing = cluster.reach_master(settings.master) if settings.master.startswith("spark://") else None
     java = find_java_home(os.environ)
     if shutil.which("bash") is None:
         raise Misconfigured("Spark's start scripts need bash, and PATH has none", "install bash")
     if java.note:
-        say(java.note)
+        notify(java.note)
     os.environ["JAVA_HOME"] = str(java.path)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if settings.is_local:
@@ -126,32 +125,32 @@ def open_session(
         jvm = jvm or Jvm()
         try:
             session = _start(configuration, settings.log_file, jvm)
-            if not settings.is_local:  # also the first use of a master that does not take this driver
-                _equip_executors(session, settings, say)
+            if not settings.is_local:  # also the first use of a master that rejects this driver
+                _equip_executors(session, settings, notify)
         except BaseException as error:
             if jvm.process is not None:
                 jvm.end()
                 _drop_java()
             if not isinstance(error, Exception):
                 raise
-            if _passed_on_an_interrupt(error):
+            if _caused_by_interrupt(error):
                 raise KeyboardInterrupt from error
             raise Misconfigured(
                 f"Spark could not start with master {settings.master} ({_first_line(error)})",
-                "set COMPACTOR_SPARK_MASTER to local[*] or to a master that can be reached; if it has a "
-                f"spark.authenticate.secret, give it in SPARK_CONF_DIR; see {settings.log_file}",
+                "set COMPACTOR_SPARK_MASTER to local[*] or to a reachable master; if that has a "
+                f"spark.authenticate.secret, set it in SPARK_CONF_DIR; see {settings.log_file}",
             ) from error
     return session
 
 
 def _start(configuration: SparkConf, log_file: Path, jvm: Jvm) -> SparkSession:
-    """Start the JVM, if this process has none, with the log file as its stderr, which Python workers inherit.
+    """Start a session, and the JVM if this process has none. Its stderr, which Python workers inherit, is the log file.
 
-    They write stack traces there that mean nothing to a user, as when Spark hangs up on an idle worker.
+    Workers write stack traces there that mean nothing to a user, such as when Spark disconnects an idle worker.
     """
     if SparkContext._gateway is not None:
         return SparkSession.builder.config(conf=configuration).getOrCreate()
-    # Whatever it waits for, as a Java that is stopped: then what waits for it ends with an error.
+    # Java may be stopped and never answer. Its end gives every waiting call an error.
     late = threading.Timer(_STARTS_WITHIN_SECONDS, jvm.end)
     late.daemon = True
     late.start()
@@ -166,10 +165,10 @@ def _start(configuration: SparkConf, log_file: Path, jvm: Jvm) -> SparkSession:
 
 
 def _gateway(port: int, secret: str, jvm: Jvm) -> Any:
-    """PySpark's way to a JVM that runs already, with a thread of Java's for each of ours.
+    """Return PySpark's gateway to the running JVM, with a Java thread per Python thread.
 
-    As `launch_gateway` makes it, but that takes port and secret from the environment, which a process that is started
-    meanwhile would inherit.
+    It equals that of `launch_gateway`, which takes port and secret from the environment, where other new processes
+    would inherit them.
     """
     gateway = ClientServer(
         java_parameters=JavaParameters(port=port, auth_token=secret, auto_convert=True),
@@ -181,19 +180,21 @@ def _gateway(port: int, secret: str, jvm: Jvm) -> Any:
     return gateway
 
 
-def _equip_executors(session: SparkSession, settings: SparkSettings, say: Callable[[str], None]) -> None:
-    """Hand our package to the executors, and wait a moment for them: a run is cut by the cores that are there."""
+def _equip_executors(session: SparkSession, settings: SparkSettings, notify: Callable[[str], None]) -> None:
+    """Send our packages to the executors, and wait a moment for executors: a run is sized by the available cores."""
     folder = Path(tempfile.mkdtemp(prefix="compactor-package-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # executors that come later fetch it then
-    # Spark refuses a second file of one name, which a second session of this process would bring.
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # executors that start later fetch it
+    # Spark refuses a second file of one name, and a process may open a second session.
     session.sparkContext.addPyFile(str(cluster.zip_packages(folder / f"{folder.name}.zip")))
     java_context = session.sparkContext._jsc.sc()
-    began = settled = time.monotonic()
+    start = settled = time.monotonic()
     executors = 0
     while executors == 0 or time.monotonic() - settled < _EXECUTORS_SETTLE_SECONDS:
-        if time.monotonic() - began > _EXECUTORS_WITHIN_SECONDS:
+        if time.monotonic() - start > _EXECUTORS_WITHIN_SECONDS:
             if executors == 0:
-                say(f"{settings.master} has given no executors yet: waiting; see its web page, and {settings.log_file}")
+                notify(
+                    f"{settings.master} has given no executors yet: waiting; see its web page and {settings.log_file}"
+                )
             return
         time.sleep(_POLL_SECONDS)
         if (now := java_context.getExecutorMemoryStatus().size() - 1) != executors:  # the driver is one of them
@@ -201,7 +202,7 @@ def _equip_executors(session: SparkSession, settings: SparkSettings, say: Callab
 
 
 def _configuration(settings: SparkSettings, folder: Path) -> dict[str, str]:
-    """Spark's own settings. `folder` is needed only until the JVM has started."""
+    """Return Spark's own settings. `folder` is needed only until the JVM has started."""
     logging = folder / "log4j2.properties"
     logging.write_text(_LOGGING, encoding="utf-8")
     log_file = shlex.quote(f"-Dcompactor.spark.log={settings.log_file}")
@@ -211,7 +212,7 @@ def _configuration(settings: SparkSettings, folder: Path) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.adaptive.enabled": "false",
-        # Over TCP every second task begins 40 ms later: a delayed acknowledgement between JVM and Python worker.
+        # Over TCP every second task starts 40 ms later, by a delayed acknowledgement between JVM and Python worker.
         "spark.python.unix.domain.socket.enabled": "true",
     }
     if settings.is_local:
@@ -234,21 +235,21 @@ logger.repl.level = warn
 
 
 class SparkDriver:
-    """The `DriverClient` of a session: calls without a deadline. Only `kill` may be called from any thread."""
+    """The `DriverClient` of a session. Calls have no deadline. Only `kill` may be called from any thread."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self._java = getattr(SparkContext._gateway, "proc", None)  # None: another process started it
         self._has_executors: bool | None = None
 
-    def look(self, group: str) -> DriverStatus:
+    def status(self, group: str) -> DriverStatus:
         context = self._session.sparkContext
         java_context = context._jsc.sc()
         if java_context.isStopped():
             return DriverStatus(stopped=True, executors=None)
         tracker = self._session.sparkContext.statusTracker()
         ended, running = _tasks(tracker, tracker.getJobIdsForGroup(group)) if group else (0, 0)
-        # Spark gives the cores to the job that came first (FIFO).
+        # Spark gives the cores to the oldest job (FIFO).
         is_waiting = bool(group) and not running and _tasks(tracker, tracker.getActiveJobsIds())[1] > 0
         return DriverStatus(False, self._executors(java_context), ended, is_waiting)
 
@@ -260,7 +261,7 @@ class SparkDriver:
             self._java.kill()
 
     def _executors(self, java_context: Any) -> int | None:
-        """Executors that live; None: they are not counted, since they come with jobs, or are the driver itself."""
+        """Return the number of executors; None: not counted, because they start with jobs or are the driver itself."""
         if self._has_executors is None:
             dynamic = str(java_context.conf().get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
             self._has_executors = not dynamic and not cluster.is_local(str(java_context.master()))
@@ -270,39 +271,39 @@ class SparkDriver:
 
 
 def _tasks(tracker: StatusTracker, job_ids: Iterable[int]) -> tuple[int, int]:
-    """Of some jobs the tasks that have ended, and those that run."""
+    """Return the numbers of finished and of running tasks of the jobs."""
     jobs = [info for info in map(tracker.getJobInfo, job_ids) if info]
     stages = [info for job in jobs for info in map(tracker.getStageInfo, job.stageIds) if info]
     return sum(stage.numCompletedTasks for stage in stages), sum(stage.numActiveTasks for stage in stages)
 
 
 class SparkEngine:
-    """Runs the tasks of a phase as one Spark job each; an `Engine`.
+    """An `Engine` that runs each phase as one Spark job.
 
-    `watched`: what all engines of a session share; None: this is the only one.
+    `monitor`: shared by all engines of a session; None: this is the only engine.
     """
 
-    def __init__(self, session: SparkSession, watched: DriverMonitor | None = None) -> None:
+    def __init__(self, session: SparkSession, monitor: DriverMonitor | None = None) -> None:
         self._session = session
-        self._watched = watched or DriverMonitor(SparkDriver(session))
+        self._monitor = monitor or DriverMonitor(SparkDriver(session))
         self._group = self._cancelled_group = ""
         self._watch: JobWatch | None = None
 
     @property
     def parallelism(self) -> int:
-        """Tasks that can run at once: Spark's default parallelism. Raises Unavailable."""
+        """The number of tasks that can run concurrently: Spark's default parallelism. Raises Unavailable."""
         try:
-            return int(self._watched.ask(lambda: self._session.sparkContext.defaultParallelism))
+            return int(self._monitor.ask(lambda: self._session.sparkContext.defaultParallelism))
         except Exception as error:  # DriverTimeout, or a Java that has died
             raise self._failure(error) from error
 
     @property
     def is_waiting(self) -> bool:
-        """Whether other jobs of the session have all cores, so that no task of this engine's job runs."""
+        """True if other jobs of the session use all cores, so that no task of this engine's job runs."""
         return self._watch is not None and self._watch.is_waiting
 
     def warm_up(self) -> None:
-        """Start the Python workers and let them import what tasks need; given up after some minutes."""
+        """Start the Python workers and let them import the modules of the tasks. Cancelled after some minutes."""
         late = threading.Timer(_STARTS_WITHIN_SECONDS, self.cancel)
         late.daemon = True
         late.start()
@@ -325,62 +326,62 @@ class SparkEngine:
         pickled = _pickled(common)
         partitions = pack(count, weights, self.parallelism)
 
-        def tell(ended: int) -> None:
+        def report(ended: int) -> None:
             on_done(ended * count // len(partitions))
 
-        try:  # a Java that has died shows at any call; one that is stopped is killed by the watch
-            with JobWatch(self._watched, self._group, tell) as self._watch:
+        try:  # any call fails if Java has ended; the watch kills a Java that is stopped
+            with JobWatch(self._monitor, self._group, report) as self._watch:
                 context = self._session.sparkContext
                 context.setJobGroup(self._group, "compaction", interruptOnCancel=True)
                 failures = cluster.max_failures(str(context.master), context.getConf().get("spark.task.maxFailures"))
                 packed = [[(number, _pickled(inputs[number])) for number in numbers] for numbers in partitions]
                 rows = context.parallelize(packed, len(packed)).mapPartitions(_task_body(pickled, failures)).collect()
         except Exception as error:
-            if _passed_on_an_interrupt(error):
+            if _caused_by_interrupt(error):
                 raise KeyboardInterrupt from error
             raise self._failure(error) from error
         outcomes = {number: pickle.loads(outcome) for number, outcome in rows}  # noqa: S301  our own workers'
         return [outcomes[number] for number in range(count)]
 
     def cancel(self) -> None:
-        """Stop the running job; safe from another thread, which waits for nothing."""
+        """Stop the current job without waiting for its end. May be called from another thread."""
         self._cancelled_group = self._group
-        self._watched.cancel(self._cancelled_group)
+        self._monitor.cancel(self._cancelled_group)
 
     def close(self) -> None:
-        """Stop the session, of which this is the only engine; a Java that does not answer is killed."""
-        with contextlib.suppress(Exception):  # stopping a Java that has died fails, too, and would hide why
-            self._watched.ask(self._session.stop)
-        self._watched.close()
+        """Stop the session, whose only engine this is. A Java that does not answer is killed."""
+        with contextlib.suppress(Exception):  # the stop of a dead Java fails too, and would hide the first error
+            self._monitor.ask(self._session.stop)
+        self._monitor.close()
 
     def _failure(self, error: Exception) -> CompactorError:
-        if self._watched.given_up:
+        if self._monitor.failure:
             return Unavailable(
-                self._watched.given_up, "the next run gets a new Spark session; check Spark's master and workers"
+                self._monitor.failure, "the next run gets a new Spark session; check Spark's master and workers"
             )
         if self._cancelled_group == self._group:
             return Fenced("the compaction was cancelled", "start it again if it is still wanted")
         if any(sign in str(error) for sign in (_NO_PYTHON, _OTHER_PYTHON)):
-            here = ".".join(map(str, sys.version_info[:2]))
+            version = ".".join(map(str, sys.version_info[:2]))
             return Misconfigured(
-                f"Spark's executors have no Python {here} at {self._session.sparkContext.pythonExec}",
-                f"set PYSPARK_PYTHON to the path of a Python {here} that every executor has",
+                f"Spark's executors have no Python {version} at {self._session.sparkContext.pythonExec}",
+                f"set PYSPARK_PYTHON to the path of a Python {version} that every executor has",
             )
         return Unavailable(
             f"Spark gave up on a task ({_first_line(error)})",
-            "check the executors' logs (more memory a worker helps against killed ones), then run it again",
+            "check the executors' logs (if a worker was killed, give workers more memory), then run it again",
         )
 
 
-def end_session(session: SparkSession, watched: DriverMonitor) -> None:
-    """Stop a session and its Java, also one that does not answer; PySpark forgets both, so that others can follow."""
+def end_session(session: SparkSession, monitor: DriverMonitor) -> None:
+    """Stop a session and its Java, even if that does not answer. A new session can start afterwards."""
     java = getattr(SparkContext._gateway, "proc", None)
     with contextlib.suppress(Exception):  # a Java that has died
-        watched.ask(session.stop)
-    watched.close()
+        monitor.ask(session.stop)
+    monitor.close()
     if java is not None:
         with contextlib.suppress(OSError):
-            java.stdin.close()  # then it ends by itself, and tidies up
+            java.stdin.close()  # then Java ends by itself and cleans up
         with contextlib.suppress(subprocess.TimeoutExpired):
             java.wait(_JAVA_ENDS_WITHIN_SECONDS)
         java.kill()
@@ -389,7 +390,7 @@ def end_session(session: SparkSession, watched: DriverMonitor) -> None:
 
 
 def _drop_java() -> None:
-    """Let PySpark forget a Java that is gone, so that the next session gets a new one."""
+    """Remove an ended Java from PySpark's state, so that the next session starts a new one."""
     with contextlib.suppress(Exception):
         if SparkContext._active_spark_context is not None:
             SparkContext._active_spark_context.stop()
@@ -403,23 +404,23 @@ def _drop_java() -> None:
     SparkSession._activeSession = None  # type: ignore[attr-defined,unused-ignore]
 
 
-def _passed_on_an_interrupt(error: BaseException) -> bool:
-    """Whether a Ctrl-C is behind an error: PySpark asks Java once more on its way out, and may stumble over that."""
+def _caused_by_interrupt(error: BaseException) -> bool:
+    """Return whether a KeyboardInterrupt caused an error: PySpark calls Java once more then, which may fail."""
     context = error.__context__
-    return context is not None and (isinstance(context, KeyboardInterrupt) or _passed_on_an_interrupt(context))
+    return context is not None and (isinstance(context, KeyboardInterrupt) or _caused_by_interrupt(context))
 
 
 def _pickled(task: object) -> bytes:
-    """Pickled apart from the function around it, so that an import that fails in a worker is seen by that function."""
+    """Pickle separately from the surrounding function, so that this function gets a failed import in a worker."""
     return bytes(CPickleSerializer().dumps(task))  # type: ignore[no-untyped-call]
 
 
 Inputs = list[tuple[int, bytes]]
-"""The tasks of one partition: their numbers, and what each is called with, pickled."""
+"""The tasks of one partition: number and pickled input of each."""
 
 
 def _task_body(pickled_task: bytes, max_failures: int) -> Callable[[Iterable[Inputs]], Iterable[tuple[int, bytes]]]:
-    """The function that Spark workers run over a partition: each task's number, and its outcome pickled."""
+    """Return the function that workers run over a partition. It yields each task's number and pickled outcome."""
 
     def body(partition: Iterable[Inputs]) -> Iterator[tuple[int, bytes]]:
         context = TaskContext.get()
@@ -432,7 +433,7 @@ def _task_body(pickled_task: bytes, max_failures: int) -> Callable[[Iterable[Inp
                 outcome = task(pickle.loads(pickled_input))  # noqa: S301  our own driver's
             except Exception as error:
                 if not last and not (isinstance(error, CompactorError) and not isinstance(error, Unavailable)):
-                    raise  # Spark's retry may find the store back, or more memory
+                    raise  # Spark's retry may succeed, with the store available or more memory
                 outcome = TaskFailure(_public(error))
             yield number, pickle.dumps(outcome)
 
@@ -440,7 +441,7 @@ def _task_body(pickled_task: bytes, max_failures: int) -> Callable[[Iterable[Inp
 
 
 def _public(error: Exception) -> Exception:
-    """The error as it goes to the driver. W3: of one that is left to Spark, only Java's stack trace would be seen."""
+    """Return the error for the driver (W3). Of an error that Spark transports, only Java's stack trace is visible."""
     if isinstance(error, CompactorError):
         return error
     if isinstance(error, ImportError):
@@ -464,6 +465,6 @@ def _import_phases(_: int) -> None:
 
 def _first_line(error: Exception) -> str:
     lines = (str(error).strip() or type(error).__name__).splitlines()
-    # Py4J says first that something went wrong in Java, then what.
+    # The first line of Py4J only says that a call to Java failed; the second has the error.
     cause = lines[1] if lines[0].startswith("An error occurred while calling") and len(lines) > 1 else lines[0]
     return cause.removeprefix(": ")[:300]

@@ -1,1 +1,1 @@
-"""What is done for topics beside compaction: retention, garbage collection, backlog limits, clearing."""
+"""Maintenance of topics beside compaction: retention, garbage collection, backlog limits, truncation."""

@@ -1,18 +1,18 @@
-"""Limits of what may be before a topic's subscriptions: message time to live, and backlog quotas, as Pulsar has them.
+"""Limits of the backlogs of subscriptions: message time to live and backlog quotas, as in Pulsar.
 
-    time to live   every subscription counts messages older than `message.ttl.seconds` as acknowledged
-    quota          the slowest subscription has more than `backlog.quota.bytes` before it, or its oldest message is
-                   older than `backlog.quota.seconds`; then messages are refused, for now (`producer_request_hold`) or
-                   at all (`producer_exception`), or the oldest count as acknowledged until 90 % of the limit are left
-                   (`consumer_backlog_eviction`)
+    time to live   messages older than `message.ttl.seconds` count as acknowledged for every subscription
+    quota          exceeded if the slowest subscription has a backlog of more than `backlog.quota.bytes`, or with a
+                   message older than `backlog.quota.seconds`. Then new messages are refused, for a time
+                   (`producer_request_hold`) or until the backlog shrinks (`producer_exception`), or the oldest messages
+                   count as acknowledged until the backlog is 90 % of the limit (`consumer_backlog_eviction`)
 
-Invariants: `__compaction` is exempt from all of it (S9): it holds back what no run has seen, and no consumer can move
-it. A subscription never goes back, and never beyond the topic's end.
+Invariants: `__compaction` is exempt (S9), because it protects messages that no run has read, and no consumer moves it.
+A subscription never moves back, and never beyond the topic's end.
 
-Bytes are those that producers sent; within a ledger every message counts alike, so a backlog that begins inside one is
-an estimate, as a broker's is. The end of the topic must be local: this is for the process in whose log directory the
-tail is. Of a rolled segment in another one, which waits to be sealed, only the row is known: limits then do less. May
-go wrong: TopicNotFound, DataLoss, Unavailable. Must not know: who produces.
+Bytes are the bytes that producers sent. All messages of a ledger count as equal, so a backlog that begins inside a
+ledger is an estimate, as at a broker. The end of the topic must be local: only the process whose log directory has the
+active segment applies limits. Of a rolled segment in another log directory only the row is known, so limits then do
+less. Errors: TopicNotFound, DataLoss, Unavailable. This module must not know producers.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ from storage.positions import StartOffset
 from storage.reading.snapshot_reader import SnapshotReader, last_of
 from storage.topic import Topic
 
-LEFT_AFTER_EVICTION = 0.9
-"""The share of a limit that an eviction leaves (Pulsar's `BacklogQuotaManager`)."""
+TARGET_AFTER_EVICTION = 0.9
+"""Backlog after an eviction, relative to the limit (Pulsar's `BacklogQuotaManager`)."""
 
 
 @dataclass(frozen=True)
 class ExtentBytes:
-    """A ledger or segment with its bytes; offsets are inclusive."""
+    """A ledger or segment with its size. Offsets are inclusive."""
 
     first_offset: int
     last_offset: int
     size: int
 
-    def behind(self, offset: int) -> int:
-        """About how many of its bytes are at this offset or behind it."""
+    def size_from(self, offset: int) -> int:
+        """Return the approximate number of bytes at or after this offset."""
         remaining = self.last_offset + 1 - max(offset, self.first_offset)
         return self.size * max(remaining, 0) // (self.last_offset + 1 - self.first_offset)
 
 
 @dataclass(frozen=True)
 class OverQuota:
-    """A topic whose subscription `cursor` is farther behind than it may be. `unit`: bytes or seconds."""
+    """An exceeded quota of a topic, by the backlog of the subscription `cursor`. `unit`: bytes or seconds."""
 
     topic: TopicName
     cursor: str
@@ -73,43 +73,43 @@ class OverQuota:
 
     @property
     def error(self) -> CompactorError:
-        """Why messages are refused."""
+        """The error with which messages are refused."""
         kind = Unavailable if self.action == HOLD else Conflict
         return kind(
-            f"{self.topic} takes no messages: its subscription {self.cursor} has a backlog of {self.backlog} "
+            f"{self.topic} accepts no messages: its subscription {self.cursor} has a backlog of {self.backlog} "
             f"{self.unit}, and backlog.quota.{self.unit} is {self.limit}",
-            f"have the subscription read on, skip its backlog, delete it, or raise backlog.quota.{self.unit}",
+            f"let the subscription consume or skip its backlog, delete it, or raise backlog.quota.{self.unit}",
         )
 
 
 def has_limits(policies: TopicPolicies) -> bool:
-    """Whether any limit is set."""
+    """Return whether any limit is set."""
     quotas = (policies.backlog_quota_bytes, policies.backlog_quota_seconds)
     return bool(policies.message_ttl_seconds) or max(quotas) >= 0
 
 
 def extents(snapshot: TopicSnapshot, log: LogDirectory) -> list[ExtentBytes]:
-    """The topic's ledgers and segments in order, as far as they hold something; an open one if it is in `log`."""
-    found = []
+    """Return the topic's non-empty ledgers and segments in order; an open segment only if it is in `log`."""
+    result = []
     for extent in snapshot.extents:
         if isinstance(extent, LedgerRecord):
-            found.append(ExtentBytes(extent.first_offset, extent.last_offset, extent.logical_bytes))
+            result.append(ExtentBytes(extent.first_offset, extent.last_offset, extent.logical_bytes))
         elif extent.content is not None:
-            found.append(ExtentBytes(extent.first_offset, extent.content.last_offset, extent.content.logical_bytes))
+            result.append(ExtentBytes(extent.first_offset, extent.content.last_offset, extent.content.logical_bytes))
         elif (end := unsealed_end(log, snapshot.topic, extent)) and end.next_offset > extent.first_offset:
-            found.append(ExtentBytes(extent.first_offset, end.next_offset - 1, end.size))
-    return found
+            result.append(ExtentBytes(extent.first_offset, end.next_offset - 1, end.size))
+    return result
 
 
-def bytes_behind(some: Sequence[ExtentBytes], offset: int) -> int:
-    """About how many bytes are at this offset or behind it."""
-    return sum(extent.behind(offset) for extent in some)
+def bytes_from(sizes: Sequence[ExtentBytes], offset: int) -> int:
+    """Return the approximate number of bytes at or after this offset."""
+    return sum(extent.size_from(offset) for extent in sizes)
 
 
-def first_of_last(some: Sequence[ExtentBytes], size: int) -> int:
-    """The smallest offset behind which, itself included, are at most that many bytes."""
+def first_of_last(sizes: Sequence[ExtentBytes], size: int) -> int:
+    """Return the smallest offset from which at most `size` bytes remain."""
     end = 0
-    for extent in reversed(some):
+    for extent in reversed(sizes):
         end = end or extent.last_offset + 1
         if extent.size > size:
             kept = size * (extent.last_offset + 1 - extent.first_offset) // extent.size
@@ -121,12 +121,12 @@ def first_of_last(some: Sequence[ExtentBytes], size: int) -> int:
 
 @dataclass(frozen=True)
 class BacklogLimits:
-    """Applies the limits of topics."""
+    """Application of the limits to topics."""
 
     environment: Environment
 
     def apply(self, topic: TopicRecord, policies: TopicPolicies) -> OverQuota | None:
-        """Move the topic's subscriptions as its policies say; why it is to take no messages, if it is not."""
+        """Move the topic's subscriptions by its policies. Return the quota for which it accepts no messages, if any."""
         if policies.message_ttl_seconds:
             self._acknowledge_older(topic, self.environment.clock.now_ms() - policies.message_ttl_seconds * 1000)
         over = self.over_quota(topic, policies)
@@ -136,18 +136,18 @@ class BacklogLimits:
         return next((item for item in over if item.action != EVICT), None)
 
     def check(self, topic: TopicRecord) -> None:
-        """Raises Unavailable or Conflict if the topic is to take no messages now."""
+        """Raise Unavailable or Conflict if the topic accepts no messages now."""
         policies = self.environment.metadata.policies.effective(topic)
         for item in self.over_quota(topic, policies) if has_limits(policies) else ():
             if item.action != EVICT:
                 raise item.error
 
     def over_quota(self, topic: TopicRecord, policies: TopicPolicies) -> list[OverQuota]:
-        """The quotas that the topic is over."""
+        """Return the exceeded quotas of the topic."""
         slowest = min(self._cursors(topic), key=lambda cursor: cursor.mark, default=None)
         if slowest is None:
             return []
-        found = []
+        over = []
         for unit, limit, action in (
             ("bytes", policies.backlog_quota_bytes, policies.backlog_quota_bytes_action),
             ("seconds", policies.backlog_quota_seconds, policies.backlog_quota_seconds_action),
@@ -155,26 +155,26 @@ class BacklogLimits:
             if limit < 0:
                 continue
             if unit == "bytes":
-                backlog = bytes_behind(
+                backlog = bytes_from(
                     extents(self.environment.metadata.snapshot(topic.id), self.environment.log), slowest.mark + 1
                 )
             else:
                 backlog = self._age_seconds(topic, slowest.mark + 1, limit)
             if backlog > limit:
-                found.append(OverQuota(topic.name, slowest.name, backlog, limit, unit, action))
-        return found
+                over.append(OverQuota(topic.name, slowest.name, backlog, limit, unit, action))
+        return over
 
     def _evict(self, topic: TopicRecord, over: OverQuota) -> None:
-        """Let the subscriptions that are too far behind miss the oldest messages."""
-        remaining = int(over.limit * LEFT_AFTER_EVICTION)
+        """Acknowledge the oldest messages for the subscriptions whose backlog is too large."""
+        remaining = int(over.limit * TARGET_AFTER_EVICTION)
         if over.unit == "bytes":
-            some = extents(self.environment.metadata.snapshot(topic.id), self.environment.log)
-            self._acknowledge_below(self._opened(topic), self._cursors(topic), first_of_last(some, remaining))
+            sizes = extents(self.environment.metadata.snapshot(topic.id), self.environment.log)
+            self._acknowledge_below(self._opened(topic), self._cursors(topic), first_of_last(sizes, remaining))
         else:
             self._acknowledge_older(topic, self.environment.clock.now_ms() - remaining * 1000)
 
     def _acknowledge_older(self, topic: TopicRecord, publish_time: int) -> None:
-        """Let every subscription continue at the first message that was published then or later."""
+        """Acknowledge, for every subscription, all messages before the first one published at that time or later."""
         waiting = self._cursors(topic)
         if not waiting:
             return
@@ -185,40 +185,40 @@ class BacklogLimits:
         except (ObjectMissing, ObjectDamaged):
             if opened.snapshot().extents == reader.extents:
                 raise
-            return  # it was sealed or trimmed meanwhile: the next task checks again
+            return  # an extent was sealed or trimmed since: the next task checks again
         self._acknowledge_below(opened, waiting, offset)
 
     def _first_since(self, reader: SnapshotReader, offset: int, publish_time: int) -> int:
-        """The first message at or behind an offset that was published then or later; the topic's end if none was.
+        """Return the first offset from `offset` on whose message was published at that time or later, else the end.
 
-        Rows of ledgers and segments say it but for the one extent in which messages of both kinds are. Of that, if it
-        is in another log directory, all messages count as later.
+        The database rows of most extents decide; only an extent with older and younger messages is read. If that is in
+        another log directory, all its messages count as younger.
         """
-        end = reader.end  # read first: what is appended later is no older message
-        for extent in _behind(reader, offset, end):
+        end = reader.end  # read first: messages that are appended later are younger
+        for extent in _extents_from(reader, offset, end):
             first, (oldest, newest) = max(extent.first_offset, offset), _published(extent)
             if newest is not None and newest < publish_time:
                 continue
             if (oldest is not None and oldest >= publish_time) or self._is_remote(extent):
                 return first
-            found = reader.first_since(extent, publish_time, first)
-            if found is not None:
-                return found
+            since = reader.first_since(extent, publish_time, first)
+            if since is not None:
+                return since
         return end
 
     def _acknowledge_below(self, opened: Topic, waiting: Sequence[CursorRecord], offset: int) -> None:
-        """Let these subscriptions continue at an offset, or where they are if that is behind it."""
+        """Acknowledge, for these subscriptions, all messages below an offset."""
         moving = [record for record in waiting if record.mark + 1 < offset]
         lasts = {item.offset: item for item in map(last_of, opened.snapshot().extents) if item} if moving else {}
 
-        def locate(wanted: int) -> LogPosition | None:
+        def locate(target: int) -> LogPosition | None:
             try:
-                return lasts.get(wanted) or opened.locate(wanted)
+                return lasts.get(target) or opened.locate(target)
             except SegmentNotLocal:
-                return None  # only its row is known here
+                return None  # this process knows only the segment's row
 
         for record in moving:
-            with suppress(Fenced, NotFound):  # another owner moved or deleted it: the next task checks again
+            with suppress(Fenced, NotFound):  # another owner moved or deleted the cursor: the next task checks again
                 cursor = Cursor(
                     self.environment.metadata,
                     self.environment.clock,
@@ -231,13 +231,14 @@ class BacklogLimits:
                 cursor.close()
 
     def _age_seconds(self, topic: TopicRecord, offset: int, limit: int) -> int:
-        """The age of the first message at or behind an offset; 0: there is none. One up to `limit` may be less.
+        """Return the age of the first message at or after an offset; 0: there is none.
 
-        A message in another log directory counts as the newest of its segment.
+        An age up to `limit` may be a lower bound. A message in another log directory counts as the newest of its
+        segment.
         """
         opened, now = self._opened(topic), self.environment.clock.now_ms()
         reader = opened.snapshot_reader()
-        extent = next(_behind(reader, offset, reader.end), None)
+        extent = next(_extents_from(reader, offset, reader.end), None)
         if extent is None:
             return 0
         published, newest = _published(extent)
@@ -246,19 +247,19 @@ class BacklogLimits:
         return 0 if published is None else max(now - published, 0) // 1000
 
     def _is_remote(self, extent: LedgerRecord | SegmentRecord) -> bool:
-        """Whether an extent's messages are in another log directory."""
+        """Return whether an extent's messages are in another log directory."""
         return isinstance(extent, SegmentRecord) and extent.log_uid != self.environment.log.known_uid
 
     def _opened(self, topic: TopicRecord) -> Topic:
         return Topic(self.environment, topic)
 
     def _cursors(self, topic: TopicRecord) -> list[CursorRecord]:
-        """The subscriptions that limits are for."""
+        """Return the subscriptions that have limits."""
         return [item for item in self.environment.metadata.cursors.of_topic(topic.id) if item.name != COMPACTION_CURSOR]
 
 
-def _behind(reader: SnapshotReader, offset: int, end: int) -> Iterator[LedgerRecord | SegmentRecord]:
-    """The extents that hold messages from an offset on; `end`: of the topic."""
+def _extents_from(reader: SnapshotReader, offset: int, end: int) -> Iterator[LedgerRecord | SegmentRecord]:
+    """Yield the extents with messages from an offset on. `end`: end of the topic."""
     for extent in reader.extents if offset < end else ():
         last = last_of(extent)
         if last is None or last.offset >= offset:
@@ -266,13 +267,13 @@ def _behind(reader: SnapshotReader, offset: int, end: int) -> Iterator[LedgerRec
 
 
 def _published(extent: LedgerRecord | SegmentRecord) -> tuple[int | None, int | None]:
-    """The smallest and the largest publish time of an extent's messages, as its row says; None, None of an open one."""
+    """Return the smallest and largest publish time in an extent's row; None, None for an open segment."""
     content = extent if isinstance(extent, LedgerRecord) else extent.content
     return (None, None) if content is None else (content.min_publish_time, content.max_publish_time)
 
 
 def _first_published(topic: Topic, offset: int) -> int | None:
-    """When the first raw message at or behind an offset was published; None: there is none."""
+    """Return the publish time of the first raw message at or after an offset; None: there is none."""
     for batch in topic.read(StartOffset(offset), max_messages=1):
         return int(batch.column("publish_time")[0].as_py())
     return None

@@ -1,31 +1,30 @@
-"""Garbage collection: delete the objects that no row and no manifest refers to, and no reader may still need (A3).
+"""Garbage collection: deletion of objects that no row and no manifest references, and no reader needs (A3).
 
-Per topic, in this order, which is what makes it safe beside imports, runs, readers and other collectors:
+The steps per topic; their order makes them safe beside imports, runs, readers and other collectors:
 
-    list      all objects of the topic, first: what is written later is left for the next collection
-    expire    attempts whose heartbeat is older than the grace time are finished: fenced in SQL, before an object goes
-    collect   the rows of compacted ledgers that retired a grace time ago and that no live pin holds
-    purge     the rows of raw ledgers that were trimmed `file.delete.delay` ago (C3); their objects need no other grace
-    refer     in one snapshot: rows of ledgers and compacted ledgers, attempts; then every manifest of those
-    delete    what was listed and is not referred to, unless its attempt is unfinished, or finished less than a grace
-              time ago; of an attempt without a row, unless the store modified it less than a grace time
-              and `skew_ms` ago
-    purge     rows of attempts that were finished a grace time ago and have no object left, referred to or not
+    list      list all objects of the topic; objects that are written later wait for the next collection
+    expire    finish attempts whose heartbeat is older than the grace time: SQL fences them before any deletion
+    collect   delete the rows of compacted ledgers that retired a grace time ago and have no live pin
+    purge     delete the rows of raw ledgers that were trimmed `file.delete.delay` ago (C3); their objects need no
+              other grace time
+    refer     read the rows of ledgers, compacted ledgers and attempts in one snapshot, then the manifests
+    delete    delete the listed objects without a reference, unless their attempt is unfinished or finished less than a
+              grace time ago; without a row of their attempt, unless they are younger than a grace time and `skew_ms`
+    purge     delete the rows of attempts that finished a grace time ago and have no object
 
-Where one snapshot shows that there is nothing to do in any of these steps, as of most topics at most times, the
-collection ends with it.
+If one snapshot shows that no step has work, as for most topics at most times, the collection ends with it.
 
-A new row or manifest refers to objects of its own attempt, which was known before its first object, and to what the
-generation before it refers to, which serves until then. So nothing that is deleted is ever referred to again.
+A new row or manifest references objects of its own attempt, which has a row before its first object, and objects of
+the previous generation, which stays current until then. So a deleted object is never referenced again.
 
-A topic that was deleted (S8) has no rows, so no row can refer to its objects: all of them go `file.delete.delay` after
-the topic, so that readers may finish. An object that a late writer adds goes with the next collection.
+A deleted topic (S8) has no rows, so no row references its objects. All of them are deleted `file.delete.delay` after
+the topic, so that readers may finish. The next collection deletes an object that a late writer adds.
 
-Each step can be cut off and done again. A manifest that cannot be read makes an error that names it, and nothing of
-its topic is deleted: what it refers to is not guessed. Foreign names are left alone and counted.
-Times decide only how long garbage stays and when a reader loses its pin; no clock, however wrong, costs what serves.
+Each step may be interrupted and repeated. An unreadable manifest raises an error that names it, and no object of its
+topic is deleted, because its references are unknown. Foreign names are counted and left alone. Times decide only how
+long garbage stays and when a reader loses its pin; no wrong clock deletes a current object.
 
-Memory: the names of one topic's objects, and of those that it refers to. Must not know: Spark.
+Memory: the names of one topic's objects and references. This module must not know Spark.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ from storage.objects.interface import ObjectInfo
 from storage.store_identity import StoreIdentity
 
 SKEW_MS = 300_000
-"""How far the store's clock and ours may be apart."""
+"""Maximum difference between the store's clock and ours."""
 
 
 @dataclass(frozen=True)
 class ObjectTotals:
-    """Objects, and their bytes in the store."""
+    """Number of objects, and their bytes in the store."""
 
     count: int = 0
     bytes: int = 0
@@ -65,10 +64,10 @@ class ObjectTotals:
 
 @dataclass(frozen=True)
 class CollectionResult:
-    """What the collection of one topic did; or would do, unless `deleted`.
+    """Result of the collection of one topic, or of a dry run unless `deleted`.
 
-    `topic` None: the database knows no topic with this uid. `over`: the topic was deleted (S8). `foreign`: objects
-    below its prefix that are not ours. `error`: why nothing of it was deleted.
+    `topic` None: the database has no topic with this uid. `topic_deleted`: the topic was deleted (S8). `foreign`:
+    number of objects below its prefix with unknown names. `error`: the reason why no object was deleted.
     """
 
     topic: TopicName | None
@@ -80,17 +79,17 @@ class CollectionResult:
     foreign: int = 0
     trimmed_ledgers: int = 0
     error: DataLoss | NotFound | None = None
-    over: bool = False
+    topic_deleted: bool = False
 
     @property
     def total(self) -> ObjectTotals:
-        """Over all kinds of objects."""
+        """The totals over all kinds of objects."""
         return sum(self.objects.values(), ObjectTotals())
 
 
 @dataclass(frozen=True)
 class GarbageCollector:
-    """Collects topic by topic. `on_object` is called with each object that was deleted, or would be."""
+    """Collector of topics. `on_object` gets each object that was deleted, or would be."""
 
     environment: Environment
     grace_ms: int = GRACE_MS
@@ -98,24 +97,25 @@ class GarbageCollector:
     on_object: Callable[[ObjectInfo], object] = lambda _: None
 
     def collect(self, topic: TopicRecord, dry_run: bool = False) -> CollectionResult:
-        """Collect one topic. Raises DataLoss (nothing was deleted then), TopicNotFound; Misconfigured for a store that
-        is another database's."""
+        """Collect one topic. Raises DataLoss (then no object was deleted), TopicNotFound, and Misconfigured for the
+        store of another database.
+        """
         self._refuse_other_store(dry_run)
         return self._collect(topic, list(self.environment.store.list(names.topic_prefix(topic.uid))), dry_run)
 
     def collect_all(self, dry_run: bool = False, unknown_topics: bool = False) -> Iterator[CollectionResult]:
-        """Collect every topic, in one listing; a topic that fails does so alone, and has the reason in `error`.
+        """Collect every topic, in one listing. Yield a result per topic; `error` has the failure of a topic.
 
-        Topics that the database does not know are deleted whole after the grace time with `unknown_topics`, else only
-        counted: they may be another database's. Raises Misconfigured for a store that is.
+        With `unknown_topics`, topics that the database does not know are deleted after the grace time; otherwise only
+        counted, because they may belong to another database. Raises Misconfigured for the store of another database.
         """
         self._refuse_other_store(dry_run)
         known = {topic.uid: topic for topic in self.environment.metadata.topics.all()}
-        seen = set()
+        uids = set()
         for uid, listed in self._by_topic():
-            if uid not in known:  # a new topic, or one whose row is gone: rows come before objects, and go before
+            if uid not in known:  # a new topic, or a deleted row: rows are created and deleted before objects
                 known = {topic.uid: topic for topic in self.environment.metadata.topics.all()}
-            seen.add(uid)
+            uids.add(uid)
             if uid in known:
                 yield self._alone(known[uid], listed, dry_run)
             elif deleted := self.environment.metadata.tenancy.deleted_topic(uid):
@@ -123,7 +123,7 @@ class GarbageCollector:
             else:
                 yield self._unknown(uid, listed, dry_run, unknown_topics)
         for uid, topic in known.items():
-            if uid not in seen:
+            if uid not in uids:
                 yield self._alone(topic, [], dry_run)
 
     def _refuse_other_store(self, dry_run: bool) -> None:
@@ -131,7 +131,7 @@ class GarbageCollector:
         identity.check() if dry_run else identity.require()
 
     def _by_topic(self) -> Iterator[tuple[str, list[ObjectInfo]]]:
-        """The objects of each topic, by its uid: a whole listing of it, in memory one at a time."""
+        """Yield the uid of each topic with a complete listing of its objects, one topic in memory at a time."""
         for uid, listed in groupby(self.environment.store.list(names.TOPICS), lambda info: info.name.split("/")[1]):
             yield uid, list(listed)
 
@@ -146,25 +146,25 @@ class GarbageCollector:
         now = self.environment.clock.now_ms()
         if self._is_clean(self.environment.metadata.pins.referenced(topic.id), listed, now):
             return CollectionResult(topic.name, topic.uid, not dry_run, foreign=_foreign(listed))
-        given_up = 0 if dry_run else len(self.environment.metadata.runs.expire_attempts(topic.id, self.grace_ms))
+        expired = 0 if dry_run else len(self.environment.metadata.runs.expire_attempts(topic.id, self.grace_ms))
         failpoint(Failpoint.GC_ATTEMPTS_FENCED)
         retired = 0 if dry_run else self._collect_retired(topic)
         marked_before = now - self.environment.metadata.policies.effective(topic).file_delete_delay_ms
-        going = [
+        due = [
             item for item in self.environment.metadata.trimming.trimmed(topic.id) if _was_marked(item, marked_before)
         ]
-        trimmed = len(going) if dry_run else self._purge_trimmed(topic, marked_before)
+        trimmed = len(due) if dry_run else self._purge_trimmed(topic, marked_before)
         snapshot = self.environment.metadata.pins.referenced(topic.id)
         kept = list(snapshot.compacted)
         if dry_run:
-            given_up = sum(
+            expired = sum(
                 attempt.finished_at is None and not beating(self.grace_ms, now).has(attempt.heartbeat_at)
                 for attempt in snapshot.attempts
             )
             kept = [item for item in kept if not self._may_go(snapshot, item, now)]
             retired = len(snapshot.compacted) - len(kept)
-            snapshot = replace(snapshot, ledgers=tuple(ledger for ledger in snapshot.ledgers if ledger not in going))
-        garbage = self._garbage(listed, self._references(snapshot, kept), snapshot, now, _objects_of(going))
+            snapshot = replace(snapshot, ledgers=tuple(ledger for ledger in snapshot.ledgers if ledger not in due))
+        garbage = self._garbage(listed, self._references(snapshot, kept), snapshot, now, _objects_of(due))
         failpoint(Failpoint.GC_REFERENCES_READ)
         objects = self._delete(garbage, dry_run, self.on_object)
         if not dry_run:
@@ -172,10 +172,10 @@ class GarbageCollector:
             self.environment.metadata.attempts.purge(topic.id, now - self.grace_ms, keep=remaining)
         failpoint(Failpoint.GC_DONE)
         foreign = _foreign(listed)
-        return CollectionResult(topic.name, topic.uid, not dry_run, objects, given_up, retired, foreign, trimmed)
+        return CollectionResult(topic.name, topic.uid, not dry_run, objects, expired, retired, foreign, trimmed)
 
     def _is_clean(self, snapshot: GcSnapshot, listed: list[ObjectInfo], now: int) -> bool:
-        """Whether there is nothing to expire, to collect, to purge or to delete, and no attempt is unfinished."""
+        """Return whether no step has work, and no attempt is unfinished."""
         if any(item.retired_at is not None for item in snapshot.compacted):
             return False
         if any(ledger.deleted_at is not None for ledger in snapshot.ledgers):
@@ -187,7 +187,10 @@ class GarbageCollector:
         return not self._garbage(listed, references, snapshot, now, set())
 
     def _collect_retired(self, topic: TopicRecord) -> int:
-        """The rows go first, each in one transaction that checks the pins; then no reader can pin them any more."""
+        """Delete the rows of retired compacted ledgers. Return their number.
+
+        Each row has a transaction that checks the pins. Without the row no reader can pin the ledger.
+        """
         collected = 0
         for compacted in self.environment.metadata.pins.retired(topic.id):
             if self.environment.metadata.pins.collect(topic.id, compacted.ledger_id, self.grace_ms):
@@ -196,19 +199,19 @@ class GarbageCollector:
         return collected
 
     def _purge_trimmed(self, topic: TopicRecord, marked_before: int) -> int:
-        """Readers that began before these ledgers were marked had the delay to finish."""
-        forgotten = self.environment.metadata.trimming.purge(topic.id, marked_before)
-        if forgotten:
+        """Delete the rows of ledgers that were marked before that time. Return their number."""
+        purged = self.environment.metadata.trimming.purge(topic.id, marked_before)
+        if purged:
             failpoint(Failpoint.TRIM_FORGOTTEN)
-        return forgotten
+        return purged
 
     def _may_go(self, snapshot: GcSnapshot, compacted: CompactedLedgerRecord, now: int) -> bool:
-        """For a dry run: what `pins.collect` would say."""
+        """Return, for a dry run, whether `pins.collect` would delete the row."""
         pinned = any(pin.ledger_id == compacted.ledger_id for pin in snapshot.pins)
         return compacted.retired_at is not None and now - compacted.retired_at >= self.grace_ms and not pinned
 
     def _references(self, snapshot: GcSnapshot, kept: list[CompactedLedgerRecord]) -> set[str]:
-        """The names of all objects that rows, and manifests that rows name, refer to."""
+        """Return the names of all objects that rows reference, and the manifests of those rows."""
         referenced = {ledger.rows.name for ledger in snapshot.ledgers}
         referenced |= {ledger.index.name for ledger in snapshot.ledgers}
         for compacted in kept:
@@ -217,17 +220,17 @@ class GarbageCollector:
                 referenced |= read_manifest(self.environment.store, compacted.manifest).objects
             except DataLoss as error:
                 raise type(error)(
-                    f"nothing of {snapshot.topic.name} was collected, because what its compacted ledger "
-                    f"{compacted.ledger_id} refers to is not known: {error.message}",
-                    "restore the object; or delete the cursor __compaction if that ledger serves: a grace time after "
-                    "it was retired, a compacted ledger is collected without its manifest",
+                    f"no garbage of {snapshot.topic.name} was collected, because the references of its compacted "
+                    f"ledger {compacted.ledger_id} are unknown: {error.message}",
+                    "restore the object; or, if that ledger is the current one, delete the cursor __compaction: a "
+                    "grace time after it was retired, a compacted ledger is collected without its manifest",
                 ) from error
         return referenced
 
     def _garbage(
         self, listed: list[ObjectInfo], referenced: set[str], snapshot: GcSnapshot, now: int, trimmed: set[str]
     ) -> list[tuple[ObjectInfo, ParsedName]]:
-        """What of `listed` may go; objects of `trimmed` ledgers have had their delay, and need no grace time."""
+        """Return the listed objects that are garbage. `trimmed`: objects that need no grace time after their delay."""
         garbage = []
         finished = {attempt.attempt_id: attempt.finished_at for attempt in snapshot.attempts}
         for info in listed:
@@ -249,28 +252,30 @@ class GarbageCollector:
         return info.modified_ms < now - self.grace_ms - self.skew_ms
 
     def _collect_deleted(self, deleted: DeletedTopic, listed: list[ObjectInfo], dry_run: bool) -> CollectionResult:
-        """What a deleted topic left; nothing while its delay is not over."""
+        """Delete the objects of a deleted topic after its delay."""
         failpoint(Failpoint.GC_LISTED)
         scope = namespace_scope(f"{deleted.name.tenant}/{deleted.name.namespace}")
         policies = self.environment.metadata.policies.resolved_around(scope).policies
         due = deleted.deleted_at <= self.environment.clock.now_ms() - policies.file_delete_delay_ms
         parsed = ((info, names.parse(info.name)) for info in listed if due)
-        garbage = [(info, one) for info, one in parsed if one is not None]
+        garbage = [(info, name) for info, name in parsed if name is not None]
         objects = self._delete(garbage, dry_run, self.on_object)
-        return CollectionResult(deleted.name, deleted.uid, not dry_run, objects, foreign=_foreign(listed), over=True)
+        return CollectionResult(
+            deleted.name, deleted.uid, not dry_run, objects, foreign=_foreign(listed), topic_deleted=True
+        )
 
-    def _unknown(self, uid: str, listed: list[ObjectInfo], dry_run: bool, wanted: bool) -> CollectionResult:
-        """A topic without a row: it cannot be written or read any more, if the row was ever in this database."""
+    def _unknown(self, uid: str, listed: list[ObjectInfo], dry_run: bool, delete: bool) -> CollectionResult:
+        """Delete, or only count, the objects of a topic without a row. A deleted row never returns."""
         failpoint(Failpoint.GC_LISTED)
         now = self.environment.clock.now_ms()
         parsed = ((info, names.parse(info.name)) for info in listed)
-        garbage = ((info, one) for info, one in parsed if one is not None and self._old(info, now))
-        deleted = wanted and not dry_run
-        objects = self._delete(garbage, not deleted, self.on_object if wanted else lambda _: None)
+        garbage = ((info, name) for info, name in parsed if name is not None and self._old(info, now))
+        deleted = delete and not dry_run
+        objects = self._delete(garbage, not deleted, self.on_object if delete else lambda _: None)
         return CollectionResult(None, uid, deleted, objects, foreign=_foreign(listed))
 
     def _delete(
-        self, garbage: Iterable[tuple[ObjectInfo, ParsedName]], dry_run: bool, tell: Callable[[ObjectInfo], object]
+        self, garbage: Iterable[tuple[ObjectInfo, ParsedName]], dry_run: bool, report: Callable[[ObjectInfo], object]
     ) -> dict[ObjectKind, ObjectTotals]:
         objects: dict[ObjectKind, ObjectTotals] = {}
         for info, parsed in garbage:
@@ -279,17 +284,17 @@ class GarbageCollector:
                 self.environment.store.delete(info.name)
                 failpoint(Failpoint.GC_DELETED_ONE)
             objects[parsed.kind] = objects.get(parsed.kind, ObjectTotals()) + ObjectTotals(1, info.size)
-            tell(info)
+            report(info)
         return objects
 
 
 def _attempts_of(object_names: Iterable[str]) -> set[str]:
-    """The ids of the attempts that wrote these objects."""
+    """Return the ids of the attempts that wrote these objects."""
     return {parsed.attempt_id for parsed in map(names.parse, object_names) if parsed is not None}
 
 
 def _was_marked(ledger: LedgerRecord, before: int) -> bool:
-    """Whether the ledger was trimmed at that time (ms) or earlier."""
+    """Return whether the ledger was trimmed at that time (ms) or earlier."""
     return ledger.deleted_at is not None and ledger.deleted_at <= before
 
 

@@ -1,12 +1,12 @@
-"""Retention: letting go the raw ledgers that retention_plan.py names (C1–C3).
+"""Retention: the removal of the raw ledgers that retention_plan.py selects (C1–C3).
 
-What is not sealed yet counts as ledgers do, and is rolled and sealed before it goes; of the open segment only time and
-start offset count, because its logical size is not known. One that is damaged or lost stays and is reported; what is
-before it goes all the same. Doing it again at the same time changes nothing more.
+Unsealed segments count like ledgers, and are rolled and sealed before their removal. For the open segment only time and
+start offset count, because its logical size is unknown. A damaged or lost open segment stays and is reported; ledgers
+before it are removed regardless. A repetition at the same time changes nothing.
 
-Ledgers are only marked here. Their rows and objects go after `file.delete.delay` (garbage.py), so their readers
-may finish. The transaction that marks checks cursors and horizon once more. May go wrong: Conflict, InvalidInput,
-TopicNotFound, the errors of sealing, Unavailable.
+This module only marks ledgers. Garbage collection removes their rows and objects after `file.delete.delay`
+(garbage.py), so that readers may finish. The marking transaction checks cursors and horizon again. Errors: Conflict,
+InvalidInput, TopicNotFound, the errors of sealing, Unavailable.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ from storage.reading.snapshot_reader import SnapshotReader
 from storage.topic import Topic
 
 _TRIES = 5
-"""How often to plan again when cursors or ledgers changed between the plan and the transaction."""
+"""Number of tries, if cursors or ledgers change between the plan and the transaction."""
 
 
 @dataclass(frozen=True)
 class TrimResult:
-    """What was done to a topic; or would be, unless `trimmed`. `tail_left`: why what is not sealed was left alone
-    (`recorded`); `tail_damaged`: because the open segment is damaged or lost.
+    """Result of a trim, or of a dry run unless `trimmed`.
+
+    `tail_left`: the reason why unsealed messages were left alone (`recorded`), empty if they were not. `tail_damaged`:
+    the open segment is damaged or lost.
     """
 
     topic: TopicRecord
@@ -58,7 +60,7 @@ class TrimResult:
 
 @dataclass(frozen=True)
 class _Tail:
-    """The segments that can be checked; `damage`: why the open one cannot."""
+    """The readable segments. `damage`: the error of an unreadable open segment."""
 
     extents: tuple[RetentionLedger, ...]
     damage: DataLoss | None = None
@@ -66,12 +68,12 @@ class _Tail:
 
 @dataclass(frozen=True)
 class Retention:
-    """Trims topics."""
+    """Trimmer of topics."""
 
     environment: Environment
 
     def apply(self, topic: TopicRecord, *, dry_run: bool = False, force: bool = False) -> TrimResult:
-        """Let go what the topic's cleanup policies say. Raises TopicNotFound, Conflict, what sealing raises."""
+        """Trim the topic by its cleanup policies. Raises TopicNotFound, Conflict, and the errors of sealing."""
 
         def plan(snapshot: TopicSnapshot, policies: PolicyResolution, tail: _Tail, now: int) -> TrimPlan:
             extents, cursors = extents_of(snapshot, tail.extents), self._cursors(snapshot.topic, policies, dry_run)
@@ -82,7 +84,10 @@ class Retention:
     def trim(
         self, topic: TopicRecord, before: int | MessageId, *, dry_run: bool = False, force: bool = False
     ) -> TrimResult:
-        """Let the topic begin at an offset or message, so that ledgers wholly below it go. Raises InvalidInput, too."""
+        """Let the topic start at an offset or message, and remove the ledgers below it.
+
+        Raises InvalidInput, and the errors of `apply`.
+        """
 
         def plan(snapshot: TopicSnapshot, policies: PolicyResolution, tail: _Tail, _: int) -> TrimPlan:
             extents, cursors = extents_of(snapshot, tail.extents), self._cursors(snapshot.topic, policies, dry_run)
@@ -124,8 +129,10 @@ class Retention:
         raise AssertionError("the last try returns or raises")
 
     def _cursors(self, topic: TopicRecord, policies: PolicyResolution, dry_run: bool) -> list[CursorRecord]:
-        """The topic's cursors. One for which compaction is enabled has `__compaction`, which is made here if it is
-        enabled around the topic (S9)."""
+        """Return the topic's cursors, with `__compaction` if compaction is enabled.
+
+        If compaction is enabled for the namespace or broker, the cursor may not exist yet; then this creates it (S9).
+        """
         cursors = self.environment.metadata.cursors.of_topic(topic.id)
         if not policies.compaction_enabled or any(cursor.name == COMPACTION_CURSOR for cursor in cursors):
             return cursors
@@ -133,33 +140,33 @@ class Retention:
         return [*cursors, missing if dry_run else self.environment.metadata.cursors.ensure(topic.id, COMPACTION_CURSOR)]
 
     def _mark(self, topic: TopicRecord, plan: TrimPlan, force: bool) -> None:
-        """Two transactions at most; between them the topic is as it would be had only the first been asked for."""
-        going = [candidate.extent for candidate in plan.going]
-        if going or plan.start_offset > topic.start_offset:
-            end = max([plan.start_offset, *(extent.last_offset + 1 for extent in going)])
+        """Mark the ledgers in at most two transactions. After the first the topic is as after a smaller trim."""
+        removed = [candidate.extent for candidate in plan.candidates]
+        if removed or plan.start_offset > topic.start_offset:
+            end = max([plan.start_offset, *(extent.last_offset + 1 for extent in removed)])
             store_sequence_ids(self.environment, topic, end)
-        below = [extent.ledger_id for extent in going if extent.last_offset < plan.start_offset]
-        compacted = [extent.ledger_id for extent in going if extent.last_offset >= plan.start_offset]
+        below = [extent.ledger_id for extent in removed if extent.last_offset < plan.start_offset]
+        compacted = [extent.ledger_id for extent in removed if extent.last_offset >= plan.start_offset]
         if below or plan.start_offset > topic.start_offset:
             self.environment.metadata.trimming.trim(topic.id, plan.start_offset, below, force=force)
             failpoint(Failpoint.TRIM_MARKED)
         if compacted:
-            end = max(extent.last_offset + 1 for extent in going)
+            end = max(extent.last_offset + 1 for extent in removed)
             self.environment.metadata.trimming.trim(topic.id, end, compacted, force=force, keep_start=True)
             failpoint(Failpoint.TRIM_MARKED)
 
     def _roll_and_seal(self, topic: TopicRecord) -> str:
-        """Roll and seal the tail; why it could not be done: a writer or sealer has it, or it is damaged."""
+        """Roll and seal the tail. Return the reason if a writer or sealer holds it, or it is damaged; else empty."""
         error = LogManager(self.environment).try_roll_and_seal(topic)
         return "" if error is None else recorded(error)
 
     def _tail(self, snapshot: TopicSnapshot, policies: TopicPolicies, now: int) -> _Tail:
-        """The segments in our log directory, as far as they hold something that can be seen."""
-        here = self.environment.log.known_uid
+        """Return the segments with visible messages in this process's log directory."""
+        log_uid = self.environment.log.known_uid
         extents: list[RetentionLedger] = []
         damage: DataLoss | None = None
         for segment in snapshot.segments:
-            if segment.log_uid != here:
+            if segment.log_uid != log_uid:
                 continue
             if (content := segment.content) is not None:
                 extents.append(
@@ -176,14 +183,14 @@ class Retention:
                 continue
             try:
                 extents += self._open(snapshot, segment, policies, now)
-            except DataLoss as error:  # nothing is behind it, and what is before it need not stay for it
+            except DataLoss as error:  # it is the last segment, and earlier ones may be removed
                 damage = error
         return _Tail(tuple(extents), damage)
 
     def _open(
         self, snapshot: TopicSnapshot, segment: SegmentRecord, policies: TopicPolicies, now: int
     ) -> tuple[RetentionLedger, ...]:
-        """The open segment, if it holds something that can be seen. Raises DataLoss."""
+        """Return the open segment if it has visible messages. Raises DataLoss."""
         reader = self._reader_of(snapshot, segment)
         last = reader.last_position()
         if last is None:
@@ -195,14 +202,14 @@ class Retention:
         )
 
     def _reader_of(self, snapshot: TopicSnapshot, segment: SegmentRecord) -> SnapshotReader:
-        """A reader of one segment and nothing else."""
+        """Return a reader of one segment alone."""
         alone = replace(
             snapshot, ledgers=(), segments=(segment,), topic=replace(snapshot.topic, start_offset=0), compacted=None
         )
         return SnapshotReader(self.environment.store, alone, SegmentTableReader(self.environment.log))
 
     def _newest_if_expired(self, reader: SnapshotReader, policies: TopicPolicies, now: int) -> int | None:
-        """A time that is older than the retention if all messages of the segment are, else None."""
+        """Return an expired time if all messages of the segment are older than the retention time, else None."""
         kept = policies.retention_ms_effective
         if DELETE not in policies.cleanup_policy or kept is None:
             return None
@@ -210,11 +217,11 @@ class Retention:
         return now - kept - 1 if young == NOWHERE else None
 
     def _offset_of(self, snapshot: TopicSnapshot, extents: Sequence[RetentionLedger], message_id: MessageId) -> int:
-        """The offset of the first message at or behind an id; if raw is gone there, of the compacted ones."""
-        gone = not extents or message_id.ledger_id < extents[0].ledger_id
-        if gone and snapshot.compacted is None:
+        """Return the offset of the first message at or after an id; if raw is trimmed there, of the compacted ones."""
+        trimmed = not extents or message_id.ledger_id < extents[0].ledger_id
+        if trimmed and snapshot.compacted is None:
             return snapshot.topic.start_offset
         topic = Topic(self.environment, snapshot.topic)
-        for batch in topic.read(message_id, read_compacted=gone, max_messages=1):
+        for batch in topic.read(message_id, read_compacted=trimmed, max_messages=1):
             return int(batch.column("offset")[0].as_py())
         return end_of(snapshot.topic, extents)

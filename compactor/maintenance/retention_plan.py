@@ -1,12 +1,12 @@
-"""What retention lets go of one topic, by pure functions over one snapshot (C1–C3).
+"""Trim plan of one topic: the ledgers that retention removes, as pure functions of one snapshot (C1–C3).
 
-    start offset    ledgers that are wholly below the topic's start, under any policy (Kafka's DeleteRecords moves it)
-    time            `delete`: ledgers whose newest message is older than the retention, whatever their own age
+    start offset    any policy: ledgers wholly below the topic's start (Kafka's DeleteRecords moves the start)
+    time            `delete`: ledgers whose newest message is older than the retention time, whatever their own age
     compacted       `compact`: ledgers at or below the horizon; the topic's start stays, compacted reads are unchanged
-    size            `delete`: the oldest ledgers, while the rest still holds the limit
+    size            `delete`: the oldest ledgers, while the others still reach the size limit
 
-Invariants: what goes is a prefix of the topic, whole ledgers, the oldest first; nothing that a cursor still has to
-read, nor what is above the horizon of a topic that is compacted, unless forced; the start offset only grows.
+Invariants: a trim removes a prefix of the topic, whole ledgers, oldest first. Without force it removes no message that
+a cursor has not acknowledged, and none above the horizon of a compacted topic. The start offset only grows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPACT = "compact"
 
 
 class TrimReason(StrEnum):
-    """Why a ledger goes; the first that applies."""
+    """Reason of a removal; the first applicable one."""
 
     START_OFFSET = "start offset"
     TIME = "time"
@@ -36,9 +36,9 @@ class TrimReason(StrEnum):
 
 @dataclass(frozen=True)
 class RetentionLedger:
-    """A ledger, or a segment that is not sealed: what retention must know of it. Offsets are inclusive.
+    """A ledger or an unsealed segment, as retention needs it. Offsets are inclusive.
 
-    `newest`: the largest publish time, or when it was closed, if that was earlier; None: not known, and so not old.
+    `newest`: largest publish time, or the time of the close if that is earlier; None: unknown, so it is not expired.
     `logical_bytes` of an open segment is 0.
     """
 
@@ -53,7 +53,7 @@ class RetentionLedger:
 
 @dataclass(frozen=True)
 class TrimCandidate:
-    """An extent that goes, or would, and why."""
+    """An extent that a trim removes, or would remove, and the reason."""
 
     extent: RetentionLedger
     reason: TrimReason
@@ -61,8 +61,8 @@ class TrimCandidate:
 
 @dataclass(frozen=True)
 class RetentionHold:
-    """The cursor that keeps something from going. `mark_delete` None: nothing is acknowledged; `needs`: the first
-    offset that it has not acknowledged."""
+    """The cursor that blocks removals. `mark_delete` None: nothing is acknowledged. `needs`: first unacknowledged
+    offset."""
 
     cursor: str
     mark_delete: LogPosition | None
@@ -71,28 +71,28 @@ class RetentionHold:
 
 @dataclass(frozen=True)
 class TrimPlan:
-    """What is to be done at one moment. `start_offset`: the topic's new one, or the one it has.
+    """Plan of a trim. `start_offset`: the topic's start after it. `candidates`: the extents to remove.
 
-    `hold`: what keeps more from going, if anything does: `held` extents, and the topic's start up to `wanted_start`.
+    `hold`: the cursor that blocks the rest, if one does: the `held` extents, and a start up to `requested_start`.
     """
 
     start_offset: int
-    going: tuple[TrimCandidate, ...]
-    wanted_start: int
+    candidates: tuple[TrimCandidate, ...]
+    requested_start: int
     hold: RetentionHold | None = None
     held: tuple[TrimCandidate, ...] = ()
 
     @property
     def unsealed(self) -> bool:
-        """Whether something goes that must be rolled and sealed first."""
-        return any(not candidate.extent.sealed for candidate in self.going)
+        """True if a removed extent must be rolled and sealed first."""
+        return any(not candidate.extent.sealed for candidate in self.candidates)
 
 
 def extents_of(snapshot: TopicSnapshot, tail: Sequence[RetentionLedger] = ()) -> tuple[RetentionLedger, ...]:
-    """The topic's extents in order of offsets, up to the first segment that is not in `tail`."""
+    """Return the topic's extents in offset order, up to the first segment that is not in `tail`."""
     known = {extent.ledger_id: extent for extent in (*map(_sealed, snapshot.ledgers), *tail)}
-    in_reach = takewhile(lambda record: record.ledger_id in known, snapshot.extents)
-    return tuple(known[record.ledger_id] for record in in_reach)
+    prefix = takewhile(lambda record: record.ledger_id in known, snapshot.extents)
+    return tuple(known[record.ledger_id] for record in prefix)
 
 
 def end_of(topic: TopicRecord, extents: Sequence[RetentionLedger]) -> int:
@@ -109,11 +109,11 @@ def plan_policies(
     *,
     force: bool = False,
 ) -> TrimPlan:
-    """What the topic's cleanup policies ask for now."""
+    """Return the trim that the topic's cleanup policies require now."""
     start = snapshot.topic.start_offset
     due = _due(extents, start, policies, snapshot.horizon, now)
-    wanted = _start_behind(due, start)
-    return _held_back(start, due, max(start, wanted), None if force else _slowest(cursors))
+    requested = max(start, _start_after(due, start))
+    return _held_back(start, due, requested, None if force else _slowest(cursors))
 
 
 def plan_before(
@@ -125,29 +125,29 @@ def plan_before(
     *,
     force: bool = False,
 ) -> TrimPlan:
-    """What has to be done for the topic to begin at offset `before`.
+    """Return the trim that makes the topic start at offset `before`.
 
     Raises InvalidInput under the policy `compact` alone (Kafka's POLICY_VIOLATION), and for an offset out of range.
     """
     topic = snapshot.topic
     if policies.cleanup_policy == {COMPACT}:
         raise InvalidInput(
-            f"{topic.name} has the cleanup policy compact, under which messages do not go by their offset",
+            f"{topic.name} has the cleanup policy compact, under which messages are not removed by offset",
             "set cleanup.policy to compact,delete, or leave out --before to trim what is compacted",
         )
     end = end_of(topic, extents)
     if not 0 <= before <= end:
         raise InvalidInput(f"{topic.name} cannot begin at offset {before}", f"choose an offset from 0 to {end}")
-    wanted = max(topic.start_offset, before)
+    requested = max(topic.start_offset, before)
     due = [
         TrimCandidate(extent, TrimReason.START_OFFSET)
-        for extent in takewhile(lambda extent: extent.last_offset < wanted, extents)
+        for extent in takewhile(lambda extent: extent.last_offset < requested, extents)
     ]
-    return _held_back(topic.start_offset, due, wanted, None if force else _slowest(cursors))
+    return _held_back(topic.start_offset, due, requested, None if force else _slowest(cursors))
 
 
 def is_expired(newest: int | None, policies: TopicPolicies, now: int) -> bool:
-    """Whether what has this newest publish time is older than the topic's retention (worked example 8)."""
+    """Return whether an extent with this newest publish time is older than the retention (worked example 8)."""
     kept = policies.retention_ms_effective
     return kept is not None and newest is not None and now - newest > kept
 
@@ -155,7 +155,7 @@ def is_expired(newest: int | None, policies: TopicPolicies, now: int) -> bool:
 def _due(
     extents: Sequence[RetentionLedger], start: int, policies: TopicPolicies, horizon: LogPosition | None, now: int
 ) -> list[TrimCandidate]:
-    """The prefix of extents that should go, with the reason of each."""
+    """Return the prefix of extents to remove, with the reason of each, regardless of cursors."""
     delete, compact = DELETE in policies.cleanup_policy, COMPACT in policies.cleanup_policy
     compacted_to = horizon.offset if horizon is not None and compact else -1
     reasons: list[TrimReason] = []
@@ -179,30 +179,31 @@ def _due(
     return [TrimCandidate(extent, reason) for extent, reason in zip(extents, reasons, strict=False)]
 
 
-def _start_behind(going: Sequence[TrimCandidate], start: int) -> int:
-    """Where the topic begins when these are gone; `start` if only compacted ones go, which leave it in place."""
-    moving = (candidate.extent for candidate in going if candidate.reason is not TrimReason.COMPACTED)
+def _start_after(candidates: Sequence[TrimCandidate], start: int) -> int:
+    """Return the topic's start after these removals. Compacted extents do not move it."""
+    moving = (candidate.extent for candidate in candidates if candidate.reason is not TrimReason.COMPACTED)
     return max((extent.last_offset + 1 for extent in moving), default=start)
 
 
 def _slowest(cursors: Sequence[CursorRecord]) -> RetentionHold | None:
-    """The cursor that needs the oldest message."""
+    """Return the cursor that needs the oldest message."""
     holds = [RetentionHold(cursor.name, cursor.mark_delete, cursor.mark + 1) for cursor in cursors]
     return min(holds, key=lambda hold: hold.needs, default=None)
 
 
-def _held_back(start: int, due: Sequence[TrimCandidate], wanted: int, slowest: RetentionHold | None) -> TrimPlan:
-    """What of `due` may go. A cursor below the topic's start needs nothing below that start any more."""
+def _held_back(start: int, due: Sequence[TrimCandidate], requested: int, slowest: RetentionHold | None) -> TrimPlan:
+    """Return the plan for the extents of `due` before the slowest cursor. It needs nothing below the topic's start."""
     if slowest is None:
-        return TrimPlan(wanted, tuple(due), wanted)
+        return TrimPlan(requested, tuple(due), requested)
     limit = max(start, slowest.needs)
-    going = tuple(takewhile(lambda candidate: candidate.extent.last_offset < limit, due))
-    held = tuple(due[len(going) :])
-    if not held and wanted <= limit:
-        return TrimPlan(wanted, going, wanted)
-    moved = _start_behind(going, start)
+    candidates = tuple(takewhile(lambda candidate: candidate.extent.last_offset < limit, due))
+    held = tuple(due[len(candidates) :])
+    if not held and requested <= limit:
+        return TrimPlan(requested, candidates, requested)
+    new_start = _start_after(candidates, start)
     by_offset = any(candidate.reason is TrimReason.START_OFFSET for candidate in held) or not held
-    return TrimPlan(max(start, min(wanted, limit) if by_offset else moved), going, wanted, slowest, held)
+    new_start = max(start, min(requested, limit) if by_offset else new_start)
+    return TrimPlan(new_start, candidates, requested, slowest, held)
 
 
 def _sealed(ledger: LedgerRecord) -> RetentionLedger:
@@ -217,9 +218,8 @@ def _sealed(ledger: LedgerRecord) -> RetentionLedger:
 
 
 def sealed_part(plan: TrimPlan, topic: TopicRecord) -> TrimPlan:
-    """The part of a plan that can be done without what is not sealed."""
+    """Return the part of a plan that needs no unsealed extent."""
     if plan.unsealed or plan.start_offset > topic.next_offset:
-        going = tuple(takewhile(lambda candidate: candidate.extent.sealed, plan.going))
-        moved = _start_behind(going, 0)
-        return replace(plan, start_offset=max(topic.start_offset, moved), going=going)
+        sealed = tuple(takewhile(lambda candidate: candidate.extent.sealed, plan.candidates))
+        return replace(plan, start_offset=max(topic.start_offset, _start_after(sealed, 0)), candidates=sealed)
     return plan

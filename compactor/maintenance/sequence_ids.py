@@ -1,11 +1,11 @@
-"""Sequence ids of producers are stored before the messages that have them are removed.
+"""Storage of the sequence ids of producers before the removal of their messages.
 
-A topic that deduplicates knows the ids of its producers by SQL, up to an offset, and by its log from there on. The
-process that serves the topic stores them now and then. Any process may remove messages, so it stores first what only
-these have; the transaction that removes them checks it (storage/metadata/producer_sequences.py).
+A topic with deduplication has the ids of its producers in SQL up to an offset, and in its log from that offset on. The
+process that serves the topic stores them from time to time. Any process that removes messages first stores the ids that
+only these messages have; the removing transaction checks that (storage/metadata/producer_sequences.py).
 
-May go wrong: Unavailable, TopicNotFound, SegmentNotLocal. What is damaged or lost stops nothing: its ids are lost with
-it, which is logged.
+Errors: Unavailable, TopicNotFound, SegmentNotLocal. Damaged or lost ledgers raise nothing: their ids are lost, which
+is logged.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from storage.reading.snapshot_reader import last_of
 from storage.topic import Topic
 
 LOG = logging.getLogger(__name__)
-MOST_PRODUCERS = 10_000
-"""Names that are stored, or as many as were: those that stored a message last. The process that serves the topic has a
-bound of its own."""
+MAX_PRODUCERS = 10_000
+"""Maximum number of stored producers, unless more are stored already: those with the latest messages. The process that
+serves the topic has its own limit."""
 
 
 def store_sequence_ids(environment: Environment, topic: TopicRecord, below: int) -> None:
-    """Store the sequence ids of a topic's raw messages below an offset, which are about to be removed.
+    """Store the sequence ids of a topic's raw messages below an offset, before these are removed.
 
-    Does nothing for a topic that does not deduplicate, or whose ids are stored as far.
+    Does nothing for a topic without deduplication, or if the ids are stored up to that offset.
     """
     sequences = environment.metadata.producer_sequences
     stored = sequences.of_topic(topic.id)
@@ -52,24 +52,24 @@ def store_sequence_ids(environment: Environment, topic: TopicRecord, below: int)
         except SegmentNotLocal as error:
             raise SegmentNotLocal(
                 f"the sequence ids of producers of {topic.name} are not stored: {error.message}",
-                "do it where the log directory is, or switch the policy deduplication.enabled off and connect a "
-                "producer or consumer, so that the ids are not needed",
+                "repeat it on the machine of the log directory, or switch the policy deduplication.enabled off and "
+                "connect a producer or consumer, so that the ids are not needed",
                 public=f"the sequence ids of producers of {topic.name} are not stored",
             ) from error
     known = {name: last_whole(sequence) for name, sequence in highest.items()}
     merged = dict(ProducerSequences(end, known).merged(stored).highest)
-    for name in list(merged)[: max(0, len(merged) - max(MOST_PRODUCERS, len(stored.highest)))]:
+    for name in list(merged)[: max(0, len(merged) - max(MAX_PRODUCERS, len(stored.highest)))]:
         del merged[name]
     sequences.store(topic.id, ProducerSequences(end, merged))
 
 
 def _after_damage(environment: Environment, topic: TopicRecord, offset: int, below: int, error: DataLoss) -> int:
-    """Return the offset after the ledger or segment at an offset, which cannot be read."""
+    """Return the offset after the unreadable ledger or segment at an offset."""
     lasts = (last_of(extent) for extent in environment.metadata.snapshot(topic.id).extents)
     end = next((last.offset + 1 for last in lasts if last is not None and last.offset >= offset), below)
     LOG.warning(
-        "%s: the sequence ids of producers at offsets %d to %d are lost, and what these producers send again is stored "
-        "again: %s",
+        "%s: the sequence ids of producers at offsets %d to %d are lost, so messages that these producers repeat are "
+        "stored twice: %s",
         topic.name,
         offset,
         end - 1,

@@ -1,18 +1,18 @@
-"""What a service does for its topics at intervals: sweeping its log directory, retention, garbage collection.
+"""Maintenance tasks that a service runs at intervals:
 
-    sweep       this service's log directory: each service does it. Open segments that no writer has are rolled by age;
-                files of sealed segments, and of deleted topics, are removed
-    backlog     message time to live and backlog quotas (backlog_limits.py): the service in whose log directory the
-                end of the topic is; of topics that are sealed, the leader
-    retention   what the topics' cleanup policies let go (retention.py): the leader
-    garbage     objects that nothing refers to (garbage.py): the leader
+    sweep       each service, for its own log directory: roll open segments without a writer by age; remove the files
+                of sealed segments and of deleted topics
+    backlog     message time to live and backlog quotas (backlog_limits.py): the service whose log directory has the
+                end of the topic; the leader for sealed topics
+    retention   trim topics by their cleanup policies (retention.py): the leader
+    garbage     delete objects without references (garbage.py): the leader
 
-`due` decides by the clock and by when each task began last, so nothing waits here; api/background/maintenance_loop.py
-calls `run_due` once a second. A topic that fails does so alone: it is logged, shown, and tried again the next time. All
-tasks are safe beside anything, also beside another leader that does not know yet that it was replaced, so leadership
-saves work and is not relied on.
+`due` decides by the clock and the last start of each task, so nothing waits here; api/background/maintenance_loop.py
+calls `run_due` once a second. The failure of a topic is logged, shown, and retried at the next start; other topics
+continue. All tasks are safe beside any other work, even beside an old leader that has not noticed its replacement.
+Leadership only saves work.
 
-Memory: the records of all topics; of garbage collection what garbage.py says. Must not know: settings, threads.
+Memory: the records of all topics, and that of garbage.py. This module must not know settings and threads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class MaintenanceTask(StrEnum):
-    """What is done at intervals, in this order if several are due."""
+    """Maintenance task. Several due tasks run in this order."""
 
     SWEEP = "sweep"
     BACKLOG = "backlog"
@@ -47,22 +47,22 @@ class MaintenanceTask(StrEnum):
     GARBAGE = "garbage"
 
 
-OF_THE_LEADER = frozenset({MaintenanceTask.RETENTION, MaintenanceTask.GARBAGE})
+LEADER_TASKS = frozenset({MaintenanceTask.RETENTION, MaintenanceTask.GARBAGE})
 Failing = dict[str, str]
-"""Why a task did not do all, by topic."""
+"""Reasons of failures, by topic."""
 
 
 Intervals = Mapping[MaintenanceTask, int]
-"""How long after its last beginning each task is due again, in ms."""
+"""Time between two starts of each task, in ms."""
 
 
 @dataclass(frozen=True)
 class MaintenanceTaskStatus:
-    """The status of one task in this process. Times in ms; None: never.
+    """Status of one task in this process. Times in ms; None: never.
 
-    `last_error`: why the last time did not do all, empty if it did; `failing`: why, by topic, as of the last time.
-    `removed`: segments' files, ledgers marked as deleted, or objects, and `removed_bytes` theirs as far as they are
-    known, since the process began.
+    `last_error`: error of the last execution, empty if it had none. `failing`: errors of the last execution by topic.
+    `removed`: number of removed segment files, marked ledgers, or objects since the start of the process;
+    `removed_bytes`: their known sizes.
     """
 
     began_at: int | None = None
@@ -76,17 +76,17 @@ class MaintenanceTaskStatus:
 def due(
     statuses: Mapping[MaintenanceTask, MaintenanceTaskStatus], intervals: Intervals, leads: bool, now: int
 ) -> list[MaintenanceTask]:
-    """The tasks whose time has come; also if the clock was set back, since it is not known by how much."""
+    """Return the due tasks. After the clock was set back a task is due, because the difference is unknown."""
 
     def is_due(task: MaintenanceTask) -> bool:
         began = statuses[task].began_at
         return began is None or not began <= now < began + intervals[task]
 
-    return [task for task in MaintenanceTask if (leads or task not in OF_THE_LEADER) and is_due(task)]
+    return [task for task in MaintenanceTask if (leads or task not in LEADER_TASKS) and is_due(task)]
 
 
 class Maintenance:
-    """Does what is due, one thread at a time; `status` may be asked from any."""
+    """Runner of due tasks. One thread at a time runs them; `status` may be called from any thread."""
 
     def __init__(
         self,
@@ -97,10 +97,11 @@ class Maintenance:
         stopping: Callable[[], bool] = lambda: False,
         rest: Rest = lambda _: None,
     ) -> None:
-        """`grace_ms`: of garbage; `leads`: whether this process leads; `stopping`: read between topics.
+        """Build the runner.
 
-        `rest` waits between topics, so that thousands of them take little from whatever else the process does
-        (scan_throttle.py).
+        `grace_ms`: grace time of garbage. `leads`: returns whether this process is the leader. `stopping`: ends a task
+        between two topics. `rest`: waits between topics, so that thousands of topics do not slow down the other work of
+        the process (scan_throttle.py).
         """
         self._environment = environment
         self._intervals = intervals
@@ -118,23 +119,23 @@ class Maintenance:
             MaintenanceTask.GARBAGE: self._collect,
         }
         self.over_quota: Mapping[int, OverQuota] = MappingProxyType({})
-        """By id, the topics of this process that are to take no messages, as of the last task `backlog`."""
+        """The topics of this process, by id, that accept no messages, as of the last task `backlog`."""
 
     def hasten(self, task: MaintenanceTask) -> None:
-        """Let a task be due now."""
+        """Make a task due now."""
         self._change(task, began_at=None)
 
     def status(self) -> dict[MaintenanceTask, MaintenanceTaskStatus]:
-        """The status of each task now."""
+        """Return the current status of each task."""
         with self._lock:
             return dict(self._statuses)
 
     def run_due(self) -> list[MaintenanceTask]:
-        """Do what is due now; what that was. Raises nothing: what goes wrong is logged and in the status."""
+        """Run the due tasks and return them. Errors are logged and in the status; none is raised."""
         with self._running:
             try:
                 tasks = due(self.status(), self._intervals, self._leads(), self._environment.clock.now_ms())
-            except CompactorError as error:  # whether we lead is not known: the database is away
+            except CompactorError as error:  # the database is away, so the leader is unknown
                 _log.warning("maintenance: %s", error)
                 return []
             for task in tasks:
@@ -148,18 +149,18 @@ class Maintenance:
         error = ""
         try:
             self._work[task](failing)
-        except Exception as caught:  # whatever it is, the other tasks and the next time have their turn
-            error = _reason(caught)
-            _log.warning("%s: %s", task, error, exc_info=not isinstance(caught, CompactorError))
+        except Exception as exception:  # other tasks, and the next start of this one, must run
+            error = _reason(exception)
+            _log.warning("%s: %s", task, error, exc_info=not isinstance(exception, CompactorError))
         if failing and not error:
-            name, why = next(iter(failing.items()))
-            error = f"{name}: {why}" + (f" (and {len(failing) - 1} more topics)" if len(failing) > 1 else "")
+            name, reason = next(iter(failing.items()))
+            error = f"{name}: {reason}" + (f" (and {len(failing) - 1} more topics)" if len(failing) > 1 else "")
         self._change(
             task, ended_at=self._environment.clock.now_ms(), last_error=error, failing=MappingProxyType(failing)
         )
 
     def _topics(self) -> Iterator[tuple[TopicRecord, TopicPolicies]]:
-        """All topics with their policies, a page at a time, until the process stops."""
+        """Yield all topics with their policies, page by page, until the process stops."""
         resolver = self._environment.metadata.policies.resolver()
         for page in paced(
             self._environment.metadata.topics.in_pages(TOPICS_AT_ONCE), self._environment.clock, self._rest
@@ -173,13 +174,13 @@ class Maintenance:
         manager = LogManager(self._environment)
         manager.roll_old(failing)
         self._count(MaintenanceTask.SWEEP, manager.sweep(failing=failing), 0)
-        for name, why in failing.items():
-            _log.warning("%s: %s: %s", MaintenanceTask.SWEEP, name, why)
+        for name, reason in failing.items():
+            _log.warning("%s: %s: %s", MaintenanceTask.SWEEP, name, reason)
 
     def _limit_backlogs(self, failing: Failing) -> None:
         limits = BacklogLimits(self._environment)
         leads = self._leads()
-        before, found = self.over_quota, dict[int, OverQuota]()
+        before, current = self.over_quota, dict[int, OverQuota]()
         for topic, policies in self._topics():
             if not has_limits(policies):
                 continue
@@ -187,15 +188,15 @@ class Maintenance:
             with _alone(MaintenanceTask.BACKLOG, topic, failing):
                 over = limits.apply(topic, policies) if self._is_local(topic, leads) else None
             if over is not None:
-                found[topic.id] = over
+                current[topic.id] = over
                 _log.log(logging.DEBUG if topic.id in before else logging.WARNING, "%s", over.error)
         if not self._stopping():
-            self.over_quota = MappingProxyType(found)
+            self.over_quota = MappingProxyType(current)
 
     def _is_local(self, topic: TopicRecord, leads: bool) -> bool:
-        """Whether this process limits the topic's backlog: its last messages are in its log directory, or sealed.
+        """Return whether this process limits the topic's backlog: it has the last segment, or leads and all are sealed.
 
-        Rolled segments before them may wait in another log directory to be sealed.
+        Earlier rolled segments may wait in another log directory to be sealed.
         """
         unsealed = [
             segment
@@ -213,8 +214,8 @@ class Maintenance:
 
     def _trim(self, retention: Retention, topic: TopicRecord, failing: Failing) -> None:
         trimmed = retention.apply(topic)
-        going = [candidate.extent for candidate in trimmed.plan.going]
-        self._count(MaintenanceTask.RETENTION, len(going), sum(extent.logical_bytes for extent in going))
+        removed = [candidate.extent for candidate in trimmed.plan.candidates]
+        self._count(MaintenanceTask.RETENTION, len(removed), sum(extent.logical_bytes for extent in removed))
         if trimmed.tail_damaged:
             failing[str(topic.name)] = full_part(trimmed.tail_left)
             _log.warning("%s: %s: %s", MaintenanceTask.RETENTION, topic.name, full_part(trimmed.tail_left))
@@ -234,14 +235,14 @@ class Maintenance:
         status = self.status()[task]
         self._change(task, removed=status.removed + removed, removed_bytes=status.removed_bytes + removed_bytes)
 
-    def _change(self, task: MaintenanceTask, **changed: object) -> None:
+    def _change(self, task: MaintenanceTask, **fields: object) -> None:
         with self._lock:
-            self._statuses[task] = replace(self._statuses[task], **changed)  # type: ignore[arg-type]
+            self._statuses[task] = replace(self._statuses[task], **fields)  # type: ignore[arg-type]
 
 
 @contextmanager
 def _alone(task: MaintenanceTask, topic: TopicRecord, failing: Failing) -> Iterator[None]:
-    """An error of one topic is recorded, and stops no other topic. A topic that was deleted has none."""
+    """Record an error of the body as a failure of the topic. A deleted topic is no failure."""
     try:
         yield
     except TopicNotFound:

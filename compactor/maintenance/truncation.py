@@ -1,10 +1,10 @@
-"""Truncating topics: they are empty afterwards, raw and compacted, and continue with the next offset (C2).
+"""Truncation of topics: all raw and compacted messages are removed, and the next offset stays (C2).
 
-The open segments are rolled first; what is appended from then on is kept. Then one transaction marks all ledgers as
-deleted, lets rolled segments count as sealed, and takes horizon and compacted ledger, in a new epoch, so that a run
-that was under way publishes nothing. Files and objects go later, as those of trimmed ledgers do (C3), so their readers
-may finish. Nothing holds a truncation back, no cursor and no run: it is asked for by name. Sequence ids of producers
-are stored first (sequence_ids.py).
+First the open segments are rolled; later messages are kept. Then one transaction marks all ledgers as deleted, counts
+rolled segments as sealed, and removes horizon and compacted ledger in a new epoch, so that an active run publishes
+nothing. Files and objects are deleted later, like those of trimmed ledgers (C3), so that readers may finish. No cursor
+and no run blocks a truncation, because a user requests it by name. Sequence ids of producers are stored first
+(sequence_ids.py).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from storage.log.log_manager import LogManager
 from storage.metadata.records import TopicRecord
 
 _TRIES = 5
-"""How often to begin again when a segment was rolled in between."""
+"""Number of tries, if segments are rolled between the steps."""
 
 
 def truncate(environment: Environment, topics: Sequence[TopicRecord]) -> list[TopicRecord]:
-    """Each of these topics or none, such as the partitions of one; their records afterwards.
+    """Truncate all of these topics or none, such as the partitions of a topic. Return their new records.
 
-    Raises TopicNotFound, LeaseHeld for a writer that does not roll when it is asked to, Misconfigured for an open
-    segment in another log directory, DataLoss for one that is damaged, Unavailable.
+    Raises TopicNotFound, LeaseHeld (a writer ignores the request to roll), Misconfigured (an open segment is in another
+    log directory), DataLoss (it is damaged), Unavailable.
     """
     for tries_left in reversed(range(_TRIES)):
         for topic in topics:
@@ -34,7 +34,7 @@ def truncate(environment: Environment, topics: Sequence[TopicRecord]) -> list[To
             store_sequence_ids(environment, topic, environment.metadata.topics.get(topic.name).next_offset)
         try:
             return environment.metadata.trimming.truncate([topic.id for topic in topics])
-        except Conflict:  # a segment was rolled since
+        except Conflict:  # another segment was rolled
             if not tries_left:
                 raise
     raise AssertionError("the last try returns or raises")

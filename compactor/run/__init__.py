@@ -1,1 +1,1 @@
-"""What one run decides and carries from step to step. It executes nothing: two_phase.py calls it in order."""
+"""Decisions and data of one run, in the order in which two_phase.py calls them. No module here executes tasks."""

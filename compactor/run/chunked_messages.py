@@ -1,15 +1,15 @@
-"""Chunked messages in phase one: which are complete, which live, and the chunk table that the run leaves (P10).
+"""Chunked messages in phase one: the complete ones, the live ones, and the chunk table of the run (P10).
 
-A chunked message is one message: all its chunks live or go together. A task reads the chunk tables of the dirty
-ledgers and of the previous compacted ledger, keeps the chunks of its hash range and puts them together. What became
-complete takes part in `resolve` as a message of its key at its last chunk's offset; the other chunks follow it. An
-incomplete message supersedes nothing: its chunks stay until it is complete, or until the newest of them was published
-`Policies.incomplete_chunk_max_age_ms` ago. Stale chunks (storage/ledger/chunk_table.py) go at once.
+All chunks of a chunked message stay or are removed together. A task reads the chunk tables of the dirty ledgers and of
+the previous compacted ledger, keeps the chunks of its hash range, and assembles messages. A message that this run
+completes takes part in `resolve` as a message of its key at the offset of its last chunk; its other chunks follow it.
+An incomplete message supersedes nothing. Its chunks stay until it is complete, or until its newest chunk was published
+`RunPolicies.incomplete_chunk_max_age_ms` ago. Stale chunks (storage/ledger/chunk_table.py) are removed at once.
 
-Complete messages of old parts that are due by time (T1, T2) need no scan: the table has their times. So has a change to
-event-time order (P9). A topic without chunks pays nothing here.
+Complete messages of old parts that are due by time (T1, T2), or need event times (P9), need no scan: the table has
+their times. A topic without chunks costs nothing here.
 
-Memory: a table is read at a time, 72 bytes a chunk; about 300 bytes a chunk of the range (run_input.py counts each as
+Memory: one table at a time, 72 bytes per chunk; about 300 bytes per chunk of the range (run_input.py counts a chunk as
 `CHUNK_WEIGHT` records). Rules: semantics.md P6, P9, P10, T1, T2, C2. Oracle: compactor/reference.py.
 """
 
@@ -33,11 +33,12 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class ChunkDecision:
-    """What becomes of the chunks of a range.
+    """Decision about the chunks of a hash range.
 
-    `table`: those that live, by offset. `named`: offsets for the row sets, but for last chunks with a key, which
-    `resolve` names: of dirty ledgers what survives, of old parts what goes. `pending`: chunks of incomplete messages
-    that are carried along, `expired`: that are not; `null_keys`: messages without a key that became complete and stay.
+    `table`: the live chunks, by offset. `named`: offsets for the row sets (survivors of dirty ledgers, removed rows of
+    old parts), without last chunks with a key, which `resolve` names. `pending`, `expired`: numbers of kept and of
+    removed chunks of incomplete messages. `null_keys`: number of messages without a key that this run completes and
+    keeps.
     """
 
     table: Chunks = field(default_factory=chunk_table.none)
@@ -52,7 +53,7 @@ class ChunkDecision:
 
 
 class RangeChunks:
-    """The chunks of one hash range, dirty and old, put together."""
+    """The chunks of one hash range, dirty and old, assembled into messages."""
 
     def __init__(self, plan: RunPlan, chunks: Chunks) -> None:
         self._plan = plan
@@ -60,36 +61,36 @@ class RangeChunks:
         dirty = plan.sources[plan.old_parts :]
         self._dirty_from = np.uint64(dirty[0].first_offset if dirty else 2**62)
         self._new = self._assembled.offset >= self._dirty_from
-        self._gone_chunks = self._are_gone()
-        self._gone = np.zeros(len(self._assembled.last), dtype=np.bool_)
-        self._gone[self._assembled.message[self._gone_chunks & (self._assembled.message >= 0)]] = True
+        self._removed_chunks = self._beyond_limits()
+        self._removed = np.zeros(len(self._assembled.last), dtype=np.bool_)
+        self._removed[self._assembled.message[self._removed_chunks & (self._assembled.message >= 0)]] = True
 
     def complete(self) -> IndexRecords:
-        """The winner of each key among the messages that this run completes, in hash order."""
-        found = self._assembled.records(self._assembled.keyed & self._new)
+        """Return the winner of each key among the messages that this run completes, in hash order."""
+        records = self._assembled.records(self._assembled.keyed & self._new)
         if not self._plan.policies.event_time_order:
-            return found.take(key_index.latest(found.hi, found.lo))
-        assert found.event_time is not None
-        return found.take(key_index.latest_by_event(found.hi, found.lo, found.event_time))
+            return records.take(key_index.latest(records.hi, records.lo))
+        assert records.event_time is not None
+        return records.take(key_index.latest_by_event(records.hi, records.lo, records.event_time))
 
-    def _are_gone(self) -> Mask:
-        """Which chunks go whatever they are (C2): their message goes with the first of them that does."""
+    def _beyond_limits(self) -> Mask:
+        """Return a mask of the chunks that the topic's limits remove (C2). A message is removed with any of them."""
         rows_to = self._plan.policies.rows_to(self._plan.now)
-        gone: Mask = offsets(self._assembled.chunks) < np.uint64(self._plan.policies.start_offset)
-        return gone if rows_to is None else gone | (self._assembled.chunks["publish_time"] <= rows_to)
+        below: Mask = offsets(self._assembled.chunks) < np.uint64(self._plan.policies.start_offset)
+        return below if rows_to is None else below | (self._assembled.chunks["publish_time"] <= rows_to)
 
-    def gone(self) -> U64:
-        """The offsets, ascending, of messages with a key that this run completes and that go all the same (C2)."""
-        return np.sort(self._assembled.offset[self._gone & self._new & self._assembled.keyed])
+    def removed(self) -> U64:
+        """Return the offsets, ascending, of keyed messages that this run completes but the limits remove (C2)."""
+        return np.sort(self._assembled.offset[self._removed & self._new & self._assembled.keyed])
 
     def due(self) -> IndexRecords:
-        """Markers, in hash order, for messages of old parts that go by time or are below the start (T1, T2, C2)."""
-        found = self._assembled.records(self._assembled.keyed & ~self._new & self._is_due())
-        marked = found.offset | MARKER
-        return IndexRecords(found.hi, found.lo, marked, marked, found.event_time)
+        """Return markers, in hash order, for messages of old parts that time or limits remove (T1, T2, C2)."""
+        records = self._assembled.records(self._assembled.keyed & ~self._new & self._is_due())
+        marked = records.offset | MARKER
+        return IndexRecords(records.hi, records.lo, marked, marked, records.event_time)
 
     def indexed(self) -> IndexRecords:
-        """Records, in hash order, of the messages of old parts, for an index that is created again from rows."""
+        """Return records, in hash order, of the messages of old parts, for an index that is rebuilt from rows."""
         return self._assembled.records(self._assembled.keyed & ~self._new)
 
     def _is_due(self) -> Mask:
@@ -101,22 +102,22 @@ class RangeChunks:
         tombstones = last["retained_at"] <= now - policies.tombstone_retention_ms
         if self._plan.cursor_floor is not None:
             tombstones &= offsets(last).astype(np.int64) <= self._plan.cursor_floor
-        due: Mask = np.where(self._assembled.empty, tombstones, values) | self._gone
+        due: Mask = np.where(self._assembled.empty, tombstones, values) | self._removed
         return due
 
     def decide(self, resolved: RangeResolution) -> ChunkDecision:
-        """Which chunks live, now that it is known which messages do."""
+        """Decide which chunks stay, from the decision about messages."""
         assembled = self._assembled
         live_messages = np.where(
             self._new, _among(assembled.offset, resolved.survivors), ~_among(assembled.offset, resolved.superseded)
         )
-        live_messages[~assembled.keyed] = self._plan.policies.retain_null_key & ~self._gone[~assembled.keyed]
-        newest = assembled.newest_pending(~self._gone_chunks)  # as the next run will see them
+        live_messages[~assembled.keyed] = self._plan.policies.retain_null_key & ~self._removed[~assembled.keyed]
+        newest = assembled.newest_pending(~self._removed_chunks)  # as the next run will read them
         too_old = self._plan.policies.incomplete_to(self._plan.now)
         fresh = newest > (np.iinfo(np.int64).min if too_old is None else too_old)
 
         pending = assembled.message == PENDING
-        live = pending & fresh[assembled.group] & ~self._gone_chunks
+        live = pending & fresh[assembled.group] & ~self._removed_chunks
         complete = assembled.message >= 0
         live[complete] = live_messages[assembled.message[complete]]
         old = offsets(assembled.chunks) < self._dirty_from
@@ -144,19 +145,19 @@ class RangeChunks:
         )
 
 
-def read_chunks(store: ObjectStore, plan: RunPlan, wanted: HashRange) -> RangeChunks | None:
-    """The chunks of a hash range, None if there are none."""
-    found = chunk_table.read_tables(store, plan.chunk_tables, wanted)
-    found += [inside(chunk_table.read_ledger_chunks(store, location), wanted) for location in plan.indexes]
-    chunks = np.concatenate([chunk_table.none(), *found])
+def read_chunks(store: ObjectStore, plan: RunPlan, hash_range: HashRange) -> RangeChunks | None:
+    """Return the chunks of a hash range, None if it has none."""
+    tables = chunk_table.read_tables(store, plan.chunk_tables, hash_range)
+    tables += [inside(chunk_table.read_ledger_chunks(store, location), hash_range) for location in plan.indexes]
+    chunks = np.concatenate([chunk_table.none(), *tables])
     return RangeChunks(plan, chunks) if len(chunks) else None
 
 
-def write_chunks(store: ObjectStore, plan: RunPlan, number: int, decided: ChunkDecision) -> ChunkTable | None:
-    """The chunk table of hash range `number`; None if no chunk of it lives."""
-    if not len(decided.table):
+def write_chunks(store: ObjectStore, plan: RunPlan, number: int, decision: ChunkDecision) -> ChunkTable | None:
+    """Write the chunk table of hash range `number`. Return None if no chunk of it stays."""
+    if not len(decision.table):
         return None
-    data = decided.table.tobytes()
+    data = decision.table.tobytes()
     name = names.chunks(plan.topic_uid, plan.attempt_id, number)
     store.put(name, data)
     return ChunkTable(
@@ -164,25 +165,25 @@ def write_chunks(store: ObjectStore, plan: RunPlan, number: int, decided: ChunkD
         len(data),
         crc32c(data),
         plan.ranges[number],
-        decided.pending,
-        decided.oldest_value,
-        decided.oldest_tombstone,
-        decided.first_tombstone,
-        decided.oldest_pending,
+        decision.pending,
+        decision.oldest_value,
+        decision.oldest_tombstone,
+        decision.first_tombstone,
+        decision.oldest_pending,
     )
 
 
 def with_complete(winners: IndexRecords, complete: IndexRecords, by_event: bool) -> IndexRecords:
-    """The winner of each key of both; each in hash order with one record a key, `winners` of any offsets."""
+    """Return the winner of each key of both sides. Each side is in hash order with one record per key."""
     at = key_index.find(winners, complete.hi, complete.lo)
     both = at >= 0
-    theirs = winners.take(np.where(both, at, 0)) if len(winners) else complete
-    later = _plain(complete) > _plain(theirs)
+    others = winners.take(np.where(both, at, 0)) if len(winners) else complete
+    later = _plain(complete) > _plain(others)
     if by_event:
         assert complete.event_time is not None
-        assert theirs.event_time is not None
-        larger = complete.event_time > theirs.event_time
-        later = larger | ((complete.event_time == theirs.event_time) & later)
+        assert others.event_time is not None
+        larger = complete.event_time > others.event_time
+        later = larger | ((complete.event_time == others.event_time) & later)
     else:
         complete, winners = (IndexRecords(item.hi, item.lo, item.offset) for item in (complete, winners))
     together = concatenated([winners, complete.take(~both | later)])
@@ -195,14 +196,14 @@ def _plain(records: IndexRecords) -> U64:
 
 
 def _among(few: U64, many: U64) -> Mask:
-    """Which of `few` distinct numbers are in `many`, which may be large."""
+    """Return a mask of the distinct numbers of `few` that are in `many`, which may be large."""
     order = np.argsort(few)
     ascending = few[order]
-    found = np.zeros(len(few), dtype=np.bool_)
+    among = np.zeros(len(few), dtype=np.bool_)
     if len(few) and len(many):
         at = np.minimum(np.searchsorted(ascending, many), len(few) - 1)
-        found[order[at[ascending[at] == many]]] = True
-    return found
+        among[order[at[ascending[at] == many]]] = True
+    return among
 
 
 def _least(numbers: npt.NDArray[np.generic]) -> int | None:

@@ -1,14 +1,14 @@
-"""The scan before phase one: what only the rows themselves can tell.
+"""Scan before phase one: a search of the rows themselves for removals that no index shows.
 
-Most runs have none. Policies that go by time (T1, T2), and the limits of a topic with `compact,delete` (C2), need to
-know which rows of an old part are due to go, and under which hash the index has them; a topic that changes to
-event-time order (P9) needs event times for its old parts; a dirty ledger that a trim cut needs a key index of what is
-left of it, since its own knows of each key one message by offset and one by event time, and these may be gone. One task
-looks through one source, and of it only through the row groups whose statistics allow for a row that is due.
+Most runs have no scan. Policies by time (T1, T2), and the limits of `compact,delete` (C2), need the rows of old parts
+that are due for removal, and their hashes. A topic that changes to event-time order (P9) needs event times for its old
+parts. A dirty ledger with a trim inside needs a key index of its remaining rows: its own index has one message of a key
+by offset and one by event time, and those may be trimmed. A task scans one source, and reads only row groups whose
+statistics allow a row that is due.
 
-The rows of an old part that are due come out as markers in hash order, which phase one takes for the oldest dirty
-index: a newer message of the key wins over them, else they hide the row and it goes. Rows of a dirty ledger come out
-as a bitmap, because only the newest of a key counts, and phase one knows which that is.
+The result for an old part is markers of the due rows, in hash order. Phase one reads them as the oldest dirty index: a
+newer message of the key wins over a marker; otherwise the marker removes the row. The result for a dirty ledger is a
+bitmap, because only the newest row of a key counts, and phase one knows which row that is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def run_scan(plan: RunPlan, scan: ScanTask) -> ScanTaskResult:
-    """One task. Raises ObjectMissing, ObjectDamaged, any store error."""
+    """Run one scan. Raises ObjectMissing, ObjectDamaged, any store error."""
     with task_store(plan) as store:
         return (_scan_ledger if scan.source >= plan.old_parts else _scan_part)(store, plan, scan)
 
@@ -45,7 +45,7 @@ def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskRes
     source = plan.sources[scan.source]
     (deleted,) = read_all_deleted(store, [source.deleted])
     reader = RowsReader(store, source.rows)
-    seen = _Seen(plan, scan)
+    result = _PartScan(plan, scan)
     for number in range(len(reader.groups)):
         least_value, least_tombstone = reader.least(number, "publish_time"), reader.least(number, "retained_at")
         if (
@@ -56,26 +56,27 @@ def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskRes
             or reader.groups[number].first_offset < scan.rows_below
         ):
             table = reader.read(number)
-            seen.rows(table.filter(pa.array(alive(deleted, source.first_offset, table.column("offset").to_numpy()))))
+            result.add(table.filter(pa.array(alive(deleted, source.first_offset, table.column("offset").to_numpy()))))
         else:
-            seen.values.append(least_value)
-            seen.rows_left.append(least_value)
-            seen.tombstones.append(least_tombstone)
-            seen.first_tombstones.append(None if least_tombstone is None else reader.groups[number].first_offset)
+            result.values.append(least_value)
+            result.remaining.append(least_value)
+            result.tombstones.append(least_tombstone)
+            result.first_tombstones.append(None if least_tombstone is None else reader.groups[number].first_offset)
     return ScanTaskResult(
         scan.source,
-        index=_write(store, plan, scan.source, seen.indexed, seen.kept) if scan.reindex else None,
-        due=_write(store, plan, scan.source, seen.markers) if seen.markers else None,
-        oldest_value=_least(seen.values),
-        oldest_tombstone=_least(seen.tombstones),
-        first_tombstone=_least(seen.first_tombstones),
-        gone=_write_bitmaps(store, plan, scan, [seen.unkeyed_gone])[0] if seen.unkeyed_gone else None,
-        oldest_row=_least(seen.rows_left),
+        index=_write(store, plan, scan.source, result.indexed, result.kept) if scan.reindex else None,
+        due=_write(store, plan, scan.source, result.markers) if result.markers else None,
+        oldest_value=_least(result.values),
+        oldest_tombstone=_least(result.tombstones),
+        first_tombstone=_least(result.first_tombstones),
+        removed=_write_bitmaps(store, plan, scan, [result.unkeyed_removed])[0] if result.unkeyed_removed else None,
+        oldest_row=_least(result.remaining),
     )
 
 
-class _Seen:
-    """What a scan of an old part has found; `values`, `tombstones`: by row group the least times of rows that stay."""
+class _PartScan:
+    """Result of the scan of an old part. `values`, `tombstones`, `remaining`: per row group, least time of its rows
+    that stay: values, tombstones, all."""
 
     def __init__(self, plan: RunPlan, scan: ScanTask) -> None:
         self._plan = plan
@@ -86,57 +87,58 @@ class _Seen:
         self.values: list[int | None] = []
         self.tombstones: list[int | None] = []
         self.first_tombstones: list[int | None] = []
-        self.rows_left: list[int | None] = []
-        self.unkeyed_gone = BitMap()
+        self.remaining: list[int | None] = []
+        self.unkeyed_removed = BitMap()
 
-    def rows(self, table: pa.Table) -> None:
-        """Take in live rows of one row group."""
+    def add(self, table: pa.Table) -> None:
+        """Add the live rows of one row group."""
         if self._scan.reindex:
             self.indexed.append(ledger_records(table, self._plan.hasher))
             for kind, bitmap in unkeyed_rows(table).items():
                 self.kept[kind] |= bitmap
         unkeyed = self._unkeyed(table)
         keyed = table.filter(keyed_rows(table))
-        gone = _gone(keyed, self._scan)
+        removed = _removed(keyed, self._scan)
         tombstone = flagged_offsets(keyed) & TOMBSTONE != 0
         published, retained = _numbers(keyed, "publish_time"), _numbers(keyed, "retained_at")
-        value_goes = ~tombstone & _up_to(published, self._scan.values_to)
-        tombstone_goes = tombstone & _up_to(retained, self._scan.tombstones_to)
+        due_value = ~tombstone & _up_to(published, self._scan.values_to)
+        due_tombstone = tombstone & _up_to(retained, self._scan.tombstones_to)
         if self._plan.cursor_floor is not None:
-            tombstone_goes &= _numbers(keyed, "offset") <= self._plan.cursor_floor
-        goes = value_goes | tombstone_goes | gone
-        if goes.any():
-            self.markers.append(_markers(keyed.filter(pa.array(goes)), self._plan))
-        self.values.append(_least(published[~tombstone & ~goes].tolist()))
-        self.tombstones.append(_least(retained[tombstone & ~goes].tolist()))
-        self.first_tombstones.append(_least(_numbers(keyed, "offset")[tombstone & ~goes].tolist()))
-        self.rows_left.append(_least([*published[~goes].tolist(), *_numbers(unkeyed, "publish_time").tolist()]))
+            due_tombstone &= _numbers(keyed, "offset") <= self._plan.cursor_floor
+        due = due_value | due_tombstone | removed
+        if due.any():
+            self.markers.append(_markers(keyed.filter(pa.array(due)), self._plan))
+        self.values.append(_least(published[~tombstone & ~due].tolist()))
+        self.tombstones.append(_least(retained[tombstone & ~due].tolist()))
+        self.first_tombstones.append(_least(_numbers(keyed, "offset")[tombstone & ~due].tolist()))
+        self.remaining.append(_least([*published[~due].tolist(), *_numbers(unkeyed, "publish_time").tolist()]))
 
     def _unkeyed(self, table: pa.Table) -> pa.Table:
-        """The rows outside the key map that stay; those that go are noted (C2)."""
+        """Return the rows outside the key map that stay, and note those that the topic's limits remove (C2)."""
         unkeyed = table.filter(pc.invert(keyed_rows(table)))
-        gone = _gone(unkeyed, self._scan)
-        if gone.any():
+        removed = _removed(unkeyed, self._scan)
+        if removed.any():
             first = self._plan.sources[self._scan.source].first_offset
-            self.unkeyed_gone |= _relative(_numbers(unkeyed, "offset")[gone], first)
-        return unkeyed.filter(pa.array(~gone))
+            self.unkeyed_removed |= _relative(_numbers(unkeyed, "offset")[removed], first)
+        return unkeyed.filter(pa.array(~removed))
 
 
 def _markers(due: pa.Table, plan: RunPlan) -> IndexRecords:
-    found = ledger_records(due, plan.hasher).by_event()
-    assert found.event_time is not None
-    return IndexRecords(found.hi, found.lo, found.offset | MARKER, found.offset | MARKER, found.event_time)
+    records = ledger_records(due, plan.hasher).by_event()
+    assert records.event_time is not None
+    marked = records.offset | MARKER
+    return IndexRecords(records.hi, records.lo, marked, marked, records.event_time)
 
 
 def _write(
     store: ObjectStore,
     plan: RunPlan,
     source: int,
-    pieces: list[IndexRecords],
+    groups: list[IndexRecords],
     unkeyed: dict[str, BitMap64] | None = None,
 ) -> IndexLocation:
-    """A key index over all hashes, of records whose keys differ."""
-    together = concatenated([piece.by_event() for piece in pieces])
+    """Write a key index over all hashes. The records of all groups have different keys."""
+    together = concatenated([records.by_event() for records in groups])
     sorted_records = together.take(key_index.latest(together.hi, together.lo))
     data, directory = key_index.encode_index(sorted_records, HashRange(), unkeyed)
     name = names.compacted_index(plan.topic_uid, plan.attempt_id, source)
@@ -145,14 +147,14 @@ def _write(
 
 
 def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskResult:
-    """Every row of a dirty ledger that was published so early; of `expired` phase one asks for keyed values only.
+    """Find the expired and the removed rows of a dirty ledger. Phase one looks up only keyed values in `expired`.
 
-    Rows below the source's first are left out of everything.
+    Rows below the source's first offset are ignored.
     """
     source = plan.sources[scan.source]
     reader = RowsReader(store, source.rows)
-    expired, gone = BitMap(), BitMap()
-    remaining = _Left(plan)
+    expired, removed = BitMap(), BitMap()
+    remaining = _RemainingIndex(plan)
     for number, group in enumerate(reader.groups):
         if group.last_offset < source.first_offset:
             continue
@@ -165,18 +167,18 @@ def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskR
                 remaining.add(table)
             offsets, published = _numbers(table, "offset"), _numbers(table, "publish_time")
             expired |= _relative(offsets[_up_to(published, scan.values_to)], source.first_offset)
-            gone |= _relative(offsets[_gone(table, scan)], source.first_offset)
-    places = _write_bitmaps(store, plan, scan, [expired, gone])
+            removed |= _relative(offsets[_removed(table, scan)], source.first_offset)
+    locations = _write_bitmaps(store, plan, scan, [expired, removed])
     return ScanTaskResult(
         scan.source,
         index=remaining.write(store, scan.source) if scan.reindex else None,
-        expired=places[0] if scan.values_to is not None else None,
-        gone=places[1] if gone else None,
+        expired=locations[0] if scan.values_to is not None else None,
+        removed=locations[1] if removed else None,
     )
 
 
-class _Left:
-    """The key index of what is left of a dirty ledger, as sealing would make it (storage/ledger/sealing.py)."""
+class _RemainingIndex:
+    """Key index of the remaining rows of a dirty ledger, equal to that of sealing (storage/ledger/sealing.py)."""
 
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
@@ -185,7 +187,7 @@ class _Left:
         self._chunks = [chunk_table.none()]
 
     def add(self, table: pa.Table) -> None:
-        """Take in rows; they ascend from call to call."""
+        """Add rows. They ascend from call to call."""
         self._records.append(ledger_records(table, self._plan.hasher))
         for kind, bitmap in unkeyed_rows(table).items():
             self._unkeyed[kind] |= bitmap
@@ -208,17 +210,17 @@ class _Left:
 
 def _write_bitmaps(store: ObjectStore, plan: RunPlan, scan: ScanTask, bitmaps: list[BitMap]) -> list[DeletedRows]:
     name = names.bitmaps(plan.topic_uid, plan.attempt_id, scan.source)
-    data, places = encode_deleted(name, bitmaps)
+    data, locations = encode_deleted(name, bitmaps)
     store.put(name, data)
-    return places
+    return locations
 
 
 def _relative(offsets: npt.NDArray[np.int64], first: int) -> BitMap:
     return BitMap(array("I", (offsets - first).astype(np.uint32).tobytes()))
 
 
-def _gone(table: pa.Table, scan: ScanTask) -> Mask:
-    """Which rows go whatever they are (C2)."""
+def _removed(table: pa.Table, scan: ScanTask) -> Mask:
+    """Return a mask of the rows that the topic's limits remove (C2)."""
     below: Mask = _numbers(table, "offset") < scan.rows_below
     return below | _up_to(_numbers(table, "publish_time"), scan.rows_to)
 

@@ -1,12 +1,12 @@
-"""What one run works on, as values that travel to every task.
+"""Plan of a run, its tasks and their results: values that travel to every task.
 
-A *source* is something with rows: a part of the previous compacted ledger, or a sealed ledger after the horizon.
-Sources ascend by offset and do not overlap, so an offset names its source. A *row set* holds offsets of one source:
-of a ledger the rows that survive, of an old part the rows that are superseded. Together with what a part had before,
-that is what phase one promises and phase two must find.
+A *source* has rows: a part of the previous compacted ledger, or a sealed ledger after the horizon. Sources ascend by
+offset and do not overlap, so an offset names its source. A *row set* holds offsets of one source: the surviving rows of
+a ledger, or the superseded rows of an old part. Row sets and the previous totals of the parts give the totals that
+phase one expects and phase two must reach.
 
-Sizing of phase one is here too, as pure functions; how parts are kept, merged and cut is in `layout.py`. Nothing in a
-plan is per key or per message: it grows with the ledgers, their fences, the parts and the tasks.
+The sizing of phase one is here too, as pure functions; `layout.py` decides which parts are kept, merged and divided.
+Nothing in a plan is per key or per message: it grows with the ledgers, their fences, the parts and the tasks.
 """
 
 from __future__ import annotations
@@ -23,35 +23,36 @@ from storage.objects.interface import StoreLocation
 from storage.objects.throttled import RateLimits
 
 RANGE_RECORDS = 8_000_000
-"""The most index records of one phase-one task: about 640 MiB of memory."""
+"""Maximum number of index records of one phase-one task: about 640 MiB of memory."""
 SMALL_RANGE_RECORDS = 100_000
-"""Below this a second task costs more than it saves."""
+"""Minimum number of records per task: below it a second task costs more than it saves."""
 PART_BYTES = 128 << 20
-"""The size that a part is cut at: stored bytes, about."""
+"""Approximate maximum size of a part, in stored bytes."""
 PART_ROWS = 4_000_000
-"""The most rows of a part, however small: phase two holds up to 32 bytes of each survivor's offset."""
+"""Maximum number of rows of a part, whatever their size: phase two holds up to 32 bytes per surviving offset."""
 SMALL_PART_BYTES = 8 << 20
-"""Below this a second part costs more than it saves."""
+"""Minimum cost of a part in bytes: below it a second part costs more than it saves."""
 
 
 LEVEL_RATIO = 2
-"""A level of the index is merged with what is in front of it if it has fewer than that many times its records."""
+"""A level of the index is merged if it has fewer than this many times the records of all newer levels."""
 DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True)
 class RunPolicies:
-    """The policies of a run, frozen at its claim; retries reuse them. Times in milliseconds.
+    """Policies of a run, frozen at its claim; retries reuse them. Times in milliseconds.
 
-    `retain_null_key`: messages without a key stay (P6). `tombstone_retention_ms`: how long a tombstone that won stays
-    in the compacted ledger, counted from the first run that kept it (T1); `tombstones_wait_for_cursors`: and until the
-    slowest compacted cursor has passed it. `key_ttl_ms`: a value goes when its publish time is so old (T2).
-    `incomplete_chunk_max_age_ms`: the chunks of an incomplete message go when the newest is so old, None: never (P10).
-    `min_lag_ms`: younger messages are not compacted yet (P2, S3). `event_time_order`: the largest event time wins, not
-    the newest id (P9); then what left the data is remembered for `event_time_max_lateness_ms`.
+    `retain_null_key`: keep messages without a key (P6). `tombstone_retention_ms`: retention of a winning tombstone in
+    the compacted ledger, from the first run that kept it (T1). `tombstones_wait_for_cursors`: also retain a tombstone
+    until the slowest compacted cursor has passed it. `key_ttl_ms`: age of the publish time at which a value is removed
+    (T2). `incomplete_chunk_max_age_ms`: age of the newest chunk at which an incomplete message is removed; None: never
+    (P10). `min_lag_ms`: minimum age of a message for compaction (P2, S3). `event_time_order`: the largest event time
+    wins, not the newest id (P9); then removed messages stay in the index for `event_time_max_lateness_ms`.
 
-    Of a topic with `compact,delete` (C2): `retention_ms`: whatever was published longer ago goes, values, tombstones
-    and rows without a key. `start_offset`: and whatever is below it; a larger one alone is no change of policy.
+    Only for `compact,delete` (C2): `retention_ms`: age of the publish time at which any row is removed: value,
+    tombstone, or row without a key. `start_offset`: every row below it is removed; raising it alone is no change of
+    policy.
     """
 
     retain_null_key: bool = False
@@ -66,20 +67,20 @@ class RunPolicies:
     start_offset: int = 0
 
     def incomplete_to(self, now: int) -> int | None:
-        """The publish time up to which, at `now`, incomplete messages go; None: none goes."""
+        """Return the publish time up to which incomplete messages are removed at `now`; None: none is."""
         return None if self.incomplete_chunk_max_age_ms is None else now - self.incomplete_chunk_max_age_ms
 
     def rows_to(self, now: int) -> int | None:
-        """The publish time up to which, at `now`, every row goes; None: none goes by retention."""
+        """Return the publish time up to which every row is removed at `now`; None: none is."""
         return None if self.retention_ms is None else now - self.retention_ms - 1
 
 
 @dataclass(frozen=True)
 class Sizing:
-    """How a run is cut. `parallelism`: tasks that can run at once.
+    """Sizes of the tasks and parts of a run. `parallelism`: number of tasks that can run concurrently.
 
-    `max_garbage_ratio`: a part with a larger share of deleted rows is rewritten. `topics_per_job`: that many topics
-    share a Spark job.
+    `max_garbage_ratio`: a part with a larger share of deleted rows is rewritten. `topics_per_job`: number of topics
+    that share a Spark job.
     """
 
     parallelism: int
@@ -94,9 +95,9 @@ class Sizing:
 
 @dataclass(frozen=True)
 class Source:
-    """Rows by offset: a sealed ledger from the topic's start on, or a part of the previous compacted ledger. Inclusive.
+    """A sealed ledger from the topic's start on, or a part of the previous compacted ledger. Offsets are inclusive.
 
-    Of a part: `deleted` rows no longer count; `messages` and `offset_sum` are of the rows that do.
+    For a part, `messages` and `offset_sum` are the totals without the `deleted` rows.
     """
 
     rows: RowsObject
@@ -109,16 +110,16 @@ class Source:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What every task of a run gets.
+    """Input of every task of a run.
 
-    `sources`: the first `old_parts` are parts of the previous compacted ledger, the others dirty ledgers; they ascend.
-    `indexes`: of the rows of old parts that are due to go, as markers, then of the dirty ledgers, oldest first.
-    `expired`: by dirty source, its rows whose time to live is over. `gone`: by source its rows that go whatever they
-    are (C2): of a dirty source all, of an old part those outside the key map. `levels`: the previous compacted index,
-    newest first; the first `merged` of them are merged with the new level; `reindexed`: they were rebuilt, from
-    rows. `chunk_tables`: of the previous compacted ledger. `now`: by which policies are applied. `cursor_floor`:
-    tombstones above this offset wait for a cursor (T1); None: none does. `raw_from`: the topic's start as the snapshot
-    has it; rows of dirty ledgers below it are not there any more.
+    `sources`: in ascending order; the first `old_parts` are parts of the previous compacted ledger, the others dirty
+    ledgers. `indexes`: of the rows of old parts that are due for removal, as markers; then of the dirty ledgers, oldest
+    first. `expired`: per dirty source, the rows whose time to live is over. `removed`: per source, the rows that the
+    topic's limits remove (C2): of a dirty source all, of an old part those outside the key map. `levels`: the previous
+    compacted index, newest first; the first `merged` of them are merged with the new level. `reindexed`: the levels
+    were rebuilt from rows. `chunk_tables`: of the previous compacted ledger. `now`: time at which policies apply.
+    `cursor_floor`: tombstones above this offset wait for a cursor (T1); None: none waits. `raw_from`: the topic's start
+    in the snapshot; rows of dirty ledgers below it are trimmed.
     """
 
     store: StoreLocation
@@ -138,30 +139,29 @@ class RunPlan:
     raw_from: int = 0
     rates: RateLimits = field(default_factory=RateLimits)
     expired: tuple[tuple[int, DeletedRows], ...] = ()
-    gone: tuple[tuple[int, DeletedRows], ...] = ()
+    removed: tuple[tuple[int, DeletedRows], ...] = ()
     chunk_tables: tuple[ChunkTable, ...] = ()
     reindexed: bool = False
 
     @property
     def ranges(self) -> tuple[HashRange, ...]:
-        """The hash ranges, one a phase-one task."""
+        """The hash ranges, one per phase-one task."""
         return tuple(HashRange(prefix, self.range_bits) for prefix in range(1 << self.range_bits))
 
     @property
     def merges_all(self) -> bool:
-        """Whether the new level is the only one: then nothing older is left to be hidden."""
+        """True if the new level becomes the only one. Then its markers need not hide older records."""
         return self.merged == len(self.levels)
 
 
 @dataclass(frozen=True)
 class ScanTask:
-    """A task before phase one: look through the rows of one source, as policies ask for it. Times as in a part.
+    """A task before phase one: scan the rows of one source for removals by policy. Times as in a part.
 
-    `reindex`: make the key index again, of an old part with event times, of a dirty ledger from the source's first row
-    on. Of an old part find the rows that are due to
-    go: values published up to `values_to` (T2), tombstones first kept up to `tombstones_to` and not above
-    `cursor_floor` (T1). Of a dirty ledger find the values published up to `values_to`. None: none is due. Of both find
-    all rows published up to `rows_to`, or with an offset below `rows_below` (C2).
+    Old part: find values published up to `values_to` (T2), and tombstones first kept up to `tombstones_to` and not
+    above `cursor_floor` (T1). Dirty ledger: find values published up to `values_to`. Both: find all rows published up
+    to `rows_to`, or with an offset below `rows_below` (C2). None: no row is due. `reindex`: rebuild the key index, of
+    an old part with event times, of a dirty ledger from the source's first row on.
     """
 
     source: int
@@ -174,9 +174,11 @@ class ScanTask:
 
 @dataclass(frozen=True)
 class ScanTaskResult:
-    """The answer of a scan. `index`: rebuilt. `due`: markers of the rows of an old part that go; `expired`: rows of
-    a dirty ledger; `gone`: as in a plan; `oldest_value`, `oldest_tombstone`, `first_tombstone`, `oldest_row`: of what
-    is left of an old part, as in the manifest.
+    """Result of a scan.
+
+    `index`: the rebuilt index. `due`: markers of the keyed rows of an old part that are removed. `expired`: expired
+    rows of a dirty ledger. `removed`: as in a plan. `oldest_value`, `oldest_tombstone`, `first_tombstone`,
+    `oldest_row`: of the remaining rows of an old part, as in the manifest.
     """
 
     source: int
@@ -186,16 +188,16 @@ class ScanTaskResult:
     oldest_value: int | None = None
     oldest_tombstone: int | None = None
     first_tombstone: int | None = None
-    gone: DeletedRows | None = None
+    removed: DeletedRows | None = None
     oldest_row: int | None = None
 
 
 @dataclass(frozen=True)
 class RowSet:
-    """Rows of one source in one hash range, by offset: of a ledger those that survive, of an old part those that go.
+    """Rows of one source in one hash range, by offset: surviving rows of a ledger, or removed rows of an old part.
 
-    Offsets are 32 bits, relative to the source's first; `start` counts bytes in the row-set object; `offset_sum` is
-    the sum of the whole offsets modulo 2⁶⁴, what phase two must reach.
+    Offsets have 32 bits, relative to the source's first. `start`: byte position in the row-set object. `offset_sum`:
+    sum of the absolute offsets modulo 2⁶⁴, which phase two must reach.
     """
 
     source: int
@@ -207,11 +209,11 @@ class RowSet:
 
 @dataclass(frozen=True)
 class HashRangeStatistics:
-    """What phase one saw and decided in one hash range.
+    """Statistics of phase one in one hash range.
 
-    `keys`, `tombstones`: live values, and retained tombstones, more or fewer than before the run. `chunks`: live
-    chunks; `incomplete_chunks`: those of them whose message is not complete; `chunks_expired`: such that go now.
-    `dropped_to`: the highest offset of a tombstone or value that won its key and leaves the data, −1: none.
+    `keys`, `tombstones`: change of the number of live values and of retained tombstones. `chunks`: live chunks.
+    `incomplete_chunks`: live chunks of incomplete messages. `chunks_expired`: removed chunks of incomplete messages.
+    `dropped_to`: highest offset of a removed winner, tombstone or value; −1: none.
     """
 
     records: int = 0
@@ -231,7 +233,7 @@ class HashRangeStatistics:
 
 @dataclass(frozen=True)
 class RangeTaskResult:
-    """The answer of one phase-one task. `row_sets` ascend by source and are in that order in `name`."""
+    """Result of one phase-one task. `row_sets` ascend by source; the object `name` holds them in that order."""
 
     name: str
     row_sets: tuple[RowSet, ...]
@@ -241,13 +243,15 @@ class RangeTaskResult:
 
 
 Located = tuple[tuple[str, RowSet], ...]
-"""The row sets of one source, one a hash range that has any, with the object that each is in."""
+"""The row sets of one source, each with the name of its object; at most one per hash range."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """What of a source goes into one part, by offset (inclusive). Of a ledger the rows in `row_sets` survive, of an
-    old part all live rows but those."""
+    """A range of a source that goes into one part, by offset (inclusive).
+
+    Its survivors are, of a ledger, the rows in `row_sets`; of an old part, all live rows without those.
+    """
 
     source: int
     first_offset: int
@@ -257,7 +261,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class PartTask:
-    """A phase-two task: write the survivors of these slices, in order, as one part."""
+    """A phase-two task that writes the survivors of its slices, in order, as one part."""
 
     number: int
     slices: tuple[Slice, ...]
@@ -265,9 +269,9 @@ class PartTask:
 
 @dataclass(frozen=True)
 class DeletedRowsTask:
-    """A phase-two task: add rows that go to the deleted rows of old parts that are kept, in one object.
+    """A phase-two task that writes one object with the deleted rows of kept old parts, old and new ones.
 
-    `find_last`: also find the last message that is still alive in the last of them.
+    `find_last`: also find the last live message of the last part.
     """
 
     number: int
@@ -277,7 +281,7 @@ class DeletedRowsTask:
 
 @dataclass(frozen=True)
 class SourceTotals:
-    """Rows of one source: promised by phase one, found by phase two; the two must be equal."""
+    """Totals of the surviving rows of one source. Phase two must reach the totals that phase one expects."""
 
     count: int = 0
     offset_sum: int = 0
@@ -291,7 +295,7 @@ class SourceTotals:
 
 @dataclass(frozen=True)
 class PartStatistics:
-    """What phase two read for one part."""
+    """Reads of phase two for one part."""
 
     groups_read: int = 0
     bytes_read: int = 0
@@ -299,7 +303,7 @@ class PartStatistics:
 
 @dataclass(frozen=True)
 class PartTaskResult:
-    """The answer of a task that writes a part; `part` None: nothing survived in its slices."""
+    """Result of a task that writes a part. `part` None: no row of its slices survived."""
 
     number: int
     part: Part | None = None
@@ -309,9 +313,9 @@ class PartTaskResult:
 
 @dataclass(frozen=True)
 class DeletedRowsTaskResult:
-    """The answer of a task that writes bitmaps: by source the deleted rows, and what is left alive.
+    """Result of a task that writes bitmaps: by source, the deleted rows, and the totals of the live rows.
 
-    `last_alive`: the last live message of the last part, if it was asked for.
+    `last_alive`: last live message of the last part, if `find_last`.
     """
 
     number: int
@@ -321,17 +325,17 @@ class DeletedRowsTaskResult:
 
 
 def range_bits(records: int, sizing: Sizing) -> int:
-    """log2 of the number of hash ranges for that many index records."""
+    """Return log2 of the number of hash ranges for so many index records."""
     by_memory = -(-records // sizing.range_records)
     by_cores = min(sizing.parallelism, records // sizing.small_range_records)
     return max(0, max(by_memory, by_cores) - 1).bit_length()
 
 
 def merged_levels(dirty: int, levels: Sequence[int]) -> int:
-    """How many of the levels, newest first, to merge with a new one of `dirty` records.
+    """Return how many of the levels, newest first, to merge with a new level of `dirty` records.
 
-    Afterwards each level has at least LEVEL_RATIO times the records of the one in front of it: so their number grows
-    with the logarithm of the records, and a record is merged about as often.
+    Afterwards each level has at least LEVEL_RATIO times the records of the next newer one. So the number of levels, and
+    of merges per record, grows with the logarithm of the records.
     """
     total = dirty
     for number, records in enumerate(levels):
@@ -342,20 +346,20 @@ def merged_levels(dirty: int, levels: Sequence[int]) -> int:
 
 
 def located(results: Sequence[RangeTaskResult]) -> dict[int, Located]:
-    """The row sets of all hash ranges by source."""
-    found: dict[int, list[tuple[str, RowSet]]] = {}
+    """Return the row sets of all hash ranges, by source."""
+    by_source: dict[int, list[tuple[str, RowSet]]] = {}
     for result in results:
         for row_set in result.row_sets:
-            found.setdefault(row_set.source, []).append((result.name, row_set))
-    return {source: tuple(row_sets) for source, row_sets in found.items()}
+            by_source.setdefault(row_set.source, []).append((result.name, row_set))
+    return {source: tuple(row_sets) for source, row_sets in by_source.items()}
 
 
-def expected_totals(plan: RunPlan, found: Mapping[int, Located]) -> dict[int, SourceTotals]:
-    """What each source has left after phase one: of a ledger its survivors, of an old part its live rows that stay."""
+def expected_totals(plan: RunPlan, row_sets: Mapping[int, Located]) -> dict[int, SourceTotals]:
+    """Return the totals of the survivors of each source, as phase one decided. A source of none is absent or zero."""
     totals: dict[int, SourceTotals] = {}
     for number, source in enumerate(plan.sources):
         named = SourceTotals()
-        for _, row_set in found.get(number, ()):
+        for _, row_set in row_sets.get(number, ()):
             named += SourceTotals(row_set.count, row_set.offset_sum)
         if number < plan.old_parts:
             totals[number] = SourceTotals(source.messages, source.offset_sum) - named

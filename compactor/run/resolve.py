@@ -1,11 +1,12 @@
-"""Who wins: the rules of phase one as pure functions over records, apart from where they are read and written.
+"""Rules of phase one as pure functions of index records, without I/O.
 
 `resolve` takes the winners of the dirty ledgers and the index levels of the previous compacted ledger, all of one hash
-range, and says which dirty rows survive, which older rows are superseded, and what the new index level holds. Levels
-are probed by the dirty keys; only the levels that are merged are gone through.
+range. It decides which dirty rows survive, which older rows are superseded, and the content of the new index level. It
+probes levels by the dirty keys; only merged levels are read whole.
 
-The invariant that it needs and keeps: of all records of a key, the one in the newest level counts; it has no MARKER
-exactly if its row is alive in the parts. So a superseded offset was alive until now, and sums of promises are exact.
+The invariant that it needs and keeps: of all records of a key, the record of the newest level counts, and it has no
+MARKER exactly if its row is alive in the parts. So a superseded offset was alive until now, and expected totals are
+exact.
 
 Rules: semantics.md P3–P5, P9, T1, T2. Oracle: compactor/reference.py.
 """
@@ -28,21 +29,21 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ResolutionRules:
-    """What decides besides the records: policies, the run's clock, and the offset that slow cursors have passed."""
+    """Rules of a resolution: policies, the run's time, and the offset that all slow cursors have passed."""
 
     policies: RunPolicies
     now: int
     cursor_floor: int | None = None
 
     def retained(self, tombstones: U64) -> Mask:
-        """Which tombstones that win now stay for a while, by their offsets (T1)."""
+        """Return a mask of the winning tombstones, by offset, that are retained (T1)."""
         kept = np.full(len(tombstones), self.policies.tombstone_retention_ms > 0)
         if self.cursor_floor is not None:
             kept |= tombstones.astype(np.int64) > self.cursor_floor
         return kept
 
     def remembered(self, event_time: I64 | None, count: int) -> Mask:
-        """Which markers still count in event-time order (P9): an older late value must not revive their key."""
+        """Return a mask of the markers that event-time order still needs: a late value must not revive its key (P9)."""
         if event_time is None or not self.policies.event_time_order:
             return np.zeros(count, dtype=np.bool_)
         lateness = self.policies.event_time_max_lateness_ms
@@ -52,8 +53,10 @@ class ResolutionRules:
 
 @dataclass(frozen=True)
 class RangeResolution:
-    """Offsets in no order, shape (n,). `level`: the new level in hash order; the rest as in
-    plan.HashRangeStatistics."""
+    """Result of `resolve`. Offsets have no order, shape (n,).
+
+    `level`: the new level in hash order. Numbers: see plan.HashRangeStatistics.
+    """
 
     survivors: U64
     superseded: U64
@@ -67,7 +70,7 @@ class RangeResolution:
 
 
 def newest_of(runs: Sequence[IndexRecords], by_event: bool) -> IndexRecords:
-    """The winner of each key, in hash order; `runs` oldest first, each in hash order with one record a key."""
+    """Return the winner of each key, in hash order. `runs`: oldest first, each in hash order, one record per key."""
     if not by_event:
         dirty = concatenated([IndexRecords(run.hi, run.lo, run.offset) for run in runs])
         return dirty.take(key_index.latest(dirty.hi, dirty.lo))
@@ -78,22 +81,22 @@ def newest_of(runs: Sequence[IndexRecords], by_event: bool) -> IndexRecords:
 
 
 def without_expired(winners: IndexRecords, expired: U64) -> IndexRecords:
-    """The winners, those whose row is at an offset of `expired` (ascending) as markers (T2). Tombstones stay."""
+    """Return the winners with values at offsets of `expired` (ascending) turned into markers (T2)."""
     return _marked(winners, _at(winners, expired) & (winners.offset & TOMBSTONE == 0))
 
 
-def without_gone(winners: IndexRecords, gone: U64) -> IndexRecords:
-    """The winners, those whose row is at an offset of `gone` (ascending) as markers, tombstones too (C2)."""
-    return _marked(winners, _at(winners, gone))
+def without_removed(winners: IndexRecords, removed: U64) -> IndexRecords:
+    """Return the winners with values and tombstones at offsets of `removed` (ascending) turned into markers (C2)."""
+    return _marked(winners, _at(winners, removed))
 
 
 def _at(winners: IndexRecords, offsets: U64) -> Mask:
-    """Which winners are at one of some ascending offsets."""
+    """Return a mask of the winners at one of the ascending offsets."""
     if not len(offsets):
         return np.zeros(len(winners), dtype=np.bool_)
     plain = winners.offset & OFFSET_MASK
-    found: Mask = offsets[np.minimum(np.searchsorted(offsets, plain), len(offsets) - 1)] == plain
-    return found
+    among: Mask = offsets[np.minimum(np.searchsorted(offsets, plain), len(offsets) - 1)] == plain
+    return among
 
 
 def _marked(winners: IndexRecords, dead: Mask) -> IndexRecords:
@@ -106,9 +109,9 @@ def _marked(winners: IndexRecords, dead: Mask) -> IndexRecords:
 def resolve(
     winners: IndexRecords, levels: Sequence[IndexRecords], merged: int, rules: ResolutionRules
 ) -> RangeResolution:
-    """`winners`: the winner of each dirty key, a marker for what expired; `levels`: newest first.
+    """Decide a hash range. `winners`: the winner of each dirty key, a marker if it expired. `levels`: newest first.
 
-    Of the first `merged` levels all records are here, of the others at least those of the dirty keys.
+    The first `merged` levels have all their records, the others at least those of the dirty keys.
     """
     by_event = rules.policies.event_time_order
     front = _first_hits(levels[:merged], winners)
@@ -123,77 +126,77 @@ def resolve(
     retained = tombstone.copy()
     retained[tombstone] = rules.retained(winners.offset[tombstone] & OFFSET_MASK)
     dropped = tombstone & ~retained
-    gone = marker | dropped
-    flagged = np.where(gone, winners.offset | MARKER, winners.offset)
-    needed = ~gone | behind.visible | rules.remembered(winners.event_time, len(winners))
+    removed = marker | dropped
+    flagged = np.where(removed, winners.offset | MARKER, winners.offset)
+    needed = ~removed | behind.visible | rules.remembered(winners.event_time, len(winners))
     new = IndexRecords(winners.hi, winners.lo, flagged, flagged if by_event else None, winners.event_time)
 
     superseded = old.offset[old.visible]
     replaced_tombstones = int(np.count_nonzero(superseded & TOMBSTONE))
-    values = len(winners) - int(np.count_nonzero(gone)) - int(np.count_nonzero(retained))
-    gone_offsets = winners.offset[gone] & OFFSET_MASK
-    tombstones_removed = int(np.count_nonzero(winners.offset[gone] & TOMBSTONE))
+    values = len(winners) - int(np.count_nonzero(removed)) - int(np.count_nonzero(retained))
+    removed_offsets = winners.offset[removed] & OFFSET_MASK
+    tombstones_removed = int(np.count_nonzero(winners.offset[removed] & TOMBSTONE))
     return RangeResolution(
-        survivors=winners.offset[~gone] & OFFSET_MASK,
+        survivors=winners.offset[~removed] & OFFSET_MASK,
         superseded=superseded & OFFSET_MASK,
         level=_merge(new, needed, levels[:merged], merged == len(levels), rules),
         keys=values - (len(superseded) - replaced_tombstones),
         tombstones=int(np.count_nonzero(retained)) - replaced_tombstones,
         tombstones_removed=tombstones_removed,
         tombstones_kept=int(np.count_nonzero(retained)),
-        expired=len(gone_offsets) - tombstones_removed,
-        dropped_to=int(gone_offsets.max()) if len(gone_offsets) else -1,
+        expired=len(removed_offsets) - tombstones_removed,
+        dropped_to=int(removed_offsets.max()) if len(removed_offsets) else -1,
     )
 
 
 @dataclass(frozen=True)
 class _Hits:
-    """The record that counts of each key asked for: its flagged offset and event time, where there is one."""
+    """The record that counts of each probed key: flagged offset and event time, valid where `present`."""
 
-    found: Mask
+    present: Mask
     offset: U64
     event_time: I64
 
     @property
     def visible(self) -> Mask:
-        """Whether there is a record with a row."""
-        rows: Mask = self.found & (self.offset & MARKER == 0)
+        """Mask of the keys whose record has a row."""
+        rows: Mask = self.present & (self.offset & MARKER == 0)
         return rows
 
     def take(self, mask: Mask) -> _Hits:
-        return _Hits(self.found[mask], self.offset[mask], self.event_time[mask])
+        return _Hits(self.present[mask], self.offset[mask], self.event_time[mask])
 
     def or_else(self, older: _Hits) -> _Hits:
         return _Hits(
-            self.found | older.found,
-            np.where(self.found, self.offset, older.offset),
-            np.where(self.found, self.event_time, older.event_time),
+            self.present | older.present,
+            np.where(self.present, self.offset, older.offset),
+            np.where(self.present, self.event_time, older.event_time),
         )
 
 
 def _first_hits(levels: Sequence[IndexRecords], keys: IndexRecords) -> _Hits:
-    """Of each key the record in the first of `levels` that has one."""
-    found = np.zeros(len(keys), dtype=np.bool_)
+    """Return, per key, the record of the first level that has one."""
+    present = np.zeros(len(keys), dtype=np.bool_)
     offset = np.zeros(len(keys), dtype=np.uint64)
     event_time = np.full(len(keys), NO_EVENT_TIME, dtype=np.int64)
     open_keys = np.arange(len(keys))
     for level in levels:
         at = key_index.find(level, keys.hi[open_keys], keys.lo[open_keys])
-        here = at >= 0
-        which, at = open_keys[here], at[here]
-        found[which] = True
-        offset[which] = level.offset[at]
+        hit = at >= 0
+        keys_hit, at = open_keys[hit], at[hit]
+        present[keys_hit] = True
+        offset[keys_hit] = level.offset[at]
         if level.event_time is not None:
-            event_time[which] = level.event_time[at]
-        open_keys = open_keys[~here]
-    return _Hits(found, offset, event_time)
+            event_time[keys_hit] = level.event_time[at]
+        open_keys = open_keys[~hit]
+    return _Hits(present, offset, event_time)
 
 
 def _beaten(winners: IndexRecords, old: _Hits, rules: ResolutionRules) -> Mask:
-    """Whether the record that counted until now has the larger event time, or of equal ones the larger offset (P9)."""
+    """Return a mask of the winners that the old record beats: larger event time, or equal and larger offset (P9)."""
     assert winners.event_time is not None or not len(winners)
     event_time = winners.event_time if winners.event_time is not None else np.empty(0, dtype=np.int64)
-    counts = old.visible | (old.found & rules.remembered(old.event_time, len(winners)))
+    counts = old.visible | (old.present & rules.remembered(old.event_time, len(winners)))
     later = (old.event_time == event_time) & (old.offset & OFFSET_MASK > winners.offset & OFFSET_MASK)
     beaten: Mask = counts & ((old.event_time > event_time) | later)
     return beaten
@@ -202,7 +205,7 @@ def _beaten(winners: IndexRecords, old: _Hits, rules: ResolutionRules) -> Mask:
 def _merge(
     new: IndexRecords, needed: Mask, front: Sequence[IndexRecords], merges_all: bool, rules: ResolutionRules
 ) -> IndexRecords:
-    """The new level: `new` in front of the levels that are merged into it, without markers that hide nothing."""
+    """Return the new level: `new` merged with the levels of `front`, without markers that hide no older record."""
     if not front:
         return new.take(needed)
     older = [level.by_event() for level in front] if rules.policies.event_time_order else list(front)
@@ -213,5 +216,5 @@ def _merge(
         hides = np.full(len(level), not merges_all)
         needs.append(alive | hides | rules.remembered(level.event_time, len(level)))
     winners = key_index.latest(together.hi, together.lo)
-    wanted = np.concatenate([*needs, needed])[winners]
-    return together.take(winners[wanted])
+    kept = np.concatenate([*needs, needed])[winners]
+    return together.take(winners[kept])

@@ -1,6 +1,6 @@
-"""What is dirty: where a run ends, what it reads, and whether there is anything to do at all.
+"""Input of a run: its end position, its dirty ledgers, its scans, and the decision whether a run is needed.
 
-Pure functions over a topic's snapshot and the manifest that serves. Nothing is opened here.
+Pure functions of a topic's snapshot and the current manifest. This module opens nothing.
 Rules: semantics.md P2 (end position), P3 (input), P11 (nothing new), T1 and T2 (what is due), S3 (minimum lag).
 """
 
@@ -21,14 +21,14 @@ from storage.objects.interface import StoreLocation
 from storage.objects.throttled import RateLimits
 
 CHUNK_WEIGHT = 4
-"""As many index records as a chunk takes memory of, in a phase-one task."""
+"""Memory of a chunk in a phase-one task, in index records."""
 
 
 def dirty_ledgers(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> tuple[LedgerRecord, ...]:
-    """The ledgers after the horizon, up to the first that holds a message younger than the minimum lag (P2).
+    """Return the ledgers after the horizon and before the first message younger than the minimum lag (P2).
 
-    And up to the first segment that is not sealed yet: an import may have put ledgers behind it, and a horizon there
-    would pass over what the segment holds.
+    They also end before the first unsealed segment: an import may have appended ledgers after it, and a horizon there
+    would skip the segment's messages.
     """
     horizon = snapshot.horizon.offset if snapshot.horizon else -1
     unsealed = min((segment.first_offset for segment in snapshot.segments), default=None)
@@ -42,13 +42,13 @@ def dirty_ledgers(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> t
 
 
 def end_position(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> LogPosition | None:
-    """P2: the end of the last dirty ledger; the horizon if there is none; None: nothing to compact, ever before."""
+    """Return the end of the last dirty ledger (P2), else the horizon; None: nothing to compact, now or ever before."""
     dirty = dirty_ledgers(snapshot, policies, now)
     return LogPosition(dirty[-1].last_offset, dirty[-1].last_message_id) if dirty else snapshot.horizon
 
 
 def nothing_new(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> bool:
-    """P11, apart from what may be due: no dirty ledger, and the last run, a success, had the same policies."""
+    """Return whether no ledger is dirty and the last run succeeded with the same policies (P11). Ignores due rows."""
     last = snapshot.last_run
     if last is None or last.state != RunState.SUCCESS:
         return False
@@ -58,8 +58,10 @@ def nothing_new(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> boo
 
 
 def goes_by_time(snapshot: TopicSnapshot, policies: RunPolicies) -> bool:
-    """Whether something can become due without a new message: by policy, or because the last run left incomplete
-    chunked messages (P10)."""
+    """Return whether a row can become due without a new message.
+
+    Policies can do that, and incomplete chunked messages of the last run (P10).
+    """
     return (
         policies.key_ttl_ms is not None
         or policies.tombstone_retention_ms > 0
@@ -71,9 +73,12 @@ def goes_by_time(snapshot: TopicSnapshot, policies: RunPolicies) -> bool:
 
 
 def anything_due(manifest: Manifest, policies: RunPolicies, now: int, cursor_floor: int | None) -> bool:
-    """Whether a value's time to live, a tombstone's retention, a row's, or an incomplete message's age is over (T1, T2,
-    C2, P10)."""
-    since = began_at(manifest)
+    """Return whether any row is due for removal.
+
+    Reasons: a value's time to live, a tombstone's retention, the topic's limits, an incomplete message's age (T1, T2,
+    C2, P10).
+    """
+    since = previous_start(manifest)
     if any(_scan_of(0, part, policies, now, cursor_floor, since, reindex=False) for part in manifest.parts):
         return True
     too_old = policies.incomplete_to(now)
@@ -85,8 +90,8 @@ def anything_due(manifest: Manifest, policies: RunPolicies, now: int, cursor_flo
     )
 
 
-def began_at(previous: Manifest | None) -> int:
-    """The start offset of the run that made a compacted ledger: below it nothing is left."""
+def previous_start(previous: Manifest | None) -> int:
+    """Return the start offset of the run that published a compacted ledger, which has no rows below it."""
     return int(previous.policies.get("start_offset", 0)) if previous is not None else 0
 
 
@@ -101,7 +106,7 @@ def first_plan(
     cursor_floor: int | None,
     rates: RateLimits,
 ) -> RunPlan:
-    """The plan as far as SQL and the manifest tell: sources and indexes, oldest first (P3)."""
+    """Return the plan from database and manifest: sources and indexes, oldest first (P3)."""
     topic = snapshot.topic
     dirty = _from(topic.start_offset, dirty_ledgers(snapshot, policies, now))
     parts = previous.parts if previous else ()
@@ -125,53 +130,57 @@ def first_plan(
 
 
 def changes_order(previous: Manifest | None, policies: RunPolicies) -> bool:
-    """Whether old parts need event times in their index (P9), which an index by offset does not have."""
+    """Return whether the index of old parts lacks the event times that the policies need (P9)."""
     return previous is not None and policies.event_time_order and not previous.policies.get("event_time_order")
 
 
 def scans(plan: RunPlan, previous: Manifest | None, dirty: Sequence[LedgerRecord]) -> tuple[ScanTask, ...]:
-    """The scans that the policies ask for, and a ledger that the topic's start is within; usually none."""
-    found: list[ScanTask | None] = []
+    """Return the scans: for due rows, a change of order, or a ledger with the topic's start inside; usually none."""
+    candidates: list[ScanTask | None] = []
     if previous is not None:
         reindex = changes_order(previous, plan.policies)
+        start = previous_start(previous)
         for number, part in enumerate(previous.parts):
-            found.append(
-                _scan_of(number, part, plan.policies, plan.now, plan.cursor_floor, began_at(previous), reindex=reindex)
+            candidates.append(
+                _scan_of(number, part, plan.policies, plan.now, plan.cursor_floor, start, reindex=reindex)
             )
-    found += [
+    candidates += [
         _scan_of_ledger(number, ledger, plan.policies, plan.now, plan.raw_from)
         for number, ledger in enumerate(_from(plan.raw_from, dirty), plan.old_parts)
     ]
-    return tuple(scan for scan in found if scan is not None)
+    return tuple(scan for scan in candidates if scan is not None)
 
 
 def with_scans(plan: RunPlan, results: Sequence[ScanTaskResult], *, reindexed: bool) -> RunPlan:
-    """The plan with what the scans found: markers in front of the dirty indexes, new ones for ledgers that the topic
-    begins in, new levels for old parts."""
+    """Return the plan with the results of the scans.
+
+    Markers precede the dirty indexes; rebuilt indexes replace those of ledgers with the topic's start inside, and, if
+    `reindexed`, the levels of old parts.
+    """
     due = tuple(result.due for result in results if result.due is not None)
     expired = tuple((result.source, result.expired) for result in results if result.expired is not None)
-    gone = tuple((result.source, result.gone) for result in results if result.gone is not None)
+    removed = tuple((result.source, result.removed) for result in results if result.removed is not None)
     rebuilt = {result.source: result.index for result in results if result.index is not None}
     indexes = tuple(rebuilt.get(source, index) for source, index in enumerate(plan.indexes, plan.old_parts))
     levels = plan.levels
     if reindexed:
         levels = (tuple(index for source, index in rebuilt.items() if source < plan.old_parts),)
-    return replace(plan, indexes=due + indexes, expired=expired, gone=gone, levels=levels, reindexed=reindexed)
+    return replace(plan, indexes=due + indexes, expired=expired, removed=removed, levels=levels, reindexed=reindexed)
 
 
 def sized(plan: RunPlan, previous: Manifest | None, sizing: Sizing, *, reindexed: bool) -> RunPlan:
-    """The plan with its hash ranges, and how many levels it merges."""
+    """Return the plan with the number of its hash ranges and of the levels that it merges."""
     dirty_indexes = plan.indexes[len(plan.indexes) - (len(plan.sources) - plan.old_parts) :]
     merged = merged_levels(_weight(plan.indexes), [_weight(level) for level in plan.levels])
-    unkeyed_go = any(source < plan.old_parts for source, _ in plan.gone)
-    if reindexed or unkeyed_go or (not plan.policies.retain_null_key and _has_null_keys(plan.levels)):
-        # a level of parts, each by itself; or rows outside the key map that were kept and now go, from any level
+    unkeyed_removed = any(source < plan.old_parts for source, _ in plan.removed)
+    if reindexed or unkeyed_removed or (not plan.policies.retain_null_key and _has_null_keys(plan.levels)):
+        # a rebuilt level has an index per part; removed rows outside the key map may be in any level
         merged = len(plan.levels)
     dirty = _records(plan.indexes)
     records = dirty + sum(map(_records, plan.levels[:merged]))
-    for level in plan.levels[merged:]:  # of these, a task reads the fences of its dirty keys at most
+    for level in plan.levels[merged:]:  # a task reads at most the fences of its dirty keys
         records += min(_records(level), dirty * FENCE_RECORDS)
-    # Rows outside the key map have no record, but take as much memory.
+    # Rows outside the key map have no record, but need the same memory.
     unkeyed = sum(
         source.messages
         for source, index in zip(plan.sources[plan.old_parts :], dirty_indexes, strict=True)
@@ -184,21 +193,21 @@ def sized(plan: RunPlan, previous: Manifest | None, sizing: Sizing, *, reindexed
 
 
 def range_costs(plan: RunPlan) -> list[float]:
-    """Bytes of index that each hash range reads and writes, about."""
+    """Return the approximate bytes of index that each hash range reads and writes."""
     dirty = sum(location.length for location in plan.indexes)
     old = sum(location.length for level in plan.levels for location in level)
     return [(2 * dirty + old) / len(plan.ranges)] * len(plan.ranges)
 
 
 def _scan_of(
-    number: int, part: Part, policies: RunPolicies, now: int, cursor_floor: int | None, began_at: int, *, reindex: bool
+    number: int, part: Part, policies: RunPolicies, now: int, cursor_floor: int | None, since: int, *, reindex: bool
 ) -> ScanTask | None:
     values_to = values_due(part, policies, now)
     tombstones_to = tombstones_due(part, policies, now, cursor_floor)
     oldest = part.min_publish_time if part.oldest_row is None else part.oldest_row
     rows_to = _reached(policies.rows_to(now), oldest)
     start = policies.start_offset
-    rows_below = start if start > began_at and part.first.offset < start else 0
+    rows_below = start if start > since and part.first.offset < start else 0
     if (values_to, tombstones_to, rows_to, rows_below) == (None, None, None, 0) and not reindex:
         return None
     return ScanTask(number, reindex, values_to, tombstones_to, rows_to, rows_below)
@@ -217,26 +226,26 @@ def _scan_of_ledger(
 
 
 def _reached(limit: int | None, oldest: int) -> int | None:
-    """The limit, if something is that old."""
+    """Return the limit if the oldest row is that old, else None."""
     return limit if limit is not None and oldest <= limit else None
 
 
-def values_due(held: Part | ChunkTable, policies: RunPolicies, now: int) -> int | None:
-    """The publish time up to which values go, if that of any may be so early (T2)."""
-    if policies.key_ttl_ms is None or held.oldest_value is None:
+def values_due(bounds: Part | ChunkTable, policies: RunPolicies, now: int) -> int | None:
+    """Return the publish time up to which values are due for removal (T2), None if no value can be."""
+    if policies.key_ttl_ms is None or bounds.oldest_value is None:
         return None
     limit = now - policies.key_ttl_ms
-    return limit if held.oldest_value <= limit else None
+    return limit if bounds.oldest_value <= limit else None
 
 
-def tombstones_due(held: Part | ChunkTable, policies: RunPolicies, now: int, cursor_floor: int | None) -> int | None:
-    """The time of being kept first up to which tombstones go, if any may (T1)."""
-    if held.oldest_tombstone is None or held.first_tombstone is None:
+def tombstones_due(bounds: Part | ChunkTable, policies: RunPolicies, now: int, cursor_floor: int | None) -> int | None:
+    """Return the `retained_at` up to which tombstones are due for removal (T1), None if no tombstone can be."""
+    if bounds.oldest_tombstone is None or bounds.first_tombstone is None:
         return None
-    # What came earlier was kept earlier: if the first tombstone is not due, none is.
+    # `retained_at` rises with the offset: if the first tombstone is not due, none is.
     limit = now - policies.tombstone_retention_ms
-    passed = cursor_floor is None or cursor_floor >= held.first_tombstone
-    return limit if held.oldest_tombstone <= limit and passed else None
+    passed = cursor_floor is None or cursor_floor >= bounds.first_tombstone
+    return limit if bounds.oldest_tombstone <= limit and passed else None
 
 
 def _part_source(part: Part) -> Source:
@@ -247,12 +256,14 @@ def _ledger_source(ledger: LedgerRecord, raw_from: int) -> Source:
     rows_object = ledger.rows_object
     if ledger.first_offset >= raw_from:
         return Source(rows_object, ledger.first_offset, ledger.last_offset, ledger.messages)
-    remaining = min(ledger.messages, ledger.last_offset - raw_from + 1)  # at most: what was lost in the log has no rows
+    remaining = min(
+        ledger.messages, ledger.last_offset - raw_from + 1
+    )  # an upper bound: offsets lost in the log have no rows
     return Source(rows_object, raw_from, ledger.last_offset, remaining)
 
 
 def _from(raw_from: int, ledgers: Sequence[LedgerRecord]) -> tuple[LedgerRecord, ...]:
-    """The ledgers that have rows at or behind the topic's start: what is below it is not there any more."""
+    """Return the ledgers with rows at or after the topic's start. Rows below it are trimmed."""
     return tuple(ledger for ledger in ledgers if ledger.last_offset >= raw_from)
 
 
@@ -261,7 +272,7 @@ def _directory(location: IndexLocation) -> IndexDirectory:
 
 
 def _weight(level: Sequence[IndexLocation]) -> int:
-    """The records of a level, and its unkeyed rows by their size: one of those alone must count as well."""
+    """Return the number of records of a level plus the size of its unkeyed rows, in records."""
     directories = [_directory(location) for location in level]
     unkeyed = sum(sum(directory.unkeyed_sizes.values()) for directory in directories)
     return sum(directory.records for directory in directories) + -(-unkeyed // RECORD_BYTES)
@@ -276,7 +287,7 @@ def _has_unkeyed(level: Sequence[IndexLocation]) -> bool:
 
 
 def _chunks(plan: RunPlan) -> int:
-    """Chunks of the dirty ledgers and of the previous compacted ledger."""
+    """Return the number of chunks of the dirty ledgers and of the previous compacted ledger."""
     tables = [_directory(location).chunk_table for location in plan.indexes]
     dirty = sum(table[0] // RECORD.itemsize for table in tables if table is not None)
     return dirty + sum(table.records for table in plan.chunk_tables)

@@ -1,7 +1,7 @@
-"""The output of a run, checked and put together: expected totals reached, the new manifest, statistics.
+"""Output of a run: check of its totals, the new manifest, statistics.
 
-The run's verify step: phase two found, source by source, exactly what phase one expects, new parts ascend, and the
-store holds everything that the manifest names, what is new and what stays.
+The run's verify step checks three things: phase two reached, source by source, the totals that phase one expects; new
+parts ascend; and the store has every object of the manifest, new and kept.
 """
 
 from __future__ import annotations
@@ -26,86 +26,90 @@ from storage.model import IndexLocation, LogPosition, MessageId, TopicName
 from storage.objects.interface import ObjectStore
 
 LISTINGS = 64
-"""Up to that many runs are listed one by one; beyond, everything that runs wrote is listed, garbage as well."""
+"""Maximum number of runs whose objects are listed run by run. Beyond it, one listing covers all runs of the topic."""
 _RESTORE = "restore the object, or delete the cursor __compaction so that the next run starts from raw"
 _REPORT = "nothing was published; run the compaction again, and report it if it happens twice"
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run after phase one: its layout, not carried out yet. `left`: plan.expected_totals of each source."""
+    """A run after phase one, with the layout for phase two. `expected`: plan.expected_totals, by source."""
 
     plan: RunPlan
     previous: Manifest | None
     scans: Sequence[ScanTaskResult]
     ranges: Sequence[RangeTaskResult]
-    left: Mapping[int, SourceTotals]
+    expected: Mapping[int, SourceTotals]
     layout: Layout
 
     def lost_to(self, horizon: int) -> int:
-        """The highest offset at or below the new `horizon` that was trimmed before any run of this compacted ledger saw
-        it; -1: none was. The run before went up to its own horizon, and this one begins at its first dirty source."""
-        seen_to = self.previous.horizon.offset if self.previous else -1
+        """Return the highest offset up to the new `horizon` that was trimmed before any run read it; -1: none.
+
+        The previous run read up to its own horizon, and this run starts at its first dirty source.
+        """
+        read_to = self.previous.horizon.offset if self.previous else -1
         dirty = self.plan.sources[self.plan.old_parts :]
         trimmed_to = dirty[0].first_offset - 1 if dirty else horizon
-        return trimmed_to if trimmed_to > seen_to else -1
+        return trimmed_to if trimmed_to > read_to else -1
 
     def estimate(self) -> dict[str, object]:
-        """What phase two would keep, drop and write: messages exactly, bytes about."""
-        seen = [result.statistics for result in self.ranges]
+        """Return what phase two would keep, drop and write: exact numbers of messages, approximate bytes."""
+        statistics = [result.statistics for result in self.ranges]
         dirty = self.plan.sources[self.plan.old_parts :]
         before = sum(source.messages for source in self.plan.sources[: self.plan.old_parts])
-        came = sum(source.messages for source in dirty)
-        stay = sum(totals.count for totals in self.left.values())
+        new = sum(source.messages for source in dirty)
+        kept = sum(totals.count for totals in self.expected.values())
         return {
-            "messages_in": came,
+            "messages_in": new,
             "messages_before": before,
-            "messages_out": stay,
-            "messages_dropped": came + before - stay,
-            "tombstones_removed": sum(of.tombstones_removed for of in seen),
-            "tombstones_kept": sum(of.tombstones_kept for of in seen),
-            "expired": sum(of.expired for of in seen),
-            "null_keys_kept": sum(of.null_keys for of in seen),
-            **_of_chunks(seen),
+            "messages_out": kept,
+            "messages_dropped": new + before - kept,
+            "tombstones_removed": sum(each.tombstones_removed for each in statistics),
+            "tombstones_kept": sum(each.tombstones_kept for each in statistics),
+            "expired": sum(each.expired for each in statistics),
+            "null_keys_kept": sum(each.null_keys for each in statistics),
+            **_chunk_statistics(statistics),
             "parts_before": self.plan.old_parts,
             "parts_kept": len(self.layout.kept),
             "parts_to_write": len(self.layout.parts),
             "levels_merged": self.plan.merged,
-            "bytes_to_write": int(self.layout.bytes_to_write(self.plan, self.left))
+            "bytes_to_write": int(self.layout.bytes_to_write(self.plan, self.expected))
             + sum(result.index.length for result in self.ranges if result.index),
         }
 
 
 @dataclass(frozen=True)
 class RunOutput:
-    """What phase two answered for a planned run."""
+    """The results of phase two for a planned run."""
 
     planned: PlannedRun
     parts: Sequence[PartTaskResult]
     bitmaps: Sequence[DeletedRowsTaskResult]
 
     def check(self) -> None:
-        """Raises ObjectDamaged."""
-        found: dict[int, SourceTotals] = {}
+        """Raise ObjectDamaged if phase two did not reach the expected totals, or if new parts do not ascend."""
+        actual: dict[int, SourceTotals] = {}
         for kept in (*(result.kept for result in self.parts), *(result.kept for result in self.bitmaps)):
             for source, totals in kept.items():
-                found[source] = found.get(source, SourceTotals()) + totals
+                actual[source] = actual.get(source, SourceTotals()) + totals
         old = self.planned.plan.sources
         untouched = {
             source
             for source in self.planned.layout.kept
-            if self.planned.left[source] == SourceTotals(old[source].messages, old[source].offset_sum)
-        } - found.keys()
+            if self.planned.expected[source] == SourceTotals(old[source].messages, old[source].offset_sum)
+        } - actual.keys()
         expected = {
             source: totals
-            for source, totals in self.planned.left.items()
+            for source, totals in self.planned.expected.items()
             if totals != SourceTotals() and source not in untouched
         }
-        found = {source: totals for source, totals in found.items() if totals != SourceTotals()}
-        if found != expected:
-            wrong = sorted(n for n in found.keys() | expected.keys() if found.get(n) != expected.get(n))
+        actual = {source: totals for source, totals in actual.items() if totals != SourceTotals()}
+        if actual != expected:
+            wrong = sorted(n for n in actual.keys() | expected.keys() if actual.get(n) != expected.get(n))
             raise ObjectDamaged(
-                f"phase two did not keep what phase one expects of sources {wrong[:5]}", _REPORT, is_public=True
+                f"phase two did not keep the rows that phase one expects of sources {wrong[:5]}",
+                _REPORT,
+                is_public=True,
             )
         last_offset = -1
         for part in self._new_parts():
@@ -118,7 +122,7 @@ class RunOutput:
     def manifest(
         self, topic: TopicName, ledger_id: int, generation: int, run_id: int, created_at: int, horizon: LogPosition
     ) -> Manifest:
-        """The new compacted ledger."""
+        """Return the manifest of the new compacted ledger."""
         statistics = [result.statistics for result in self.planned.ranges]
         before = self.planned.previous
         return Manifest(
@@ -136,30 +140,33 @@ class RunOutput:
             dropped_to=max(
                 before.dropped_to if before else -1,
                 self.planned.lost_to(horizon.offset),
-                *(of.dropped_to for of in statistics),
+                *(each.dropped_to for each in statistics),
             ),
-            keys=(before.keys if before else 0) + sum(of.keys for of in statistics),
-            tombstones=(before.tombstones if before else 0) + sum(of.tombstones for of in statistics),
+            keys=(before.keys if before else 0) + sum(each.keys for each in statistics),
+            tombstones=(before.tombstones if before else 0) + sum(each.tombstones for each in statistics),
             chunks=tuple(result.chunks for result in self.planned.ranges if result.chunks is not None),
         )
 
     def last_message_id(self, manifest: Manifest, before: MessageId | None) -> MessageId | None:
-        """The last live message (R6); `before`: that of the previous compacted ledger. None: all is empty."""
+        """Return the id of the last live message (R6); None: the compacted ledger is empty.
+
+        `before`: the last live message of the previous compacted ledger.
+        """
         if not manifest.parts:
             return None
         last = manifest.parts[-1]
         if last.deleted is None:
             return last.last.message_id
-        found = [result.last_alive for result in self.bitmaps if result.last_alive is not None]
-        return found[-1] if found else before
+        last_alive = [result.last_alive for result in self.bitmaps if result.last_alive is not None]
+        return last_alive[-1] if last_alive else before
 
     def statistics(self, manifest: Manifest) -> dict[str, object]:
-        """What a run's row remembers of it; sizes in bytes."""
-        seen = [result.statistics for result in self.planned.ranges]
+        """Return the statistics for the run's row; sizes in bytes."""
+        ranges = [result.statistics for result in self.planned.ranges]
         old = self.planned.plan.sources[: self.planned.plan.old_parts]
         dirty = self.planned.plan.sources[self.planned.plan.old_parts :]
         new = list(self._new_parts())
-        bitmaps = [place.length for result in self.bitmaps for place in result.deleted.values()]
+        bitmaps = [location.length for result in self.bitmaps for location in result.deleted.values()]
         written = sum(part.rows.stored.size for part in new) + sum(bitmaps)
         return {
             "messages_in": sum(source.messages for source in dirty),
@@ -167,12 +174,12 @@ class RunOutput:
             "messages_out": manifest.messages,
             "keys": manifest.keys,
             "tombstones": manifest.tombstones,
-            "tombstones_removed": sum(of.tombstones_removed for of in seen),
-            "tombstones_kept": sum(of.tombstones_kept for of in seen),
-            "expired": sum(of.expired for of in seen),
-            "null_keys_kept": sum(of.null_keys for of in seen),
-            **_of_chunks(seen),
-            "index_records": sum(of.records for of in seen),
+            "tombstones_removed": sum(each.tombstones_removed for each in ranges),
+            "tombstones_kept": sum(each.tombstones_kept for each in ranges),
+            "expired": sum(each.expired for each in ranges),
+            "null_keys_kept": sum(each.null_keys for each in ranges),
+            **_chunk_statistics(ranges),
+            "index_records": sum(each.records for each in ranges),
             "index_levels": len(manifest.index),
             "levels_merged": self.planned.plan.merged,
             "hash_ranges": len(self.planned.ranges),
@@ -181,12 +188,12 @@ class RunOutput:
             "parts_written": len(new),
             "tasks": len(self.planned.scans) + len(self.planned.ranges) + len(self.planned.layout.tasks),
             "bytes_in": sum(source.rows.stored.size for source in dirty),
-            "bytes_read": sum(of.bytes_read for of in seen)
+            "bytes_read": sum(each.bytes_read for each in ranges)
             + sum(result.statistics.bytes_read for result in self.parts),
-            "bytes_written": written + sum(of.bytes_written for of in seen),
+            "bytes_written": written + sum(each.bytes_written for each in ranges),
             "bytes_out": manifest.stored_bytes,
             "logical_bytes_out": manifest.logical_bytes,
-            **({"raw_from": self.planned.plan.raw_from} if self.planned.plan.raw_from else {}),  # verify asks for it
+            **({"raw_from": self.planned.plan.raw_from} if self.planned.plan.raw_from else {}),  # verify reads it
         }
 
     def _new_parts(self) -> list[Part]:
@@ -196,12 +203,12 @@ class RunOutput:
         if self.planned.previous is None:
             return []
         scanned = {result.source: result for result in self.planned.scans}
-        deleted = {source: place for result in self.bitmaps for source, place in result.deleted.items()}
+        deleted = {source: location for result in self.bitmaps for source, location in result.deleted.items()}
         kept = []
         for number in self.planned.layout.kept:
             part = self.planned.previous.parts[number]
             if number in deleted:
-                part = replace(part, deleted=deleted[number], offset_sum=self.planned.left[number].offset_sum)
+                part = replace(part, deleted=deleted[number], offset_sum=self.planned.expected[number].offset_sum)
             if number in scanned:
                 times = scanned[number]
                 part = replace(
@@ -219,19 +226,18 @@ class RunOutput:
         return ((new,) if new else ()) + self.planned.plan.levels[self.planned.plan.merged :]
 
 
-def _of_chunks(seen: Sequence[HashRangeStatistics]) -> dict[str, object]:
-    """What there is to say of chunks (P10), if there are any; `nothing_new` asks for those that are incomplete."""
-    numbers = {
-        name: sum(getattr(of, name) for of in seen) for name in ("chunks", "incomplete_chunks", "chunks_expired")
-    }
-    return dict(numbers) if any(numbers.values()) else {}
+def _chunk_statistics(ranges: Sequence[HashRangeStatistics]) -> dict[str, object]:
+    """Return the statistics of chunks (P10), empty without chunks. `nothing_new` reads the incomplete chunks."""
+    fields = ("chunks", "incomplete_chunks", "chunks_expired")
+    totals = {name: sum(getattr(each, name) for each in ranges) for name in fields}
+    return dict(totals) if any(totals.values()) else {}
 
 
 def check_objects(store: ObjectStore, manifest: Manifest) -> None:
-    """The store has all that the manifest names, at its full length: what is new, and what stays from before (R8).
+    """Check that the store has every object of the manifest, new and kept, at its full length (R8).
 
-    Listings of the runs that wrote them, not a request for each: a run may keep thousands of parts. Raises
-    ObjectMissing, ObjectDamaged.
+    It lists the runs that wrote the objects instead of one request per object, because a run may keep thousands of
+    parts. Raises ObjectMissing, ObjectDamaged.
     """
     needed: dict[str, int] = {}
     for part in manifest.parts:
@@ -248,15 +254,15 @@ def check_objects(store: ObjectStore, manifest: Manifest) -> None:
     for name, size in needed.items():
         if name not in sizes:
             raise ObjectMissing(
-                f"{name}, which the compacted ledger needs, is not in the store", _RESTORE, is_public=True
+                f"the object {name} of the compacted ledger is not in the store", _RESTORE, is_public=True
             )
         if sizes[name] < size:
             raise ObjectDamaged(f"{name} has {sizes[name]} bytes in the store, not {size}", _RESTORE, is_public=True)
 
 
 def _prefixes(topic_uid: str, needed: Iterable[str]) -> set[str]:
-    """What to list: the runs that wrote the objects, or, where these are many, all runs of the topic."""
-    wrote = {parsed.attempt_id for parsed in map(names.parse, needed) if parsed is not None}
-    if len(wrote) > LISTINGS:
+    """Return the prefixes to list: the runs that wrote the objects, or all runs of the topic if those are many."""
+    attempts = {parsed.attempt_id for parsed in map(names.parse, needed) if parsed is not None}
+    if len(attempts) > LISTINGS:
         return {names.runs_prefix(topic_uid)}
-    return {names.run_prefix(topic_uid, attempt_id) for attempt_id in wrote}
+    return {names.run_prefix(topic_uid, attempt_id) for attempt_id in attempts}

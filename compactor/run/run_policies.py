@@ -1,8 +1,8 @@
-"""The policies of a run (plan.py), frozen at its claim, from the topic's stored ones (storage/options/policies.py).
+"""Policies of a run (plan.py), derived at its claim from the topic's stored policies (storage/options/policies.py).
 
-A run's policies are those of the moment of its claim. Two things are not policies of themselves: under
-`compact,delete` the retention time and the topic's start offset hold for compacted rows, too (C2), so they belong
-to the run; under any other cleanup policy they are not. Pure. Must not know: who sets policies, what runs do with them.
+Under `compact,delete` the retention time and the topic's start offset also apply to compacted rows (C2), so they are
+policies of the run. Under any other cleanup policy they are not. This module must not know how policies are set, and
+how runs apply them.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ POLICY_OF: Mapping[str, str] = MappingProxyType(
         "incomplete_chunk_max_age_ms": "compaction.chunk-expiry.ms",
     }
 )
-"""The topic's policy that each policy of a run is, by its name."""
+"""The name of the topic's policy for each policy of a run."""
 
 
 def run_policies(policies: TopicPolicies, start_offset: int = 0) -> RunPolicies:
-    """The policies of a run of a topic that has these, and begins at this offset."""
+    """Return the policies of a run, from the topic's policies and its start offset."""
     values: dict[str, Any] = {name: getattr(policies, policy(stored).attribute) for name, stored in POLICY_OF.items()}
     if policies.cleanup_policy >= {"compact", "delete"}:
         values |= {"retention_ms": policies.retention_ms_effective, "start_offset": start_offset}
     return RunPolicies(**values)
 
 
-def stored_policies(metadata: MetadataStore, topic: TopicRecord, given: Collection[str] = ()) -> RunPolicies:
-    """The policies of a run of the topic that begins now. `given`: those of a run that come from elsewhere.
+def stored_policies(metadata: MetadataStore, topic: TopicRecord, overrides: Collection[str] = ()) -> RunPolicies:
+    """Return the policies of a run of the topic that begins now. `overrides`: names that the caller replaces.
 
-    Raises InvalidInput for a stored value that cannot be read, and without which a run may choose the wrong messages.
+    Raises InvalidInput for an unreadable stored value without which a run may choose the wrong messages.
     """
     resolved = metadata.policies.resolved(topic)
-    elsewhere = {POLICY_OF[name] for name in given}
-    for name, one in resolved.unreadable.items():
-        if POLICIES[name].unreadable is NO_RUN and name not in elsewhere:
+    replaced = {POLICY_OF[name] for name in overrides}
+    for name, unreadable in resolved.unreadable.items():
+        if POLICIES[name].unreadable is NO_RUN and name not in replaced:
             raise InvalidInput(
-                f"{topic.name} cannot be compacted: the policy {name} of its {one.origin} cannot be read "
-                f"({one.stored.reason}), and without it a run may choose the wrong messages",
+                f"{topic.name} cannot be compacted: the policy {name} of its {unreadable.origin} cannot be read "
+                f"({unreadable.stored.reason}), and without it a run may choose the wrong messages",
                 "set that policy again, or remove it",
             )
     return run_policies(resolved.policies, topic.start_offset)
 
 
-def overridden(metadata: MetadataStore, topic: TopicRecord, given: Mapping[str, object]) -> list[str]:
-    """Those of the given policies of a run that have another value in a policy of the topic or around it."""
+def overridden(metadata: MetadataStore, topic: TopicRecord, overrides: Mapping[str, object]) -> list[str]:
+    """Return the names in `overrides` whose value differs from a set policy of the topic, its namespace or broker."""
     resolved = metadata.policies.resolved(topic)
     stored = asdict(run_policies(resolved.policies))
     return [
         name
-        for name, value in given.items()
+        for name, value in overrides.items()
         if stored[name] != value and resolved.origins[POLICY_OF[name]] is not PolicyOrigin.DEFAULT
     ]

@@ -1,1 +1,1 @@
-"""When a topic is compacted, and by which process: backlog, what is due, leadership, workers."""
+"""Scheduling of compactions: backlog, due topics, leadership, workers."""

@@ -1,13 +1,13 @@
-"""The backlog of topics, and the policies that it is held against, page by page in a few statements (S1, S2, S3).
+"""Compaction backlog of topics, with their triggers (S1, S2, S3), page by page in a few statements.
 
-    bytes, messages   behind the horizon (of a topic that was never compacted: all): sealed ledgers, rolled segments,
-                      and the open segment, which is counted from its file (storage/log/unsealed_counts.py)
-    dirty             the closed ones of them alone, in logical bytes: Kafka's cleaner does not check what is open
-    clean             logical bytes of the compacted ledger that serves
+    bytes, messages   after the horizon (of a topic that was never compacted: all): sealed ledgers, rolled segments,
+                      and the open segment, counted from its file (storage/log/unsealed_counts.py)
+    dirty             sealed ledgers and rolled segments alone, in logical bytes: Kafka's cleaner skips the open segment
+    clean             logical bytes of the current compacted ledger
 
-Logical bytes are what producers sent, not what the store holds. Of segments they are what the entries' metadata says;
-a ledger knows exactly. The open segment of a topic in another machine's log directory counts by what SQL knows of it:
-nothing, until it is rolled. Only topics for which something is set are counted by file.
+Logical bytes are the bytes that producers sent, not the bytes in the store. For segments they come from the metadata of
+entries; for ledgers they are exact. An open segment in another machine's log directory counts as empty until it is
+rolled. Only topics with a trigger are counted from files.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from storage.options.resolution import CompactionTriggers
 
 @dataclass(frozen=True)
 class Backlog:
-    """What is behind a topic's horizon. `oldest`: the earliest publish time of it; None: there is nothing.
+    """Backlog of a topic after its horizon. `oldest`: earliest publish time; None: the backlog is empty.
 
-    `soonest`: by when the first ledger or segment of it was published whole. Runs take whole ledgers, in order, so
-    before that is older than the minimum lag (S3) a run would find nothing, and only have rolled the tail.
+    `soonest`: latest publish time of its first ledger or segment. Runs take whole ledgers in order. So while `soonest`
+    is younger than the minimum lag (S3), a run would compact nothing and only roll the tail.
     """
 
     topic: TopicRecord
@@ -44,25 +44,25 @@ class Backlog:
 
     @property
     def dirty_ratio(self) -> float:
-        """Kafka's cleanable ratio, 0 to 1: dirty / (clean + dirty) of what is closed (S2)."""
+        """Kafka's cleanable ratio, 0 to 1: dirty / (clean + dirty), without the open segment (S2)."""
         return _share(self.dirty, self.clean)
 
     @property
     def dirtiness(self) -> float:
-        """The same of all that a run would take; topics go in its order."""
+        """The same ratio with the open segment, which a run also takes. It decides the order of topics."""
         return _share(self.bytes, self.clean)
 
 
 @dataclass(frozen=True)
 class UnsealedBacklog:
-    """What is in segments: a run seals it first, so that it belongs to what the run compacts."""
+    """Backlog of a topic in segments. A run seals them first, and compacts them."""
 
     messages: int = 0
     bytes: int = 0
 
 
 def unsealed(log: LogDirectory, snapshot: TopicSnapshot) -> UnsealedBacklog:
-    """What a topic has in segments, as far as it can be seen from here: not an open one in another log directory."""
+    """Return the backlog of a topic in segments, without an open segment in another log directory."""
     opened = UnsealedCounter(log)
     messages = size = 0
     for segment in snapshot.segments:
@@ -75,19 +75,19 @@ def unsealed(log: LogDirectory, snapshot: TopicSnapshot) -> UnsealedBacklog:
 
 
 class BacklogReader:
-    """Measures backlogs. Remembers what it has read of open segments; safe to share between threads."""
+    """Reader of backlogs, which caches counts of open segments. Thread-safe."""
 
     def __init__(self, metadata: MetadataStore, log: LogDirectory) -> None:
         self._metadata = metadata
         self._open = UnsealedCounter(log)
 
     def of(self, topic_ids: Collection[int]) -> list[Backlog]:
-        """Of these topics; those that are gone are left out."""
+        """Return the backlogs of these topics, without deleted ones."""
         resolver = self._metadata.policies.resolver()
         return list(self._measured(self._metadata.backlogs.of(topic_ids), resolver, all_open=True))
 
     def of_all(self, clock: Clock, rest: Rest = lambda _: None) -> list[Backlog]:
-        """Of all topics for which something can become due. `rest` waits between pages of them (scan_throttle.py)."""
+        """Return the backlogs of all topics with a trigger. `rest` waits between pages (scan_throttle.py)."""
         measured: list[Backlog] = []
         opened: set[int] = set()
         resolver = self._metadata.policies.resolver()

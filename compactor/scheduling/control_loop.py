@@ -1,13 +1,12 @@
-"""The control loop of a service: it sends the service's heartbeat, stands for leadership, and, as leader, begins the
-compactions that are requested or due.
+"""Control loop of a service: heartbeat, leadership, and, as leader, the start of requested and due compactions.
 
-Two threads: one sends the heartbeats of service and leadership, so that neither waits for anything; one
-polls. Requests are polled once a second, and at once after `wake`; all topics are checked every monitor interval, and
-at once when leadership begins. What is due is requested when a worker slot is free for it, not before, so the dirtiest
-topic stays first; it is remembered only until the next check, and a new leader checks again.
+Two threads: one sends the heartbeats of service and leadership, so that these never wait; the other polls. It polls
+requests once a second, and at once after `wake`. It checks all topics every monitor interval, and at once when this
+service becomes leader. A due topic is requested only when a worker slot is free, so the order by dirty ratio stays
+current. The list of due topics lives until the next check; a new leader checks again.
 
-At the beginning of a leadership, and then at each poll, runs whose heartbeat has stopped are requested again. Tests
-call `heartbeat` and `poll` themselves, with a clock of their own, and start no thread.
+Each poll requests again the runs whose heartbeat has stopped. Tests call `heartbeat` and `poll` with their own clock,
+and start no thread.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ControlLoopSettings:
-    """Times in milliseconds. `automatic`: whether what is due is compacted; requests are executed either way."""
+    """Settings of the control loop, times in milliseconds. `automatic`: compact due topics, not only requested ones."""
 
     monitor_interval_ms: int = 60_000
-    lease_term_ms: int = 10_000
+    lease_ttl_ms: int = 10_000
     service_dead_ms: int = SERVICE_DEAD_MS
     automatic: bool = True
     small_bytes: int = 64 << 20
@@ -49,7 +48,7 @@ class ControlLoopSettings:
 
 
 class ControlLoop:
-    """One service's control loop. `start` and `drain` once each; everything else from any thread, any time."""
+    """The control loop of one service. Call `start` and `drain` once each, the rest from any thread at any time."""
 
     def __init__(
         self,
@@ -62,8 +61,11 @@ class ControlLoop:
         random: Random | None = None,
         broker_service_urls: tuple[str | None, str | None] = (None, None),
     ) -> None:
-        """`url`: how others reach this service; `serve_at` may set it later. `broker_service_urls`: the same by
-        Pulsar's protocol, without TLS and with it."""
+        """Build the loop.
+
+        `url`: address of this service for others; `serve_at` may set it later. `broker_service_urls`: its addresses for
+        Pulsar's protocol, without and with TLS.
+        """
         self.name = name or owner_name()
         self._environment = environment
         self._engines = engines
@@ -73,19 +75,19 @@ class ControlLoop:
         self._started_at = environment.clock.now_ms()
         self._slots = WorkerSlots(settings.worker.slots, settings.small_bytes, settings.batch)
         self._leadership = Leadership(
-            environment.metadata.services, environment.clock, self.name, settings.lease_term_ms
+            environment.metadata.services, environment.clock, self.name, settings.lease_ttl_ms
         )
         self._backlogs = BacklogReader(environment.metadata, environment.log)
         jitter = random or Random()  # noqa: S311  no secret
         self._worker = Worker(environment, engines, self._leadership, settings.worker, jitter, self.wake)
         self._due: list[DueTopic] = []
-        self._led: int | None = None
+        self._check_token: int | None = None
         """The token of the leadership of the last check."""
         self._checked_at = 0
         self.last_check: TopicsCheckResult | None = None
-        """What the last check of all topics found, for metrics."""
+        """Result of the last check of all topics, for metrics."""
         self._lost_services: frozenset[str] = frozenset()
-        """Names of those that were logged."""
+        """Names of the lost services that were logged."""
         self._logged_policies: list[tuple[str, str, UnreadableStoredValue]] = []
         self._warm = False
         self._wake = threading.Event()
@@ -95,13 +97,13 @@ class ControlLoop:
     # For REST
 
     def trigger(self, topic: TopicRecord, cause: str = MANUAL, by: str = "") -> CompactionControl:
-        """Ask for a compaction; whichever service leads executes it. Raises CompactionRunning, CompactionPaused."""
+        """Request a compaction, which the leader executes. Raises CompactionRunning, CompactionPaused."""
         state = self._environment.metadata.compaction_control.request(topic.id, cause, by or self.name)
         self.wake()
         return state
 
     def pause(self, topic: TopicRecord, wait_seconds: float = 0.0) -> CompactionControl:
-        """Pause the topic's compaction (S5), and wait up to `wait_seconds` for a running one to end."""
+        """Pause the topic's compaction (S5), and wait up to `wait_seconds` until an active run has ended."""
         (state,) = self._environment.metadata.compaction_control.pause([topic.id])
         deadline = self._environment.clock.now_ms() + wait_seconds * 1000
         while state.aborting and self._environment.clock.now_ms() < deadline:
@@ -110,21 +112,21 @@ class ControlLoop:
         return state
 
     def wake(self) -> None:
-        """Poll now."""
+        """Let the loop poll at once."""
         self._wake.set()
 
     @property
     def leads(self) -> bool:
-        """Whether this service schedules."""
+        """True if this service is the leader."""
         return self._leadership.token is not None
 
     @property
     def engine_error(self) -> str | None:
-        """Why compactions cannot begin here; empty: they can; None: no engine was asked for yet."""
+        """The reason why compactions cannot begin here; empty: they can; None: no engine was opened yet."""
         return self._worker.engine_error
 
     def serve_at(self, url: str) -> None:
-        """How others reach this service, once that is known."""
+        """Set the address of this service for others, and send it with a heartbeat."""
         self._url = url
         self._guarded(self._send_heartbeat)
 
@@ -136,7 +138,7 @@ class ControlLoop:
             (
                 "leadership",
                 self.heartbeat,
-                min(self._settings.lease_term_ms, self._settings.service_dead_ms) / 1000 / RENEWALS,
+                min(self._settings.lease_ttl_ms, self._settings.service_dead_ms) / 1000 / RENEWALS,
             ),
             ("scheduler", self.poll, POLL_SECONDS),
         ):
@@ -146,7 +148,7 @@ class ControlLoop:
             thread.start()
 
     def drain(self, grace_seconds: float = 30.0) -> None:
-        """Begin nothing more, let another service lead, let runs finish for the grace time; then hand them over."""
+        """Resign, begin no run, let active runs finish for the grace time, then hand them over to the next leader."""
         self._ending.set()
         self._wake.set()
         self._engines.end()
@@ -158,7 +160,7 @@ class ControlLoop:
         self._engines.close()
 
     def _rest(self, seconds: float) -> None:
-        """Between pages of very many topics; not while a caller waits for a poll, nor where tests call `poll`."""
+        """Wait between pages of topics, until `wake`. Does not wait without threads, when tests call `poll`."""
         if self._threads:
             self._wake.wait(seconds)
 
@@ -174,41 +176,41 @@ class ControlLoop:
                 return
 
     def _guarded(self, step: Callable[[], object]) -> None:
-        """A loop that stops at a fault would stop forever."""
+        """Run a step and log its errors, because an error that ends a thread would end the loop forever."""
         try:
             step()
         except CompactorError as error:
-            _log.warning("the control loop fails for now: %s", error)
+            _log.warning("the control loop failed and tries again: %s", error)
         except Exception:
-            _log.exception("the control loop failed in an unexpected way, and continues")
+            _log.exception("the control loop failed unexpectedly and tries again")
 
     # One step of each thread
 
     def heartbeat(self) -> None:
-        """Send the service's heartbeat, and take or renew the leadership; log services whose heartbeat has ended."""
-        led = self._leadership.token
+        """Send the service's heartbeat, take or renew the leadership, and log services whose heartbeat has stopped."""
+        previous = self._leadership.token
         token = self._leadership.attempt()
         self._send_heartbeat()
         self._guarded(self._log_lost_services)
-        if token is not None and token != led:
+        if token is not None and token != previous:
             self._warm_up()
             self.wake()
 
     def poll(self) -> None:
-        """As leader: request again what was interrupted, check what is due, and fill the free worker slots."""
+        """Schedule, as leader: request interrupted runs again, check for due topics, and fill the free worker slots."""
         token = self._leadership.token
         if token is None:
-            self._due, self._led = [], None
+            self._due, self._check_token = [], None
             return
         control = self._environment.metadata.compaction_control
         control.request_interrupted(self.name)
-        for topic in control.retries(self._settings.worker.retry_most_ms):
+        for topic in control.retries(self._settings.worker.retry_max_ms):
             self._request(topic, "retry")
         now = self._environment.clock.now_ms()
-        # A clock that was set back waits for nothing.
+        # After a clock was set back, check at once.
         waits = self._checked_at <= now < self._checked_at + self._settings.monitor_interval_ms
-        if token != self._led or not waits:
-            self._led, self._checked_at = token, now
+        if token != self._check_token or not waits:
+            self._check_token, self._checked_at = token, now
             self._guarded(lambda: self._environment.metadata.services.purge_dead(self._settings.service_dead_ms))
             unreadable = self._unreadable_policies()
             if self._settings.automatic:
@@ -218,22 +220,22 @@ class ControlLoop:
         self._begin()
 
     def _unreadable_policies(self) -> int:
-        """How many stored policies this version cannot read; each is logged once, and when it is another value."""
-        found = self._environment.metadata.policies.unreadable()
-        for item in found:
+        """Return the number of stored policies that this version cannot read. Log each value once."""
+        unreadable = self._environment.metadata.policies.unreadable()
+        for item in unreadable:
             if (item.scope, item.name, item.stored) not in self._logged_policies:
                 _log.warning(
-                    "the policy %s of %s cannot be read (%s): a value that deletes nothing counts instead; set it "
+                    "the policy %s of %s cannot be read (%s): a value that deletes nothing is used instead; set it "
                     "again, or remove it",
                     item.name,
                     item.scope,
                     item.stored.reason,
                 )
-        self._logged_policies = [(item.scope, item.name, item.stored) for item in found]
-        return len(found)
+        self._logged_policies = [(item.scope, item.name, item.stored) for item in unreadable]
+        return len(unreadable)
 
     def _begin(self) -> None:
-        """Fill the free worker slots, if there are any: requests first, then what is due, the dirtiest first."""
+        """Fill the free worker slots: requested topics first, then due topics by descending dirty ratio."""
         large, small = self._worker.busy()
         if large + small >= self._slots.count:
             return
@@ -247,24 +249,24 @@ class ControlLoop:
         if not requested and not self._due:
             return
         measured = {item.topic.id: item for item in self._backlogs.of(requested)} if requested else {}
-        wanted = [measured[topic_id] for topic_id in requested if topic_id in measured]
-        wanted += [item.backlog for item in self._due]
+        backlogs = [measured[topic_id] for topic_id in requested if topic_id in measured]
+        backlogs += [item.backlog for item in self._due]
         causes = {item.topic.id: item.cause for item in self._due}
-        small_ids = {item.topic.id for item in wanted if self._slots.is_small(item)}
-        for topics in jobs(wanted, large, small, self._slots):
-            begun = [topic for topic in topics if topic.id in measured or self._request(topic, causes[topic.id])]
+        small_ids = {item.topic.id for item in backlogs if self._slots.is_small(item)}
+        for topics in jobs(backlogs, large, small, self._slots):
+            ready = [topic for topic in topics if topic.id in measured or self._request(topic, causes[topic.id])]
             self._due = without(self._due, {topic.id for topic in topics})
-            if begun and self._leadership.token is not None:
-                self._worker.begin(begun, large=begun[0].id not in small_ids)
+            if ready and self._leadership.token is not None:
+                self._worker.begin(ready, large=ready[0].id not in small_ids)
 
     def _request(self, topic: TopicRecord, cause: str) -> bool:
-        """Request a compaction that is due; whether it is requested now."""
+        """Request a due compaction. Return whether it is requested."""
         try:
             self._environment.metadata.compaction_control.request(topic.id, cause, self.name)
         except (CompactionRunning, CompactionPaused):
             return False
         except CompactorError as error:
-            _log.warning("a compaction of %s cannot be requested: %s", topic.name, error.message)
+            _log.warning("a due compaction of %s was not requested: %s", topic.name, error.message)
             return False
         return True
 
@@ -276,7 +278,7 @@ class ControlLoop:
         )
 
     def _log_lost_services(self) -> None:
-        """Log each service that ended without leaving, once, and what that means for the messages in its log."""
+        """Log once each service that ended without leaving, with the consequence for the messages in its log."""
         services = self._environment.metadata.services
         lost = services.lost(self._settings.service_dead_ms)
         new = [record for record in lost if record.name not in self._lost_services]
@@ -287,7 +289,7 @@ class ControlLoop:
         now = self._environment.clock.now_ms()
         for record in new:
             consequence = (
-                "another service has its log directory and takes its topics over"
+                "another service has its log directory and takes over its topics"
                 if record.log_uid in open_logs
                 else "start it again: its topics are unavailable, and only its log directory has their messages"
             )
@@ -300,7 +302,7 @@ class ControlLoop:
             )
 
     def _warm_up(self) -> None:
-        """Start the engines' machinery, beside everything else, so that the first run need not wait for it."""
+        """Start the engines' machinery in its own thread, so that the first run need not wait for it."""
         if not self._warm and self._threads:
             self._warm = True
             threading.Thread(target=self._open_engine, name="warm-up", daemon=True).start()

@@ -1,14 +1,14 @@
-"""What is to be compacted, in which order, and what goes together. Pure: values in, values out.
+"""Selection of the topics to compact, their order, and their grouping into jobs. Pure: values in, values out.
 
-Due is a topic (its `cause`):
-    threshold.bytes, threshold.messages   more than that is behind its horizon, not as much (S1)
-    dirty.ratio                           a larger share of its closed bytes is dirty (S2)
-    max.lag                               something behind its horizon is older than its maximum lag, and dirty (S3)
-and then the dirtiest goes first. Not due is a topic that is paused or requested, whose last try failed and is not to
-be repeated yet (S6), and of which nothing may be compacted yet by its minimum lag.
+A topic is due (its `cause`) if
+    threshold.bytes, threshold.messages   its backlog exceeds the threshold (S1)
+    dirty.ratio                           its dirty ratio exceeds the trigger (S2)
+    max.lag                               its backlog has a message older than the maximum lag (S3)
+The topic with the largest dirty ratio comes first. A topic is not due while it is paused or requested, while it waits
+after a failure (S6), and while its minimum lag excludes its whole backlog.
 
-Requests go before what is due by itself, in their order. Small topics go together, as one job of the engine;
-a large one goes alone, and never takes the last worker slot, so small ones never wait for large ones alone.
+Requested topics precede due topics, in the order of their requests. Small topics share one job of the engine. A large
+topic has its own job, and never takes the last worker slot, so small topics never wait for large ones alone.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from compactor.scheduling.backlog import Backlog
 from storage.metadata.records import CompactionControl, TopicRecord
 
 CLEAN_FOR_DIRTY = 16
-"""A topic is not small if its compacted ledger is that many times larger than the dirty bytes that a small one may
-have.
-"""
+"""Maximum size of a small topic's compacted ledger, relative to the maximum dirty bytes of a small topic."""
 
 
 @dataclass(frozen=True)
 class DueTopic:
-    """A topic that is to be compacted, and why."""
+    """A topic that is due, and the cause."""
 
     backlog: Backlog
     cause: str
@@ -39,24 +37,27 @@ class DueTopic:
 
 @dataclass(frozen=True)
 class WorkerSlots:
-    """How much runs at once. `count`: jobs; a small topic has up to `small_bytes` dirty, and `batch` go together."""
+    """Worker slots: `count` concurrent jobs.
+
+    `small_bytes`: maximum dirty bytes of a small topic. `batch`: maximum number of small topics per job.
+    """
 
     count: int
     small_bytes: int
     batch: int
 
     def is_small(self, backlog: Backlog) -> bool:
-        """Whether the topic shares a job with others."""
+        """Return whether the topic may share a job with others."""
         return backlog.bytes <= self.small_bytes and backlog.clean <= CLEAN_FOR_DIRTY * self.small_bytes
 
 
 @dataclass(frozen=True)
 class TopicsCheckResult:
-    """What a check of all topics found, in the terms of Kafka's cleaner manager. Times in milliseconds.
+    """Result of a check of all topics, in the terms of Kafka's cleaner manager. Times in milliseconds.
 
-    `topics`: those for which something can become due. `max_delay_ms`: by which the latest exceeds its maximum lag.
-    `uncleanable`: topics whose last try failed, with what is behind their horizons. `unreadable_policies`: stored
-    values that this version cannot read.
+    `topics`: number of topics with a trigger. `max_delay_ms`: maximum time by which a topic exceeds its maximum lag.
+    `uncleanable`, `uncleanable_bytes`: topics whose last try failed, and their backlog. `unreadable_policies`: number
+    of stored values that this version cannot read.
     """
 
     at: int
@@ -78,7 +79,7 @@ class TopicsCheckResult:
         now: int,
         unreadable_policies: int = 0,
     ) -> TopicsCheckResult:
-        """From what was measured at `now`."""
+        """Return the result for backlogs that were read at `now`."""
         late = [
             now - backlog.triggers.max_lag_ms - backlog.oldest
             for backlog in backlogs
@@ -99,7 +100,7 @@ class TopicsCheckResult:
 
 
 def cause_of(backlog: Backlog, now: int) -> str | None:
-    """Why the topic is due at `now`, ms since the Unix epoch; None: it is not."""
+    """Return the cause for which the topic is due at `now` (ms since the Unix epoch); None: it is not due."""
     triggers = backlog.triggers
     if not backlog.messages:
         return None
@@ -117,55 +118,55 @@ def cause_of(backlog: Backlog, now: int) -> str | None:
 
 
 def due(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionControl], now: int) -> list[DueTopic]:
-    """The topics that are due at `now`, the dirtiest first; of equal ones the larger, then by name."""
-    found = []
+    """Return the topics that are due at `now`, by descending dirty ratio, descending size, and name."""
+    topics = []
     for backlog in backlogs:
         cause = cause_of(backlog, now)
         if cause is not None and may_begin(controls.get(backlog.topic.id, CompactionControl()), now):
-            found.append(DueTopic(backlog, cause))
-    return sorted(found, key=lambda item: (-item.backlog.dirtiness, -item.backlog.bytes, str(item.topic.name)))
+            topics.append(DueTopic(backlog, cause))
+    return sorted(topics, key=lambda item: (-item.backlog.dirtiness, -item.backlog.bytes, str(item.topic.name)))
 
 
 def may_begin(control: CompactionControl, now: int) -> bool:
-    """Whether the topic is neither requested, paused, aborting, nor waiting after a failure."""
+    """Return whether the topic is neither requested, paused, aborting, nor waiting after a failure."""
     waits = control.retry_at is not None and now < control.retry_at
     return control.requested_at is None and not control.paused and not control.aborting and not waits
 
 
-def jobs(wanted: Sequence[Backlog], busy_large: int, busy_small: int, slots: WorkerSlots) -> list[list[TopicRecord]]:
-    """What to begin now, the first first, as topics that go together; `busy_…`: worker slots that are taken.
+def jobs(backlogs: Sequence[Backlog], busy_large: int, busy_small: int, slots: WorkerSlots) -> list[list[TopicRecord]]:
+    """Return the jobs to begin now, in order, each as its topics. `busy_…`: worker slots in use.
 
-    All small topics that wait go in one job, up to `WorkerSlots.batch`; large ones leave one slot to small ones, unless
-    there is only one.
+    A job has one large topic, or up to `WorkerSlots.batch` small topics. Large topics leave one slot free for small
+    ones, unless there is only one slot.
     """
     free = slots.count - busy_large - busy_small
-    large_left = (slots.count if slots.count == 1 else slots.count - 1) - busy_large
-    found: list[list[TopicRecord]] = []
+    free_large = (slots.count if slots.count == 1 else slots.count - 1) - busy_large
+    result: list[list[TopicRecord]] = []
     open_batch: list[TopicRecord] | None = None
-    for backlog in wanted:
+    for backlog in backlogs:
         if slots.is_small(backlog):
             if open_batch is None or len(open_batch) >= slots.batch:
-                if len(found) >= free:
+                if len(result) >= free:
                     continue
                 open_batch = []
-                found.append(open_batch)
+                result.append(open_batch)
             open_batch.append(backlog.topic)
-        elif len(found) < free and large_left > 0:
-            large_left -= 1
-            found.append([backlog.topic])
-    return found
+        elif len(result) < free and free_large > 0:
+            free_large -= 1
+            result.append([backlog.topic])
+    return result
 
 
-def retry_delay_ms(failures: int, first_ms: int, most_ms: int, chance: float) -> int:
-    """How long to wait after that many failures in a row: doubling up to the most, from half of it on by `chance`
-    (0…1).
+def retry_delay_ms(failures: int, first_ms: int, max_ms: int, chance: float) -> int:
+    """Return the delay after so many consecutive failures: doubled each time, at most `max_ms`.
 
-    Topics that failed together are not tried again together.
+    `chance` (0…1) selects a point in the second half of the delay, so that topics that failed together are not retried
+    together.
     """
-    whole = min(most_ms, first_ms << min(failures - 1, 40))
+    whole = min(max_ms, first_ms << min(failures - 1, 40))
     return round(whole / 2 + whole / 2 * chance)
 
 
-def without(wanted: Sequence[DueTopic], topic_ids: Collection[int]) -> list[DueTopic]:
-    """Those of other topics."""
-    return [item for item in wanted if item.topic.id not in topic_ids]
+def without(topics: Sequence[DueTopic], topic_ids: Collection[int]) -> list[DueTopic]:
+    """Return the due topics whose ids are not in `topic_ids`."""
+    return [item for item in topics if item.topic.id not in topic_ids]

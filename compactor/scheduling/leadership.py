@@ -1,13 +1,13 @@
-"""Who leads: one service of those that share a database schedules and executes compactions.
+"""Leadership: one of the services that share a database schedules and executes compactions.
 
-Design as river's (internal/leadership): leadership is a lease with a term. The leader renews it every third of the
-term, and trusts itself only until the start of its last successful attempt + term − skew, by its own clock: an answer
-that took long to come, or a process that slept, finds its trust over before another may lead. Whatever is begun
-carries the token of the leadership, which SQL checks in the transaction of the claim; so a leader that does not know
-that it was overtaken begins nothing, even if its clock is wrong.
+Design as river's (internal/leadership): leadership is a lease with a TTL. The leader renews it every third of the TTL.
+It trusts its lease only until the start of its last successful attempt + TTL − skew, by its own clock. So after a slow
+answer, or a pause of the process, its trust ends before another service may lead. Every claim of a run carries the
+token of the leadership, which SQL checks in the transaction of the claim. So a leader that lost its lease without
+noticing begins no run, even if its clock is wrong.
 
-A leader that cannot reach the database stays one until its trust is over. One that ends resigns, and another may lead
-at once; one that is killed is followed after a term.
+A leader that cannot reach the database leads until its trust ends. A leader that ends resigns, and another service may
+lead at once; after a killed leader another service leads one TTL later.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from storage.errors import CompactorError, Fenced
 from storage.metadata.stores import ServiceStore
 
 SKEW = 0.2
-"""The share of a term by which clocks may differ, or a leader notice late."""
+"""Share of the TTL that covers differences between clocks and delays of the leader."""
 RENEWALS = 3
-"""Attempts in a term."""
+"""Attempts per TTL."""
 
 _log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """One service's part in it. Safe to share between threads."""
+    """The leadership of one service. Thread-safe."""
 
-    def __init__(self, services: ServiceStore, clock: Clock, name: str, term_ms: int) -> None:
+    def __init__(self, services: ServiceStore, clock: Clock, name: str, ttl_ms: int) -> None:
         self._services = services
         self._clock = clock
         self._name = name
-        self._term_ms = term_ms
+        self._ttl_ms = ttl_ms
         self._lock = threading.Lock()
         self._token: int | None = None
         self._trusted_until = 0
@@ -43,48 +43,48 @@ class Leadership:
 
     @property
     def token(self) -> int | None:
-        """The token of a leadership that can be trusted now; None: this service does not lead."""
+        """The token of a leadership that is trusted now; None: this service does not lead."""
         with self._lock:
             return self._token if self._clock.now_ms() < self._trusted_until else None
 
     def required_token(self) -> int:
-        """The token. Raises Fenced."""
+        """Return the token. Raises Fenced if this service does not lead."""
         token = self.token
         if token is None:
-            raise Fenced(f"{self._name} does not lead (any more)", "nothing was begun; the leader does it")
+            raise Fenced(f"the service {self._name} is not the leader", "the leader executes the request")
         return token
 
     def attempt(self) -> int | None:
-        """Take or renew the leadership; the token, None if another leads. Called every `term / RENEWALS`, or later.
+        """Take or renew the leadership. Return the token, None if another service leads. Call every `TTL / RENEWALS`.
 
-        Raises Unavailable, Misconfigured; then all is as it was.
+        Raises Unavailable, Misconfigured; then nothing changes.
         """
         with self._lock:
             token, resigned = self._token, self._resigned
         if resigned:
             return None
         started = self._clock.now_ms()
-        taken: int | None = None
+        acquired: int | None = None
         if token is not None:
             try:
-                self._services.renew(token, self._term_ms)
-                taken = token
+                self._services.renew(token, self._ttl_ms)
+                acquired = token
             except Fenced as error:
                 _log.warning("leadership lost: %s", error.message)
         else:
-            taken = self._services.lead(self._name, self._term_ms)
+            acquired = self._services.lead(self._name, self._ttl_ms)
         with self._lock:
-            late, taken = (taken, None) if self._resigned else (None, taken)
-            if taken is not None and taken != self._token:
-                _log.info("leading (token %d)", taken)
-            self._token = taken
-            self._trusted_until = started + round(self._term_ms * (1 - SKEW)) if taken is not None else 0
+            late, acquired = (acquired, None) if self._resigned else (None, acquired)
+            if acquired is not None and acquired != self._token:
+                _log.info("leading (token %d)", acquired)
+            self._token = acquired
+            self._trusted_until = started + round(self._ttl_ms * (1 - SKEW)) if acquired is not None else 0
         if late is not None:
             self._release(late)
         return self.token
 
     def resign(self) -> None:
-        """Lead no more, ever; another may at once. What goes wrong costs the others the rest of a term."""
+        """Give the leadership back for good, so that another service may lead at once. An error only delays that."""
         with self._lock:
             token, self._token, self._resigned = self._token, None, True
         if token is not None:

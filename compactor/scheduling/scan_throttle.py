@@ -1,7 +1,7 @@
-"""Doing something for very many topics beside a service that answers: a little, a rest, a little.
+"""Throttle of scans over very many topics in a process that also answers requests.
 
-A thread that computes for a second makes every answer of that second late: all threads of a process share one
-interpreter. So what goes over all topics goes over them one by one or page by page, and leaves most of the time.
+All threads of a process share one interpreter, so a thread that computes for a second delays every answer by a second.
+A scan over all topics therefore works on one topic or page at a time, and then rests longer than it worked.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import TypeVar
 from storage.clock import Clock
 
 RESTS = 2
-"""Of the time that it takes of a thread, how many times as much it leaves."""
+"""Length of a rest, relative to the time of the work before it."""
 TOPICS_AT_ONCE = 100
-"""Topics of a page: some milliseconds of work."""
+"""Number of topics per page: some milliseconds of work."""
 
 Item = TypeVar("Item")
 Rest = Callable[[float], object]
-"""Waits that many seconds, or shorter."""
+"""A function that waits at most so many seconds."""
 
 
 def paced(items: Iterable[Item], clock: Clock, rest: Rest) -> Iterator[Item]:
-    """The items; after each, `rest` waits `RESTS` times as long as making and handling the item took."""
-    began = clock.now_ms()
+    """Yield the items. After each, `rest` waits `RESTS` times as long as the item took to produce and to handle."""
+    start = clock.now_ms()
     for item in items:
         yield item
-        rest(RESTS * max(0, clock.now_ms() - began) / 1000)
-        began = clock.now_ms()
+        rest(RESTS * max(0, clock.now_ms() - start) / 1000)
+        start = clock.now_ms()

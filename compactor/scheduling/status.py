@@ -1,8 +1,8 @@
-"""The status of a topic's compaction, as Pulsar's clients know it (S7): NOT_RUN, RUNNING, SUCCESS, ERROR.
+"""Status of a topic's compaction, in the terms of Pulsar's clients (S7): NOT_RUN, RUNNING, SUCCESS, ERROR.
 
-It comes from SQL, so it survives restarts, which a broker's does not. RUNNING: a run is requested, or under way with
-a heartbeat. ERROR: the last try failed, was cancelled, or died; the error says which. A topic that keeps failing
-is in ERROR until it succeeds, also where it failed before a run was claimed.
+It comes from SQL, so unlike a broker's status it survives restarts. RUNNING: a run is requested, or active with a
+heartbeat. ERROR: the last try failed, was cancelled, or lost its heartbeat; the error has the reason. A failing topic
+is in ERROR until it succeeds, even if it failed before a run was claimed.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class CompactionStatus(StrEnum):
 
 
 class StatusAndError(NamedTuple):
-    """`last_error` is empty unless the status is ERROR."""
+    """A status and its error. `last_error` is empty unless the status is ERROR."""
 
     status: CompactionStatus
     last_error: str
 
 
 def compaction_status(metadata: MetadataStore, topic_id: int) -> StatusAndError:
-    """The status of a topic's compaction now. Raises Unavailable."""
+    """Return the current status of a topic's compaction. Raises Unavailable."""
     return status_of(metadata.compaction_control.activity(topic_id))
 
 
 def status_of(activity: CompactionActivity) -> StatusAndError:
-    """The status of what was read of a topic at one moment."""
+    """Return the status of a topic from a snapshot of its compaction state."""
     last, control = activity.last_run, activity.control
     if activity.running:
         return StatusAndError(CompactionStatus.RUNNING, "")

@@ -1,20 +1,19 @@
-"""Executes requests: claims their runs, drives them, and records the result.
+"""Worker: it executes requests, that is, claims their runs, drives them, and records the results.
 
-A job is one large topic, or several small ones that share the jobs of the engine; each has a thread and an engine of
-its own, so it is cancelled by itself. What was requested stays requested until its run is claimed, in the transaction
-of the claim and for the leadership that began it; so whatever dies here, or sleeps, loses and doubles nothing.
+A job is one large topic, or several small topics that share the jobs of the engine. Each job has its own thread and
+engine, so it is cancelled separately. A request stays until its run is claimed; the transaction of the claim removes it
+and checks the leadership. So a worker that dies or sleeps neither loses nor doubles a run.
 
 The result of a topic:
-    its run succeeded                     nothing is left to do: a success clears the failures by itself; but a topic
-                                          whose tail stayed unsealed is tried again, as after a failure; the
-                                          transaction that publishes records it
+    its run succeeded                     nothing to record: the success clears the failures. If the tail stayed
+                                          unsealed, the publishing transaction records the time of a retry
     nothing was new (P11)                 the request is withdrawn
-    fenced, cancelled, paused, taken      no failure: it was decided elsewhere, and the request says what comes next
+    fenced, cancelled, paused, taken      no failure: another process or a user decided so; a request, if any, stays
     anything else                         a failure: recorded with the time of the next try (S6), in the transaction
-                                          that ends its run, if there is one; others continue
+                                          that ends the run, if there is one; other topics continue
 
-A worker that ends lets its runs finish for a time, then hands them over: each is cancelled and requested again in one
-transaction, so another service makes it again.
+A worker that ends lets its runs finish for a time. Then it hands them over: one transaction cancels each run and
+requests it again, so another service repeats it.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ from storage.metadata.records import RUN_DEAD_MS, RunRecord, TopicRecord
 from storage.objects.throttled import RateLimits
 
 ENDS_WITHIN_SECONDS = 10.0
-"""How long runs that were handed over may take to notice."""
+"""Time for handed-over runs to notice their end."""
 NOT_BEFORE_MS = 5_000
-"""When a topic is tried again that another owner holds at the moment."""
-ENDING = "its service is ending; another one compacts the topic"
+"""Delay before the next try of a topic that another owner holds."""
+ENDING = "its service is ending; another service compacts the topic"
 _NO_FAILURES = (CompactionPaused, Fenced, TopicNotFound)
 _CLAIMS_AT_ONCE = 4
 _log = logging.getLogger(__name__)
@@ -60,12 +59,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """How a worker works. Times in milliseconds; `run_dead_ms`: a run without a heartbeat for that long is dead;
-    `stalled_ms`: one of whose tasks none ends for that long fails."""
+    """Settings of a worker. Times in milliseconds. `run_dead_ms`: a run without a heartbeat for that time is dead.
+    `stalled_ms`: a run without a finished task for that time fails."""
 
     slots: int = 4
     retry_first_ms: int = 30_000
-    retry_most_ms: int = 3_600_000
+    retry_max_ms: int = 3_600_000
     run_dead_ms: int = RUN_DEAD_MS
     stalled_ms: int = 1_800_000
     rates: RateLimits = field(default_factory=RateLimits)
@@ -73,7 +72,7 @@ class WorkerSettings:
 
 
 class JobTopics:
-    """Topics that go together. `large`: it is one that goes alone."""
+    """Topics of one job. `large`: it is one large topic."""
 
     def __init__(self, topics: Sequence[TopicRecord], *, large: bool) -> None:
         self.topics = list(topics)
@@ -81,11 +80,11 @@ class JobTopics:
         self.engine: Engine | None = None
         self.runs: list[RunRecord] = []
         self.requested_at: dict[int, int] = {}
-        """When they were requested, by topic id, read before the run begins: a later request is another one."""
+        """Time of each request, by topic id, read before the run begins. A later request is another one."""
 
 
 class Worker:
-    """Runs jobs in threads. Safe to share between threads; `drain` ends it."""
+    """A runner of jobs in threads. Thread-safe. `drain` ends it."""
 
     def __init__(
         self,
@@ -96,7 +95,7 @@ class Worker:
         random: Random,
         on_ended: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_ended`: called when a worker slot is free again."""
+        """Build the worker. `on_ended`: called when a worker slot becomes free."""
         self._environment = environment
         self._engines = engines
         self._leadership = leadership
@@ -109,10 +108,10 @@ class Worker:
         self._held_until: dict[int, int] = {}
         self._ending = False
         self.engine_error: str | None = None
-        """Why there was no engine when it was asked for last; empty: there was one; None: none was asked for yet."""
+        """The error of the last `open_engine`; empty: it succeeded; None: it was not called yet."""
 
     def begin(self, topics: Sequence[TopicRecord], *, large: bool) -> None:
-        """Execute the requests of these topics, in a thread. The caller makes sure that a worker slot is free."""
+        """Execute the requests of these topics in a thread. The caller ensures that a worker slot is free."""
         job = JobTopics(topics, large=large)
         with self._lock:
             if self._ending:
@@ -122,39 +121,39 @@ class Worker:
         future.add_done_callback(self._end)
 
     def open_engine(self) -> Engine:
-        """An engine. Raises what the engines raise; it is logged once, until another reason, or an engine, comes."""
+        """Return an engine. Raises the provider's error, which is logged once until it changes or an engine opens."""
         try:
             engine = self._engines.open()
         except CompactorError as error:
             with self._lock:
                 is_new, self.engine_error = str(error) != self.engine_error, str(error)
             if is_new:
-                _log.warning("compactions cannot begin, and wait: %s", error)
+                _log.warning("compactions wait because no engine is available: %s", error)
             raise
         with self._lock:
             waited, self.engine_error = bool(self.engine_error), ""
         if waited:
-            _log.info("compactions can begin again")
+            _log.info("compactions continue: an engine is available")
         return engine
 
     def busy(self) -> tuple[int, int]:
-        """Worker slots in use: by large topics, by small ones."""
+        """Return the numbers of worker slots that large topics and small topics use."""
         with self._lock:
             large = sum(job.large for job in self._jobs.values())
             return large, len(self._jobs) - large
 
     def unavailable(self) -> set[int]:
-        """Ids of topics that cannot begin now: they run, or another owner holds them for the moment."""
+        """Return the ids of topics that cannot begin now: they run, or wait because another owner holds them."""
         now = self._environment.clock.now_ms()
         with self._lock:
-            # Not for longer than it was meant if the clock was set back.
+            # After a clock was set back, the end of a hold may be too far away.
             held = self._held_until.items()
             self._held_until = {topic_id: until for topic_id, until in held if now < until <= now + NOT_BEFORE_MS}
-            at_work = {topic.id for job in self._jobs.values() for topic in job.topics}
-            return at_work | self._held_until.keys()
+            active = {topic.id for job in self._jobs.values() for topic in job.topics}
+            return active | self._held_until.keys()
 
     def drain(self, grace_seconds: float) -> None:
-        """Begin nothing more; let what runs finish for that long, then hand it over to the next leader."""
+        """Begin no job, let active jobs finish for the grace time, then hand them over to the next leader."""
         with self._lock:
             self._ending = True
             running = set(self._jobs)
@@ -171,8 +170,8 @@ class Worker:
         for run in list(job.runs):
             try:
                 if self._environment.metadata.compaction_control.hand_over(run, ENDING, run.owner):
-                    _log.warning("run %d is handed over to the next leader: it did not end in time", run.run_id)
-            except CompactorError as error:  # its heartbeat stops: it counts as dead, and is requested again
+                    _log.warning("run %d did not end in time and is handed over to the next leader", run.run_id)
+            except CompactorError as error:  # its heartbeat stops, so the next leader requests it again
                 _log.warning("run %d could not be handed over: %s", run.run_id, error.message)
         if job.engine is not None:
             job.engine.cancel()
@@ -192,7 +191,7 @@ class Worker:
         try:
             job.engine = self.open_engine()
         except CompactorError:
-            # Nothing of this is a topic's fault (no Java, no executors), and their requests are still there.
+            # The cause is no topic (no Java, no executors), so no failure is recorded, and the requests stay.
             self._hold(job.topics)
             return
         try:
@@ -205,8 +204,8 @@ class Worker:
             for outcome in compactor.compact_all(by_name, partial(stored_policies, self._environment.metadata)):
                 self._record(job, by_name[outcome.topic], outcome)
         except CompactorError as error:
-            # Nor is this, as a database that is away.
-            _log.warning("compactions cannot begin: %s", error)
+            # The cause is no topic either, for instance an unreachable database.
+            _log.warning("compactions wait: %s", error)
             self._hold(job.topics)
 
     def _compactor(self, job: JobTopics, engine: Engine) -> TwoPhaseCompactor:
@@ -220,7 +219,7 @@ class Worker:
             rates=settings.rates,
             heartbeat_ms=settings.run_dead_ms,
             leader=self._token,
-            on_claimed=partial(_begun, job),
+            on_claimed=partial(_note_claim, job),
             claims_at_once=_CLAIMS_AT_ONCE,
             on_failed=partial(self._run_failed, by_id),
             retry_tail_at=lambda: self._retry_at(1),
@@ -228,18 +227,18 @@ class Worker:
         )
 
     def _token(self) -> int:
-        """Of the leadership for which a run is claimed. Raises Fenced."""
+        """Return the token of the leadership for which a run is claimed. Raises Fenced."""
         with self._lock:
             ending = self._ending
         if ending:
-            raise Fenced("this service is ending", "another one compacts the topic")
+            raise Fenced("this service is ending", "another service compacts the topic")
         return self._leadership.required_token()
 
     def _record(self, job: JobTopics, topic: TopicRecord, outcome: Outcome) -> None:
         """Record the result of a topic."""
         error = outcome.error
         if outcome.run is not None:
-            # A failure was logged in full when it happened.
+            # `_log_failure` has logged a failure in full.
             state = "succeeded" if error is None else f"stopped: {error}" if isinstance(error, Conflict) else "stopped"
             _log.info("compaction %s", state, extra={"topic": str(topic.name), "run": outcome.run.run_id})
         requested_at = job.requested_at.get(topic.id)
@@ -258,14 +257,17 @@ class Worker:
             elif error is None and outcome.run is not None and (remaining := outcome.run.statistics.get("tail_left")):
                 named = {"topic": str(topic.name), "run": outcome.run.run_id}
                 _log.warning(
-                    "compaction of %s left what is not sealed: %s", topic.name, full_part(str(remaining)), extra=named
+                    "the compaction of %s did not include unsealed messages: %s",
+                    topic.name,
+                    full_part(str(remaining)),
+                    extra=named,
                 )
         except CompactorError as second:
-            _log.warning("the result of the compaction of %s is not recorded: %s", topic.name, second.message)
+            _log.warning("the result of the compaction of %s was not recorded: %s", topic.name, second.message)
             self._hold([topic])
 
     def _fail(self, topic: TopicRecord, requested_at: int | None, error: Exception) -> None:
-        """Record a failure that came before a run was claimed; the request is still there."""
+        """Record a failure before a run was claimed. The request stays."""
         failures = self._environment.metadata.compaction_control.get(topic.id).failures + 1
         leader = self._leadership.required_token() if requested_at is not None else None
         text = recorded(error)
@@ -276,14 +278,18 @@ class Worker:
         _log_failure(topic, None, failures, error)
 
     def _run_failed(self, topics: Mapping[int, TopicRecord], run: RunRecord, error: BaseException, text: str) -> None:
-        """Record that a run failed. Raises CompactorError: then its heartbeat stops, and it is requested again."""
+        """Record that a run failed. If that raises CompactorError, its heartbeat stops and it is requested again."""
         topic = topics[run.topic_id]
         try:
             self._end_failed(topic, run, error, text)
         except CompactorError as second:
             named = {"topic": str(topic.name), "run": run.run_id}
             _log.warning(
-                "compaction of %s failed: %s; not recorded: %s", topic.name, error, second.message, extra=named
+                "compaction of %s failed: %s; the failure was not recorded: %s",
+                topic.name,
+                error,
+                second.message,
+                extra=named,
             )
             raise
 
@@ -296,14 +302,14 @@ class Worker:
         with self._lock:
             ending = self._ending
         if ending and isinstance(error, Fenced):
-            # Its engine was stopped, for all runs of the job; this one may not have been handed over.
+            # The engine was stopped for all runs of the job, and this run may not be handed over yet.
             self._environment.metadata.compaction_control.hand_over(run, ENDING, run.owner)
         self._environment.metadata.runs.fail(run, text)
 
     def _retry_at(self, failures: int) -> int:
         settings, chance = self._settings, self._random.random()
         return self._environment.clock.now_ms() + retry_delay_ms(
-            failures, settings.retry_first_ms, settings.retry_most_ms, chance
+            failures, settings.retry_first_ms, settings.retry_max_ms, chance
         )
 
     def _hold(self, topics: Collection[TopicRecord]) -> None:
@@ -317,8 +323,8 @@ def _log_failure(topic: TopicRecord, run: RunRecord | None, failures: int, error
     _log.warning("compaction of %s failed (%d in a row): %s", topic.name, failures, error, extra=named)
 
 
-def _begun(job: JobTopics, run: RunRecord) -> None:
-    """A run of the job is claimed."""
+def _note_claim(job: JobTopics, run: RunRecord) -> None:
+    """Add a claimed run to its job, and log it."""
     job.runs.append(run)
     name = next((str(topic.name) for topic in job.topics if topic.id == run.topic_id), None)
     _log.info("compaction begun", extra={"topic": name, "run": run.run_id})

@@ -1,1 +1,1 @@
-"""Proof of a compacted ledger against raw and against itself."""
+"""Verification of a compacted ledger against raw and against itself."""

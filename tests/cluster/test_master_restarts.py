@@ -68,5 +68,5 @@ def test_a_master_that_is_started_again_is_worked_with_again(tmp_path: Path) -> 
                 service.kill()
     lines = (tmp_path / "out").read_text().splitlines()
     (failed,) = [line for line in lines if line.startswith("run:")]
-    assert failed.startswith("run: Spark's executors have been gone for 5 s")
+    assert failed.startswith("run: Spark has had no executors for 5 s")
     assert lines[-1] == "answers: [0, 2, 4]"

@@ -94,7 +94,7 @@ def sweep(bench: Workbench) -> None:
 def trim(bench: Workbench) -> None:
     """The topic begins behind its first imports."""
     retention = Retention(bench)
-    assert retention.trim(the_topic(bench).record, TRIMMED).plan.going
+    assert retention.trim(the_topic(bench).record, TRIMMED).plan.candidates
 
 
 def truncate(bench: Workbench) -> None:

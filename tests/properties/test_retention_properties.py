@@ -222,7 +222,7 @@ def _trimmed(bench: Workbench, topic: Topic, share: float | None, *, force: bool
         assert after.topic.start_offset == before.topic.start_offset
 
     if share is None:
-        assert not retention.apply(topic.record, force=force).plan.going, "twice is once"
+        assert not retention.apply(topic.record, force=force).plan.candidates, "twice is once"
     elif cleanup != {"compact"}:
-        assert not retention.trim(topic.record, int(share * before.topic.next_offset), force=force).plan.going
+        assert not retention.trim(topic.record, int(share * before.topic.next_offset), force=force).plan.candidates
     assert topic.snapshot() == after

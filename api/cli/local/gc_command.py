@@ -121,7 +121,7 @@ def summary(report: CollectionResult) -> str:
     if report.foreign:
         parts.append(counted(report.foreign, "foreign object") + " left alone")
     name = f"unknown topic {report.topic_uid}" if report.topic is None else str(report.topic)
-    if report.over:
+    if report.topic_deleted:
         name = f"deleted topic {name}"
     return f"{name}: {', '.join(parts)}" if parts else ""
 

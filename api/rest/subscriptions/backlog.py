@@ -34,7 +34,7 @@ from api.rest.subscriptions.cursor_access import (
 )
 from api.rest.subscriptions.cursors import clear_backlog
 from api.rest.tenancy.bundles import bundle_of, check_bundle
-from compactor.maintenance.backlog_limits import bytes_behind, extents
+from compactor.maintenance.backlog_limits import bytes_from, extents
 from storage.cursor import Cursor
 from storage.errors import NotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
@@ -72,9 +72,9 @@ def get_backlog_size_by_message_id(broker: Broker, topic: Topic, place: Annotate
     environment = broker.environment
     some = extents(environment.metadata.snapshot(record.id), environment.log)
     if place.message_id == EARLIEST:
-        return bytes_behind(some, 0)
+        return bytes_from(some, 0)
     first = opened(broker, record).first_at(place.message_id)
-    return 0 if first is None else bytes_behind(some, first.offset)
+    return 0 if first is None else bytes_from(some, first.offset)
 
 
 @router.post(

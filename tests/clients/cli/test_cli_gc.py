@@ -72,7 +72,7 @@ def test_a_manifest_that_is_lost_keeps_its_topic_and_no_other(
     assert result.stdout == ""
     assert lost in result.stderr.splitlines()[-1]
     assert objects(folder) == before
-    program("gc", "--topic", replaced).refused(7, lost, "nothing of persistent://public/default/users")
+    program("gc", "--topic", replaced).refused(7, lost, "no garbage of persistent://public/default/users")
 
 
 def test_topics_of_another_database_are_only_counted(

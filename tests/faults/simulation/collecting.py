@@ -148,7 +148,9 @@ class Collecting:
                 }
                 lost = any(name in str(result.error) for name in world.lost)
                 require(result.error is None or over or lost or process.faults > faults, message)
-                world.happened.add("deleted topic collected" if result.over and result.total.count else "collected all")
+                world.happened.add(
+                    "deleted topic collected" if result.topic_deleted and result.total.count else "collected all"
+                )
             world.topic(world.topics[0], process).log_manager().sweep()
         except CompactorError as error:
             world.note(f"  {type(error).__name__}: {error}"[:150])

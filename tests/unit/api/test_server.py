@@ -52,7 +52,7 @@ def test_access_control_without_a_key_is_a_mistake() -> None:
 def test_parts_that_cannot_work_are_told_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for settings, says in (
-        (Settings(data=str(tmp_path), spark_master="foo"), "'foo' is no Spark master"),
+        (Settings(data=str(tmp_path), spark_master="foo"), "'foo' is not a Spark master"),
         (Settings(data=str(tmp_path), advertised_url="http://"), "names no host"),
         (Settings(data=str(tmp_path), advertised_url="http://x:99999"), "names no host"),
         (Settings(data=str(tmp_path), advertised_url="ftp://x"), "names no host"),

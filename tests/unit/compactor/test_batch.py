@@ -48,11 +48,11 @@ def compact_all(bench: Workbench, some: Sequence[Topic], engine: InProcessEngine
 
 
 def beating_batch(
-    bench: Workbench, some: Sequence[Topic], engine: InProcessEngine, stillness: StallDetector | None = None
+    bench: Workbench, some: Sequence[Topic], engine: InProcessEngine, stall_detector: StallDetector | None = None
 ) -> Callable[[], list[Outcome]]:
     """Compacts the topics with each call, as one batch whose runs' heartbeats come every 15 ms."""
     compactor = replace(bench, engine=engine).compactor()
-    batch = BatchRunner(bench.metadata, engine, SilentProgress(), heartbeat_ms=15, stillness=stillness)
+    batch = BatchRunner(bench.metadata, engine, SilentProgress(), heartbeat_ms=15, stall_detector=stall_detector)
     claim: Callable[[TopicName], Job | None] = partial(compactor._claim, wanted=RunPolicies())
     return lambda: list(batch.run([topic.name for topic in some], claim, 10))
 
@@ -342,15 +342,15 @@ def test_a_job_of_which_no_task_ends_is_stopped_and_its_runs_fail(bench: Workben
 def test_the_time_for_which_a_job_waits_for_cores_is_not_stillness() -> None:
     """Spark gives cores to the job that came first: a long one of another worker's holds up all others."""
     clock = ManualClock(0)
-    still = StallDetector(clock, 1000)
-    still.begin()
+    detector = StallDetector(clock, 1000)
+    detector.begin()
     for _ in range(3):
         clock.advance(5000)
-        assert not still.look(is_waiting=True)
+        assert not detector.check(is_waiting=True)
     clock.advance(1000)
-    assert not still.look(is_waiting=False)
+    assert not detector.check(is_waiting=False)
     clock.advance(1)
-    assert still.look(is_waiting=False)
+    assert detector.check(is_waiting=False)
 
 
 # --- what the runs' rows say meanwhile

@@ -76,7 +76,7 @@ def test_they_keep_nothing_from_being_trimmed(bench: Workbench, topic: Topic, st
     assert len(stored) == 3
     bench.set_policies(topic, **{"cleanup.policy": "delete", "retention.ms": HOUR})
     retention = Retention(bench)
-    assert retention.apply(topic.record).plan.going == ()
+    assert retention.apply(topic.record).plan.candidates == ()
     bench.advance(HOUR + 1)
     retention.apply(topic.record)
     retention.apply(topic.record)

@@ -183,7 +183,7 @@ def test_levels_that_are_merged_and_levels_that_are_probed_tell_the_same(
         decide(object_store, ledgers, previous, policies, sizing=sizing, hasher=hasher, merged=merged)
         for merged in range(len(previous.index) + 1)
     ]
-    assert all(decision.left == decisions[0].left for decision in decisions)
+    assert all(decision.expected == decisions[0].expected for decision in decisions)
     for decision in decisions:
         manifest = manifest_of(object_store, carry_out(decision))
         live = live_rows(object_store, manifest).column("offset").to_pylist()

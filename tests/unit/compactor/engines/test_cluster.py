@@ -24,7 +24,7 @@ def test_masters_of_spark(master: str) -> None:
 
 @pytest.mark.parametrize("master", ["", "bogus", "local[0]", "local[]", "spark:/a:1", "yarn-client", "mesos://a:1"])
 def test_what_is_no_master(master: str) -> None:
-    with pytest.raises(Misconfigured, match="is no Spark master: set COMPACTOR_SPARK_MASTER"):
+    with pytest.raises(Misconfigured, match="is not a Spark master: set COMPACTOR_SPARK_MASTER"):
         check_master(master)
 
 

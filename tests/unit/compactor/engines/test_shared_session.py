@@ -64,7 +64,7 @@ def test_engines_share_a_session_as_long_as_it_lives(monkeypatch: pytest.MonkeyP
     [
         (FakeDriver([FINE, DriverStatus(stopped=True, executors=None)]), "Spark's application has ended"),
         (FakeDriver([FINE, ConnectionRefusedError()]), "Spark's Java has died"),
-        (FakeDriver([FINE, ALONE]), "Spark has no executors any more"),
+        (FakeDriver([FINE, ALONE]), "Spark has lost its executors"),
     ],
     ids=["ended", "died", "without executors"],
 )
@@ -73,7 +73,7 @@ def test_a_dead_session_is_followed_by_another(driver: FakeDriver, why: str, mon
     sessions = Sessions(monkeypatch, driver, FakeDriver([FINE]))
     assert [sessions.open(), sessions.open()] == ["engine", "engine"]
     assert sessions.happened == ["open 1", "warm up", "end 1", "open 2", "warm up"]
-    assert sessions.logged == [f"{why}: its session is closed, and another one opened"]
+    assert sessions.logged == [f"{why}: closing its session and opening a new one"]
 
 
 def test_a_session_that_is_stopped_is_killed_and_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_a_session_that_is_stopped_is_killed_and_followed_by_another(monkeypatch
     assert stopped.done == ["kill"]
     sessions.open()
     assert sessions.happened == ["open 1", "end 1", "open 2"]
-    assert sessions.logged == ["Spark's driver has not answered for 0 s: its session is closed, and another one opened"]
+    assert sessions.logged == ["Spark's driver has not answered for 0 s: closing its session and opening a new one"]
 
 
 def test_without_executors_there_is_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,7 @@ def test_a_job_waits_when_only_other_jobs_have_tasks_that_run(
     java_context = SimpleNamespace(isStopped=lambda: False, conf=dict, master=lambda: "local[1]")
     context = SimpleNamespace(statusTracker=lambda: tracker, _jsc=SimpleNamespace(sc=lambda: java_context))
     driver = SparkDriver(SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
-    assert driver.look("group") == DriverStatus(stopped=False, executors=None, ended=10, is_waiting=is_waiting)
+    assert driver.status("group") == DriverStatus(stopped=False, executors=None, ended=10, is_waiting=is_waiting)
 
 
 def test_the_gateway_imports_what_pyspark_does() -> None:

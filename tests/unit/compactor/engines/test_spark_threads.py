@@ -20,7 +20,7 @@ from tests.unit.compactor.engines.test_spark import until
 
 def test_a_cancel_ends_the_jobs_of_one_engine_alone(spark_engine: Engine, tmp_path: Path) -> None:
     assert isinstance(spark_engine, SparkEngine)
-    first, second = (SparkEngine(spark_engine._session, spark_engine._watched) for _ in range(2))
+    first, second = (SparkEngine(spark_engine._session, spark_engine._monitor) for _ in range(2))
     go = tmp_path / "go"
 
     def waits(number: int) -> int:

@@ -25,7 +25,7 @@ HOUR = 3_600_000
 
 
 def reasons(plan: TrimPlan) -> list[TrimReason]:
-    return [gone.reason for gone in plan.going]
+    return [gone.reason for gone in plan.candidates]
 
 
 def ledgers(bench: Workbench, topic: Topic, *lengths: int, age: int = 0) -> None:
@@ -51,7 +51,7 @@ def offsets(topic: Topic, read_compacted: bool = False) -> list[int]:
 
 
 def gone(trimmed: TrimResult) -> list[int]:
-    return [item.extent.first_offset for item in trimmed.plan.going]
+    return [item.extent.first_offset for item in trimmed.plan.candidates]
 
 
 def states(bench: Workbench, topic: Topic) -> list[SegmentState]:
@@ -113,7 +113,7 @@ def test_a_topic_that_is_to_be_compacted_has_its_cursor_from_then_on(
     bench.metadata.policies.set("broker", "cleanup.policy", "delete")
     store_policy(bench.metadata, "namespace:public/default", name, value)
     plan = Retention(bench).apply(topic.record, dry_run=True).plan
-    assert (plan.going, plan.hold) == ((), RetentionHold(COMPACTION_CURSOR, None, 0))
+    assert (plan.candidates, plan.hold) == ((), RetentionHold(COMPACTION_CURSOR, None, 0))
     assert bench.metadata.cursors.of_topic(topic.record.id) == []
     for _ in range(2):
         Retention(bench).apply(topic.record)
@@ -130,7 +130,7 @@ def test_a_plan_creates_no_log_directory(bench: Workbench, topic: Topic, tmp_pat
     bench.set_policies(topic, **{"cleanup.policy": "delete", "retention.ms": 0})
     elsewhere = Retention(Environment(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "nowhere")))
     for dry_run in (True, False):
-        assert elsewhere.apply(topic.record, dry_run=dry_run).plan.going == ()
+        assert elsewhere.apply(topic.record, dry_run=dry_run).plan.candidates == ()
     assert not (tmp_path / "nowhere").exists()
 
 

@@ -53,7 +53,7 @@ def cursor(name: str, offset: int | None) -> CursorRecord:
 
 
 def reasons(plan: TrimPlan) -> list[TrimReason]:
-    return [gone.reason for gone in plan.going]
+    return [gone.reason for gone in plan.candidates]
 
 
 # --- by time -------------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def reasons(plan: TrimPlan) -> list[TrimReason]:
 def test_a_ledger_goes_when_its_newest_message_is_older_than_the_retention(age: int, goes: bool) -> None:
     policies = TopicPolicies(cleanup_policy=DELETE, retention_ms=HOUR)
     plan = plan_policies(snapshot(), extents(3, newest=[NOW - age]), [], policies, NOW)
-    assert plan == TrimPlan(*((3, plan.going, 3) if goes else (0, (), 0)))
+    assert plan == TrimPlan(*((3, plan.candidates, 3) if goes else (0, (), 0)))
     assert reasons(plan) == [TrimReason.TIME] * goes
 
 
@@ -83,7 +83,7 @@ def test_a_young_ledger_keeps_all_that_lies_behind_it() -> None:
     policies = TopicPolicies(cleanup_policy=DELETE, retention_ms=HOUR)
     old = NOW - 2 * HOUR
     plan = plan_policies(snapshot(), extents(2, 2, 2, newest=[old, NOW, old]), [], policies, NOW)
-    assert [gone.extent.ledger_id for gone in plan.going] == [0]
+    assert [gone.extent.ledger_id for gone in plan.candidates] == [0]
     assert plan.start_offset == 2
 
 
@@ -120,14 +120,14 @@ def test_size_is_of_what_time_leaves() -> None:
 def test_worked_example_7_retention_by_start_offset() -> None:
     """Ledgers at 0, 11 and 23; the start offset is moved to 25."""
     plan = plan_before(snapshot(end=40), extents(11, 12, 17), [], TopicPolicies(), 25)
-    assert [gone.extent.first_offset for gone in plan.going] == [0, 11]
+    assert [gone.extent.first_offset for gone in plan.candidates] == [0, 11]
     assert (plan.start_offset, plan.hold) == (25, None)
 
 
 @pytest.mark.parametrize(("before", "going"), [(0, 0), (10, 0), (11, 1), (22, 1), (23, 2), (24, 2), (40, 3)])
 def test_a_ledger_goes_when_the_next_one_begins_at_or_before_the_start(before: int, going: int) -> None:
     plan = plan_before(snapshot(end=40), extents(11, 12, 17), [], TopicPolicies(), before)
-    assert (len(plan.going), plan.start_offset) == (going, before)
+    assert (len(plan.candidates), plan.start_offset) == (going, before)
 
 
 def test_the_start_never_goes_back() -> None:
@@ -204,9 +204,9 @@ def test_a_cursor_holds_what_it_has_not_acknowledged(name: str, marked: int | No
     found = extents(3, 3, 3, newest=[0, 0, 0])
     cursors = [cursor(name, marked), cursor("ahead", 100)]
     plan = plan_policies(snapshot(), found, cursors, policies, NOW)
-    assert len(plan.going) == going
+    assert len(plan.candidates) == going
     assert plan.start_offset == 3 * going
-    assert plan.wanted_start == 9
+    assert plan.requested_start == 9
     assert len(plan.held) == 3 - going
     if going < 3:
         assert plan.hold is not None
@@ -218,7 +218,7 @@ def test_a_cursor_holds_what_it_has_not_acknowledged(name: str, marked: int | No
 
 def test_the_start_moves_as_far_as_the_slowest_cursor() -> None:
     plan = plan_before(snapshot(end=9), extents(3, 3, 3), [cursor("reader", 6)], TopicPolicies(), 9)
-    assert (plan.start_offset, plan.wanted_start, len(plan.going), len(plan.held)) == (7, 9, 2, 1)
+    assert (plan.start_offset, plan.requested_start, len(plan.candidates), len(plan.held)) == (7, 9, 2, 1)
     inside = plan_before(snapshot(end=9), extents(3, 3, 3), [cursor("reader", 6)], TopicPolicies(), 8)
     assert (inside.start_offset, inside.held) == (7, ())
     assert inside.hold is not None

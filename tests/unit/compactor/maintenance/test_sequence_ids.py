@@ -56,7 +56,7 @@ def test_a_dry_run_stores_nothing(bench: Workbench, topic: Topic) -> None:
 def test_those_that_stored_last_are_kept_where_there_are_too_many(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sequence_ids, "MOST_PRODUCERS", 2)
+    monkeypatch.setattr(sequence_ids, "MAX_PRODUCERS", 2)
     deduplicating(bench, topic, x=9, y=9, z=9)
     sealed(topic, "a", "b", "a")
     store_sequence_ids(bench, topic.record, 3)
@@ -71,7 +71,7 @@ def test_a_damaged_ledger_stops_no_trim(bench: Workbench, topic: Topic, caplog: 
         sealed(topic, name, first=number)
     bench.store.delete(topic.snapshot().ledgers[1].rows.name)
     with caplog.at_level(logging.WARNING):
-        assert len(Retention(bench).trim(topic.record, 3, force=True).plan.going) == 3
+        assert len(Retention(bench).trim(topic.record, 3, force=True).plan.candidates) == 3
     assert "at offsets 1 to 1 are lost" in caplog.text
     assert stored(bench, topic) == ProducerSequences(3, {"a": 0, "c": 2})
 

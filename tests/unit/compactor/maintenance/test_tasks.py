@@ -159,7 +159,7 @@ def test_backlogs_are_limited_by_who_has_the_tail(bench: Bench, caplog: pytest.L
     bench.maintenance.hasten(MaintenanceTask.BACKLOG)
     bench.maintenance.run_due()
     assert set(bench.maintenance.over_quota) == {sealed.record.id, here.record.id}
-    answer = [record for record in caplog.records if "takes no messages" in record.getMessage()]
+    answer = [record for record in caplog.records if "accepts no messages" in record.getMessage()]
     assert [record.levelname for record in answer] == ["WARNING", "WARNING"], "once for each topic"
     metadata.cursors.delete(here.record.id, "s")
     bench.maintenance.hasten(MaintenanceTask.BACKLOG)

@@ -22,7 +22,7 @@ from tests.workbench import TINY, Workbench
 HOLD_SECONDS = 60
 """What must come from another thread has come long before; or the test fails."""
 TERM = 10_000
-SETTINGS = ControlLoopSettings(lease_term_ms=TERM, worker=WorkerSettings(slots=3, sizing=TINY))
+SETTINGS = ControlLoopSettings(lease_ttl_ms=TERM, worker=WorkerSettings(slots=3, sizing=TINY))
 
 
 class Held(InProcessEngine):

@@ -89,7 +89,7 @@ def test_trust_ends_before_anybody_else_may_lead(metadata: MetadataStore, clock:
     assert first.required_token() == token
     clock.advance(1)
     assert first.token is None
-    with pytest.raises(Fenced, match="does not lead"):
+    with pytest.raises(Fenced, match="is not the leader"):
         first.required_token()
     assert leadership(metadata, clock, "b:2:y").attempt() is None
     assert first.attempt() == token, "no other took it meanwhile"

@@ -63,7 +63,7 @@ def test_a_topic_that_fails_waits_and_never_stops_the_others(stage: Stage) -> No
         stage.finish(loop, after_ms=1)
     worker = SETTINGS.worker
     for number, wait in enumerate(waits):
-        whole = min(worker.retry_most_ms, worker.retry_first_ms * 2**number)
+        whole = min(worker.retry_max_ms, worker.retry_first_ms * 2**number)
         assert whole / 2 <= wait <= whole
     before = stage.state(bad).failures
     stage.finish(loop, bad)
@@ -175,7 +175,7 @@ def test_an_engine_that_cannot_start_is_no_topics_fault(stage: Stage, caplog: py
         loop.heartbeat()
     assert stage.engines.opened == 3
     assert [message for message in caplog.messages if "no Spark" in message] == [
-        "compactions cannot begin, and wait: no Spark: start it"
+        "compactions wait because no engine is available: no Spark: start it"
     ], "once, not every few seconds"
     assert loop.engine_error == "no Spark: start it"
     stage.poll(loop)

@@ -238,7 +238,7 @@ def test_a_damaged_segment_holds_up_nothing_behind_it_and_says_what_to_do(bench:
     bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "delete")
     retention = Retention(bench)
     trimmed = retention.trim(topic.record, 3, force=True)
-    assert (trimmed.topic.start_offset, len(trimmed.plan.going)) == (0, 1)
+    assert (trimmed.topic.start_offset, len(trimmed.plan.candidates)) == (0, 1)
     assert "--accept-loss" in trimmed.tail_left
     assert [remains.lost for remains in topic.log_manager().seal_damaged(topic.record)] == [1]
     bench.compact(topic)

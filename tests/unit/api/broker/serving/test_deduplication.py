@@ -146,11 +146,11 @@ def test_it_is_known_of_removed_messages_after_the_service_died(
             truncate(bench, [topic.record])
         elif how == "trim":
             bench.set_policies(topic, **{"cleanup.policy": ["delete"]})
-            assert Retention(bench).trim(topic.record, 3, force=True).plan.going
+            assert Retention(bench).trim(topic.record, 3, force=True).plan.candidates
         else:
             bench.set_policies(topic, **{"cleanup.policy": ["compact"]})
             bench.compact(topic)
-            assert Retention(bench).apply(topic.record).plan.going
+            assert Retention(bench).apply(topic.record).plan.candidates
         if not same_process:
             log._open()
         log.append(("b", 4))
