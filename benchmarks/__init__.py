@@ -1,1 +1,1 @@
-"""How fast it is, as ratios within one run on one machine; never asserted in tests (docs/benchmarks.md has a run)."""
+"""Benchmarks: ratios within one run on one machine, published in docs/benchmarks.md. No test asserts a speed."""

@@ -1,6 +1,6 @@
 """`python -m benchmarks` lists the benchmarks; `python -m benchmarks NAME …` runs one.
 
-`--record ID` also keeps the table that it prints in benchmarks/results.json (results.py).
+`--record ID` also stores the printed table in benchmarks/results.json (results.py).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ BENCHMARKS = {
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code."""
+    """Run a benchmark and return the exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: python -m benchmarks NAME [options]; NAME --help shows the options")
         print("--record ID keeps its table in benchmarks/results.json\n")
-        for name, what in BENCHMARKS.items():
-            print(f"    {name:12} {what}")
+        for name, text in BENCHMARKS.items():
+            print(f"    {name:12} {text}")
         return 0
     name, *rest = arguments
     if name not in BENCHMARKS:
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
 
 
 class _Copy(io.StringIO):
-    """Keeps what is printed, and prints it."""
+    """A stream that stores the text that it forwards."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()

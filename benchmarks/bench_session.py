@@ -1,4 +1,4 @@
-"""What the benchmarks of this job alone share: a warm engine, components in a temporary folder, appended data."""
+"""Session of the benchmarks of this job alone: a warm engine, components in a temporary folder, appended data."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Session:
         file.unlink()
 
     def compact(self, topic: Topic) -> dict[str, Any]:
-        """One run: its statistics, with `seconds` of wall time."""
+        """Compact the topic. Return the statistics of the run, with `seconds` of wall time."""
         self.engine.warm_up()
         os.sync()
         started = time.perf_counter()
@@ -61,7 +61,7 @@ class Session:
 
 @contextlib.contextmanager
 def session(folder: str | None, keep: bool = False) -> Iterator[Session]:
-    """A session in a temporary folder below `folder`, deleted at the end unless `keep`."""
+    """Open a session in a temporary folder below `folder`, which is deleted at the end unless `keep`."""
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")])
     )
@@ -84,5 +84,5 @@ def session(folder: str | None, keep: bool = False) -> Iterator[Session]:
 
 
 def say(text: str) -> None:
-    """Talk, on stderr."""
+    """Print to stderr."""
     print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""A contender in a process of its own, kept alive and warm, so that none disturbs another's memory or threads.
+"""Contender in its own process, which stays warm and does not affect the memory or threads of another.
 
-A child that dies (out of memory, most likely) or raises becomes `ContenderFailed`, and the benchmark continues.
-Children offer themselves to the kernel's OOM killer before the parent.
+If a child dies (usually out of memory) or raises, the caller gets `ContenderFailed`, and the benchmark continues. The
+kernel's OOM killer selects children before the parent.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from benchmarks.machine import descendants, peak_resident_bytes
 
 
 class ContenderFailed(Exception):
-    """A contender could not do its work; the message says why."""
+    """A contender failed. The message has the reason."""
 
 
 class Rewrite(Protocol):
-    """Reads Parquet rows, writes the newest row of each key as Parquet, all columns."""
+    """A function that reads Parquet rows and writes the newest row of each key as Parquet, with all columns."""
 
     def __call__(self, sources: list[str], target: Path) -> None:
-        """`target`: a new folder that takes the output, as files named *.parquet."""
+        """Write the output as files *.parquet into `target`, a new folder."""
         ...
 
 
 class Child:
-    """Runs rewrites in a child process, which is started when first needed."""
+    """A child process that runs rewrites. It starts at the first use."""
 
     def __init__(self, start: Callable[[], dict[str, Rewrite]]) -> None:
-        """`start` makes the rewrites inside the child, by name; it must be importable from there."""
+        """Build the child. `start` returns the rewrites by name, inside the child, which must be able to import it."""
         self._start = start
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
 
     def run(self, name: str, sources: list[str], target: Path) -> float:
-        """Seconds of one rewrite, without what passing the request costs. Raises ContenderFailed."""
+        """Return the seconds of one rewrite, without the transfer of the request. Raises ContenderFailed."""
         if self._process is None or self._connection is None:
             context = multiprocessing.get_context("spawn")
-            self._connection, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(theirs, self._start), daemon=True)
+            self._connection, child_end = context.Pipe()
+            self._process = context.Process(target=_serve, args=(child_end, self._start), daemon=True)
             self._process.start()
-            theirs.close()
+            child_end.close()
         try:
             self._connection.send((name, sources, target))
             answer = self._connection.recv()
@@ -59,7 +59,7 @@ class Child:
         return float(answer)
 
     def peak_bytes(self) -> int:
-        """The largest peak of the child and the processes below it."""
+        """Return the largest memory peak of the child and its descendants."""
         if self._process is None or self._process.pid is None:
             return 0
         process = self._process.pid

@@ -1,14 +1,14 @@
 """`python -m benchmarks.compaction`: this job beside DuckDB, Polars and Spark SQL, on the same sealed ledgers.
 
-Data is made, imported through the product's own path (timed), then compacted by every contender in turn, round by
-round (A B C, A B C, …) after one warm-up each. Every output is compared with this job's: in the warm-up down to the
-payloads, in each round by its number of rows and the sum of offsets. Outputs are deleted at once, and the disk is
-brought to rest (`sync`) between runs, so that no contender pays for the write-back of another.
+The benchmark generates data, imports it through the product's own path (timed), and lets every contender compact it in
+turn, round by round (A B C, A B C, …) after one warm-up each. Every output is compared with this job's: in the warm-up
+with payloads, in each round by the number of rows and the sum of offsets. Outputs are deleted at once, and the disk is
+synchronized (`sync`) between runs, so that no contender pays for the write-back of another.
 
-What is not equal, to this job's disadvantage: only it keeps offset order, writes a key index and checksums, verifies,
-and has all of it on the disk (fsync) when its time ends. Lines "without" show what these cost.
+This job has the disadvantage that only it keeps the offset order, writes a key index and checksums, verifies, and has
+all data on the disk (fsync) when its time ends. Lines "without" show the cost of that.
 
-Everything is in one temporary folder (`--folder`), which is deleted at the end unless `--keep`.
+All files are in one temporary folder (`--folder`), which is deleted at the end unless `--keep`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GOALS = {
     "10m": [("DuckDB", 0.8), ("Spark semi-join", 5.0)],
     "30m": [("DuckDB", 1.5)],
 }
-"""By standard shape: the least ratio of a contender's time to this job's (issue 3)."""
+"""Minimum ratio of a contender's time to this job's, by standard shape (issue 3)."""
 IMPORT_GOAL = 500_000
 _WITHOUT = "without"
 _NAMES = [_WITHOUT, *(family.name for family in FAMILIES)]
@@ -52,7 +52,7 @@ _NAMES = [_WITHOUT, *(family.name for family in FAMILIES)]
 
 @dataclass
 class Result:
-    """All that one shape gave."""
+    """Results of one shape."""
 
     shape: Shape
     rows: list[Row] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Result:
     memory: dict[str, int] = field(default_factory=dict)
 
     def row(self, name: str, family: str) -> Row:
-        """The line of that name, made if need be."""
+        """Return the line of that name, or add it."""
         for row in self.rows:
             if row.name == name:
                 return row
@@ -70,13 +70,13 @@ class Result:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it; 0 if all agreed, whatever the speed."""
+    """Run the benchmark. Return 0 if all outputs agree, whatever the speed."""
     options = _options(arguments)
     os.environ["POLARS_MAX_THREADS"] = str(THREADS)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_repository()), os.environ.get("PYTHONPATH")]))
     folder = Path(tempfile.mkdtemp(prefix="compaction-benchmark-", dir=options.folder))
-    described = machine.describe(folder)
-    _say(machine.summary(described))
+    description = machine.describe(folder)
+    _say(machine.summary(description))
     results = {}
     try:
         with _session(folder) as engine:
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             shutil.rmtree(folder, ignore_errors=True)
     if options.json:
-        document = {"machine": described, "results": {name: _document(result) for name, result in results.items()}}
+        document = {"machine": description, "results": {name: _document(result) for name, result in results.items()}}
         Path(options.json).write_text(json.dumps(document, indent=1, default=str) + "\n")
     return 0
 
@@ -125,7 +125,7 @@ def _shapes(options: argparse.Namespace) -> dict[str, Shape]:
 
 @contextlib.contextmanager
 def _session(folder: Path) -> Iterator[Any]:
-    """A warm engine of `local[2]` with a driver heap of 2 GiB."""
+    """Open a warm engine of `local[2]` with a driver heap of 2 GiB."""
     from compactor.engines.spark import SparkEngine, SparkSettings, open_session
 
     session = open_session(SparkSettings(folder / "spark.log", f"local[{THREADS}]"))
@@ -138,7 +138,7 @@ def _session(folder: Path) -> Iterator[Any]:
 
 
 def _measure(shape: Shape, folder: Path, options: argparse.Namespace, engine: Any) -> Result:
-    """Make the data, import it, time every contender, clean up."""
+    """Generate the data, import it, time every contender, and clean up."""
     from api.components import open_environment
     from api.settings.settings import Settings
     from benchmarks.this_job import ThisJob, source_files
@@ -156,7 +156,7 @@ def _measure(shape: Shape, folder: Path, options: argparse.Namespace, engine: An
 
 
 def _import(result: Result, folder: Path, options: argparse.Namespace, environment: Any) -> Topic:
-    """Import the data once a round, at most three times; the last topic stays."""
+    """Import the data once per round, at most three times. The last topic stays."""
     from api.cli.kit.quantity_parsers import parse_bytes
     from benchmarks.importing import delete_objects, import_parquet
 
@@ -187,7 +187,7 @@ def _import(result: Result, folder: Path, options: argparse.Namespace, environme
 
 
 def _compare(result: Result, job: ThisJob, sources: list[str], output: Path, options: argparse.Namespace) -> None:
-    """Warm-up and rounds of all contenders; round 0 is the warm-up."""
+    """Run all contenders round by round. Round 0 is the warm-up."""
     from benchmarks.this_job import WAYS, peak_memory
 
     families = [family for family in FAMILIES if family.name in options.contenders]
@@ -211,9 +211,9 @@ def _compare(result: Result, job: ThisJob, sources: list[str], output: Path, opt
                         if number:
                             result.phases.append({"seconds": seconds, **compacted.run.statistics})
                         result.sizes["output"] = int(str(compacted.run.statistics["bytes_written"]))
-                        # only the full run counts: the others do less
+                        # only the full run counts; the others do less
                         result.memory = {
-                            what: max(size, result.memory.get(what, 0)) for what, size in peak_memory().items()
+                            name: max(size, result.memory.get(name, 0)) for name, size in peak_memory().items()
                         }
                 else:
                     output.mkdir()
@@ -225,9 +225,9 @@ def _compare(result: Result, job: ThisJob, sources: list[str], output: Path, opt
                         shutil.rmtree(output)
                         continue
                     files = sorted(map(str, output.rglob("*.parquet")))
-                found = fingerprint(files, with_payloads=number == 0)
-                expected = expected or found
-                check(row.name, found, expected)
+                actual = fingerprint(files, with_payloads=number == 0)
+                expected = expected or actual
+                check(row.name, actual, expected)
                 if row.family == OURS:
                     job.forget()
                 else:
@@ -245,7 +245,7 @@ def _compare(result: Result, job: ThisJob, sources: list[str], output: Path, opt
 
 
 def _report(name: str, result: Result) -> None:
-    """The table and what stands below it, on stdout."""
+    """Print the table and the figures below it."""
     base = result.row(OURS, OURS)
     sizes = result.sizes
     print(f"\n### {result.shape}\n")
@@ -255,20 +255,20 @@ def _report(name: str, result: Result) -> None:
         f"indexes; {sizes['survivors']:,} survivors, {sizes['output'] / 2**20:,.0f} MiB."
     )
     phases = {
-        what: median(int(phase[what]) for phase in result.phases)
-        for what in ("snapshot_ms", "phase_one_ms", "phase_two_ms", "verify_ms", "publish_ms")
+        phase: median(int(statistics[phase]) for statistics in result.phases)
+        for phase in ("snapshot_ms", "phase_one_ms", "phase_two_ms", "verify_ms", "publish_ms")
     }
-    print("Phases, median: " + ", ".join(f"{what[:-3].replace('_', ' ')} {ms:.0f} ms" for what, ms in phases.items()))
-    print("Peak resident: " + ", ".join(f"{who} {size / 2**20:,.0f} MiB" for who, size in result.memory.items()))
+    print("Phases, median: " + ", ".join(f"{phase[:-3].replace('_', ' ')} {ms:.0f} ms" for phase, ms in phases.items()))
+    print("Peak resident: " + ", ".join(f"{part} {size / 2**20:,.0f} MiB" for part, size in result.memory.items()))
     rate = result.shape.messages / median(result.row("import of Parquet, sealed and indexed", "import").seconds)
     print(f"Import: {rate:,.0f} messages/s" + (f" (goal {IMPORT_GOAL:,} of 100 B)" if name in GOALS else ""))
-    for who, goal in GOALS.get(name, []):
-        of_way = [row for row in result.rows if who in (row.name, row.family)]
-        families = {row.family for row in of_way}
-        ratio = [item for family in families for item in best_ratios(of_way, family, base)]
+    for contender, goal in GOALS.get(name, []):
+        rows = [row for row in result.rows if contender in (row.name, row.family)]
+        families = {row.family for row in rows}
+        ratio = [item for family in families for item in best_ratios(rows, family, base)]
         if ratio:
             verdict = "reached" if median(ratio) >= goal else "MISSED"
-            print(f"{who}: {median(ratio):.2f} × this job's time (goal {goal}: {verdict})")
+            print(f"{contender}: {median(ratio):.2f} × this job's time (goal {goal}: {verdict})")
     sys.stdout.flush()
 
 

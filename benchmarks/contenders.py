@@ -1,9 +1,9 @@
-"""Others that keep the newest row of each key: DuckDB, Polars, Spark SQL. Each reads our rows objects as they are and
-writes all columns with zstd level 1, without the tombstones, in whatever order it likes.
+"""Contenders that keep the newest row of each key: DuckDB, Polars, Spark SQL.
 
-Each is given as many threads as this job has (`THREADS`), and warmed up. The ways of each are the best of those tried;
-left out as slower: DuckDB's `arg_max` of whole rows (7 to 15 times the semi-join), Polars' `unique` on its streaming
-engine, in order or not (twice as long as in memory).
+Each reads our rows objects and writes all columns with zstd level 1, without the tombstones, in any order. Each has as
+many threads as this job (`THREADS`) and a warm-up. The ways of each are the best of several. Slower ones are left out:
+DuckDB's `arg_max` of whole rows (7 to 15 times the semi-join), and Polars' `unique` on its streaming engine, ordered or
+not (twice the time of the in-memory engine).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DUCKDB = {
 
 
 def start_duckdb() -> dict[str, Rewrite]:
-    """DuckDB's rewrites, in one connection."""
+    """Return DuckDB's rewrites, which share a connection."""
     import duckdb
 
     connection = duckdb.connect()
@@ -58,7 +58,7 @@ def start_duckdb() -> dict[str, Rewrite]:
 
 
 def start_polars() -> dict[str, Rewrite]:
-    """Polars' rewrites. POLARS_MAX_THREADS is in the environment: it counts only before the import."""
+    """Return Polars' rewrites. POLARS_MAX_THREADS must be in the environment before the import."""
     import polars as pl
 
     assert pl.thread_pool_size() == THREADS
@@ -92,7 +92,7 @@ def start_polars() -> dict[str, Rewrite]:
 
 
 def _has_payload(pl: Any) -> Any:
-    """A row that is no tombstone."""
+    """Return the condition that a row is no tombstone."""
     return pl.col("payload").bin.size() > 0
 
 
@@ -110,7 +110,7 @@ _SPARK = {
 
 
 def start_spark() -> dict[str, Rewrite]:
-    """Spark SQL's rewrites: in a session opened as this job's is, with the shuffle cut for two cores."""
+    """Return Spark SQL's rewrites, in a session like this job's, with shuffle partitions for two cores."""
     from compactor.engines.spark import SparkSettings, open_session
 
     folder = tempfile.mkdtemp(prefix="benchmarks-spark-")
@@ -139,7 +139,7 @@ def start_spark() -> dict[str, Rewrite]:
 
 @dataclass(frozen=True)
 class Family:
-    """Ways of one engine: they share a process, and the best of them counts."""
+    """Ways of one engine. They share a process, and the best of them counts."""
 
     name: str
     start: Callable[[], dict[str, Rewrite]]

@@ -1,7 +1,7 @@
-"""`python -m benchmarks cursors`: acknowledgements a second, in order and with a hole before each, by batch.
+"""`python -m benchmarks cursors`: acknowledgements per second, in order and with a hole before each, by batch.
 
-The database is SQLite on this disk, so a flush costs its fsync. The ratio is what matters: many to a transaction beside
-one each, in the same run.
+The database is SQLite on this disk, so a flush costs its fsync. The figure of interest is the ratio of many
+acknowledgements per transaction to one each, in the same run.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from storage.metadata.store import MetadataStore
 from storage.model import LogPosition, MessageId, TopicName
 
 SINGLE = 500
-"""How many are acknowledged at a transaction each: that is slow, and no faster for more."""
+"""Number of acknowledgements with a transaction each, whose rate does not depend on their number."""
 
 
 def run(acknowledgements: int, folder: str | None = None) -> list[tuple[str, int, float]]:
-    """(what, acknowledgements, seconds) of each way."""
-    results = []
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        metadata = MetadataStore(f"sqlite:///{Path(place) / 'metadata.db'}", SystemClock())
+    """Return (name, acknowledgements, seconds) of each way."""
+    results: list[tuple[str, int, float]] = []
+    with tempfile.TemporaryDirectory(dir=folder) as directory:
+        metadata = MetadataStore(f"sqlite:///{Path(directory) / 'metadata.db'}", SystemClock())
         metadata.upgrade()
         topic = metadata.tenancy.ensure_topic(TopicName.parse("cursors"))
-        for what, step, batch, count in (
+        for way, step, batch, count in (
             ("in order, a transaction each", 1, 1, min(SINGLE, acknowledgements)),
             ("in order, 1,000 a transaction", 1, 1000, acknowledgements),
             ("every second one, 1,000 a transaction", 2, 1000, acknowledgements),
@@ -43,20 +43,20 @@ def run(acknowledgements: int, folder: str | None = None) -> list[tuple[str, int
             for position in positions:
                 cursor.acknowledge(position)
             cursor.close()
-            results.append((what, count, time.perf_counter() - started))
+            results.append((way, count, time.perf_counter() - started))
         metadata.close()
     return results
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it; 0 whatever the speed."""
+    """Run the benchmark. Return 0 whatever the speed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks cursors", description=__doc__.split("\n\n")[0])
     parser.add_argument("--acknowledgements", type=int, default=1_000_000)
     parser.add_argument("--folder", help="where the database is; default: the system's temporary folder")
     options = parser.parse_args(arguments)
     print("| how | acknowledgements | a second |\n|---|---|---|")
-    for what, count, seconds in run(options.acknowledgements, options.folder):
-        print(f"| {what} | {count:,} | {count / seconds:,.0f} |", flush=True)
+    for way, count, seconds in run(options.acknowledgements, options.folder):
+        print(f"| {way} | {count:,} | {count / seconds:,.0f} |", flush=True)
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Input for benchmarks: Parquet files with columns `key` and `value`, made in chunks, so in bounded memory.
+"""Input for benchmarks: Parquet files with columns `key` and `value`, written in chunks of bounded memory.
 
-The same description gives the same file: the random numbers are seeded.
+Random numbers are seeded, so the same shape gives the same file.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _CHUNK_BYTES = 64 << 20
 _CHUNK_ROWS = 1_000_000
 _GROUP_ROWS = 131_072
 _STRIDE = 7_368_787
-"""A prime: multiples of it visit the numbers below any standard number of keys once each, in no visible order."""
+"""A prime. Its multiples visit the numbers below any standard number of keys once each, in scattered order."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What data to make. `distribution` of keys: uniform, zipf (exponent 1.1), or each (every key once, then again).
+    """Shape of the data. `distribution` of keys: uniform, zipf (exponent 1.1), or each (every key once, in cycles).
 
-    `compressible`: half of each value.
+    `compressible`: half of each value compresses.
     """
 
     messages: int
@@ -55,7 +55,7 @@ STANDARD = {
 
 
 def write_parquet(shape: Shape, file: Path) -> None:
-    """Make the file: zstd level 1, no dictionaries."""
+    """Write the file with zstd level 1 and without dictionaries."""
     schema = pa.schema([("key", pa.string()), ("value", pa.binary())])
     with pq.ParquetWriter(file, schema, compression="zstd", compression_level=1, use_dictionary=False) as writer:
         for table in _chunks(shape, schema):
@@ -71,7 +71,7 @@ def _chunks(shape: Shape, schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 def _keys(shape: Shape, first: int, count: int, random: np.random.Generator) -> pa.Array:
-    """Numbers below `shape.keys`, zero-padded to KEY_BYTES digits."""
+    """Return numbers below `shape.keys`, zero-padded to KEY_BYTES digits."""
     if shape.distribution == "zipf":
         numbers = random.zipf(1.1, count) % shape.keys
     elif shape.distribution == "each":
@@ -96,6 +96,6 @@ def _values(shape: Shape, count: int, random: np.random.Generator) -> pa.Array:
 
 
 def _fixed(content: npt.NDArray[np.uint8], count: int, size: int, kind: pa.DataType) -> pa.Array:
-    """Texts of one length, side by side in `content`."""
+    """Return an array of texts of equal length, which `content` holds side by side."""
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(size)
     return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(offsets), pa.py_buffer(content)])

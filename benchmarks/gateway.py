@@ -1,8 +1,8 @@
 """Produce and read with Pulsar's own Java client: this service beside a real Pulsar standalone, on one machine.
 
-Both acknowledge what is flushed to the disk (Pulsar with journalSyncData=true). Each round does the same with one and
-then the other, in turn: produce as fast as it goes, produce at a fixed rate, read raw, compact, read compacted.
-`java/pulsar/PulsarThroughput.java` says what is measured. Needs Maven and a JDK of version 17 or newer.
+Both acknowledge messages after a flush to the disk (Pulsar with journalSyncData=true). Each round does the same with
+both in turn: produce at the maximum rate, produce at a fixed rate, read raw, compact, read compacted.
+`java/pulsar/PulsarThroughput.java` describes the measurements. Needs Maven and a JDK of version 17 or newer.
 
     python -m benchmarks gateway --rounds 3
 """
@@ -31,7 +31,7 @@ from benchmarks.peers.pulsar import Pulsar
 from tests.servers.compactor_service import compactor_service
 
 SHAPES = {100: 1_000_000, 1024: 200_000}
-"""By payload bytes: messages."""
+"""Number of messages by payload bytes."""
 KEYS = 100_000
 LATENCY_MESSAGES, LATENCY_RATE = 100_000, 20_000
 _LIMIT_SECONDS = 600.0
@@ -40,20 +40,20 @@ OURS, PULSAR = "this service", "Pulsar standalone"
 
 @dataclass
 class Measured:
-    """Figures of both, by what was measured: a list by name, round by round."""
+    """Figures by measurement and service, round by round."""
 
     figures: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
-    def add(self, what: str, name: str, value: float) -> None:
-        self.figures.setdefault(what, {}).setdefault(name, []).append(value)
+    def add(self, figure: str, service: str, value: float) -> None:
+        self.figures.setdefault(figure, {}).setdefault(service, []).append(value)
 
     def markdown(self) -> str:
-        """A line for each thing measured: medians, ranges, and ours as a multiple of Pulsar's."""
+        """Return a table with a line per measurement: medians, ranges, and the ratio to Pulsar."""
         lines = ["| measured | this service | Pulsar | ours / Pulsar's |", "|---|---:|---:|---:|"]
-        for what, found in self.figures.items():
-            ours, theirs = found.get(OURS, []), found.get(PULSAR, [])
-            ratio = f"{median(ours) / median(theirs):.2f}" if ours and theirs else ""
-            lines.append(f"| {what} | {_shown(ours)} | {_shown(theirs)} | {ratio} |")
+        for figure, values in self.figures.items():
+            service, pulsar = values.get(OURS, []), values.get(PULSAR, [])
+            ratio = f"{median(service) / median(pulsar):.2f}" if service and pulsar else ""
+            lines.append(f"| {figure} | {_shown(service)} | {_shown(pulsar)} | {ratio} |")
         return "\n".join(lines)
 
 
@@ -66,7 +66,7 @@ def _shown(values: list[float]) -> str:
 
 @dataclass(frozen=True)
 class Contender:
-    """A service that is up. `http`: its admin REST."""
+    """A started service. `http`: URL of its admin REST."""
 
     name: str
     url: str
@@ -74,30 +74,32 @@ class Contender:
 
 
 def measure(
-    artifacts: Artifacts, contender: Contender, payload: int, messages: int, turn: int, found: Measured
+    artifacts: Artifacts, contender: Contender, payload: int, messages: int, turn: int, measured: Measured
 ) -> None:
-    """One round with one of them."""
+    """Run one round with one service."""
 
     def run(topic: str, *arguments: str) -> dict[str, float]:
-        where = f"persistent://public/default/{topic}"
-        lines = artifacts.run_client(contender.url, where, *arguments, limit=_LIMIT_SECONDS).splitlines()
+        name = f"persistent://public/default/{topic}"
+        lines = artifacts.run_client(contender.url, name, *arguments, limit=_LIMIT_SECONDS).splitlines()
         return dict(json.loads(next(line for line in lines if line.startswith("{"))))
 
     topic = f"b{payload}-{turn}"
     produced = run(topic, "produce", str(messages), str(payload), str(KEYS))
-    found.add(f"produce {payload} B, messages/s", contender.name, messages / produced["seconds"])
+    measured.add(f"produce {payload} B, messages/s", contender.name, messages / produced["seconds"])
     paced = run(topic + "-paced", "latency", str(LATENCY_MESSAGES), str(payload), str(LATENCY_RATE))
-    found.add(f"p50 at {LATENCY_RATE:,}/s of {payload} B, ms", contender.name, paced["p50_ms"])
-    found.add(f"p99 at {LATENCY_RATE:,}/s of {payload} B, ms", contender.name, paced["p99_ms"])
+    measured.add(f"p50 at {LATENCY_RATE:,}/s of {payload} B, ms", contender.name, paced["p50_ms"])
+    measured.add(f"p99 at {LATENCY_RATE:,}/s of {payload} B, ms", contender.name, paced["p99_ms"])
     raw = run(topic, "read", str(messages))
-    found.add(f"read raw {payload} B, messages/s", contender.name, raw["messages"] / raw["seconds"])
+    measured.add(f"read raw {payload} B, messages/s", contender.name, raw["messages"] / raw["seconds"])
     compact(contender, topic)
     compacted = run(topic, "read-compacted")
-    found.add(f"read compacted {payload} B, messages/s", contender.name, compacted["messages"] / compacted["seconds"])
+    measured.add(
+        f"read compacted {payload} B, messages/s", contender.name, compacted["messages"] / compacted["seconds"]
+    )
 
 
 def compact(contender: Contender, topic: str) -> None:
-    """Compact a topic and wait for it. Raises PeerFailed."""
+    """Compact a topic and wait for the end. Raises PeerFailed."""
     path = f"{contender.http}/admin/v2/persistent/public/default/{topic}/compaction"
     httpx.put(path, timeout=60).raise_for_status()
     deadline = time.monotonic() + _LIMIT_SECONDS
@@ -108,7 +110,7 @@ def compact(contender: Contender, topic: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code."""
+    """Run the benchmark and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks gateway", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="a part of the messages")
@@ -118,7 +120,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes are ended and the folder is removed
     parent = Path(tempfile.mkdtemp(prefix="gateway-benchmark-", dir=options.folder))
-    found = Measured()
+    measured = Measured()
     try:
         with ExitStack() as running:
             artifacts = get_artifacts("pulsar", "PulsarThroughput", parent)
@@ -132,9 +134,9 @@ def main(arguments: list[str]) -> int:
                 for payload, messages in SHAPES.items():
                     if options.payload in (None, payload):
                         for contender in contenders if turn % 2 == 0 else contenders[::-1]:
-                            measure(artifacts, contender, payload, int(messages * options.scale), turn, found)
-                print(f"round {turn + 1} of {options.rounds}\n\n{found.markdown()}\n", file=sys.stderr)
-        print(f"{machine.summary(machine.describe(parent))}\n\n{found.markdown()}")
+                            measure(artifacts, contender, payload, int(messages * options.scale), turn, measured)
+                print(f"round {turn + 1} of {options.rounds}\n\n{measured.markdown()}\n", file=sys.stderr)
+        print(f"{machine.summary(machine.describe(parent))}\n\n{measured.markdown()}")
     except PeerFailed as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.growth`: ten times the messages, fifty times the keys: time beside linear, and memory.
+"""`python -m benchmarks.growth`: time and memory of ten times the messages with fifty times the keys.
 
-About 12 GB of disk at the standard size; made in place, deleted at the end. The JVM and the Python workers are new for
-each size, so that the peaks are each size's own.
+It needs about 12 GB of disk at the standard size, and deletes its data at the end. The JVM and the Python workers are
+new for each size, so that memory peaks belong to one size.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from benchmarks.this_job import peak_memory
 from storage.model import TopicName
 
 GOAL = 1.2
-"""Times linear, at most (issue 4)."""
+"""Maximum ratio of the time to linear growth (issue 4)."""
 WORKER_GOAL = 1536 << 20
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it; 0 whatever the speed."""
+    """Run the benchmark. Return 0 whatever the speed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__.split("\n\n")[0])
     parser.add_argument("--messages", type=int, default=10_000_000, help="of the smaller size; default: %(default)s")
     parser.add_argument("--times", type=int, default=10)

@@ -1,4 +1,4 @@
-"""The import of a Parquet file through the product's own path, timed: read, checked, sealed, indexed, committed."""
+"""Timed import of a Parquet file through the product's own path: read, check, seal, index, commit."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def import_parquet(environment: Environment, name: str, file: Path, ledger_bytes
 
 
 def delete_objects(store: ObjectStore, topic: Topic) -> None:
-    """Free the disk of a topic that is not used any more."""
+    """Delete the objects of an unused topic."""
     for stored in list(store.list(names.topic_prefix(topic.record.uid))):
         store.delete(stored.name)

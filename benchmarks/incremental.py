@@ -1,7 +1,7 @@
-"""`python -m benchmarks.incremental`: runs on a compacted topic of which little is new, beside the full run.
+"""`python -m benchmarks.incremental`: runs on a compacted topic with few new messages, beside the full run.
 
-The base has every key once. Then, for each share of dirt, new messages of uniform keys are appended and compacted, one
-run after the other on what the run before left, so parts fill with deleted rows and index levels merge as in a life.
+The base has every key once. Then, for each share, new messages of uniform keys are appended and compacted, run after
+run on the same topic, so that parts collect deleted rows and index levels merge as in production.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from benchmarks.data import Shape
 from storage.model import TopicName
 
 GOALS = {"bytes": 0.05, "time": 0.25}
-"""Of the full run's, at 1 % new messages (issue 4)."""
+"""Maximum ratios to the full run, at 1 % new messages (issue 4)."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it; 0 whatever the speed."""
+    """Run the benchmark. Return 0 whatever the speed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.incremental", description=__doc__.split("\n\n")[0])
     parser.add_argument("--keys", type=int, default=10_000_000)
     parser.add_argument("--payload", type=int, default=100)
@@ -59,13 +59,12 @@ def main(arguments: list[str] | None = None) -> int:
                 flush=True,
             )
             if share == 0.01:
-                for what, goal, ratio in (
+                for figure, goal, ratio in (
                     ("time", GOALS["time"], median(times) / full["seconds"]),
                     ("bytes", GOALS["bytes"], median(written) / full["bytes_written"]),
                 ):
-                    say(
-                        f"{what}: {ratio:.3f} of the full run (goal {goal}: {'reached' if ratio <= goal else 'MISSED'})"
-                    )
+                    verdict = "reached" if ratio <= goal else "MISSED"
+                    say(f"{figure}: {ratio:.3f} of the full run (goal {goal}: {verdict})")
     return 0
 
 

@@ -1,9 +1,9 @@
-"""The log, beside the disk that it is on: appends with and without a flush each, group commit, reading.
+"""The log beside its disk: appends with and without a flush each, group commit, reading.
 
-Appends go through a topic's log, as a producer's do: lease, policies, limits, checks of each entry.
+Appends take the path of a producer's: topic log, lease, policies, limits, checks of each entry.
 
-Each way of a pair does the same work in turn, round after round, in the same run, so that what the machine does besides
-hits both. Figures are medians with their range; ratios are taken within rounds.
+The ways of a pair do the same work in turn, round after round, in the same run, so that other load of the machine
+affects both. Figures are medians with their range; ratios are computed within rounds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MB = 1e6
 
 @dataclass(eq=False)
 class Figure:
-    """One way's rates, by round."""
+    """Rates of one way, by round."""
 
     name: str
     unit: str
@@ -62,7 +62,7 @@ class Figure:
 
 
 def batch_entry(messages: int, size: int) -> bytes:
-    """An entry as a producer sends it: a batch of random payloads of that size."""
+    """Return an entry like a producer's: a batch of random payloads of that size."""
     rows = [{"key": b"key-%d" % n, "payload": os.urandom(size), "publish_time": PUBLISHED} for n in range(messages)]
     table = pa.Table.from_pylist(rows, schema=INPUT_SCHEMA)
     return encode_batch(
@@ -71,7 +71,7 @@ def batch_entry(messages: int, size: int) -> bytes:
 
 
 class Bench:
-    """Topics in a database and a log directory below one folder, each new."""
+    """Database and log directory below one folder. Each measurement has a new topic."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -85,7 +85,7 @@ class Bench:
 
     @contextmanager
     def appending(self, flush: bool) -> Iterator[tuple[TopicLog, TopicRecord]]:
-        """The log of a new topic, with its lease, as a producer has it."""
+        """Open the log of a new topic, with its lease."""
         self._next += 1
         topic = self._metadata.tenancy.ensure_topic(TopicName.parse(f"t{self._next}"))
         self._metadata.policies.set(topic_scope(topic), "flush.messages", 1 if flush else 2**62)
@@ -93,18 +93,18 @@ class Bench:
             yield log, topic
 
     def entries(self, topic: TopicRecord) -> Iterator[StoredEntry]:
-        """Those of all the topic's segments."""
+        """Yield the entries of all segments of the topic."""
         for segment in self._metadata.segments.of_topic(topic.id):
             end = segment.content.size if segment.content else None
             yield from SegmentReader(LocalSegment.of(self._log, topic, segment), end).entries()
 
-    def plain(self, pieces: list[bytes], flush: bool) -> float:
-        """Seconds to write the pieces into a new file, one call each, flushed after each, or not."""
+    def plain(self, blocks: list[bytes], flush: bool) -> float:
+        """Return the seconds to write the blocks into a new file, one call each, with or without a flush after each."""
         path = self._folder / "plain"
         started = time.perf_counter()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
-        for piece in pieces:
-            os.write(descriptor, piece)
+        for block in blocks:
+            os.write(descriptor, block)
             if flush:
                 os.fdatasync(descriptor)
         os.close(descriptor)
@@ -113,9 +113,9 @@ class Bench:
         return seconds
 
     def appended(self, entries: list[bytes], flush: bool) -> float:
-        """Seconds to append the entries to a new topic, each acknowledged before the next."""
+        """Return the seconds to append the entries to a new topic, each acknowledged before the next."""
         with self.appending(flush) as (log, topic):
-            log.append(entries[0])  # makes the segment
+            log.append(entries[0])  # creates the segment
             started = time.perf_counter()
             for entry in entries:
                 log.append(entry)
@@ -124,7 +124,7 @@ class Bench:
         return seconds
 
     def pipelined(self, entries: list[bytes]) -> float:
-        """Seconds to append the entries, each flushed before it is acknowledged; more are sent meanwhile."""
+        """Return the seconds to append the entries without waiting, each acknowledged after its flush."""
         acknowledged = threading.Semaphore(0)
         with self.appending(flush=True) as (log, topic):
             log.append(entries[0])
@@ -138,7 +138,7 @@ class Bench:
         return seconds
 
     def by_tasks(self, entry: bytes, appends: int) -> float:
-        """Seconds for that many appends of `TASKS` tasks of one event loop, each task waiting for its own."""
+        """Return the seconds for the appends of `TASKS` tasks in one event loop, each waiting for its last append."""
 
         async def main(log: TopicLog) -> float:
             async def task() -> None:
@@ -156,24 +156,24 @@ class Bench:
         return seconds
 
 
-def measured(rounds: int, ways: dict[Figure, Callable[[], float]]) -> None:
-    """Each way once a round, in turn; `ways` give rates. The first round only warms up."""
+def measure(rounds: int, ways: dict[Figure, Callable[[], float]]) -> None:
+    """Run each way once per round, in turn. A way returns its rate. The first round is the warm-up."""
     for number in range(rounds + 1):
-        os.sync()  # what was written before is not to be paid for by who comes next
+        os.sync()  # the next way must not pay for earlier writes
         for figure, way in ways.items():
             rate = way()
             if number:
                 figure.rates.append(rate)
 
 
-def ratio(one: Figure, other: Figure) -> str:
-    """One's rate over another's, round by round."""
-    found = [mine / theirs for mine, theirs in zip(one.rates, other.rates, strict=True)]
-    return f"{median(found):.2f} ({min(found):.2f}–{max(found):.2f})"
+def ratio(figure: Figure, base: Figure) -> str:
+    """Return the median and range of the ratio of two rates, round by round."""
+    ratios = [rate / base_rate for rate, base_rate in zip(figure.rates, base.rates, strict=True)]
+    return f"{median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
 
 
 def run(folder: Path, rounds: int = 7, megabytes: int = 240) -> list[str]:
-    """Lines of Markdown."""
+    """Run all measurements. Return lines of Markdown."""
     bench = Bench(folder)
     large = batch_entry(BATCH_MESSAGES, MESSAGE_BYTES)
     small = batch_entry(1, 1024)
@@ -187,7 +187,7 @@ def run(folder: Path, rounds: int = 7, megabytes: int = 240) -> list[str]:
     size = f"{len(large) / 1000:.0f} kB"
     log_cached = Figure(f"append, batches of {BATCH_MESSAGES:,} × {MESSAGE_BYTES} B ({size}), not flushed", "MB/s")
     plain_cached = Figure(f"plain write of the same bytes, {size} a call", "MB/s")
-    measured(
+    measure(
         rounds,
         {
             log_cached: lambda: rate(many, bench.appended(many, flush=False)),
@@ -197,7 +197,7 @@ def run(folder: Path, rounds: int = 7, megabytes: int = 240) -> list[str]:
     log_flushed = Figure(f"append, the same batches, each flushed before it is acknowledged ({size})", "MB/s")
     log_pipelined = Figure("the same, sent without waiting for each acknowledgement", "MB/s")
     plain_flushed = Figure("plain write and fdatasync of the same bytes", "MB/s")
-    measured(
+    measure(
         rounds,
         {
             log_pipelined: lambda: rate(few, bench.pipelined(few)),
@@ -209,7 +209,7 @@ def run(folder: Path, rounds: int = 7, megabytes: int = 240) -> list[str]:
     alone = Figure("append, 1 KiB, one after the other, each flushed", "entries/s")
     plain_alone = Figure("plain write and fdatasync, 1 KiB", "entries/s")
     appends = TASKS * 200
-    measured(
+    measure(
         rounds,
         {
             grouped: lambda: appends / bench.by_tasks(small, appends),
@@ -228,7 +228,7 @@ def run(folder: Path, rounds: int = 7, megabytes: int = 240) -> list[str]:
             assert total == sum(map(len, many))
             return total / (time.perf_counter() - started) / _MB
 
-        measured(rounds, {reading: read})
+        measure(rounds, {reading: read})
     figures = [
         log_cached,
         plain_cached,
@@ -254,9 +254,9 @@ def run(folder: Path, rounds: int = 7, megabytes: int = 240) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code."""
+    """Run the benchmark and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks log", description=__doc__)
-    parser.add_argument("--folder", help="where to write; it should be on the disk that is meant")
+    parser.add_argument("--folder", help="where to write; it should be on the disk to measure")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--megabytes", type=int, default=200, help="written and read in each round")
     chosen = parser.parse_args(arguments)

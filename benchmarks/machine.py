@@ -1,4 +1,4 @@
-"""What machine and which versions a run was on, and the peak memory of processes; read from /proc, so Linux only."""
+"""Machine and versions of a run, and the peak memory of processes. It reads /proc, so it needs Linux."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,7 +14,7 @@ PACKAGES = ("pyspark", "pyarrow", "numpy", "polars", "polars-hash", "duckdb", "g
 
 
 def describe(folder: Path) -> dict[str, object]:
-    """The machine, as it matters here; `folder`: where the data will be."""
+    """Return the relevant properties of the machine. `folder`: folder of the data."""
     return {
         "cpu": _first(r"model name\s*:\s*(.*)", "/proc/cpuinfo") or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
@@ -27,7 +28,7 @@ def describe(folder: Path) -> dict[str, object]:
 
 
 def summary(machine: dict[str, object]) -> str:
-    """One paragraph for a page."""
+    """Return one paragraph for a page."""
     versions = machine["versions"]
     assert isinstance(versions, dict)
     memory = int(str(machine["memory_bytes"])) / 2**30
@@ -40,7 +41,7 @@ def summary(machine: dict[str, object]) -> str:
 
 
 def descendants(process: int) -> Iterator[tuple[int, str]]:
-    """Id and command name (`java`, `python3`) of every process below `process`."""
+    """Yield id and command name (`java`, `python3`) of every descendant of a process."""
     for child in _children(process):
         try:
             yield child, Path(f"/proc/{child}/comm").read_text().strip()
@@ -50,24 +51,22 @@ def descendants(process: int) -> Iterator[tuple[int, str]]:
 
 
 def peak_resident_bytes(process: int) -> int:
-    """The most memory that a process ever had resident (VmHWM); 0 if it has ended."""
-    found = _first(r"VmHWM:\s*(\d+) kB", f"/proc/{process}/status")
-    return int(found) * 1024 if found else 0
+    """Return the peak resident memory of a process (VmHWM), 0 if it has ended."""
+    peak = _first(r"VmHWM:\s*(\d+) kB", f"/proc/{process}/status")
+    return int(peak) * 1024 if peak else 0
 
 
 def _children(process: int) -> list[int]:
-    """Children of all threads of a process."""
-    found: list[int] = []
-    try:
+    """Return the children of all threads of a process."""
+    children: list[int] = []
+    with suppress(OSError):  # the process has ended
         for task in Path(f"/proc/{process}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
-    except OSError:
-        return found
-    return found
+            children += map(int, (task / "children").read_text().split())
+    return children
 
 
 def _file_system(folder: Path) -> str:
-    """The type of the file system that holds `folder`: the longest mount point that it is below."""
+    """Return the type of the file system of `folder`, by the longest mount point above it."""
     best, kind = "", "unknown file system"
     for line in Path("/proc/mounts").read_text().splitlines():
         _, point, this_kind, *_ = line.split()
@@ -78,7 +77,7 @@ def _file_system(folder: Path) -> str:
 
 def _first(pattern: str, file: str) -> str | None:
     try:
-        found = re.search(pattern, Path(file).read_text())
+        match = re.search(pattern, Path(file).read_text())
     except OSError:
         return None
-    return found[1].strip() if found else None
+    return match[1].strip() if match else None

@@ -1,8 +1,8 @@
-"""Published results: one file of all tables that the pages have, and from which they quote.
+"""Published results: one file with all tables that the documentation shows and quotes.
 
 `benchmarks/results.json` maps the id of a sitting (`compaction/10m`) to its date, command and table, with the cells as
-the benchmark printed them. `python -m benchmarks NAME … --record ID` keeps the tables that a benchmark prints there,
-and `python -m benchmarks.results` writes them into docs/benchmarks.md, below their marks `<!-- figures: ID -->`.
+the benchmark printed them. `python -m benchmarks NAME … --record ID` stores the tables that a benchmark prints, and
+`python -m benchmarks.results` writes them into docs/benchmarks.md, below their marks `<!-- figures: ID -->`.
 tests/docs/test_figures.py compares that page with the file, and each figure that another page quotes.
 """
 
@@ -64,7 +64,7 @@ def parse(table: str, date: str, command: str) -> Sitting:
 
 
 def record(name: str, printed: str, date: str, command: str, file: Path = FILE) -> list[str]:
-    """Keep the tables that a benchmark printed as `name`, `name-2` and so on; return these ids."""
+    """Store the printed tables as `name`, `name-2` and so on. Return these ids."""
     sittings, kept = load(file) if file.exists() else {}, []
     for number, table in enumerate(re.findall(_TABLE, printed, re.MULTILINE), start=1):
         kept.append(name if number == 1 else f"{name}-{number}")
@@ -74,7 +74,7 @@ def record(name: str, printed: str, date: str, command: str, file: Path = FILE) 
 
 
 def marked(page: str) -> Iterator[tuple[str, str]]:
-    """The ids and tables of a page's marks."""
+    """Yield the id and table of each mark of a page."""
     return ((mark[1], mark[2]) for mark in _MARKED.finditer(page))
 
 

@@ -1,6 +1,6 @@
-"""Sealing's own work, timed: entries of the log to rows, and rows to a ledger with its key index, on one core.
+"""Time of sealing on one core: entries of the log to rows, and rows to a ledger with its key index.
 
-Batches as producers send them: 1,000 messages of 100 bytes, a text key each. Reading the segment is not in it.
+The entries are batches of 1,000 messages of 100 bytes with text keys. The time excludes the read of the segment.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOW = 1_700_000_000_000
 
 @dataclass(frozen=True)
 class Unpacked:
-    """Seconds that a segment's entries took."""
+    """Times of one segment's entries, in seconds."""
 
     codec: CompressionType
     messages: int
@@ -42,14 +42,14 @@ class Unpacked:
 
     @property
     def messages_per_second(self) -> float:
-        """Of both steps together."""
+        """The rate of both steps together."""
         return self.messages / (self.unpack_seconds + self.seal_seconds)
 
 
 def run(
     messages: int = 500_000, codecs: tuple[CompressionType, ...] = (CompressionType.NONE, CompressionType.LZ4)
 ) -> list[Unpacked]:
-    """Unpack and seal `messages` messages in each codec, after a first time that does not count."""
+    """Unpack and seal `messages` messages in each codec, once for warm-up and once for the result."""
     pa.set_cpu_count(1)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # polars has threads of its own
     results = []
@@ -71,7 +71,7 @@ def run(
 
 
 def make_entries(messages: int, codec: CompressionType) -> list[StoredEntry]:
-    """Whole batches, `messages` messages in all, with a tenth as many keys."""
+    """Return batches of `messages` messages in all, with a tenth as many keys."""
     random = np.random.default_rng(7)
     entries = []
     for number in range(messages // BATCH_MESSAGES):
@@ -88,7 +88,7 @@ def make_entries(messages: int, codec: CompressionType) -> list[StoredEntry]:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code."""
+    """Run the benchmark and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks sealing", description=__doc__)
     parser.add_argument("--messages", type=int, default=500_000)
     parser.add_argument("--rounds", type=int, default=5)
@@ -99,6 +99,6 @@ def main(arguments: list[str]) -> int:
         for result in run(chosen.messages):
             rates.setdefault(result.codec, []).append(result.messages_per_second)
     print("| entries | messages/s on one core, median | min–max |\n|---|---:|---:|")
-    for codec, found in rates.items():
-        print(f"| {codec.name} | {median(found):,.0f} | {min(found):,.0f}–{max(found):,.0f} |")
+    for codec, values in rates.items():
+        print(f"| {codec.name} | {median(values):,.0f} | {min(values):,.0f}–{max(values):,.0f} |")
     return 0

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.service`: how soon the service answers, and stats and status with very many topics.
+"""`python -m benchmarks.service`: time to the first answer of a service, and stats and status with many topics.
 
-One topic is made, imported, compacted; then its rows are copied in SQL under other names until the database knows
-10,000 topics and 100,000 ledgers (what stats and status check is SQL alone). A `compactor serve` process answers over
-one loopback connection at a time, and over eight. SQLite and PostgreSQL are asked in turns.
+The benchmark imports and compacts one topic, and copies its rows in SQL under other names until the database has 10,000
+topics and 100,000 ledgers (stats and status read SQL alone). A `compactor serve` process answers over one loopback
+connection, and over eight. SQLite and PostgreSQL take turns.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CALLS = ("stats", "internalStats", "compaction")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it; 0 whatever the speed."""
+    """Run the benchmark. Return 0 whatever the speed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=__doc__)
     parser.add_argument("--topics", type=int, default=10_000)
     parser.add_argument("--requests", type=int, default=2000, help="of each call, in each round")
@@ -55,15 +55,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--databases", nargs="+", choices=("sqlite", "postgresql"), default=["sqlite", "postgresql"])
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="compactor-bench-") as folder, databases(options.databases) as urls:
-        places = {}
+        environments = {}
         for kind, url in urls.items():
-            place = places[kind] = environment(Path(folder) / kind, url)
+            variables = environments[kind] = environment(Path(folder) / kind, url)
             say(f"filling {kind} with {options.topics} topics")
-            fill(place, options.topics)
+            fill(variables, options.topics)
         print("| database | what | median | p99 | most | goal |\n|---|---|---:|---:|---:|---|")
-        for kind, place in places.items():
-            start_seconds(place)  # compiles what is not yet: installed packages are
-            starts = [start_seconds(place) for _ in range(options.starts)]
+        for kind, variables in environments.items():
+            start_seconds(variables)  # compiles our modules; installed packages are compiled
+            starts = [start_seconds(variables) for _ in range(options.starts)]
             goal = "reached" if max(starts) <= START_GOAL_SECONDS else "MISSED"
             print(
                 f"| {kind} | first answer after the start, s | {statistics.median(starts):.2f} | | {max(starts):.2f} "
@@ -71,18 +71,18 @@ def main(arguments: list[str] | None = None) -> int:
                 flush=True,
             )
         for number in range(options.rounds):
-            for kind, place in places.items():
-                with serving(place) as url:
+            for kind, variables in environments.items():
+                with serving(variables) as url:
                     for call in CALLS:
                         for connections in (1, 8):
-                            taken = ask(url, call, options.topics, options.requests, connections)
-                            report(kind, f"{call}, {connections} at a time, round {number + 1}", taken)
+                            times = request_times(url, call, options.topics, options.requests, connections)
+                            report(kind, f"{call}, {connections} at a time, round {number + 1}", times)
     return 0
 
 
 @contextmanager
 def databases(kinds: list[str]) -> Iterator[dict[str, str]]:
-    """URLs by kind; SQLite has none: it is the embedded one."""
+    """Return database URLs by kind. The URL of SQLite is empty, which means the embedded database."""
     urls = {"sqlite": ""} if "sqlite" in kinds else {}
     if "postgresql" not in kinds:
         yield urls
@@ -105,12 +105,12 @@ def name_of(number: int) -> TopicName:
     return TopicName("bench", f"n{number % NAMESPACES}", f"topic-{number}")
 
 
-def fill(place: dict[str, str], topics: int) -> None:
-    """One topic in earnest, then its rows under other names."""
+def fill(variables: dict[str, str], topics: int) -> None:
+    """Create one topic with data, and copy its rows under other names."""
     from storage.clock import SystemClock
     from storage.metadata.store import MetadataStore
 
-    settings = Settings.load(place)
+    settings = Settings.load(variables)
     if settings.database:
         MetadataStore(settings.database_url, SystemClock()).upgrade()
     with open_environment(settings) as environment:
@@ -135,7 +135,7 @@ def compacted_topic(environment: Environment) -> int:
 
 
 def copy_rows(connection: Connection, first: int) -> None:
-    """Give every other topic what the first one has."""
+    """Copy the rows of the first topic for every other topic."""
     others = [scalar for scalar in connection.execute(select(tables.topics.c.id)).scalars() if scalar != first]
     ids = iter(range(1_000_000, 1_000_000 + len(others) * (LEDGERS + 8)))
     for table, own in (
@@ -159,15 +159,15 @@ def copy_rows(connection: Connection, first: int) -> None:
 
 
 @contextmanager
-def serving(place: dict[str, str]) -> Iterator[str]:
-    """A service process that answers; ended by its pid."""
+def serving(variables: dict[str, str]) -> Iterator[str]:
+    """Run a service process that answers; end it by its pid."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     command = [str(Path(sys.executable).with_name("compactor")), "serve", "--port", str(port)]
-    with open(Path(place["COMPACTOR_DATA"]) / "serve.log", "ab") as log:
-        process = subprocess.Popen(command, env=place, stdout=log, stderr=log)
+    with open(Path(variables["COMPACTOR_DATA"]) / "serve.log", "ab") as log:
+        process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
     try:
         until = time.monotonic() + 60
         with httpx.Client() as client:
@@ -185,25 +185,25 @@ def serving(place: dict[str, str]) -> Iterator[str]:
         process.wait(60)
 
 
-def start_seconds(place: dict[str, str]) -> float:
+def start_seconds(variables: dict[str, str]) -> float:
     started = time.perf_counter()
-    with serving(place):
+    with serving(variables):
         return time.perf_counter() - started
 
 
-def ask(url: str, call: str, topics: int, requests: int, connections: int) -> list[float]:
-    """Milliseconds of each answer."""
-    taken: list[float] = []
+def request_times(url: str, call: str, topics: int, requests: int, connections: int) -> list[float]:
+    """Return the time to each answer, in milliseconds."""
+    times: list[float] = []
 
     def one_client(seed: int) -> None:
-        chosen = random.Random(seed)
+        choice = random.Random(seed)
         with httpx.Client(base_url=url) as client:
             for _ in range(requests // connections):
-                name = name_of(chosen.randrange(topics))
+                name = name_of(choice.randrange(topics))
                 path = f"/admin/v2/persistent/{name.tenant}/{name.namespace}/{name.topic}/{call}"
                 started = time.perf_counter()
                 answer = client.get(path)
-                taken.append(1000 * (time.perf_counter() - started))
+                times.append(1000 * (time.perf_counter() - started))
                 assert answer.status_code == 200, answer.text
 
     threads = [threading.Thread(target=one_client, args=(seed,)) for seed in range(connections)]
@@ -211,14 +211,14 @@ def ask(url: str, call: str, topics: int, requests: int, connections: int) -> li
         thread.start()
     for thread in threads:
         thread.join()
-    return taken
+    return times
 
 
-def report(database: str, what: str, taken: list[float]) -> None:
-    p99 = statistics.quantiles(taken, n=100)[98]
+def report(database: str, figure: str, times: list[float]) -> None:
+    p99 = statistics.quantiles(times, n=100)[98]
     goal = "reached" if p99 <= P99_GOAL_MS else "MISSED"
     print(
-        f"| {database} | {what}, ms | {statistics.median(taken):.1f} | {p99:.1f} | {max(taken):.1f} "
+        f"| {database} | {figure}, ms | {statistics.median(times):.1f} | {p99:.1f} | {max(times):.1f} "
         f"| p99 {P99_GOAL_MS:.0f}: {goal} |",
         flush=True,
     )

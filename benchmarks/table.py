@@ -1,4 +1,4 @@
-"""The result of a run as one Markdown table, and ratios within rounds."""
+"""Result of a run as one Markdown table, and ratios within rounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 
 @dataclass
 class Row:
-    """One contender's seconds by round; `failure` instead where it gave up. `family`: whose best is searched for."""
+    """Seconds of one contender by round, or its `failure`. `family`: group of contenders whose best counts."""
 
     name: str
     family: str
@@ -17,18 +17,18 @@ class Row:
 
 
 def ratios(row: Row, base: Row) -> list[float]:
-    """How many times as long as `base` it took, round by round."""
-    return [mine / theirs for mine, theirs in zip(row.seconds, base.seconds, strict=False)]
+    """Return the ratio of the row's time to that of `base`, round by round."""
+    return [seconds / base_seconds for seconds, base_seconds in zip(row.seconds, base.seconds, strict=False)]
 
 
 def best_ratios(rows: list[Row], family: str, base: Row) -> list[float]:
-    """As `ratios`, of the quickest of a family in each round; empty if none of it worked."""
+    """Return the ratio of the fastest row of a family, round by round; empty if all of them failed."""
     working = [row for row in rows if row.family == family and row.seconds and not row.failure]
     return [min(seconds) for seconds in zip(*(ratios(row, base) for row in working), strict=False)]
 
 
 def markdown(rows: list[Row], base: Row, messages: int) -> str:
-    """A line a contender: median and range of its seconds, its rate, its time over the base's."""
+    """Return a table with a line per contender: median and range of its seconds, its rate, its ratio to `base`."""
     lines = [
         "| way | seconds, median | min–max | messages/s | time, this job = 1 |",
         "|---|---:|---:|---:|---:|",

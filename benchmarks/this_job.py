@@ -1,8 +1,7 @@
-"""This job, run as the product runs it (claim … publish), again and again on the same raw ledgers.
+"""This job, run like the product (claim … publish), several times on the same raw ledgers.
 
-`Without` leaves work out, to show what it costs: by patching functions inside the worker for as long as a task takes,
-and in the driver around a run. The product has no switch for any of this, and a ledger that was published so is
-thrown away at once.
+`Without` omits work, to show its cost: it patches functions in the worker during a task, and in the driver around a
+run. The product has no such switch, and the benchmark deletes a ledger of such a run at once.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Without:
-    """What is left out of a run."""
+    """Work that a run omits."""
 
     index: bool = False
     checks: bool = False
@@ -70,7 +69,7 @@ def _nothing(*_: Any) -> None:
 
 @contextlib.contextmanager
 def patched(without: Without) -> Iterator[None]:
-    """Leave work out of this process while the context lasts."""
+    """Omit work in this process while the context lasts."""
     with contextlib.ExitStack() as patches:
         if without.index:
             patches.enter_context(mock.patch.object(phase_one, "_write_index", _nothing))
@@ -91,7 +90,7 @@ def patched(without: Without) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Stripped:
-    """A task that leaves work out; travels by pickle."""
+    """A task that omits work. Travels by pickle."""
 
     task: Callable[[int], Any]
     without: Without
@@ -103,7 +102,7 @@ class _Stripped:
 
 @dataclass(frozen=True)
 class _StrippingEngine:
-    """A Spark engine whose tasks leave work out."""
+    """A Spark engine whose tasks omit work."""
 
     engine: SparkEngine
     without: Without
@@ -131,7 +130,7 @@ class _StrippingEngine:
 
 @dataclass(frozen=True)
 class Compacted:
-    """One run: its wall time, its record, the Parquet files of its parts, and what is to be deleted after."""
+    """One run: its wall time, its record, and the Parquet files of its parts."""
 
     seconds: float
     run: RunRecord
@@ -140,7 +139,7 @@ class Compacted:
 
 @dataclass(frozen=True)
 class ThisJob:
-    """Compacts one topic from nothing, as often as asked."""
+    """Compactor of one topic, from raw each time."""
 
     environment: Environment
     store: LocalStore
@@ -148,7 +147,7 @@ class ThisJob:
     topic: Topic
 
     def compact(self, without: Without) -> Compacted:
-        """One run in the warm session."""
+        """Run a compaction in the warm session."""
         self.engine.warm_up()  # Spark ends workers that were idle for a minute; a contender may have taken longer
         plain = without == Without()
         compactor = two_phase.TwoPhaseCompactor(
@@ -165,7 +164,7 @@ class ThisJob:
         return Compacted(seconds, outcome.run, [str(self.store.root / part.rows.stored.name) for part in parts])
 
     def forget(self) -> None:
-        """Delete the compacted ledger, its cursor and its objects; raw stays."""
+        """Delete the compacted ledger, its cursor and its objects. Raw ledgers stay."""
         self.environment.metadata.cursors.delete(self.topic.record.id, COMPACTION_CURSOR)
         for stored in list(self.store.list(names.topic_prefix(self.topic.record.uid))):
             parsed = names.parse(stored.name)
@@ -174,7 +173,7 @@ class ThisJob:
 
 
 def peak_memory() -> dict[str, int]:
-    """Peak resident bytes so far: the driver's JVM, the largest Python worker below it, this process (imports too)."""
+    """Return the peak resident bytes until now: driver's JVM, its largest Python worker, this process with imports."""
     java = [process for process, name in descendants(os.getpid()) if name == "java"]
     workers = [process for jvm in java for process, _ in descendants(jvm)]
     return {
@@ -185,5 +184,5 @@ def peak_memory() -> dict[str, int]:
 
 
 def source_files(topic: Topic, store: LocalStore) -> list[str]:
-    """The topic's raw rows objects as files, in offset order."""
+    """Return the files of the topic's raw rows objects, in offset order."""
     return [str(Path(store.root) / ledger.rows.name) for ledger in topic.snapshot().ledgers]

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.topics`: a thousand topics of a thousand messages in one warm round, and one by itself."""
+"""`python -m benchmarks.topics`: a thousand topics of a thousand messages in one warm round, and a single topic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE_GOAL = 1.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it; 0 whatever the speed."""
+    """Run the benchmark. Return 0 whatever the speed."""
     import pyarrow as pa
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.topics", description=__doc__)

@@ -1,10 +1,10 @@
-"""The brokers and their Java clients, from Maven's central repository through Maven itself, and our few lines of Java.
+"""Artifacts of the brokers: their jars and Java clients through Maven, and our few lines of Java.
 
-Nothing of theirs is kept here: `java/*/pom.xml` lists what is wanted, Maven puts it where it always does, and tells the
-class path. Our Java source is compiled into the sitting's folder.
+`java/*/pom.xml` lists the dependencies; Maven downloads them into its own repository and prints the class path. Our
+Java source is compiled into the sitting's folder.
 
-What may go wrong: PeerFailed: no Maven, no JDK of version 17 or newer, no network for what Maven has not got yet, or
-a command that fails or takes too long.
+Errors: PeerFailed (no Maven, no JDK of version 17 or newer, no network for missing downloads, or a command that fails
+or takes too long).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TAIL = 1500
 
 @dataclass(frozen=True)
 class Artifacts:
-    """A peer's version and what Java needs to run it. `client`: the name of our class for its messages."""
+    """Version, Java and class path of a peer. `client`: name of our class for its messages."""
 
     version: str
     java: Path
@@ -37,20 +37,20 @@ class Artifacts:
     client: str
 
     def command(self, main: str, *arguments: str, options: tuple[str, ...] = ()) -> list[str]:
-        """The command line that runs a class with this class path."""
+        """Return the command line that runs a class with this class path."""
         return [str(self.java), *options, "-cp", self.class_path, main, *arguments]
 
     def run(self, main: str, *arguments: str, limit: float) -> str:
-        """Run a class to its end; its stdout. Raises PeerFailed."""
+        """Run a class to its end and return its stdout. Raises PeerFailed."""
         return run(self.command(main, *arguments, options=("-Xmx1g", "-Dlog4j2.level=ERROR")), limit)
 
     def run_client(self, *arguments: str, limit: float) -> str:
-        """As `run`, with our class for this peer's messages."""
+        """Run our class for this peer's messages to its end and return its stdout. Raises PeerFailed."""
         return self.run(self.client, *arguments, limit=limit)
 
 
 def get_artifacts(peer: str, client: str, folder: Path) -> Artifacts:
-    """Get what `java/<peer>/pom.xml` lists and compile `java/<peer>/<client>.java` into `folder`."""
+    """Get the dependencies of `java/<peer>/pom.xml`, and compile `java/<peer>/<client>.java` into `folder`."""
     try:
         home = find_java_home(os.environ).runtime
     except Misconfigured as error:
@@ -74,14 +74,14 @@ def get_artifacts(peer: str, client: str, folder: Path) -> Artifacts:
 
 
 def run(command: list[str], limit: float) -> str:
-    """Run a command to its end; its stdout. Raises PeerFailed with the end of what it said."""
-    what = Path(command[0]).name + " " + next((part for part in command if part.endswith(("Messages", "Tool"))), "")
+    """Run a command to its end and return its stdout. Raises PeerFailed with the end of its output."""
+    name = Path(command[0]).name + " " + next((part for part in command if part.endswith(("Messages", "Tool"))), "")
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired as error:
-        raise PeerFailed(f"{what.strip()} did not end within {limit:.0f} s") from error
+        raise PeerFailed(f"{name.strip()} did not end within {limit:.0f} s") from error
     if result.returncode:
         raise PeerFailed(
-            f"{what.strip()} failed with exit code {result.returncode}: {(result.stdout + result.stderr)[-_TAIL:]}"
+            f"{name.strip()} failed with exit code {result.returncode}: {(result.stdout + result.stderr)[-_TAIL:]}"
         )
     return result.stdout

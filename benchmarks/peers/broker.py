@@ -1,6 +1,6 @@
-"""A broker's process on this machine: started, followed by its log, ended by its id.
+"""Process of a broker on this machine, with its log.
 
-It listens on loopback only, on ports that were free a moment before, and keeps all it has in one folder.
+It listens on loopback only, on ports that were free just before, and stores its data in one folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TAIL = 1500
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Return ports that no process uses now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for item in sockets:
@@ -37,7 +37,7 @@ class Broker:
         self.name = name
         self._log = folder / "broker.log"
         with self._log.open("wb") as log:
-            # A session of its own: Ctrl-C in a terminal is for us, and we end it.
+            # An own session: Ctrl-C in a terminal reaches only us, and we end the broker.
             self._process = subprocess.Popen(
                 command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -47,31 +47,31 @@ class Broker:
         return self._process.pid
 
     def log_end(self) -> int:
-        """How long the log is now."""
+        """Return the current length of the log in bytes."""
         return self._log.stat().st_size
 
     def log_since(self, start: int) -> str:
-        """What was logged after `start`."""
+        """Return the log from the byte `start` on."""
         with self._log.open("rb") as log:
             log.seek(start)
             return log.read().decode(errors="replace")
 
-    def wait_for(self, pattern: str, limit: float, what: str) -> None:
+    def wait_for(self, pattern: str, limit: float, step: str) -> None:
         """Wait for a line of the log. Raises PeerFailed if that takes longer than `limit`, or if the process ends."""
-        deadline = Deadline(limit, f"{self.name}: {what}")
+        deadline = Deadline(limit, f"{self.name}: {step}")
         while not re.search(pattern, self.log_since(0)):
             self.check(deadline)
             time.sleep(_POLL_SECONDS)
 
     def check(self, deadline: Deadline) -> None:
-        """Raises PeerFailed if it has ended, or the time is over."""
+        """Raise PeerFailed if the process has ended, or the deadline is over."""
         if self._process.poll() is not None:
             tail = self.log_since(max(0, self.log_end() - _TAIL))
             raise PeerFailed(f"{self.name} ended with exit code {self._process.returncode}: {tail}")
         deadline.check()
 
     def stop(self) -> None:
-        """End it, politely first."""
+        """Terminate the process; kill it if that takes too long."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:

@@ -1,7 +1,7 @@
-"""Options of `python -m benchmarks.peers`, one sitting a shape, the tables on stdout.
+"""Command `python -m benchmarks.peers`: one sitting per shape, the tables on stdout.
 
-Needs Maven, a JDK of version 17 or newer, Linux, and 14 GB of disk for the largest shape; --small needs 1 GB.
-Exit code: 0 if all kept the same messages, whatever the speed; 1 if one did not, or failed.
+Needs Maven, a JDK of version 17 or newer, Linux, and 14 GB of disk for the largest shape; --small needs 1 GB. The exit
+code is 0 if all contenders kept the same messages, whatever the speed; 1 if one did not, or failed.
 """
 
 from __future__ import annotations
@@ -40,18 +40,20 @@ GOALS = {
     f"1m{_COMPRESSED}": {"Kafka": 2.0, "Pulsar": 2.0},
     f"10m{_COMPRESSED}": {"Kafka": 2.0, "Pulsar": 2.0},
 }
-"""By what is measured: the least ratio of the quickest of a family's time to this job's (issue 4)."""
+"""Minimum ratio of the fastest contender of a family to this job, by shape (issue 4)."""
 
 CLIENTS = {"Kafka": kafka.CLIENT, "Pulsar": pulsar.CLIENT}
-"""By peer: the name of our Java class for its messages."""
+"""Name of our Java class for the messages of each peer."""
 
 _LARGEST_BYTES = 14 << 30
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code."""
+    """Run the command and return the exit code."""
     options = _options(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes are ended and the folder is removed
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # runs the handlers that end processes and delete the folder
     _make_importable()
     parent = Path(tempfile.mkdtemp(prefix="peers-benchmark-", dir=options.folder))
     failed = False
@@ -82,9 +84,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.peers",
         description="This job beside the compaction of Apache Kafka and Apache Pulsar.",
     )
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--standard", choices=[*SHAPES, "all"], help="all: each, then 1m and 10m compressed")
-    what.add_argument("--small", action="store_true", help="100,000 messages, to see that it works (default)")
+    shapes = parser.add_mutually_exclusive_group()
+    shapes.add_argument("--standard", choices=[*SHAPES, "all"], help="all: each, then 1m and 10m compressed")
+    shapes.add_argument("--small", action="store_true", help="100,000 messages, as a test of the benchmark (default)")
     parser.add_argument(
         "--compression", action="store_true", help="LZ4 in the brokers, values of which half compresses"
     )
@@ -101,12 +103,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
     if options.compression and options.standard == "all":
-        parser.error("--standard all has what is compressed already")
+        parser.error("--standard all includes the compressed shapes")
     return options
 
 
 def _names(options: argparse.Namespace) -> list[str]:
-    """What is to be measured."""
+    """Return the names of the shapes to measure."""
     if options.standard == "all":
         return ALL
     return [("small" if options.small else options.standard) + (_COMPRESSED if options.compression else "")]
@@ -118,13 +120,13 @@ def _sit(name: str, folder: Path, options: argparse.Namespace, artifacts: Mappin
     shape = replace(SHAPES.get(plain, _SMALL), compressible=compression)
     cores = len(os.sched_getaffinity(0))
     contenders: list[Contender] = [ThisJob(cores, folder / "this-job", options.limit)]
-    if of_kafka := artifacts.get("Kafka"):
+    if kafka_artifacts := artifacts.get("Kafka"):
         contenders += [
-            kafka.Kafka(of_kafka, threads, folder / f"kafka-{threads}", compression, options.limit)
+            kafka.Kafka(kafka_artifacts, threads, folder / f"kafka-{threads}", compression, options.limit)
             for threads in sorted({1, cores})
         ]
-    if of_pulsar := artifacts.get("Pulsar"):
-        contenders.append(pulsar.Pulsar(of_pulsar, folder / "pulsar", compression, options.limit))
+    if pulsar_artifacts := artifacts.get("Pulsar"):
+        contenders.append(pulsar.Pulsar(pulsar_artifacts, folder / "pulsar", compression, options.limit))
     return sit(shape, contenders, options.rounds, folder, _say)
 
 
@@ -142,7 +144,7 @@ def _report(name: str, sat: Sat, rounds: int) -> None:
 
 
 def _make_importable() -> None:
-    """For the processes below: Spark's Python workers begin elsewhere."""
+    """Add the repository to PYTHONPATH for child processes; Spark's Python workers start in another folder."""
     repository = str(Path(__file__).resolve().parents[2])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [repository, os.environ.get("PYTHONPATH")]))
 

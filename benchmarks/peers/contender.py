@@ -1,9 +1,9 @@
-"""What takes part in a sitting, and what is measured while it compacts.
+"""Interface of contenders in a sitting, and the measurement of their compactions.
 
-Bytes written and memory are the kernel's counts (/proc, Linux only) over all processes of a contender: the bytes that
-they made dirty in files (`write_bytes`), and the sum of each process's own peak of resident memory, so that pages which
-two share count twice. The peaks are set back before each compaction, but memory that a process keeps from before
-(a Java heap that loading grew) counts.
+Written bytes and memory are the kernel's counts (/proc, Linux only) over all processes of a contender: the bytes of
+dirtied file pages (`write_bytes`), and the sum of the peaks of resident memory, so that shared pages count several
+times. The peaks are reset before each compaction, but memory that a process kept from before (a Java heap that grew
+during loading) counts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from benchmarks.peers.records import Survivors
 
 
 class PeerFailed(Exception):
-    """A contender could not do its work; the message says what, and what its log says."""
+    """A contender failed. The message has the reason and the end of its log."""
 
 
 @dataclass(frozen=True)
 class Messages:
-    """The same messages as a Parquet file and as a records file (`records`). `name`: also of the topic to make."""
+    """The same messages as a Parquet file and as a records file. `name`: also the prefix of topics."""
 
     name: str
     shape: Shape
@@ -36,25 +36,25 @@ class Messages:
 
 @dataclass(frozen=True)
 class Compaction:
-    """One compaction as the contender's clock saw it; `remark`: what it said about its work."""
+    """Time of one compaction, by the contender's clock. `remark`: its own figures."""
 
     seconds: float
     remark: str = ""
 
 
 class Contender(Protocol):
-    """Compacts messages. Calls come in the order load, compact, survivors, forget, over and over; `stop` at the end."""
+    """A compactor of messages. Call `load`, `compact`, `survivors` and `forget` per round, and `stop` at the end."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def family(self) -> str:
-        """Whose it is: the goals are held against the family's quickest."""
+        """The family of the contender. Goals apply to the fastest of a family."""
         ...
 
     def start(self) -> None:
-        """Make it ready; raises PeerFailed."""
+        """Start the contender. Raises PeerFailed."""
         ...
 
     def load(self, messages: Messages, topic: str) -> None:
@@ -62,46 +62,46 @@ class Contender(Protocol):
         ...
 
     def compact(self, topic: str) -> Compaction:
-        """Compact all of the topic, nothing of which was compacted before."""
+        """Compact the whole topic, for the first time."""
         ...
 
     def survivors(self, topic: str, shape: Shape) -> Survivors:
-        """What a compacted reader gets, tombstones aside."""
+        """Return the messages of a compacted reader, without tombstones."""
         ...
 
     def forget(self, topic: str) -> None:
-        """Free what the compaction took."""
+        """Delete the data of the compaction."""
         ...
 
     def process(self) -> int:
-        """The id of the process that all of its work is in or below."""
+        """Return the id of the root process of all its work."""
         ...
 
     def stop(self) -> None:
-        """End its processes, whatever happened."""
+        """End its processes, in any state."""
         ...
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a contender used in one compaction."""
+    """Resources of one compaction."""
 
     written_bytes: int
     peak_bytes: int
 
 
 class Meter:
-    """Begins at once; `read` says what was used since."""
+    """Meter of a contender's resources since its construction."""
 
     def __init__(self, process: int) -> None:
         self._process = process
         self._before = {item: _written_bytes(item) for item in self._processes()}
         for item in self._before:
             with contextlib.suppress(OSError):
-                Path(f"/proc/{item}/clear_refs").write_text("5")  # the peak is the present from here on
+                Path(f"/proc/{item}/clear_refs").write_text("5")  # resets the peak to the present value
 
     def read(self) -> Usage:
-        """Processes that have ended in between are not seen."""
+        """Return the usage since the construction, without processes that have ended."""
         now = self._processes()
         written = sum(_written_bytes(item) - self._before.get(item, 0) for item in now)
         return Usage(written, sum(map(peak_resident_bytes, now)))
@@ -111,20 +111,20 @@ class Meter:
 
 
 class Deadline:
-    """Raises PeerFailed when something takes too long."""
+    """Time limit of a step. `check` raises PeerFailed after its end."""
 
-    def __init__(self, seconds: float, what: str) -> None:
-        self._seconds, self._what = seconds, what
+    def __init__(self, seconds: float, step: str) -> None:
+        self._seconds, self._step = seconds, step
         self._end = time.monotonic() + seconds
 
     def check(self) -> None:
         if time.monotonic() > self._end:
-            raise PeerFailed(f"{self._what} did not end within {self._seconds:.0f} s; --limit gives it more")
+            raise PeerFailed(f"{self._step} did not end within {self._seconds:.0f} s; --limit gives it more")
 
 
 def _written_bytes(process: int) -> int:
     try:
-        found = re.search(r"^write_bytes: (\d+)", Path(f"/proc/{process}/io").read_text(), re.MULTILINE)
+        match = re.search(r"^write_bytes: (\d+)", Path(f"/proc/{process}/io").read_text(), re.MULTILINE)
     except OSError:
         return 0
-    return int(found[1]) if found else 0
+    return int(match[1]) if match else 0

@@ -1,11 +1,11 @@
-"""Apache Kafka's log cleaner: one broker in combined mode (KRaft), all settings as documented, but for these:
+"""Apache Kafka's log cleaner: one broker in combined mode (KRaft), with documented default settings except these:
 
-- `log.cleaner.threads`, and as many partitions as threads, since a partition is one thread's work;
-- `log.cleaner.backoff.ms` 50 instead of 15,000, so that threads begin together; it plays no part while they work;
-- the topic is compacted only after all is loaded and its segments are closed, so all of it is dirty and cleanable.
+- `log.cleaner.threads`, and as many partitions as threads, because one thread cleans a partition;
+- `log.cleaner.backoff.ms` 50 instead of 15,000, so that threads start together; it has no effect while they work;
+- the topic is compacted only after all messages are loaded and its segments are closed, so all of it is cleanable.
 
-Time is from the cleaner's own log: from the begin of the first pass to the end of the last. So what passes between our
-command and the cleaner's waking does not count; swapping the segments does, and the cleaner's own fsync.
+The time comes from the cleaner's own log: from the start of the first pass to the end of the last. It excludes the
+delay between our command and the start of the cleaner. It includes the swap of segments and the cleaner's own fsync.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from benchmarks.peers.records import Survivors, survivors_of_file
 
 CLIENT = "KafkaMessages"
 BATCH_BYTES = 128 << 10
-"""Of the producer. Kafka's own default is 16 KiB; larger batches are less work for its cleaner."""
+"""Batch size of the producer. Kafka's default is 16 KiB; larger batches are less work for its cleaner."""
 
 _POLL_SECONDS = 0.05
 _HEAP = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
-"""What Kafka's start script gives."""
+"""Options of Kafka's start script."""
 
 _SETTINGS = """\
 process.roles=broker,controller
@@ -47,7 +47,7 @@ log.cleaner.backoff.ms=50
 
 @dataclass
 class Kafka:
-    """A broker whose cleaner has `threads` threads, for topics of as many partitions."""
+    """A broker whose cleaner has `threads` threads, for topics with as many partitions."""
 
     artifacts: Artifacts
     threads: int

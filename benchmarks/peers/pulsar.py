@@ -1,14 +1,14 @@
-"""Apache Pulsar's compaction: one standalone broker with its bookie and metadata inside, settings as in its own
-standalone.conf where they matter, but for these:
+"""Apache Pulsar's compaction: one standalone broker with bookie and metadata.
 
-- retention without end, so that raw ledgers are not trimmed meanwhile; no functions, no WebSocket service;
-- no backups of journals, to spare the disk;
-- with `flushes`, the bookie acknowledges what is on the disk (benchmarks.gateway).
+Relevant settings are those of its standalone.conf, except these:
+- unlimited retention, so that raw ledgers are not trimmed during a sitting; no functions, no WebSocket service;
+- no backups of journals, to save disk space;
+- with `flushes`, the bookie acknowledges after a flush to the disk (benchmarks.gateway).
 
-Time is from the trigger (REST) to the first answer SUCCESS, asked for every 20 ms. The bookie does not fsync its
-journal (`journalSyncData=false`, the standalone default), so the compacted ledger need not be on the disk by then.
-What the bookie still had in memory from loading (at most half of its write cache of 1 GiB) may be written meanwhile and
-counts as written.
+The time is from the trigger (REST) to the first answer SUCCESS, polled every 20 ms. The bookie does not fsync its
+journal (`journalSyncData=false`, the standalone default), so the compacted ledger may not be on the disk by then.
+Messages in the bookie's memory from loading (at most half of its write cache of 1 GiB) may be written during the
+compaction, and count as written.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from benchmarks.peers.records import Survivors, survivors_of_file
 
 CLIENT = "PulsarMessages"
 BATCH_BYTES = 128 << 10
-"""Of the producer, with at most 1,000 messages: Pulsar's own defaults."""
+"""Batch size of the producer, with at most 1,000 messages: Pulsar's own defaults."""
 
 _POLL_SECONDS = 0.02
 _HTTP_SECONDS = 60
 _TOPICS = "/admin/v2/persistent/public/default"
 _HEAP = ("-Xms2g", "-Xmx2g", "-XX:MaxDirectMemorySize=4g", "-XX:+UseG1GC", "-XX:+PerfDisableSharedMem")
-"""As its start script gives, but for ZGC, which costs throughput and counts resident pages more than once."""
+"""Options of its start script, without ZGC, which costs throughput and counts resident pages several times."""
 
 _OPENED = (
     "java.base/java.nio",
@@ -84,9 +84,9 @@ class Pulsar:
     family: str = "Pulsar"
     heap: tuple[str, ...] = _HEAP
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings of its configuration file besides `_SETTINGS`."""
+    """Settings of its configuration file in addition to `_SETTINGS`."""
     token: str = ""
-    """The token of a superuser, where `settings` require one."""
+    """The token of a superuser, if `settings` require one."""
     _broker: Broker | None = field(default=None, init=False)
     _port: int = field(default=0, init=False)
     _web_port: int = field(default=0, init=False)
@@ -97,12 +97,12 @@ class Pulsar:
 
     @property
     def url(self) -> str:
-        """By Pulsar's binary protocol."""
+        """The URL for Pulsar's binary protocol."""
         return f"pulsar://{ADDRESS}:{self._port}"
 
     @property
     def web_url(self) -> str:
-        """Of its admin REST."""
+        """The URL of its admin REST."""
         return f"http://{ADDRESS}:{self._web_port}"
 
     def start(self) -> None:

@@ -1,10 +1,10 @@
-"""The messages in a form that a few lines of Java can read, and whether survivors are the same.
+"""Messages in a form that a few lines of Java can read, and the comparison of survivors.
 
-A records file holds, message after message, the key and the value and nothing else: all keys have KEY_BYTES digits, all
-values one size. It is made from the Parquet file that this job imports, so keys, values and order are the same.
+A records file holds the key and value of each message, one after the other: all keys have KEY_BYTES digits, all values
+have one size. It is written from the Parquet file that this job imports, so keys, values and order are the same.
 
-Survivors are compared by a SHA-256 over their keys and values in the order of keys. A broker's file with a key twice
-gives another digest than ours, which is right: compacted topics hold a key once.
+The comparison of survivors uses a SHA-256 over keys and values in key order. If a broker keeps a key twice, its digest
+differs, which is right: a compacted topic has a key once.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import pyarrow.parquet as pq
 from benchmarks.data import KEY_BYTES
 
 Records = npt.NDArray[np.uint8]
-"""One row a message: the bytes of its key, then those of its value."""
+"""One row per message: the bytes of its key, then of its value. Shape (n, KEY_BYTES + value bytes)."""
 
 _AT_ONCE = 250_000
 
 
 @dataclass(frozen=True)
 class Survivors:
-    """How many messages are left, and the digest over them."""
+    """Number of surviving messages, and the digest over them."""
 
     count: int
     sha256: str
@@ -39,35 +39,35 @@ class Survivors:
 
 
 class Disagreement(Exception):
-    """Contenders kept different messages; the times mean nothing until that is explained."""
+    """Contenders kept different messages, so their times are not comparable."""
 
 
 def write_records(parquet: Path, value_bytes: int, file: Path) -> None:
-    """Make the records file of a Parquet file with columns `key` and `value`."""
+    """Write the records file of a Parquet file with columns `key` and `value`."""
     with file.open("wb") as target, pq.ParquetFile(parquet) as source:
         for batch in source.iter_batches(batch_size=131_072, columns=["key", "value"]):
             records_of(batch.column("key"), batch.column("value"), value_bytes).tofile(target)
 
 
 def survivors_of_file(file: Path, value_bytes: int) -> Survivors:
-    """What a records file holds."""
+    """Return the survivors in a records file."""
     return survivors(np.fromfile(file, dtype=np.uint8).reshape(-1, KEY_BYTES + value_bytes))
 
 
 def survivors_of_parts(files: Iterable[str], value_bytes: int) -> Survivors:
-    """What rows objects of this project hold; rows without payload are tombstones and left out."""
-    found = []
+    """Return the survivors in rows objects of this project, without tombstones (rows without payload)."""
+    records = []
     for file in files:
         with pq.ParquetFile(file) as source:
             for batch in source.iter_batches(batch_size=131_072, columns=["key", "payload"]):
                 payloads = batch.column("payload")
                 live = pa.compute.greater(pa.compute.binary_length(payloads), 0)
-                found.append(records_of(batch.column("key").filter(live), payloads.filter(live), value_bytes))
-    return survivors(np.concatenate(found) if found else np.empty((0, KEY_BYTES + value_bytes), np.uint8))
+                records.append(records_of(batch.column("key").filter(live), payloads.filter(live), value_bytes))
+    return survivors(np.concatenate(records) if records else np.empty((0, KEY_BYTES + value_bytes), np.uint8))
 
 
 def survivors(records: Records) -> Survivors:
-    """Sort by key, then digest."""
+    """Sort the records by key, and return their number and digest."""
     places = 10 ** np.arange(KEY_BYTES - 1, -1, -1, dtype=np.int64)
     keys = np.zeros(len(records), np.int64)
     for place, weight in enumerate(places):
@@ -79,14 +79,14 @@ def survivors(records: Records) -> Survivors:
     return Survivors(len(records), digest.hexdigest())
 
 
-def check(name: str, found: Survivors, expected: Survivors) -> None:
-    """Raises Disagreement unless both are the same."""
-    if found != expected:
-        raise Disagreement(f"{name} left {found}, this job {expected}")
+def check(name: str, actual: Survivors, expected: Survivors) -> None:
+    """Raise Disagreement if the survivors differ."""
+    if actual != expected:
+        raise Disagreement(f"{name} kept {actual}, this job kept {expected}")
 
 
 def records_of(keys: pa.Array, values: pa.Array, value_bytes: int) -> Records:
-    """Keys and values side by side. Raises pyarrow.ArrowInvalid if one has another size."""
+    """Return keys and values side by side. Raises pyarrow.ArrowInvalid if one has another size."""
     return np.hstack([_fixed(keys, KEY_BYTES), _fixed(values, value_bytes)])
 
 

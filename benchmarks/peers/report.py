@@ -1,4 +1,4 @@
-"""The result of a sitting as one Markdown table, and whether the goals were reached."""
+"""Report of a sitting: one Markdown table, and a verdict per goal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 
 @dataclass
 class Line:
-    """One contender's rounds; `failure` instead where it gave up. `remark`: what it said in its last round."""
+    """Figures of one contender by round, or its `failure`. `remark`: its own figures of the last round."""
 
     name: str
     family: str
@@ -21,7 +21,7 @@ class Line:
 
 
 def markdown(lines: list[Line], messages: int) -> str:
-    """A row a contender; the first line is this job, which times are held against, round by round."""
+    """Return a table with a row per contender. The first line is this job, the base of the ratios."""
     base = lines[0]
     rows = [
         "| contender | seconds, median | min–max | messages/s | written, MiB | peak memory, MiB | time, this job = 1 |",
@@ -41,16 +41,16 @@ def markdown(lines: list[Line], messages: int) -> str:
 
 
 def ratios(line: Line, base: Line) -> list[float]:
-    """How many times as long as `base` it took, round by round."""
-    return [theirs / ours for theirs, ours in zip(line.seconds, base.seconds, strict=False)]
+    """Return the ratio of the line's time to that of `base`, round by round."""
+    return [seconds / base_seconds for seconds, base_seconds in zip(line.seconds, base.seconds, strict=False)]
 
 
 def verdicts(lines: list[Line], goals: Mapping[str, float]) -> list[str]:
-    """For each family with a goal: its quickest contender's time over this job's, and whether that is enough."""
-    found = []
+    """Return a sentence per family with a goal: the ratio of its fastest contender, and the verdict."""
+    sentences = []
     for family, goal in goals.items():
         best = [median(ratios(line, lines[0])) for line in lines if line.family == family and line.seconds]
         if best:
             verdict = "reached" if min(best) >= goal else "MISSED"
-            found.append(f"{family}: {min(best):.2f} × this job's time (goal {goal}: {verdict})")
-    return found
+            sentences.append(f"{family}: {min(best):.2f} × this job's time (goal {goal}: {verdict})")
+    return sentences

@@ -1,10 +1,11 @@
-"""One shape of data: the contenders started, warmed up, and taking turns round by round on the same messages.
+"""Sitting on one shape of data: the contenders start, warm up, and take turns round by round on the same messages.
 
-In each round each contender loads (not this job, whose raw ledgers stay), the disk is brought to rest (`sync`), the
-contender compacts while its writing and memory are watched, and what survives is read back and compared with what this
-job left: in every round, so a time never stands for other work. The warm-up is a round on at most WARM_UP messages.
+In each round each contender loads (not this job, whose raw ledgers stay), the disk is synchronized (`sync`), the
+contender compacts while its writes and memory are measured, and the survivors are read back and compared with this
+job's. That happens in every round, so all times are of the same work. The warm-up is a round on at most WARM_UP
+messages.
 
-Everything is in one folder, which is removed at the end, whatever happens, after the processes are.
+All files are in one folder, which is always removed at the end, after the processes have ended.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Sat:
-    """What one shape gave: a line for each contender, in their order, and what survived."""
+    """Result of one shape: a line per contender, in their order, and the survivors."""
 
     shape: Shape
     lines: list[Line]
@@ -37,7 +38,7 @@ class Sat:
 
 
 def sit(shape: Shape, contenders: Sequence[Contender], rounds: int, folder: Path, say: Say) -> Sat:
-    """Let `contenders`, this job first, take turns. One that fails has a line that says so; the others continue."""
+    """Let the contenders, this job first, take turns. A failure is in the contender's line; the others continue."""
     lines = [Line(contender.name, contender.family) for contender in contenders]
     survivors: Survivors | None = None
     with _running(contenders, lines, say):
@@ -54,21 +55,21 @@ def sit(shape: Shape, contenders: Sequence[Contender], rounds: int, folder: Path
                 if line.failure:
                     continue
                 try:
-                    found = _turn(
+                    actual = _turn(
                         contender, messages, f"{messages.name}-{number}", line if number else None, stage, say
                     )
                 except PeerFailed as failure:
-                    _give_up(contender, line, failure, say)
+                    _note_failure(contender, line, failure, say)
                     continue
-                expected = expected or found
-                check(contender.name, found, expected)
+                expected = expected or actual
+                check(contender.name, actual, expected)
             survivors = expected
     assert survivors is not None
     return Sat(shape, lines, survivors)
 
 
 def _turn(contender: Contender, messages: Messages, topic: str, line: Line | None, stage: str, say: Say) -> Survivors:
-    """Load, compact, read back, forget; what counts goes into `line`."""
+    """Load, compact, read back and forget. Record the figures in `line`; None: warm-up."""
     contender.load(messages, topic)
     os.sync()
     meter = Meter(contender.process())
@@ -79,11 +80,11 @@ def _turn(contender: Contender, messages: Messages, topic: str, line: Line | Non
         line.written_bytes.append(usage.written_bytes)
         line.peak_bytes.append(usage.peak_bytes)
         line.remark = compaction.remark
-    found = contender.survivors(topic, messages.shape)
+    survivors = contender.survivors(topic, messages.shape)
     contender.forget(topic)
     remark = f" ({compaction.remark})" if compaction.remark else ""
     say(f"{stage}: {contender.name} {compaction.seconds:.2f} s{remark}")
-    return found
+    return survivors
 
 
 def _make(name: str, shape: Shape, folder: Path) -> Messages:
@@ -96,7 +97,7 @@ def _make(name: str, shape: Shape, folder: Path) -> Messages:
 
 @contextlib.contextmanager
 def _running(contenders: Sequence[Contender], lines: list[Line], say: Say) -> Iterator[None]:
-    """Start all, end all."""
+    """Start all contenders, and stop them at the end."""
     with contextlib.ExitStack() as stack:
         for contender, line in zip(contenders, lines, strict=True):
             stack.callback(contender.stop)
@@ -104,12 +105,12 @@ def _running(contenders: Sequence[Contender], lines: list[Line], say: Say) -> It
             try:
                 contender.start()
             except PeerFailed as failure:
-                _give_up(contender, line, failure, say)
+                _note_failure(contender, line, failure, say)
         yield
 
 
-def _give_up(contender: Contender, line: Line, failure: PeerFailed, say: Say) -> None:
-    """Go on without it; raises `failure` again if it is this job, which all others are held against."""
+def _note_failure(contender: Contender, line: Line, failure: PeerFailed, say: Say) -> None:
+    """Record the failure, so that the others continue. Raise it again for this job, the base of all ratios."""
     if contender.family == OURS:
         raise failure
     line.failure = str(failure)
@@ -118,7 +119,7 @@ def _give_up(contender: Contender, line: Line, failure: PeerFailed, say: Say) ->
 
 @contextlib.contextmanager
 def folder_for(name: str, parent: Path, keep: bool) -> Iterator[Path]:
-    """A folder inside `parent` for as long as the context lasts."""
+    """Create a folder inside `parent` for the duration of the context."""
     folder = parent / name
     folder.mkdir()
     try:

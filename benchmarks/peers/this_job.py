@@ -1,7 +1,7 @@
-"""This job as a contender: imported by the product's own path, compacted by a warm session in a process of its own.
+"""This job as a contender: import by the product's own path, compaction by a warm session in its own process.
 
-Its memory is that process, the Spark driver's JVM and the Python workers, nothing of what imports or compares. The
-topic is imported once for all rounds; a run's compacted ledger is thrown away, so each run begins from raw.
+Its memory is that of this process, the Spark driver's JVM and the Python workers, without import and comparison. The
+topic is imported once for all rounds. The compacted ledger of each run is deleted, so each run starts from raw.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class ThisJob:
     def start(self) -> None:
         self.folder.mkdir()
         context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self.folder, self.threads), daemon=True)
+        self._connection, child_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(child_end, self.folder, self.threads), daemon=True)
         self._process.start()
-        theirs.close()
+        child_end.close()
         self._receive("its start")
 
     def load(self, messages: Messages, topic: str) -> None:
-        """Once for the same messages; later topics of them stand for that first one."""
+        """Import the messages once. Later topics with the same messages are aliases of the first one."""
         if messages.name in self._imported:
             self._imported[topic] = self._imported[messages.name]
             return
@@ -88,22 +88,22 @@ class ThisJob:
             self._process.terminate()
             self._process.join()
 
-    def _receive(self, what: str) -> tuple[float, list[str], str]:
+    def _receive(self, step: str) -> tuple[float, list[str], str]:
         assert self._connection is not None, "start() comes first"
         if not self._connection.poll(self.limit):
-            raise PeerFailed(f"{OURS}: {what} did not end within {self.limit:.0f} s; --limit gives it more")
+            raise PeerFailed(f"{OURS}: {step} did not end within {self.limit:.0f} s; --limit gives it more")
         try:
             answer = self._connection.recv()
         except EOFError as error:
-            raise PeerFailed(f"{OURS}: its process ended during {what}") from error
+            raise PeerFailed(f"{OURS}: its process ended during {step}") from error
         if isinstance(answer, str):
-            raise PeerFailed(f"{OURS}: {what} failed: {answer}")
+            raise PeerFailed(f"{OURS}: {step} failed: {answer}")
         seconds, parts, phases = answer
         return float(seconds), list(parts), str(phases)
 
 
 def _serve(connection: Connection, folder: Path, threads: int) -> None:
-    """In the child: answer each topic's name with a run on it, None with having purged that run."""
+    """Serve requests in the child: compact the topic of each name, delete the last run at each None."""
     from api.components import open_environment
     from api.settings.settings import Settings
     from benchmarks.this_job import ThisJob as Runs, Without
@@ -121,15 +121,15 @@ def _serve(connection: Connection, folder: Path, threads: int) -> None:
             runs: Runs | None = None
             while True:
                 try:
-                    asked = connection.recv()
+                    request = connection.recv()
                 except EOFError:
                     break
-                if asked is None:
+                if request is None:
                     assert runs is not None
                     runs.forget()
                     connection.send((0.0, [], ""))
                     continue
-                topic = open_topic(environment, TopicName.parse(asked))
+                topic = open_topic(environment, TopicName.parse(request))
                 runs = Runs(environment, environment.store, engine, topic)
                 result = runs.compact(Without())
                 phases = ", ".join(

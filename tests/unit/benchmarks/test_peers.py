@@ -52,7 +52,7 @@ def test_passes_are_read_with_the_stamps_of_their_messages() -> None:
         ("t-1-1", 0, 500, 1.7),
         ("t-1-0", 0, 300, 1002.5),
     ]
-    assert [pass_.ended - pass_.began for pass_ in passes] == pytest.approx([1.75, 2.5])
+    assert [pass_.end - pass_.start for pass_ in passes] == pytest.approx([1.75, 2.5])
 
 
 def test_time_runs_from_the_first_begin_to_the_last_end_of_the_topic() -> None:
@@ -96,7 +96,7 @@ def test_survivors_do_not_depend_on_order_but_on_every_byte(parquet: Path, tmp_p
     altered = records.copy()
     altered[17, 31] ^= 1
     for other in (altered, records[1:], np.vstack([records, records[:1]])):
-        with pytest.raises(Disagreement, match="a peer left"):
+        with pytest.raises(Disagreement, match="a peer kept"):
             check("a peer", survivors(other), whole)
 
 

@@ -53,7 +53,7 @@ def beating_batch(
     """Compacts the topics with each call, as one batch whose runs' heartbeats come every 15 ms."""
     compactor = replace(bench, engine=engine).compactor()
     batch = BatchRunner(bench.metadata, engine, SilentProgress(), heartbeat_ms=15, stall_detector=stall_detector)
-    claim: Callable[[TopicName], Job | None] = partial(compactor._claim, wanted=RunPolicies())
+    claim: Callable[[TopicName], Job | None] = partial(compactor._claim, requested=RunPolicies())
     return lambda: list(batch.run([topic.name for topic in some], claim, 10))
 
 

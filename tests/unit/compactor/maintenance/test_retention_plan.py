@@ -90,7 +90,7 @@ def test_a_young_ledger_keeps_all_that_lies_behind_it() -> None:
 def test_what_is_not_known_is_not_old() -> None:
     policies = TopicPolicies(cleanup_policy=DELETE, retention_ms=0)
     unknown = replace(extents(2)[0], newest=None, sealed=False)
-    assert plan_policies(snapshot(), [unknown], [], policies, NOW + 10**9).going == ()
+    assert plan_policies(snapshot(), [unknown], [], policies, NOW + 10**9).candidates == ()
 
 
 # --- by size -------------------------------------------------------------------------------------------------------
@@ -170,12 +170,12 @@ def test_compact_lets_raw_at_or_below_the_horizon_go(horizon: int | None, going:
     assert reasons(plan) == [TrimReason.COMPACTED] * going
     assert plan.start_offset == 0, "what survived is in the compacted ledger, which begins where it did"
     forced = plan_policies(snapshot(horizon=horizon), extents(3, 3, 3), [], policies, NOW, force=True)
-    assert len(forced.going) == going, "a ledger that straddles the horizon is not compacted"
+    assert len(forced.candidates) == going, "a ledger that straddles the horizon is not compacted"
 
 
 def test_an_empty_policy_lets_nothing_go() -> None:
     policies = TopicPolicies(retention_ms=0, retention_bytes=0)
-    assert plan_policies(snapshot(horizon=8), extents(3, 3, 3), [], policies, NOW + 10**12).going == ()
+    assert plan_policies(snapshot(horizon=8), extents(3, 3, 3), [], policies, NOW + 10**12).candidates == ()
 
 
 def test_both_policies_at_once() -> None:
@@ -213,7 +213,7 @@ def test_a_cursor_holds_what_it_has_not_acknowledged(name: str, marked: int | No
         assert (plan.hold.cursor, plan.hold.needs) == (name, 0 if marked is None else marked + 1)
     else:
         assert plan.hold is None
-    assert len(plan_policies(snapshot(), found, cursors, policies, NOW, force=True).going) == 3
+    assert len(plan_policies(snapshot(), found, cursors, policies, NOW, force=True).candidates) == 3
 
 
 def test_the_start_moves_as_far_as_the_slowest_cursor() -> None:
