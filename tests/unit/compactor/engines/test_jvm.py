@@ -61,7 +61,7 @@ def test_who_waits_for_it_hears_that_it_was_given_up_and_none_starts_afterwards(
     with pytest.raises(StartFailed, match="exit code -9"):
         launched(jvm, submit)
     ender.join()
-    with pytest.raises(StartFailed, match="given up"):
+    with pytest.raises(StartFailed, match="the start was cancelled"):
         launched(jvm, submit)
 
 
