@@ -24,10 +24,10 @@ import avro.schema
 DEFINITION_BYTES = 1 << 20
 """Largest definition of a schema, which is also the largest body of a REST call that produces nothing."""
 DEPTH = 256
-"""Arrays and objects within each other in a definition."""
+"""Nested arrays and objects of a definition."""
 STEPS = 200_000
-"""Pairs of types that one comparison looks at, about a second of work. Two equal records of N fields need about 3 N;
-two unions of N records, whose names are all different, N²."""
+"""Pairs of types that one comparison may check, about a second of work. Two equal records of N fields need about 3 N;
+two unions of N records with different names need N²."""
 _PROMOTIONS = {
     "int": ("long", "float", "double"),
     "long": ("float", "double"),
@@ -39,7 +39,7 @@ _NAMED = ("record", "enum", "fixed")
 
 
 class MalformedDefinition(ValueError):
-    """A definition that is not Avro; the message says why."""
+    """A definition that is not Avro. The message names the reason."""
 
 
 class TooComplex(ValueError):
@@ -61,7 +61,7 @@ def parse(data: bytes) -> avro.schema.Schema:
 
 
 def misfit(reader: avro.schema.Schema, writer: avro.schema.Schema, steps: int = STEPS) -> str:
-    """Return why `reader` cannot read what `writer` describes, with the path to it; empty: it can.
+    """Return the reason why `reader` cannot read data of `writer`, with the path of the field; empty: it can.
 
     Raises TooComplex, RecursionError.
     """
@@ -85,7 +85,7 @@ def _children(value: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """What a reader cannot read, and the names of the fields that lead to it, the innermost first."""
+    """The reason why data cannot be read, and the names of the fields that lead to it, the innermost first."""
 
     reason: str
     path: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class _Problem:
 
 @dataclass(frozen=True)
 class _Branches:
-    """The branches of a reader's union, by type, and those with names by type and full name or alias."""
+    """The branches of a reader's union by type; named types also by type and full name or alias."""
 
     by_type: Mapping[str, Sequence[Any]]
     by_name: Mapping[tuple[str, str], Any]
@@ -118,10 +118,10 @@ class _Branches:
 
 
 class _Resolution:
-    """One comparison. A pair that is being compared counts as readable where it comes up again."""
+    """One comparison. A pair that occurs again while it is compared counts as readable there."""
 
     def __init__(self, steps: int) -> None:
-        self._left = steps
+        self._steps_left = steps
         self._steps = steps
         self._results: dict[tuple[int, int], _Problem | None] = {}
         self._unions: dict[int, _Branches] = {}
@@ -130,8 +130,8 @@ class _Resolution:
         pair = id(reader), id(writer)
         if pair in self._results:
             return self._results[pair]
-        self._left -= 1
-        if self._left < 0:
+        self._steps_left -= 1
+        if self._steps_left < 0:
             raise TooComplex(f"its comparison needs more than {self._steps} pairs of types")
         self._results[pair] = None
         result = self._results[pair] = self._compare(reader, writer)
@@ -146,7 +146,7 @@ class _Resolution:
         if read != written:
             if read in _PROMOTIONS.get(written, ()):
                 return None
-            return _Problem(f"{_shown(writer)} cannot be read as {_shown(reader)}")
+            return _Problem(f"{_described(writer)} cannot be read as {_described(reader)}")
         if read == "array":
             return self._within("items", reader.items, writer.items)
         if read == "map":
@@ -154,9 +154,9 @@ class _Resolution:
         if read == "record":
             return self._of_records(reader, writer)
         if read in _NAMED and not _is_named_as(reader, writer):
-            return _Problem(f"{_shown(writer)} cannot be read as {_shown(reader)}: the names differ")
+            return _Problem(f"{_described(writer)} cannot be read as {_described(reader)}: the names differ")
         if read == "fixed" and reader.size != writer.size:
-            return _Problem(f"{_shown(writer)} of {writer.size} bytes cannot be read with {reader.size} bytes")
+            return _Problem(f"{_described(writer)} of {writer.size} bytes cannot be read with {reader.size} bytes")
         return None
 
     def _of_union(self, reader: Any, writer: Any) -> _Problem | None:
@@ -174,7 +174,7 @@ class _Resolution:
             return None
         if any(promoted in branches.by_type for promoted in _PROMOTIONS.get(written, ())):
             return None
-        return _Problem(f"no branch of the union reads {_shown(writer)}")
+        return _Problem(f"no branch of the union reads {_described(writer)}")
 
     def _of_records(self, reader: Any, writer: Any) -> _Problem | None:
         fields = writer.fields_dict
@@ -210,6 +210,6 @@ def _aliases(item: Any) -> list[str]:
     return [alias for alias in aliases if isinstance(alias, str)] if isinstance(aliases, list) else []
 
 
-def _shown(schema: Any) -> str:
+def _described(schema: Any) -> str:
     kind = _type(schema)
     return f"{kind} {schema.fullname[:100]}" if kind in _NAMED else kind

@@ -74,7 +74,7 @@ class TopicClosed(Unavailable):
     """A topic that this process has closed. Clients look it up again and find its owner."""
 
     def __init__(self, topic: TopicName) -> None:
-        super().__init__(f"{topic} is given up here", "look it up again", is_public=True)
+        super().__init__(f"{topic} is not served here any more", "look it up again", is_public=True)
 
 
 class ProducerBusy(Conflict):

@@ -1,9 +1,9 @@
-"""Which schema may follow which, by type, as Pulsar's broker decides it.
+"""Compatibility of two versions of a schema, by type, as Pulsar's broker decides it.
 
     AVRO, JSON, PROTOBUF   the definition is Avro's (`avro_resolution.py`)
     PROTOBUF_NATIVE        the full name of the root message stays the same
     KEY_VALUE              the types of key and value stay the same, and each follows by the rules of its type
-    all others             there is nothing to compare
+    all others             always compatible
 
 Source: `SchemaCompatibilityCheck` and its classes, `SchemaDataValidator`. Definitions come from clients and may be
 anything; a comparison is bounded, and is one call without input or output, so that it can run in a process of its own
@@ -59,7 +59,7 @@ _LENGTH = struct.Struct(">i")
 
 @dataclass(frozen=True)
 class Definition:
-    """A schema as far as it is compared. `type`: a member of SchemaType by its name, or BYTES."""
+    """The part of a schema that is compared. `type`: the name of a member of SchemaType, or BYTES."""
 
     type: str
     data: bytes
@@ -68,9 +68,9 @@ class Definition:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A question: may `new` follow `old`? `old` None: is `new` a definition at all?
+    """A comparison of the version `new` with an earlier one, `old`; without `old`, a check that `new` is a definition.
 
-    `new_reads_old` and `old_reads_new`: what must hold.
+    `new_reads_old` and `old_reads_new`: the conditions that must hold.
     """
 
     new: Definition
@@ -85,7 +85,7 @@ class Comparison:
 
 
 def explain(comparison: Comparison, steps: int = STEPS) -> str:
-    """Return why `new` may not follow `old`; empty: it may.
+    """Return the reason why `new` may not follow `old`; empty: it may.
 
     Raises MalformedDefinition if `new` cannot be read, TooComplex, RecursionError.
     """
@@ -163,7 +163,7 @@ def _explain_key_value(comparison: Comparison, steps: int) -> str:
 
 
 def _parts(schema: Definition) -> dict[str, Definition]:
-    """Return key and value as schemas of their own. Raises MalformedDefinition."""
+    """Return the schemas of key and value. Raises MalformedDefinition."""
     return {
         name: Definition(schema.properties.get(f"{name}.schema.type") or "BYTES", data)
         for name, data in zip(("key", "value"), split_parts(schema.data), strict=True)

@@ -1,12 +1,12 @@
-"""Comparisons of schemas, in processes that can be ended.
+"""Comparisons of schemas, in processes that can be killed.
 
-Definitions come from clients, and a comparison holds Python's lock for as long as it computes. Small ones are compared
-here, which takes some milliseconds; all others by a child process, which is started when it is first needed, serves one
-check at a time, and is killed when the check exceeds its seconds. The next check starts another.
+Definitions come from clients, and a comparison holds Python's lock while it computes. Small ones are compared in the
+caller's thread, which takes a few milliseconds. All others are compared by a child process: it is started when it is
+first needed, serves one check at a time, and is killed when a check exceeds its seconds; the next check starts another.
 
-A check is one caller's question about one schema: it may compare it with many versions, and its seconds count for all
-of them. At most `PROCESSES` run at once. One tenant has at most `CHECKS_OF_TENANT` that run or wait, so that a tenant
-cannot keep the others from comparing theirs.
+A check is one caller's request about one schema: it may compare the schema with many versions, and its seconds count
+for all of them. At most `PROCESSES` checks run at the same time. One tenant has at most `CHECKS_OF_TENANT` that run or
+wait, so that a tenant cannot keep other tenants from comparing theirs.
 
 Blocks. The child imports this module and Avro, and nothing else of the service.
 """
@@ -34,7 +34,7 @@ CHECK_SECONDS = 10.0
 """Seconds of comparing that one check may take. One comparison within the bounds of `avro_resolution.py` takes about
 three on a free machine."""
 START_SECONDS = 60.0
-"""Seconds after which a child that has not reported that it runs is given up."""
+"""Seconds after which a child that has not reported its start is killed."""
 SMALL_BYTES = 16 << 10
 """Bytes of both definitions up to which they are compared in the caller's thread."""
 SMALL_STEPS = 5_000
@@ -58,8 +58,8 @@ class _Child:
         self.is_running = False
 
     def ask(self, comparison: Comparison, seconds: float) -> tuple[str, str, float]:
-        """Return kind and text of the answer, and the seconds that comparing took: what is waited for before, a start
-        for example, does not count. Raises TimeoutError, EOFError, OSError: the child is of no more use."""
+        """Return the kind and the text of the answer, and the seconds of the comparison alone, without a start. Raises
+        TimeoutError, EOFError, OSError; then the child cannot be used any more."""
         if not self.is_running:
             if not self._connection.poll(START_SECONDS):
                 raise TimeoutError
@@ -84,20 +84,21 @@ class SchemaCheck:
     def __init__(self, processes: SchemaProcesses, seconds: float) -> None:
         self._processes = processes
         self._seconds = seconds
-        self._left = seconds
+        self._seconds_left = seconds
 
     def explain(self, comparison: Comparison) -> str:
-        """Return why a schema may not follow; empty: it may. Raises MalformedDefinition, TooComplex, Unavailable."""
+        """Return the reason why a schema may not follow; empty: it may. Raises MalformedDefinition, TooComplex,
+        Unavailable."""
         if comparison.size <= SMALL_BYTES:
             with suppress(TooComplex, RecursionError):
                 return explain(comparison, SMALL_STEPS)
         try:
-            kind, text, seconds = self._processes.ask(comparison, self._left)
+            kind, text, seconds = self._processes.ask(comparison, self._seconds_left)
         except TimeoutError:
             raise TooComplex(f"comparing it takes longer than {self._seconds:g} s") from None
         except (EOFError, OSError) as error:
             raise Unavailable("the process that compared the schema has ended", "try again", is_public=True) from error
-        self._left -= seconds
+        self._seconds_left -= seconds
         if kind == "malformed":
             raise MalformedDefinition(text)
         if kind == "complex":
@@ -117,7 +118,7 @@ class SchemaProcesses:
 
     @contextmanager
     def check(self, tenant: str) -> Iterator[SchemaCheck]:
-        """Count a check of a tenant while it runs. Raises Unavailable if the tenant has too many."""
+        """Count a check of a tenant while it runs. Raises Unavailable if the tenant has too many already."""
         with self._lock:
             if self._checks[tenant] >= CHECKS_OF_TENANT:
                 raise Unavailable(
@@ -133,7 +134,7 @@ class SchemaProcesses:
                     del self._checks[tenant]
 
     def ask(self, comparison: Comparison, seconds: float) -> tuple[str, str, float]:
-        """Return what a child answers. Raises TimeoutError, EOFError, OSError, Unavailable."""
+        """Return the answer of a child, and its seconds. Raises TimeoutError, EOFError, OSError, Unavailable."""
         with self._slots:
             with self._lock:
                 child = self._idle.pop() if self._idle else None
@@ -148,7 +149,7 @@ class SchemaProcesses:
             return answer
 
     def close(self) -> None:
-        """End the processes that are idle. Those at work end with their check, or with the service."""
+        """Kill the idle processes. Busy ones end with their check, or with the service."""
         with self._lock:
             children, self._idle = self._idle, []
         for child in children:
@@ -157,7 +158,7 @@ class SchemaProcesses:
 
 def serve(connection: Connection) -> None:
     """Answer comparisons until the other end of the pipe is closed. The child's main function."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's: it ends the child
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which ends the child
     with suppress(OSError):
         os.nice(5)
     sys.setrecursionlimit(_RECURSION)

@@ -7,7 +7,7 @@ A request reads no more definitions than it needs: equal bytes are compared by t
 layout alone are recognised among the newest `LAYOUT_BYTES`, and a comparison reads one version at a time. Versions of a
 type that has no meaning (earlier releases stored any number) count as absent; new ones are refused.
 
-Blocks: `ensure`, `ensure_readable` and `check` compare, and belong into the threads for schemas; all else reads SQL.
+Blocks: `ensure`, `ensure_readable` and `check` compare, and need the threads for schemas; all others read SQL.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 
 LAYOUT_BYTES = 1 << 20
-"""Bytes of the newest definitions among which one is recognised that differs in layout alone."""
+"""Bytes of the newest definitions that are searched for one that differs in layout alone."""
 TOPIC_BYTES = 8 << 20
 """Bytes of all definitions of a topic: REST returns them in one answer."""
 VERSIONS = 10_000
@@ -72,17 +72,17 @@ class SchemaRegistry:
         _check_size(schema)
         if kind not in AVRO_DEFINED:
             return None
-        content, left = _content(schema.data), LAYOUT_BYTES
+        content, budget = _content(schema.data), LAYOUT_BYTES
         for outline in reversed(self.outlines(topic)):
-            left -= outline.size
-            if left < 0:
+            budget -= outline.size
+            if budget < 0:
                 break
             if outline.type == kind and (record := self._load(topic, outline)) and _content(record.data) == content:
                 return record
         return None
 
     def strategy(self, topic: TopicName) -> str:
-        """Return the strategy that holds for a topic, or would if it existed."""
+        """Return the compatibility strategy of a topic, also of one that does not exist yet."""
         names = (topic, topic.of_partition(0))
         records = self._metadata.topics.named(names)
         for name in names:
@@ -97,16 +97,16 @@ class SchemaRegistry:
         for _ in range(_TRIES):
             if stored := self.same(topic, schema):
                 return stored
-            every = self._metadata.schemas.outlines(topic)
+            outlines = self._metadata.schemas.outlines(topic)
             self.check(topic, schema)
-            if len(every) >= VERSIONS or sum(item.size for item in every) + len(schema.data) > TOPIC_BYTES:
+            if len(outlines) >= VERSIONS or sum(item.size for item in outlines) + len(schema.data) > TOPIC_BYTES:
                 raise IncompatibleSchema(
                     f"the schemas of {topic.whole or topic} have more than {TOPIC_BYTES >> 20} MiB or {VERSIONS:,} "
                     "versions together with it",
                     "delete the topic's schemas, and store the newest again",
                     is_public=True,
                 )
-            version = every[-1].version + 1 if every else 0
+            version = outlines[-1].version + 1 if outlines else 0
             if self._metadata.schemas.add(topic, schema, version):
                 return SchemaRecord(version, schema.type, schema.name, schema.data, schema.properties)
         raise Unavailable(f"the schema of {topic} is changed by many callers at once", "try again", is_public=True)
@@ -117,8 +117,8 @@ class SchemaRegistry:
         return stored is not None and stored.version == self.outlines(topic)[-1].version
 
     def ensure_readable(self, topic: TopicName, schema: SchemaRecord) -> None:
-        """Store a consumer's schema if the topic has none, as in Pulsar; else check that it reads the newest. Raises
-        IncompatibleSchema, InvalidSchema, Unavailable."""
+        """Store a consumer's schema if the topic has none, as Pulsar does; otherwise check that it can read the newest
+        version. Raises IncompatibleSchema, InvalidSchema, Unavailable."""
         outlines = self.outlines(topic)
         if not outlines:
             self.ensure(topic, schema)
@@ -194,7 +194,7 @@ def _check_size(schema: SchemaRecord) -> None:
 
 
 def _explain(check: SchemaCheck, comparison: Comparison) -> str:
-    """Return why a schema may not follow; empty: it may. Raises InvalidSchema, Unavailable."""
+    """Return the reason why a schema may not follow; empty: it may. Raises InvalidSchema, Unavailable."""
     try:
         return check.explain(comparison)
     except MalformedDefinition as error:
@@ -212,7 +212,7 @@ def _definition(schema: SchemaRecord) -> Definition:
 
 
 def _content(data: bytes) -> object:
-    """Return what an Avro definition says, without its layout."""
+    """Return the content of an Avro definition without its layout."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):

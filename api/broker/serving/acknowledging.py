@@ -145,11 +145,15 @@ class Acknowledgements:
             if self.on_settled is not None:
                 self.on_settled(pending)
 
+    def begin(self) -> None:
+        """Note that the position was opened: it may be before the known end."""
+        self._end = -1
+
     def clear(self) -> None:
         """Drop everything that is about an earlier position."""
         self._pending.clear()
         self._acked_ids.clear()
-        self._end = -1
+        self.begin()
 
     def _acknowledge(self, consumer: Consumer, pending: PendingAck, ack_set: Sequence[int]) -> None:
         position = self._position.current

@@ -1,6 +1,7 @@
-"""Pulsar's clients that are connected to this service, as stats and metrics show them; whoever serves them fills it in.
+"""The clients that are connected to this service, as stats, metrics and other doors see them.
 
-The stats of a topic are read by threads while clients come and go: what they get is of about one moment.
+The server of Pulsar's protocol fills in the functions. Threads read the stats of a topic while clients come and go: the
+values of one answer are of about one moment.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from storage.model import LogPosition, TopicName
 
 @dataclass(frozen=True)
 class SubscriptionClients:
-    """The consumers of a subscription: by fields of Pulsar's stats, the subscription's own and each consumer's.
+    """The consumers of a subscription: fields of Pulsar's stats, of the subscription and of each consumer.
 
-    `backlog`: messages that are not acknowledged, by the topic's end and first offset; None: it has no cursor here.
-    `delivered_end`: the offset behind the last message that was delivered; `durable`: it has a cursor, else it is a
-    reader's."""
+    `backlog` returns the number of unacknowledged messages for the topic's end and first offset; None: it has no cursor
+    in this process. `delivered_end`: the offset after the last delivered message. `durable`: it has a cursor; otherwise
+    it is a reader's.
+    """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     consumers: tuple[Mapping[str, Any], ...] = ()
@@ -40,7 +42,7 @@ class TopicClients:
 
 @dataclass(frozen=True)
 class ClientCounts:
-    """What metrics show of one topic's clients. Counters are since the topic was opened."""
+    """Counts of one topic's clients for metrics. Counters begin when the topic is opened."""
 
     producers: int = 0
     consumers: int = 0
@@ -54,36 +56,37 @@ class ClientCounts:
 
 
 class LiveSubscription(Protocol):
-    """A durable subscription of a topic that this service serves: its state is here, and every door moves it here.
+    """A durable subscription whose state is in this process: every door moves it here.
 
-    Calls come from any thread but that of the event loop, and block. They raise CompactorError.
+    Calls come from threads other than that of the event loop, and block. They raise CompactorError.
     """
 
     @property
     def cursor(self) -> Cursor:
-        """The cursor that its consumers acknowledge on."""
+        """The cursor on which its consumers acknowledge."""
 
     def acknowledged(self) -> None:
-        """Messages were acknowledged on `cursor` by this caller: write them, and deliver none of them."""
+        """Write the acknowledgements that the caller has made on `cursor`; their messages are not delivered."""
 
     def extend(self, end: int) -> None:
-        """Messages exist before that offset: they may be acknowledged."""
+        """Note that messages exist before the offset `end`: they may be acknowledged."""
 
     def reset(self, mark: LogPosition | None) -> None:
-        """Begin again after a message; consumers are disconnected, and subscribe again."""
+        """Begin again after the message at `mark`; None: at the first one. Consumers are disconnected, and their
+        clients subscribe again."""
 
     def end(self, force: bool) -> None:
-        """Disconnect its consumers, for its cursor is deleted next. Raises Conflict if there are any, unless forced."""
+        """Disconnect its consumers before its cursor is deleted. Raises Conflict if it has any, unless forced."""
 
 
 @dataclass
 class ConnectedClients:
-    """Asks the server of Pulsar's clients; without one there are none."""
+    """Access to the connected clients; without a server for them there are none."""
 
     subscription: Callable[[TopicRecord, str], LiveSubscription | None] = lambda _topic, _name: None
-    """The subscription of a topic, if its state is in this service."""
+    """Return a subscription whose state is in this process; None: it is not."""
     truncated: Callable[[TopicRecord], None] = lambda _: None
-    """A topic was truncated: what was read of it is dropped."""
+    """Note that a topic was truncated: its entries in memory are dropped."""
 
     of_topic: Callable[[TopicName], TopicClients] = lambda _: TopicClients()
     counts: Callable[[], Iterable[tuple[TopicName, ClientCounts]]] = tuple

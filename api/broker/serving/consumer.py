@@ -1,10 +1,9 @@
 """A consumer: permits, unacknowledged messages, rates; and the channel to its client.
 
-Permits count messages, as Pulsar's do. For an entry of which some slots are not delivered, clients differ. Java's from
-3.0.3, 3.1.3 and 3.2.1 on give back permits for the slots that they deliver; older ones, C++, Python, Node.js and Go
-also for those that the acknowledgement set hides (apache/pulsar #22091). `returns_dropped_slots` says which kind a
-client is, so that permits are taken for as many messages as come back: with fewer, a client with a queue of 10 would be
-sent the whole topic.
+Permits count messages, as Pulsar's do. Clients differ for an entry of which some slots are hidden by its
+acknowledgement set. Java's from 3.0.3, 3.1.3 and 3.2.1 on return permits for the slots that they deliver; older ones,
+C++, Python, Node.js and Go also for the hidden slots (apache/pulsar #22091). An entry must cost as many permits as its
+client returns: if it cost fewer, a client with a queue of 10 would be sent the whole topic.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class SubscriptionType(IntEnum):
 
     @property
     def is_individual(self) -> bool:
-        """Whether several consumers receive messages, and acknowledge one by one."""
+        """Several consumers receive messages, and acknowledge them one by one."""
         return self in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 
     @property
@@ -40,7 +39,11 @@ class SubscriptionType(IntEnum):
 
 @dataclass(frozen=True)
 class ConsumerOptions:
-    """The options of a consumer. `sticky_ranges`: the key hashes that it asks for, first and last; None: any."""
+    """The options of a consumer.
+
+    `sticky_ranges`: the ranges of key hashes that it requests, each by its first and last; None: any.
+    `returns_dropped_slots`: its client returns permits for hidden slots, too.
+    """
 
     name: str
     type: SubscriptionType
@@ -61,7 +64,7 @@ class Consumer:
         self.permits = 0
         self.unacked = 0
         self.pending: dict[EntryKey, PendingAck] = {}
-        """Entries that it has received and not acknowledged."""
+        """The entries that it has received and not acknowledged."""
         self.delivered = Rate()
         self.redelivered = Rate()
         self.acknowledged = Rate()
@@ -84,12 +87,12 @@ class Consumer:
         self.last_flow_at = now_ms
 
     @property
-    def takes(self) -> bool:
-        """Whether a message can be sent now."""
+    def can_receive(self) -> bool:
+        """The consumer has permits, and its client accepts more bytes."""
         return self.permits > 0 and self.channel.is_writable
 
     def send(self, entry: DeliverableEntry, pending: PendingAck, now_ms: int) -> None:
-        """Send an entry, of which the slots `pending.live` are to be delivered."""
+        """Send the slots `pending.live` of an entry."""
         count = pending.live.bit_count()
         self.permits -= entry.messages if self.options.returns_dropped_slots else count
         self.unacked += count

@@ -1,12 +1,11 @@
-"""Acknowledgements of all subscriptions of a service, written together; and the position of a subscription in memory.
+"""Acknowledgements of all subscriptions of a service, written together.
 
-A cursor that has acknowledgements is noted here. Once a second those that were noted are written in one transaction
-(`storage.cursor.flush_together`), so a kill loses about a second of acknowledgements however many topics there are. A
-client that asks for a receipt joins the next group, which begins when the one before is written. A cursor whose
-mark-delete needs an id that only the topic knows is located beside, by threads of that topic: a store that hangs holds
-up no group.
+A cursor that has acknowledgements is noted here. Once a second the noted cursors are written in one transaction
+(`storage.cursor.flush_together`), so a kill loses about a second of acknowledgements, however many topics are open. A
+client that requests a receipt joins the next group, which begins when the present one is written. Some mark-deletes
+need an id that only the topic knows: threads of the topic find it, so a store that hangs delays no group.
 
-May go wrong: the database; then the acknowledgements stay noted and are tried again, and receipts are refused.
+May go wrong: the database. Then the cursors stay noted and are written later, and receipts are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class CursorOwner(Protocol):
     """The subscription of a cursor."""
 
     def write_failed(self, cursor: Cursor, error: CompactorError) -> None:
-        """The cursor cannot be written any more: Fenced, NotFound."""
+        """Handle a cursor that cannot be written any more: Fenced, NotFound."""
 
     def locate_mark(self, cursor: Cursor) -> None:
         """Begin to find the id of the message that mark-delete has come to."""
@@ -54,24 +53,24 @@ class CursorWriter:
         self._dirty[cursor] = owner
 
     def forget(self, cursor: Cursor) -> None:
-        """Write nothing more of a cursor: its subscription is gone."""
+        """Write nothing more of a cursor: its subscription has another one now."""
         self._dirty.pop(cursor, None)
 
     async def flush(self, cursor: Cursor) -> None:
-        """Write a cursor now. Raises Fenced, NotFound, Unavailable; after the last it is tried again by itself."""
+        """Write a cursor now. Raises Fenced, NotFound, Unavailable; after Unavailable the writer tries again later."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(cursor, []).append(future)
         self._start()
         await future
 
     async def run(self) -> None:
-        """Write what was noted, once a second, until the task is cancelled."""
+        """Write the noted cursors once a second, until the task is cancelled."""
         while True:
             await asyncio.sleep(self._seconds)
             self.write_noted()
 
     def write_noted(self) -> None:
-        """Begin to write what was noted."""
+        """Begin to write the noted cursors."""
         if self._dirty:
             self._start()
 
@@ -80,7 +79,7 @@ class CursorWriter:
             self._task = asyncio.create_task(self._write(), name="cursor writer")
 
     async def _write(self) -> None:
-        """Write groups until no receipt waits and what was noted at the start is written."""
+        """Write groups until no receipt waits and the cursors that were noted at the start are written."""
         noted = list(self._dirty)
         while self._waiting or noted:
             waiting, self._waiting = self._waiting, {}
@@ -98,7 +97,7 @@ class CursorWriter:
             errors = await self._database.run(flush_together, self._metadata, group)
         except CompactorError as error:
             errors = dict.fromkeys(group, error)
-        except Exception as error:  # one damaged cursor must not keep the others from being written
+        except Exception as error:  # one damaged cursor must not delay the others
             LOG.warning("cursors cannot be written together (%s): each is written by itself", error)
             errors = await self._write_each(group)
         for cursor in group:
@@ -139,7 +138,7 @@ class CursorWriter:
 
 
 class MarkLocator:
-    """Finds the ids of mark-deletes of one subscription, one at a time, beside the writing of cursors."""
+    """A search in the topic for the ids of one subscription's mark-deletes, one at a time, outside the groups."""
 
     def __init__(
         self,
@@ -147,14 +146,14 @@ class MarkLocator:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         on_located: Callable[[Cursor], object],
     ) -> None:
-        """`on_located`: called with a cursor whose mark-delete has moved, to write it."""
+        """`on_located` is called with a cursor whose mark-delete has moved: it has to be written."""
         self._on_located = on_located
         self._store = store
         self._spawn = spawn
         self._is_running = False
 
     def locate(self, cursor: Cursor) -> None:
-        """Begin to locate the mark of a cursor, unless that is under way."""
+        """Begin to locate the mark-delete of a cursor, unless a search is in progress."""
         if not self._is_running and cursor.lacks_mark:
             self._is_running = True
             self._spawn(self._locate(cursor))

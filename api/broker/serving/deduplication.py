@@ -1,12 +1,12 @@
 """Deduplication: an entry that a producer sends again is not stored again (Pulsar's MessageDeduplication).
 
-Of each producer the highest sequence id that was stored is known; an entry at or below it was stored before, and is
-answered with the id -1:-1. Sequence ids are the producers' own, and continue where a producer of the same name connects
-again. What is known is in SQL up to an offset, and in the log from there on. It is written to SQL every `STORE_ENTRIES`
-entries, when the topic is closed, and before messages are removed (compactor/maintenance/sequence_ids.py), so a process
-that dies forgets nothing. A topic for which SQL has nothing begins at its end: deduplication was switched on there.
+The highest stored sequence id of each producer is known. An entry at or below it was stored before, and is answered
+with the id -1:-1. Sequence ids are the producers' own, and continue when a producer of the same name connects again.
+SQL has the ids up to an offset, and the log has those after it. They are written to SQL every `STORE_ENTRIES` entries,
+when the topic is closed, and before messages are removed (compactor/maintenance/sequence_ids.py), so a process that
+dies loses none. A topic without ids in SQL begins at its end: deduplication was switched on there.
 
-`append` is for one thread at a time; `load` and `store` may be called beside it by others. Must not know: connections,
+`append` is for one thread at a time; other threads may call `load` and `store` meanwhile. Must not know: connections,
 commands of a protocol.
 """
 
@@ -27,12 +27,12 @@ from storage.model import EARLIEST, MessageId
 from storage.topic import Topic
 
 STORE_ENTRIES = 1_000
-"""Entries after which what is known is stored (Pulsar's brokerDeduplicationEntriesInterval)."""
+"""Entries after which the ids are stored (Pulsar's brokerDeduplicationEntriesInterval)."""
 _UNKNOWN: SequenceId = (-1, -1)
 
 
 class Publication(Protocol):
-    """An entry that is published. The sequence ids are those of the command that carried it; 0: no highest one."""
+    """An entry that is published, with the sequence ids of the command SEND; 0: no highest one."""
 
     @property
     def producer_name(self) -> str: ...
@@ -48,25 +48,25 @@ class Publication(Protocol):
 
 
 class Deduplication:
-    """The sequence ids that producers of one topic have stored. `load` it before the first entry."""
+    """The stored sequence ids of one topic's producers. `load` them before the first entry."""
 
-    def __init__(self, metadata: MetadataStore, topic: Topic, most_producers: int) -> None:
-        """`most_producers`: names that are known at most, those that stored something last; each costs its bytes and
-        two numbers."""
+    def __init__(self, metadata: MetadataStore, topic: Topic, max_producers: int) -> None:
+        """`max_producers`: names that are kept, those that stored an entry last; each costs its bytes and two
+        numbers."""
         self._metadata = metadata
         self._topic = topic
-        self._most_producers = most_producers
+        self._max_producers = max_producers
         self._lock = threading.Lock()
-        """Held while what is known changes or is copied, never while anything is waited for."""
+        """Held while the ids change or are copied; never while a thread waits."""
         self._known: dict[str, SequenceId] = {}
         self._end = 0
         self._noted = self._written = 0
-        """Entries that were noted since it was made, and how many of them SQL knows."""
+        """The number of entries that were noted, and the number of those in SQL."""
         self._store_at = STORE_ENTRIES
         self.is_loaded = False
 
     def load(self) -> None:
-        """Read what is stored, and what the log has after that. Raises what reading the topic does; then load again."""
+        """Read the ids in SQL and those that the log has after them. Raises CompactorError; then load again."""
         record = self._topic.record
         stored = self._metadata.producer_sequences.of_topic(record.id)
         if stored is None:
@@ -93,9 +93,9 @@ class Deduplication:
     def append(
         self, group: Sequence[Publication], append: Callable[[Sequence[bytes]], Sequence[Answer]]
     ) -> list[Answer | MessageId]:
-        """Append what is new of a group; return an answer for each: EARLIEST stands for a duplicate.
+        """Append the new entries of a group. Return an answer for each entry: EARLIEST stands for a duplicate.
 
-        An entry that repeats one of the same group succeeds if that one does, whatever becomes of those after it.
+        An entry that repeats one of the same group succeeds if that one does, even if later entries fail.
         """
         answers: list[Answer | MessageId] = [EARLIEST] * len(group)
         coming: dict[str, list[tuple[SequenceId, int]]] = {}
@@ -135,14 +135,14 @@ class Deduplication:
         return answers
 
     def is_store_due(self) -> bool:
-        """Return whether SQL should know more; asked again, only after as many more entries."""
+        """Return whether `store` is due; once for each `STORE_ENTRIES` entries."""
         is_due = self._noted >= self._store_at
         if is_due:
             self._store_at = self._noted + STORE_ENTRIES
         return is_due
 
     def store(self) -> None:
-        """Write what is known to SQL. Raises CompactorError."""
+        """Write the ids to SQL. Raises CompactorError."""
         with self._lock:
             noted, end = self._noted, self._end
             highest = {name: last_whole(sequence) for name, sequence in self._known.items()}
@@ -152,9 +152,9 @@ class Deduplication:
                 self._written = max(self._written, noted)
 
     def pass_to(self, end: int) -> None:
-        """Note that what the log has before an offset is known: other entries there are not of producers of this topic.
+        """Note that the log has no more ids before an offset.
 
-        Imports and produce over HTTP are not deduplicated.
+        Entries of imports and of produce over HTTP are not deduplicated.
         """
         with self._lock:
             if self.is_loaded and end > self._end:
@@ -163,17 +163,17 @@ class Deduplication:
 
     def _note(self, name: str, sequence: SequenceId) -> None:
         self._known[name] = max(sequence, self._known.pop(name, _UNKNOWN))
-        if len(self._known) > self._most_producers:
+        if len(self._known) > self._max_producers:
             del self._known[next(iter(self._known))]
 
 
 def _sequence_of(publication: Publication) -> SequenceId:
-    """Return the sequence id of an entry. Raises InvalidRecord for one that cannot be told from others by it."""
+    """Return the sequence id of an entry. Raises InvalidRecord for a replicated one: its id is another producer's."""
     highest = signed(max(publication.sequence_id, publication.highest_sequence_id))
     try:
         metadata, _ = parse(publication.entry, checked=True)
     except InvalidRecord:
-        return highest, WHOLE  # it will be refused
+        return highest, WHOLE  # the append refuses it
     if metadata.HasField("replicated_from"):
         raise InvalidRecord(
             f"an entry of producer {publication.producer_name!r} was replicated from another cluster: its sequence id "

@@ -1,8 +1,8 @@
-"""Entries that a producer wants delivered later (`deliverAt`, `deliverAfter`), by the time at which they are due.
+"""Entries with a delivery time (`deliverAt`, `deliverAfter`), by the time at which they are due.
 
-Kept for shared and key-shared subscriptions, as Pulsar does (InMemoryDelayedDeliveryTracker): a Roaring bitmap of
-offsets for each tenth of a second. Nothing is written down: an entry that was not delivered is not acknowledged, so it
-is read again after a restart.
+For shared and key-shared subscriptions, as in Pulsar (InMemoryDelayedDeliveryTracker): a Roaring bitmap of offsets for
+each tenth of a second. They are in memory only: an entry that was not delivered is not acknowledged, so it is read
+again after a restart.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pyroaring import BitMap64
 
 TICK_MS = 100
 """An entry is delivered up to this long after its time, and never before it."""
-MOST_DELAYED = 1_000_000
-"""Entries of one subscription that may wait: some MiB of bitmaps. Beyond, nothing more is read until some are due."""
+MAX_DELAYED = 1_000_000
+"""Entries of one subscription that may wait: a few MiB of bitmaps. Beyond, no entry is read until some are due."""
 
 
 class DelayedEntries:
@@ -30,10 +30,10 @@ class DelayedEntries:
 
     @property
     def is_full(self) -> bool:
-        return self._count >= MOST_DELAYED
+        return self._count >= MAX_DELAYED
 
     def add(self, due_ms: int, offset: int) -> None:
-        """Keep an entry until that time, in milliseconds since the Unix epoch."""
+        """Keep an offset until a time, in milliseconds since the Unix epoch."""
         tick = -(-due_ms // TICK_MS)
         offsets = self._ticks.get(tick)
         if offsets is None:
@@ -45,11 +45,11 @@ class DelayedEntries:
 
     @property
     def next_due_ms(self) -> int | None:
-        """The time at which the next entry is due; None: there is none."""
+        """The time in ms at which the next entry is due; None: no entry waits."""
         return self._order[0] * TICK_MS if self._order else None
 
     def take_due(self, now_ms: int) -> list[int]:
-        """Return the offsets that are due, and forget them."""
+        """Remove and return the offsets that are due."""
         due: list[int] = []
         while self._order and self._order[0] * TICK_MS <= now_ms:
             due.extend(self._ticks.pop(heapq.heappop(self._order)))
@@ -57,5 +57,5 @@ class DelayedEntries:
         return due
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all offsets."""
         self._ticks, self._order, self._count = {}, [], 0

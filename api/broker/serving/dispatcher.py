@@ -39,7 +39,7 @@ LOG = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 """The time to wait after a read that failed."""
 ROUND_ENTRIES = 64
-"""Entries that are handed out before other tasks have a turn."""
+"""Entries that are delivered before other tasks have a turn."""
 
 
 class DispatcherPosition(ReadPosition, Protocol):
@@ -55,22 +55,23 @@ class Deliveries(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether as many entries are unacknowledged as can be remembered."""
+        """No more entries may be delivered until some of the delivered ones are acknowledged."""
 
     def live_slots(self, entry: DeliverableEntry) -> int:
         """Return the slots of an entry that exist and are not acknowledged, as bits."""
 
     def deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, first: int, group: Group) -> None:
-        """Send an entry and remember it; its acknowledgement begins at the offset `first`."""
+        """Send the slots `live` of an entry and keep it until it is acknowledged. Its acknowledgement covers the
+        offsets from `first` on."""
 
     def retire(self) -> None:
-        """Take all entries from their consumers: they are read again."""
+        """Remove all entries from their consumers: they are read and delivered again."""
 
     def return_pending(self, pending: PendingAck) -> None:
-        """Take one entry from its consumer."""
+        """Remove one entry from its consumer; it waits for its next delivery."""
 
     def forget(self, key: EntryKey) -> None:
-        """An entry is gone from the topic."""
+        """Drop an entry that the topic does not have any more."""
 
 
 class Dispatcher:
@@ -93,8 +94,9 @@ class Dispatcher:
         self._chunks = ChunkAssignments()
         self._ahead = ReadAhead(topic, position)
         self._generation = 0
+        """The number of rewinds and pauses: a read that began before one is dropped."""
         self.is_delivering = False
-        """Whether it continues as soon as it has its turn."""
+        """The loop continues as soon as it has its turn."""
         self._paused = False
         self._woken = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
@@ -108,7 +110,7 @@ class Dispatcher:
 
     @property
     def active(self) -> Consumer | None:
-        """The consumer that receives all messages, of a single active type."""
+        """The consumer that receives all messages; None: there is none, or the type is not a single active one."""
         return self._selector.active if isinstance(self._selector, SingleActive) else None
 
     @property
@@ -117,7 +119,7 @@ class Dispatcher:
         return self._waiting.delayed
 
     def add(self, consumer: Consumer) -> None:
-        """Add a consumer, and start to deliver."""
+        """Add a consumer and start delivering."""
         before = self.active
         self.consumers.append(consumer)
         self._selector.add(consumer)
@@ -128,33 +130,34 @@ class Dispatcher:
         self.wake()
 
     def remove(self, consumer: Consumer) -> None:
-        """Remove a consumer: what it has not acknowledged is delivered again. It counts as no redelivery."""
+        """Remove a consumer. Its unacknowledged entries go to others; that counts as no redelivery."""
         before = self.active
         if consumer in self.consumers:
             self.consumers.remove(consumer)
         self._selector.remove(consumer)
         self._chunks.remove(consumer)
         if self.is_individual:
-            self._give_back(consumer.pending.values())
+            self._return_entries(consumer.pending.values())
         self._note_active(before, None)
         self.wake()
 
     def redeliver(self, consumer: Consumer, keys: Iterable[EntryKey] | None) -> None:
-        """Deliver entries again that a consumer asks for; None: all that it has not acknowledged."""
+        """Deliver entries of a consumer again, and count that; without `keys`, all that it has not acknowledged."""
         if not self.is_individual:
             if consumer is self.active:
                 self._deliveries.retire()
                 self.rewind()
             return
-        asked = consumer.pending.values() if keys is None else map(consumer.pending.get, keys)
-        again = [pending for pending in asked if pending is not None]
-        for pending in again:
+        entries = list(consumer.pending.values())
+        if keys is not None:
+            entries = [pending for key in keys if (pending := consumer.pending.get(key)) is not None]
+        for pending in entries:
             pending.redeliveries += 1
-        self._give_back(again)
+        self._return_entries(entries)
         self.wake()
 
     def released(self, pending: PendingAck) -> None:
-        """An entry leaves its consumer, for whatever reason."""
+        """Note that an entry has left its consumer: acknowledged, returned or dropped."""
         if self._by_key and isinstance(pending.group, int):
             self._draining.remove(pending.group)
 
@@ -163,18 +166,18 @@ class Dispatcher:
         self._waiting.settle(pending.offset)
 
     def wake(self) -> None:
-        """Look again for something to do."""
+        """Let the loop continue: some entry may be deliverable now."""
         self._waiting.queue.search_again()
         self._woken.set()
 
     def pause(self) -> None:
-        """Deliver nothing until a consumer comes: the position is being changed."""
+        """Deliver nothing until a consumer is added: the position is about to move."""
         self._paused = True
         self._generation += 1
         self._ahead.drop_read()
 
     def rewind(self) -> None:
-        """Begin again at the first message that is not acknowledged; what waits is read again."""
+        """Begin again at the first message that is not acknowledged. Entries that wait are read again."""
         self._generation += 1
         self._ahead.restart()
         self._waiting.clear()
@@ -182,9 +185,9 @@ class Dispatcher:
         self._note_memory()
         self.wake()
 
-    def give_back(self) -> None:
-        """Hold no entries: what was read and is not delivered is read again."""
-        self._ahead.give_back()
+    def release_memory(self) -> None:
+        """Drop the content of all entries that are not delivered; it is read again when it is needed."""
+        self._ahead.release_memory()
         self._waiting.release_memory()
 
     async def close(self) -> None:
@@ -203,8 +206,8 @@ class Dispatcher:
         self._topic.page_budget.hold(self, self._ahead.bytes + self._waiting.bytes)
 
     def _note_active(self, before: Consumer | None, joined: Consumer | None) -> None:
-        """Begin again for another active consumer. Tell failover consumers, as a broker does: all of a change, one that
-        has joined in any case."""
+        """Begin again if the active consumer has changed. Report to failover consumers as a broker does: a change to
+        all of them, the present state to one that has joined."""
         if self.is_individual:
             return
         active = self.active
@@ -218,7 +221,7 @@ class Dispatcher:
                 if active is not before or consumer is joined:
                     consumer.channel.set_active(consumer is active)
 
-    def _give_back(self, entries: Iterable[PendingAck]) -> None:
+    def _return_entries(self, entries: Iterable[PendingAck]) -> None:
         for pending in list(entries):
             self._deliveries.return_pending(pending)
             self._waiting.add_returned(pending)
@@ -229,22 +232,22 @@ class Dispatcher:
         while True:
             self._woken.clear()
             try:
-                did_something = not self._paused and self._any_takes() and await self._step()
+                has_progress = not self._paused and self._any_can_receive() and await self._step()
             except StateMayBeStale as error:
-                # Pulsar's protocol cannot say so to a client; it continues with what is there, as at a broker (R7).
+                # Pulsar's protocol has no error for this: the client continues with the messages that exist (R7).
                 self._topic.stale_readers += 1
                 LOG.warning("the compacted reader %s continues: %s", self._deliveries.name, error)
                 self._ahead.restart_reader()
-                did_something = True
+                has_progress = True
             except CompactorError as error:
                 LOG.warning("%s of %s cannot be read now: %s", self._deliveries.name, self._topic.name, error)
                 await asyncio.sleep(RETRY_SECONDS)
-                did_something = True
+                has_progress = True
             except Exception:
                 LOG.exception("dispatching %s of %s failed", self._deliveries.name, self._topic.name)
                 await asyncio.sleep(RETRY_SECONDS)
-                did_something = True
-            if did_something:
+                has_progress = True
+            if has_progress:
                 self.is_delivering = True
                 await asyncio.sleep(0)
                 self.is_delivering = False
@@ -252,48 +255,50 @@ class Dispatcher:
                 await self._woken.wait()
 
     async def _step(self) -> bool:
-        """Hand out some entries, or read some. Return whether anything was done."""
+        """Deliver some entries, or read some. Return False if neither is possible now."""
         if self.is_individual:
-            self._take_due()
+            self._release_due()
             if await self._deliver_waiting():
                 return True
         is_searching = self._waiting.queue.is_searching
         return (self._has_room() and await self._deliver_new()) or is_searching
 
-    def _any_takes(self) -> bool:
-        return any(map(self._takes, self.consumers))
+    def _any_can_receive(self) -> bool:
+        return any(map(self._can_receive, self.consumers))
 
-    def _takes(self, consumer: Consumer) -> bool:
-        """Return whether a consumer takes messages, and may have more without acknowledging them."""
-        most = self._topic.max_unacked_messages if self.is_individual else 0
-        return consumer.takes and (not most or consumer.unacked < most)
+    def _can_receive(self, consumer: Consumer) -> bool:
+        """Return whether a consumer may be sent a message: it can receive, and has not too many unacknowledged ones."""
+        limit = self._topic.max_unacked_messages if self.is_individual else 0
+        return consumer.can_receive and (not limit or consumer.unacked < limit)
 
     def _has_room(self) -> bool:
         if not self.is_individual:
             return True
         return not self._deliveries.is_full and not self._waiting.is_full
 
-    # What is read next
+    # New entries
 
     async def _deliver_new(self) -> bool:
+        """Deliver entries of the page, which is read first if it is empty. Return False if nothing was possible."""
         ahead = self._ahead
         if ahead.first is None and not await self._read():
             return False
-        done = 0
-        while ahead.first is not None and done < ROUND_ENTRIES and self._has_room():
+        count = 0
+        while ahead.first is not None and count < ROUND_ENTRIES and self._has_room():
             entry = ahead.first
             first = entry.offset if ahead.gap_from < 0 else min(ahead.gap_from, entry.offset)
             live = self._deliveries.live_slots(entry)
-            if live and not self._pass_on(entry, live, first):
+            if live and not self._accept(entry, live, first):
                 break
             ahead.pop()
-            done += 1
-        if done:
+            count += 1
+        if count:
             self._note_memory()
-        return done > 0
+        return count > 0
 
-    def _pass_on(self, entry: DeliverableEntry, live: int, first: int) -> bool:
-        """Deliver, delay or hold back an entry. Return False if it has to stay where it is: no consumer takes any."""
+    def _accept(self, entry: DeliverableEntry, live: int, first: int) -> bool:
+        """Deliver, delay or hold a new entry. Return False if it stays in the page: no consumer can receive it, and it
+        has no group that would hold it."""
         header = header_of(entry.data, self._by_key) if self.is_individual else _PLAIN
         if header.deliver_at and header.deliver_at > self._topic.clock.now_ms():
             self._waiting.delay(entry.offset, header.deliver_at, first)
@@ -316,19 +321,19 @@ class Dispatcher:
         self._deliveries.deliver(consumer, entry, live, first, header.group)
 
     def _choose(self, header: EntryHeader) -> Consumer | None:
-        """Return the consumer that an entry goes to now; None: it has to wait."""
+        """Return the consumer of an entry; None: the entry has to wait."""
         if header.chunk and not self._by_key:
             owner = self._chunks.get(header.chunk)
             if owner is not None:
-                return owner if self._takes(owner) else None
+                return owner if self._can_receive(owner) else None
         key_hash = header.group if isinstance(header.group, int) else 0
-        consumer = self._selector.select(key_hash, self._takes)
+        consumer = self._selector.select(key_hash, self._can_receive)
         if consumer is not None and self._by_key and not self._draining.allows(key_hash, consumer):
             return None
         return consumer
 
     async def _read(self) -> bool:
-        """Fill the page. Return whether anything may be in it, now or soon."""
+        """Read a page. Return False if the topic has no more entries now."""
         try:
             return await self._ahead.fill(self._may_read)
         finally:
@@ -337,10 +342,10 @@ class Dispatcher:
     def _may_read(self) -> bool:
         return self._topic.page_budget.admits(self)
 
-    # What waits
+    # Waiting entries
 
-    def _take_due(self) -> None:
-        """Let delayed entries whose time has come wait for a consumer."""
+    def _release_due(self) -> None:
+        """Queue the delayed entries whose time has come."""
         self._waiting.release_due(self._topic.clock.now_ms())
         self._set_alarm()
 
@@ -355,8 +360,8 @@ class Dispatcher:
             self._alarm = asyncio.get_running_loop().call_later(seconds, self.wake)
 
     async def _deliver_waiting(self) -> bool:
-        """Deliver some of what waits, from the lowest offset that can go on. Return whether anything was done."""
-        offset = self._waiting.queue.next(self._can_go)
+        """Deliver waiting entries, from the lowest deliverable offset on. Return False if none is deliverable."""
+        offset = self._waiting.queue.next(self._is_deliverable)
         if offset is None:
             return False
         generation = self._generation
@@ -369,41 +374,43 @@ class Dispatcher:
                 return True
             self._waiting.set_replay(entries)
             self._note_memory()
-        if not entries or entries[0].offset != offset:  # compaction or a trim took it
+        if not entries or entries[0].offset != offset:  # compaction or a trim has removed it
             returned = self._waiting.drop(offset)
             if returned is not None:
                 self._deliveries.forget(returned.entry_key)
             return True
-        done = 0
+        count = 0
         for entry in entries:
-            if done == ROUND_ENTRIES:
+            if count == ROUND_ENTRIES:
                 break
             if self._waiting.queue.is_next(entry.offset):
-                done += self._deliver_one_waiting(entry)
+                count += self._deliver_again(entry)
         self._note_memory()
-        return done > 0
+        return count > 0
 
-    def _deliver_one_waiting(self, entry: DeliverableEntry) -> bool:
+    def _deliver_again(self, entry: DeliverableEntry) -> bool:
+        """Deliver a waiting entry, or drop it if it is acknowledged. Return False if it goes on waiting as it was."""
         live = self._deliveries.live_slots(entry)
         if not live:
             self._waiting.drop(entry.offset)
             return True
         header = header_of(entry.data, self._by_key)
         consumer = self._choose(header)
-        if consumer is None:  # its own consumer takes nothing now: it must not hold up other groups
+        if consumer is None:  # its own consumer cannot receive now; other groups go on
             return self._waiting.queue.regroup(entry.offset, header.group)
         first = self._waiting.first_acknowledged(entry.offset)
         self._waiting.drop(entry.offset)
         self._deliver(consumer, entry, live, first, header)
         return True
 
-    def _can_go(self, group: Group) -> bool:
+    def _is_deliverable(self, group: Group) -> bool:
+        """Return whether a consumer can receive entries of a group now."""
         if isinstance(group, str):
             owner = self._chunks.get(group)
-            return self._any_takes() if owner is None else self._takes(owner)
+            return self._any_can_receive() if owner is None else self._can_receive(owner)
         if isinstance(group, int):
             return self._choose(EntryHeader(group)) is not None
-        return self._any_takes()
+        return self._any_can_receive()
 
     def _read_from(self, offset: int) -> list[DeliverableEntry]:
         reader = self._topic.storage.entry_reader(StartOffset(offset) if offset else EARLIEST)

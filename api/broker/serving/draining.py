@@ -1,7 +1,7 @@
-"""Key hashes whose messages a consumer has and has not acknowledged (Pulsar's DrainingHashesTracker).
+"""Key hashes that have unacknowledged entries, each with its consumer (Pulsar's DrainingHashesTracker).
 
-A hash stays with its consumer until all of its entries are acknowledged or given back: another consumer that the
-selector names meanwhile waits, so messages of a key are never with two consumers at once.
+A hash stays with its consumer until all its entries are acknowledged or returned. A consumer that the selector names
+meanwhile waits for that, so two consumers never have messages of one key at the same time.
 """
 
 from __future__ import annotations
@@ -12,30 +12,25 @@ from api.broker.serving.consumer import Consumer
 
 
 class DrainingHashes:
-    """Hash → consumer, as long as entries of the hash are pending."""
+    """The consumer of each hash that has pending entries."""
 
     def __init__(self) -> None:
         self._consumers: dict[int, Consumer] = {}
         self._entries: Counter[int] = Counter()
 
     def allows(self, key_hash: int, consumer: Consumer) -> bool:
-        """Return whether an entry of that hash may go to a consumer now."""
+        """Return whether an entry of that hash may be delivered to a consumer now."""
         return self._consumers.get(key_hash, consumer) is consumer
 
     def add(self, key_hash: int, consumer: Consumer) -> None:
-        """Count an entry that was delivered."""
+        """Note that an entry of that hash is delivered to a consumer."""
         self._consumers[key_hash] = consumer
         self._entries[key_hash] += 1
 
     def remove(self, key_hash: int) -> None:
-        """Discount an entry that was acknowledged or given back."""
+        """Note that an entry of that hash was acknowledged or returned."""
         if self._entries[key_hash] > 1:
             self._entries[key_hash] -= 1
         else:
             del self._entries[key_hash]
             self._consumers.pop(key_hash, None)
-
-    def clear(self) -> None:
-        """Forget all hashes."""
-        self._consumers.clear()
-        self._entries.clear()

@@ -1,7 +1,7 @@
 """The entries of a topic page by page, read by threads.
 
-A page is never lost: a thread leaves it here, so a caller that was cancelled, or waited no longer, finds it the next
-time. Only one thread reads at a time; the reader is closed when none does.
+A page is never lost: a thread stores it in this object, so a caller that was cancelled or timed out gets it from its
+next call. Only one thread reads at a time. The reader is closed while no thread uses it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from storage.errors import CompactorError, Unavailable
 from storage.reading.entry_reader import EntryReader
 
 _TURN_SECONDS = 1.0
-"""How long a thread waits for another one that still reads."""
+"""The time that a thread waits for another one that still reads."""
 Page = tuple[list[DeliverableEntry], int | None]
-"""Entries; without any, the offset where they will come."""
+"""Entries; with an empty list, the offset at which the next one will be."""
 
 
 class EntryPages:
@@ -36,9 +36,9 @@ class EntryPages:
         self._is_closed = False
 
     async def next(self, passed: int | None = None) -> Page:
-        """Return the next page; no entries at the present end, or when it was closed meanwhile.
+        """Return the next page; without entries at the present end of the topic, or after `close`.
 
-        `passed`: what was read elsewhere meanwhile ends before it, of a read that has come to the end. Raises
+        `passed`: the caller has read all entries before this offset from memory; for a read at the end. Raises
         CompactorError; then it can be called again.
         """
         await self._workers.run(self._read, passed)
@@ -46,21 +46,21 @@ class EntryPages:
         return ([], None) if page is None else page
 
     async def close(self) -> None:
-        """End the read, and release what its reader holds."""
+        """End the read and release the memory and the pin of its reader."""
         self._is_closed = True
         with suppress(CompactorError):  # the thread that reads closes it, or the pin ends by its age
             await self._workers.run(self._close_reader)
 
     def return_to(self, offset: int) -> None:
-        """Let the next page begin at an offset of the last one, or at its end. Not while `next` waits."""
+        """Let the next page begin at an offset of the last page, or at its end. Not while `next` waits."""
         self._return_to = offset
 
     async def release(self) -> None:
-        """Release what the reader holds after `return_to`."""
+        """Release the memory of the reader after `return_to`."""
         with suppress(CompactorError):  # the next read does it
             await self._workers.run(self._release)
 
-    # By threads
+    # For threads
 
     def _read(self, passed: int | None) -> None:
         if not self._lock.acquire(timeout=_TURN_SECONDS):
@@ -94,7 +94,7 @@ class EntryPages:
                 self._reader.return_to(offset)
 
     def _close_reader(self) -> None:
-        if self._lock.acquire(blocking=False):  # else who has it looks here again
+        if self._lock.acquire(blocking=False):  # else the thread that has it calls this again
             try:
                 if self._reader is not None:
                     self._reader.close()

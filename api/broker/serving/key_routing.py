@@ -1,4 +1,4 @@
-"""Where an entry goes by its metadata: the partition of its key, its group, its delivery time.
+"""The routing of an entry by its metadata: the partition of its key, its group, its delivery time.
 
 Keys are hashed as Pulsar does (Murmur3_32Hash): MurmurHash3 x86 of 32 bits, seed 0, without its sign. For a partition
 the hash is of the key's text in UTF-8; of a key of other bytes, of their base64, as Pulsar's clients keep it. So a

@@ -1,4 +1,4 @@
-"""Subscriptions as REST moves them while clients are connected: by threads, on the state that the event loop serves."""
+"""Subscriptions that other doors move while clients are connected: threads act on the state of the event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS = 30.0
 
 
 class ServedSubscription:
-    """One durable subscription; see `LiveSubscription`."""
+    """One durable subscription (`connected_clients.LiveSubscription`)."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, topic: PersistentTopic, subscription: Subscription, cursor: Cursor

@@ -1,11 +1,11 @@
-"""The topics that this service writes: open logs, shared by all requests, released when idle.
+"""The open logs of the topics that this service writes: shared by all requests, released when idle.
 
-An open log holds the topic's writer lease, a file and perhaps a thread, so their number is bounded: beyond, the one
-that was used longest ago makes room, and if all are in use the request is refused (Unavailable). One that lost its
-lease, or whose topic was deleted and created again, is closed and opened again by the next request. Requests to one
+An open log has the topic's writer lease, a file and perhaps a thread, so their number is bounded. Beyond the bound the
+least recently used log is closed; if all are in use, the request is refused (Unavailable). A log that has lost its
+lease, or whose topic was deleted and created again, is closed, and the next request opens it again. Requests to one
 topic share its flushes (group commit): each waits only for its own messages.
 
-A caller gets LeaseHeld for a topic that another process writes soon; `api/http/owner_proxy.py` decides what then.
+A caller gets LeaseHeld for a topic whose log another process has open (`api/http/owner_proxy.py` handles it).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from storage.metadata.records import TopicRecord
 from storage.topic import Topic
 
 OPEN_WAIT_MS = 2_000
-"""How long to wait for the lease: a compaction here has it for a moment, to roll."""
-LOOK_SECONDS = 1.0
-"""How often idle logs are searched for."""
+"""The time to wait for the lease: a compaction of this process has it for a moment, to roll."""
+CHECK_SECONDS = 1.0
+"""The time between two searches for idle logs."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class _Open:
-    """A topic's log; `ready` is set when it is open, or could not be: `error`."""
+    """A topic's log. `ready` is set when it is open, or its opening has failed with `error`."""
 
     topic: TopicRecord
     ready: threading.Event
@@ -46,30 +46,31 @@ class _Open:
 
 
 OnAppended = Callable[[TopicRecord, Sequence[tuple[bytes, AppendResult]]], object]
-"""Takes the entries of a topic that were appended together, each with its place."""
+"""Receives the entries of a topic that were appended together, each with its position."""
 
 
 class TopicLogs:
-    """Appends to topics. Safe to share between threads. Start it, and drain it at the end: what was taken is kept."""
+    """The open logs of one service. Safe to share between threads. `start` it, and `drain` it at the end."""
 
     def __init__(
         self,
         clock: Clock,
-        most: int,
+        max_open: int,
         idle_ms: int,
         on_rolled: Callable[[], object] = lambda: None,
         watch: LeaseRenewer | None = None,
     ) -> None:
-        """`most` open at once; `on_rolled`: a segment waits to be sealed; `watch`: over all of them, outlives this."""
+        """`max_open`: logs. `on_rolled` is called when a segment waits to be sealed. `watch` renews the leases; it
+        outlives this object."""
         self._clock = clock
-        self._most = most
+        self._max_open = max_open
         self._idle_ms = idle_ms
         self._on_rolled = on_rolled
         self._watch = watch
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
         self.on_appended: OnAppended = lambda _topic, _entries: None
-        """Called by the appending thread with what was acknowledged; it must be quick."""
+        """Called by the appending thread with the acknowledged entries; it must be quick."""
         self.appended_entries = 0
         self.appended_bytes = 0
         self._closed = False
@@ -82,24 +83,24 @@ class TopicLogs:
         self._thread.start()
 
     def drain(self) -> None:
-        """Take nothing more; close all when what was taken is acknowledged."""
+        """Refuse new entries, and close all logs when the accepted ones are acknowledged."""
         with self._lock:
             self._closed = True
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._close(self._taken(lambda _: True))
+        self._close(self._removed(lambda _: True))
 
     @property
     def topics(self) -> list[TopicRecord]:
-        """Those that are open."""
+        """The topics whose logs are open."""
         with self._lock:
             return [item.topic for item in self._open.values()]
 
     def append(self, topic: Topic, entries: Sequence[bytes]) -> list[Answer]:
-        """Append entries, in order; what came of each. Returns when all are acknowledged, or are not going to be.
+        """Append entries in order. Return the answer for each, when all of them are acknowledged or have failed.
 
-        Raises LeaseHeld, Unavailable, what opening raises; then nothing was appended.
+        Raises LeaseHeld, Unavailable and the errors of opening a log; then nothing was appended.
         """
         opened = self._use(topic)
         try:
@@ -108,73 +109,74 @@ class TopicLogs:
             self._release(opened)
 
     def hold(self, topic: Topic) -> HeldLog:
-        """The topic's log, kept open, and the topic this service's, until it is released. Raises as `append`."""
+        """Return the topic's log, which stays open until it is released: this service owns the topic. Raises what
+        `append` raises."""
         return HeldLog(self, self._use(topic))
 
     def _append(self, opened: _Open, entries: Sequence[bytes]) -> list[Answer]:
         assert opened.log is not None
         answers = _appended(opened.log, entries, lambda: self._drop(opened))
-        taken = [
+        appended = [
             (entry, answer)
             for entry, answer in zip(entries, answers, strict=True)
             if not isinstance(answer, CompactorError)
         ]
         with self._lock:
-            self.appended_entries += len(taken)
-            self.appended_bytes += sum(len(entry) for entry, _ in taken)
-        if taken:
-            self.on_appended(opened.topic, taken)
+            self.appended_entries += len(appended)
+            self.appended_bytes += sum(len(entry) for entry, _ in appended)
+        if appended:
+            self.on_appended(opened.topic, appended)
         return answers
 
     def is_open(self, topic: TopicRecord) -> bool:
-        """Whether this service writes the topic now."""
+        """Return whether this service writes the topic now."""
         with self._lock:
             opened = self._open.get(topic.id)
             return opened is not None and opened.topic.uid == topic.uid and opened.ready.is_set()
 
     def turn(self) -> int:
-        """A number that is one more each time: for messages without a key."""
+        """Return a number that is one higher each time: it chooses the partition of a message without a key."""
         return next(self._turns)
 
     def close_topic(self, topic_id: int) -> None:
-        """Give one topic back now, when its writers have finished."""
-        self._close(self._taken(lambda item: item.topic.id == topic_id))
+        """Release one topic as soon as no request uses its log."""
+        self._close(self._removed(lambda item: item.topic.id == topic_id))
 
     def close_idle(self) -> int:
-        """Release the logs that were idle for `producers.idle`; the number released."""
+        """Release the logs that were idle for `producers.idle`. Return their number."""
         now = self._clock.now_ms()
-        # Or as long in the future: the clock was set back.
-        idle = self._taken(lambda item: not item.users and abs(now - item.used_at) >= self._idle_ms)
+        # Also those used as long in the future: the clock was set back.
+        idle = self._removed(lambda item: not item.users and abs(now - item.used_at) >= self._idle_ms)
         self._close(idle)
         return len(idle)
 
     def _run(self) -> None:
-        while not self._stop.wait(LOOK_SECONDS):
+        while not self._stop.wait(CHECK_SECONDS):
             try:
                 self.close_idle()
-            except Exception:  # a thread that ends here would leave every log open
+            except Exception:  # without this thread every log would stay open
                 _log.exception("idle logs cannot be released now")
 
     def _use(self, topic: Topic) -> _Open:
-        """The topic's open log, which stays open until it is released."""
-        room: list[_Open] = []
+        """Return the topic's log, which stays open until it is released."""
+        surplus: list[_Open] = []
         with self._lock:
             if self._closed:
                 raise Unavailable(
                     "the service is ending and takes no more messages", "ask another one, or try again", is_public=True
                 )
             opened = self._open.get(topic.record.id)
-            mine = opened is None or opened.topic.uid != topic.record.uid
-            if mine:
-                room = self._room(None if opened is None else topic.record.id)
+            is_first = opened is None or opened.topic.uid != topic.record.uid
+            if is_first:
+                surplus = self._surplus(None if opened is None else topic.record.id)
                 opened = _Open(topic.record, threading.Event())
                 self._open[topic.record.id] = opened
             assert opened is not None
             opened.users += 1
-        self._close(room)
+        self._close(surplus)
         try:
-            if mine:
-                self._opened(opened, topic)
+            if is_first:
+                self._open_log(opened, topic)
             opened.ready.wait()
             if opened.error is not None:
                 raise opened.error
@@ -183,25 +185,28 @@ class TopicLogs:
             raise
         return opened
 
-    def _room(self, same: int | None) -> list[_Open]:
-        """Take out what must be closed for another one. Raises Unavailable. For the holder of the lock."""
+    def _surplus(self, same: int | None) -> list[_Open]:
+        """Remove and return the logs that must be closed before another one is opened.
+
+        `same`: the id of a topic that was created again. Raises Unavailable. For the holder of the lock.
+        """
         if same is not None:
             old = self._open.pop(same)
             old.dropped = bool(old.users)
             return [] if old.dropped else [old]
-        if len(self._open) < self._most:
+        if len(self._open) < self._max_open:
             return []
         idle = [item for item in self._open.values() if not item.users]
         if not idle:
             raise Unavailable(
-                f"{self._most} topics are written at once, as many as may be",
+                f"{self._max_open} topics are written at once, as many as may be",
                 "try again, or raise producers.max",
                 is_public=True,
             )
         oldest = min(idle, key=lambda item: item.used_at)
         return [self._open.pop(oldest.topic.id)]
 
-    def _opened(self, opened: _Open, topic: Topic) -> None:
+    def _open_log(self, opened: _Open, topic: Topic) -> None:
         try:
             log = topic.append_log(OPEN_WAIT_MS, self._on_rolled, self._watch)
             log.__enter__()
@@ -213,7 +218,7 @@ class TopicLogs:
             opened.ready.set()
 
     def _drop(self, opened: _Open) -> None:
-        """Let the next request open the topic again; this log is closed by the last caller that releases it."""
+        """Let the next request open the topic again. The last caller that releases this log closes it."""
         with self._lock:
             opened.dropped = True
             if self._open.get(opened.topic.id) is opened:
@@ -227,30 +232,30 @@ class TopicLogs:
         if last:
             self._close([opened])
 
-    def _taken(self, wanted: Callable[[_Open], bool]) -> list[_Open]:
-        """Take out those that are wanted; those in use are closed by the last caller that releases them."""
+    def _removed(self, matches: Callable[[_Open], bool]) -> list[_Open]:
+        """Remove the matching logs. Return those to be closed; the last caller that releases one in use closes it."""
         with self._lock:
-            found = [item for item in self._open.values() if wanted(item)]
-            for item in found:
+            removed = [item for item in self._open.values() if matches(item)]
+            for item in removed:
                 del self._open[item.topic.id]
                 item.dropped = bool(item.users)
-        return [item for item in found if not item.dropped]
+        return [item for item in removed if not item.dropped]
 
     @staticmethod
-    def _close(some: Sequence[_Open]) -> None:
-        for item in some:
+    def _close(logs: Sequence[_Open]) -> None:
+        for item in logs:
             log, item.log = item.log, None
             if log is not None:
                 try:
                     log.__exit__(None, None, None)
                 except CompactorError:
-                    pass  # what was acknowledged is flushed; the rest was never acknowledged
-                except Exception:  # the caller that makes room, or releases others, continues
+                    pass  # acknowledged entries are flushed already
+                except Exception:  # the caller has other logs to close, or one to open
                     _log.exception("the log of %s did not end as it should", item.topic.name)
 
 
 class HeldLog:
-    """An open log for one who appends often: producers and consumers that are connected."""
+    """An open log for a caller that appends often: a topic with connected clients."""
 
     def __init__(self, logs: TopicLogs, opened: _Open) -> None:
         self._logs = logs
@@ -258,31 +263,31 @@ class HeldLog:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the topic was lost to another writer, or deleted: it must be held again."""
+        """Another process may write the topic, or it was deleted: it must be held again."""
         log = self._opened.log
         return self._opened.dropped or log is None or log.is_fenced
 
     def append(self, entries: Sequence[bytes]) -> list[Answer]:
-        """As `TopicLogs.append`. Raises Fenced if the topic is lost: what is appended then would be in no topic."""
+        """Append entries as `TopicLogs.append` does. Raises Fenced if the topic is lost."""
         if self.is_lost:
             raise Fenced(f"{self._opened.topic.name} is not written here any more", "look it up again", is_public=True)
         return self._logs._append(self._opened, entries)
 
     def release(self) -> None:
-        """Once, at the end."""
+        """Release the log. Call it once."""
         self._logs._release(self._opened)
 
 
-def may_come_again(error: BaseException) -> bool:
-    """Whether the entry that failed so may be sent again; else its message can never be taken."""
+def is_repeatable(error: BaseException) -> bool:
+    """Return whether an entry that failed with `error` may be sent again; otherwise it can never be appended."""
     return not isinstance(error, InvalidRecord) or isinstance(error, ChecksumMismatch)
 
 
 def _appended(log: TopicLog, entries: Sequence[bytes], on_lost: Callable[[], object]) -> list[Answer]:
-    """The answers of entries, in order. `on_lost`: this process no longer owns the log.
+    """Append entries. Return their answers in order. `on_lost` is called if this process does not own the log any more.
 
-    Behind an entry that failed, and may be sent again, none is appended. A client that repeats only what failed would
-    else turn the order of a key's messages round.
+    After an entry that failed and may be sent again, none is appended. Otherwise a client that repeats only the failed
+    entry would reverse the order of a key's messages.
     """
     answers: list[Answer | None] = [None] * len(entries)
     failed: list[CompactorError] = []
@@ -291,7 +296,7 @@ def _appended(log: TopicLog, entries: Sequence[bytes], on_lost: Callable[[], obj
     def answered(number: int) -> Callable[[Answer], None]:
         def done(answer: Answer) -> None:
             answers[number] = answer
-            if isinstance(answer, CompactorError) and may_come_again(answer):
+            if isinstance(answer, CompactorError) and is_repeatable(answer):
                 failed.append(answer)
             remaining.release()
 

@@ -1,12 +1,12 @@
-"""The bytes that all subscriptions of a service may hold of their topics while their consumers take them.
+"""The memory budget of entries that subscriptions have read and not delivered yet.
 
-A subscription notes its bytes after each read, and as it delivers. When all have more than they may, subscriptions give
-theirs back, the one that delivered least recently first: those whose consumers take nothing now before those that are
-about to continue. One that gave back its entries reads them again later. So a subscription always keeps what it has
-just read, even if that alone is more than all may have: it delivers some of it before another one can take its place.
+A subscription notes its bytes after each read and as it delivers. When all together exceed the budget, subscriptions
+release theirs and read the entries again later: first those whose consumers receive nothing now, then those that are
+about to continue; of each kind the one that delivered least recently first. A subscription never loses the page that it
+has just read, even if the page alone exceeds the budget: it delivers some of it before another one can take its place.
 
-A subscription does not begin a read while others that are about to continue hold all there is: subscriptions would
-read the same entries again and again, a few for each read. Reads that are in progress, a few for each service
+A subscription does not begin a read while others that are about to continue use the whole budget: otherwise they would
+read the same entries again and again, and deliver a few for each read. Reads in progress, a few for each service
 (`threads.store`), are not counted.
 
 For the event loop alone. Must not know: topics, entries' contents.
@@ -22,61 +22,63 @@ from storage.entries.rebuild import DeliverableEntry
 PAGE_BYTES = 2 << 20
 """The usual size of a page (`segment_tables.ENTRIES_BYTES`, `rows.GROUP_BYTES`)."""
 READER_BYTES = 2 << 20
-"""What a reader holds besides the page, until it has come to the end: a part of a segment, or a row group."""
+"""The memory of a reader besides the page, until it has come to the end: a part of a segment, or a row group."""
 _ENTRY_BYTES = 200
-"""What an entry takes in memory besides its bytes and the bits of its messages."""
+"""The memory of an entry besides its bytes and the bits of its messages."""
 
 
 class PageHolder(Protocol):
-    """A subscription that holds entries."""
+    """A subscription that has entries in memory."""
 
     @property
     def is_delivering(self) -> bool:
-        """Whether it continues to deliver as soon as it has its turn."""
+        """It continues to deliver as soon as it has its turn."""
 
-    def give_back(self) -> None:
-        """Hold nothing; read it again when it is needed."""
+    def release_memory(self) -> None:
+        """Drop all entries; read them again when they are needed."""
 
 
 class PageBudget:
-    """Bytes that the pages of all subscriptions may have."""
+    """The budget of all subscriptions of a service."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        """`limit`: bytes."""
+        self._limit = limit
         self._held: dict[PageHolder, int] = {}
-        """The bytes of each holder that has any; last the one that delivered last."""
+        """The bytes of each holder that has any; the last one delivered last."""
         self.held = 0
         """The bytes of all."""
 
     def hold(self, holder: PageHolder, size: int) -> None:
-        """Note the bytes of a holder that has read or delivered. Others give theirs back until all fit."""
+        """Note the bytes of a holder that has read or delivered. Others release theirs until all fit."""
         self.release(holder)
         if size:
             self._held[holder] = size
             self.held += size
-        if self.held <= self._most:
+        if self.held <= self._limit:
             return
         others = [other for other in self._held if other is not holder]
         idle = (other for other in others if not other.is_delivering)
         busy = (other for other in others if other.is_delivering)
         for victim in chain(idle, busy):
             self.release(victim)
-            victim.give_back()
-            if self.held <= self._most:
+            victim.release_memory()
+            if self.held <= self._limit:
                 break
 
     def release(self, holder: PageHolder) -> None:
-        """Note that a holder has nothing any more."""
+        """Note that a holder has no bytes any more."""
         self.held -= self._held.pop(holder, 0)
 
     def admits(self, holder: PageHolder) -> bool:
-        """Return whether a holder may read a page now; if not, it may soon."""
-        if self.held + PAGE_BYTES <= self._most:
+        """Return whether a holder may read a page now. A refusal is short: other holders are delivering."""
+        if self.held + PAGE_BYTES <= self._limit:
             return True
         busy = sum(size for other, size in self._held.items() if other is not holder and other.is_delivering)
-        return not busy or busy + PAGE_BYTES <= self._most
+        return not busy or busy + PAGE_BYTES <= self._limit
 
 
 def entry_bytes(entry: DeliverableEntry) -> int:
-    """Return the memory of an entry: a batch of 262,144 messages has a bit for each, also if its data is tiny."""
+    """Return the memory of an entry in bytes: a batch of 262,144 messages has a bit for each, even if its data is
+    tiny."""
     return len(entry.data) + entry.messages // 7 + _ENTRY_BYTES

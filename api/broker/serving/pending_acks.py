@@ -1,12 +1,13 @@
 """Entries of a subscription that were delivered and are not acknowledged, by id and in the order of their offsets.
 
     add          an entry is delivered, for the first time or again
-    remove       it is acknowledged, or gone from the topic
-    pop_through  a cumulative acknowledgement: entries up to an offset, each looked at once
+    settle       it is wholly acknowledged
+    remove       the topic does not have it any more
+    pop_through  a cumulative acknowledgement: entries up to an offset, each visited once
 
-An entry whose consumer has left, or asked for it again, stays until it is delivered again, so a late acknowledgement
-finds it. Ids of entries that were wholly acknowledged are kept as Roaring bitmaps: an acknowledgement that is repeated
-costs a look-up in memory and never a read of the topic.
+An entry whose consumer has left, or has returned it, stays until its next delivery: a late acknowledgement finds it.
+Ids of settled entries are kept as Roaring bitmaps: a repeated acknowledgement costs a look-up in memory, and never a
+read of the topic.
 
 Must not know: cursors, connections, the topic.
 """
@@ -25,16 +26,16 @@ from storage.model import LogPosition, MessageId
 EntryKey = tuple[int, int]
 """Ledger id and entry id."""
 Group = int | str | None
-"""Entries that keep their order: a key's hash, the uuid of a chunked message; None: none."""
-MOST_LEDGERS = 64
+"""The name of entries that keep their order: the hash of a key, or the uuid of a chunked message. None: no group."""
+MAX_LEDGERS = 64
 """Ledgers whose acknowledged entry ids are kept."""
-MOST_LATE = 100_000
-"""Entries whose acknowledgement may come late, after their consumer has left."""
+MAX_LATE = 100_000
+"""Entries that are kept for a late acknowledgement, after their consumer has left."""
 _MAX_ENTRY_ID = 1 << 32
 
 
 class Holder(Protocol):
-    """A consumer, as the entries that it has received see it."""
+    """A consumer, as far as its delivered entries change it."""
 
     pending: dict[EntryKey, PendingAck]
     unacked: int
@@ -42,8 +43,12 @@ class Holder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class PendingAck:
-    """An entry that was delivered. `first`: the offset from which it acknowledges; `live`: slots that are not
-    acknowledged; `redeliveries`: the number of times that a consumer asked for it again."""
+    """An entry that was delivered.
+
+    `first`: the offset at which its acknowledgement begins, at or before `offset`. `live`: the slots that are not
+    acknowledged, as bits. `consumer`: its present holder; None: it waits for its next delivery. `redeliveries`: the
+    number of times that a consumer asked for it again.
+    """
 
     entry_key: EntryKey
     first: int
@@ -73,9 +78,9 @@ class PendingAcks:
         """Called with each entry that leaves its consumer."""
         self._by_key: dict[EntryKey, PendingAck] = {}
         self._late: dict[EntryKey, PendingAck] = {}
-        """Entries that will be delivered again from the topic, and may be acknowledged before that."""
+        """Entries that will be read and delivered again, and may be acknowledged before that."""
         self._order: list[tuple[int, EntryKey]] = []
-        """A heap of offsets; entries that were removed are still in it until they come to its top."""
+        """A heap by offset. A removed entry stays in it until it comes to the top."""
         self._settled: dict[int, BitMap] = {}
 
     def __len__(self) -> int:
@@ -95,7 +100,7 @@ class PendingAcks:
         self._by_key[key] = pending
 
     def remove(self, key: EntryKey) -> PendingAck | None:
-        """Remove an entry and return it; its consumer has it no more."""
+        """Remove an entry, also from its consumer. Return it; None: it is not pending."""
         pending = self._by_key.pop(key, None) or self._late.pop(key, None)
         if pending is not None:
             self.release(pending)
@@ -105,7 +110,7 @@ class PendingAcks:
         return pending
 
     def release(self, pending: PendingAck) -> None:
-        """Take an entry from its consumer: it waits for its next delivery."""
+        """Remove an entry from its consumer; it waits for its next delivery."""
         consumer = pending.consumer
         if consumer is None:
             return
@@ -116,7 +121,7 @@ class PendingAcks:
         pending.consumer = None
 
     def settle(self, pending: PendingAck) -> None:
-        """Remove an entry that is wholly acknowledged, and keep its id."""
+        """Remove an entry that is wholly acknowledged, and note its id."""
         ledger_id, entry_id = pending.entry_key
         if 0 <= entry_id < _MAX_ENTRY_ID:
             entries = self._settled.get(ledger_id)
@@ -126,7 +131,7 @@ class PendingAcks:
         self.remove(pending.entry_key)
 
     def _settled_entries(self, ledger_id: int) -> BitMap:
-        if len(self._settled) >= MOST_LEDGERS:
+        if len(self._settled) >= MAX_LEDGERS:
             del self._settled[next(iter(self._settled))]
         entries = self._settled[ledger_id] = BitMap()
         return entries
@@ -156,19 +161,19 @@ class PendingAcks:
             yield late
 
     def retire(self) -> None:
-        """Take all entries from their consumers: they are read and delivered again, from the cursor on.
+        """Remove all entries from their consumers: they are read and delivered again, from the cursor on.
 
-        The counts of redeliveries are forgotten. A late acknowledgement still finds an entry.
+        Their counts of redeliveries begin again. A late acknowledgement still finds an entry.
         """
         for pending in self._by_key.values():
             self.release(pending)
             pending.redeliveries = 0
         self._late = {**self._by_key, **self._late} if self._late else self._by_key
-        while len(self._late) > MOST_LATE:
+        while len(self._late) > MAX_LATE:
             self._late.popitem()
         self._by_key, self._order = {}, []
 
     def clear(self) -> None:
-        """Forget all, also what was acknowledged: the subscription's position was moved."""
+        """Remove all entries and the ids of settled ones: the subscription's position has moved."""
         self.retire()
         self._late, self._settled = {}, {}

@@ -1,12 +1,12 @@
 """The queue through which the entries of a topic's producers are appended.
 
-Entries of all producers wait in one queue, in the order in which they came. A thread appends what waits, all together;
-what comes meanwhile is the next group. So producers share the flushes of the disk, the order is kept, and the event
-loop never waits. Receipts go out in order when a group is durable.
+Entries of all producers wait in one queue, in the order of their arrival. A thread appends all waiting entries as one
+group; entries that arrive meanwhile are the next group. So producers share the flushes of the disk, the order is kept,
+and the event loop never waits. Receipts are sent in order when a group is durable.
 
-After an entry that failed and may be sent again nothing more of its producer is appended or answered: the producer is
-disconnected, and its client, which connects again at once, sends all that has no receipt, in order. Otherwise what
-waited would overtake the entry.
+After an entry that failed and may be sent again, no entry of its producer is appended or answered: the producer is
+disconnected. Its client connects again at once and sends every entry without a receipt, in order. Otherwise later
+entries would overtake the failed one.
 
 For one event loop. Must not know: connections, commands of a protocol.
 """
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from api.broker.serving.logs import may_come_again
+from api.broker.serving.logs import is_repeatable
 from api.broker.threads import Workers
 from storage.errors import CompactorError, Fenced, InvalidRecord, TopicNotFound
 from storage.log.group_commit import Answer
@@ -27,14 +27,14 @@ from storage.model import MessageId, TopicName
 
 LOG = logging.getLogger(__name__)
 GROUP_BYTES = 16 << 20
-"""Entries that are appended together."""
+"""The bytes of a group."""
 
 Outcome = Answer | MessageId | BaseException
-"""The result for an entry: its place, the id that stands for a duplicate, or why it was not appended."""
+"""The result for an entry: its position, the id that stands for a duplicate, or its error."""
 
 
 class Publisher(Protocol):
-    """A producer, as the queue needs it. Calls return at once and never fail."""
+    """A producer, as the queue uses it. Calls return at once and never fail."""
 
     @property
     def name(self) -> str: ...
@@ -43,21 +43,21 @@ class Publisher(Protocol):
     def is_closed(self) -> bool: ...
 
     def queued(self, entries: int, size: int) -> None:
-        """Note that so many more entries, of so many bytes together, wait in the queue; negative: fewer."""
+        """Report the change of the number and the bytes of the producer's entries in the queue."""
 
     def stored(self, entry: QueuedEntry, message_id: MessageId, is_duplicate: bool) -> None:
         """Send the receipt of an entry, which is durable."""
 
     def refused(self, entry: QueuedEntry, error: InvalidRecord) -> None:
-        """Answer an entry that can never be appended as it is."""
+        """Report an entry that can never be appended."""
 
     def disconnect(self) -> None:
-        """Remove the producer from its topic, and tell its client to connect again."""
+        """Remove the producer from its topic and ask its client to connect again."""
 
 
 @dataclass(slots=True)
 class QueuedEntry:
-    """An entry that waits to be appended. The sequence ids are those of the command that carried it."""
+    """An entry that waits to be appended. Its sequence ids are those of the command SEND."""
 
     producer: Publisher
     sequence_id: int
@@ -71,7 +71,7 @@ class QueuedEntry:
 
 
 class PublishQueue:
-    """The entries of one topic that wait, and the task that appends them."""
+    """The waiting entries of one topic, and the task that appends them."""
 
     def __init__(
         self,
@@ -82,9 +82,9 @@ class PublishQueue:
         on_lost: Callable[[BaseException], object],
         warn: Callable[[str, str], object],
     ) -> None:
-        """`append`: called by a worker. `on_appended`: a group was appended and answered; `on_lost`: the topic is
-        written elsewhere, or was deleted. `warn`: log a text, seldom for each condition (`LogThrottle.warn`): while a
-        disk is full each client connects again and fails ten times a second."""
+        """`append` is called by a worker, `on_appended` when a group was appended and answered, `on_lost` when another
+        process writes the topic or has deleted it. `warn` logs a text, seldom for each condition (`LogThrottle.warn`):
+        while a disk is full each client connects again and fails ten times a second."""
         self._topic = topic
         self._workers = workers
         self._append = append
@@ -96,10 +96,10 @@ class PublishQueue:
         self._put = self._answered = 0
         self._settling: list[tuple[int, asyncio.Future[None]]] = []
         self._unsettled: dict[str, int] = {}
-        """Entries that are not answered yet, by the name of their producer."""
+        """The number of entries without an answer, by the name of their producer."""
 
     def put(self, entry: QueuedEntry) -> None:
-        """Append an entry after all that wait, and answer its producer, unless that is closed meanwhile."""
+        """Append an entry after all waiting ones, and answer its producer unless that is closed meanwhile."""
         self._waiting.append(entry)
         self._put += 1
         self._unsettled[entry.producer_name] = self._unsettled.get(entry.producer_name, 0) + 1
@@ -108,14 +108,14 @@ class PublishQueue:
             self._task = asyncio.create_task(self._append_all(), name=f"publish {self._topic}")
 
     async def settled(self) -> None:
-        """Return when all that waits now is answered."""
+        """Wait until every entry that is in the queue now is answered."""
         if self._answered < self._put:
             settled = asyncio.get_running_loop().create_future()
             self._settling.append((self._put, settled))
             await settled
 
     def holds(self, producer_name: str) -> bool:
-        """Return whether an entry of a producer of that name is not answered yet."""
+        """Return whether the queue has an entry of a producer of that name."""
         return producer_name in self._unsettled
 
     async def _append_all(self) -> None:
@@ -160,7 +160,7 @@ class PublishQueue:
             if isinstance(outcome, BaseException):
                 if isinstance(outcome, InvalidRecord):
                     producer.refused(entry, outcome)
-                if may_come_again(outcome):
+                if is_repeatable(outcome):
                     failing[producer] = outcome
             elif isinstance(outcome, MessageId):
                 producer.stored(entry, self._entry_id(outcome), is_duplicate=True)
@@ -178,7 +178,7 @@ class PublishQueue:
         return MessageId(message_id.ledger_id, message_id.entry_id, self._topic.partition)
 
     def _settle(self, group: Sequence[QueuedEntry]) -> None:
-        """Note that these entries wait no more."""
+        """Note that the entries of a group are answered."""
         for entry in group:
             entry.producer.queued(-1, -len(entry.entry))
             name = entry.producer_name

@@ -1,4 +1,4 @@
-"""Rates of messages and bytes, as topic stats and metrics show them: counters that somebody looks at now and then."""
+"""Rates of messages and bytes, as topic stats and metrics show them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Rate:
-    """Counts, and what they were a second: between the last two ticks."""
+    """Counters, and their growth per second between the last two ticks."""
 
     messages: int = 0
     bytes: int = 0
@@ -21,7 +21,7 @@ class Rate:
         self.bytes += size
 
     def tick(self, seconds: float) -> None:
-        """Take the rates of the time since the last tick."""
+        """Compute the rates of the `seconds` since the last tick."""
         self.per_second = (self.messages - self._messages_before) / seconds
         self.bytes_per_second = (self.bytes - self._bytes_before) / seconds
         self._messages_before, self._bytes_before = self.messages, self.bytes

@@ -1,10 +1,10 @@
-"""The page of a topic that a subscription delivers next, and the place from which it reads the one after it.
+"""The page of a topic that a subscription delivers next, and the position at which the following page begins.
 
-    from memory    a subscription that has come to the end reads the topic's newest entries (tail.py)
-    by threads     any other, by one reader (entry_pages.py), which keeps its place between two pages
+    from memory    at the topic's end: its newest entries (tail.py)
+    by threads     before that: one reader (entry_pages.py), which keeps its position between two pages
 
-Invariant: entries come in order, none twice, none is left out. `give_back` drops what was not taken: the reader returns
-to the first of it, with what it knows of a compacted read (R7), and releases its buffers and its pin.
+Invariant: entries come in order, without a repetition or an omission. `release_memory` drops the page: the reader
+returns to its first entry, keeps the state of a compacted read (R7), and releases its buffers and its pin.
 
 For the event loop alone. Must not know: consumers, acknowledgements.
 """
@@ -25,14 +25,14 @@ from storage.reading.entry_reader import EntryReader
 
 
 class ReadPosition(Protocol):
-    """A subscription, as its reads see it."""
+    """The position of a subscription, as reads begin at it."""
 
     @property
     def next_position(self) -> StartPosition:
         """The first message that is not acknowledged."""
 
     def open_reader(self, start: StartPosition) -> EntryReader:
-        """Begin to read the topic. Called by a thread."""
+        """Begin to read the topic. For threads."""
 
 
 class ReadAhead:
@@ -46,43 +46,45 @@ class ReadAhead:
         self._reader_bytes = 0
         self._pages: EntryPages | None = None
         self._next: int | None = None
-        """The offset that is read next, once the reader has come to the end; None: not known."""
+        """The offset that is read next, once the reader has come to the end; None: the reader's own position."""
         self._at_end = False
         self._reads = 0
-        """A read that ends with another number than it began with is dropped."""
+        """The number of restarts: a read that began before one is dropped."""
         self.gap_from = -1
-        """Offsets from here on, up to the next entry, are acknowledged with it; -1: none."""
+        """Offsets from this one to the next entry have no message and are acknowledged with that entry; -1: none."""
 
     @property
     def first(self) -> DeliverableEntry | None:
-        """The entry that is delivered next; None: it is not read yet."""
+        """The entry that is delivered next; None: the page is empty."""
         return self._page[0] if self._page else None
 
     @property
     def bytes(self) -> int:
-        """The memory of the page, and of the reader that continues after it."""
+        """The memory of the page and of the reader that continues after it."""
         return self._page_bytes + self._reader_bytes
 
     def pop(self) -> None:
-        """Take the first entry from the page."""
+        """Remove the first entry of the page."""
         entry = self._page.popleft()
         self._page_bytes -= entry_bytes(entry)
         self.gap_from = entry.end
 
     async def fill(self, may_read: Callable[[], bool]) -> bool:
-        """Fill the page, which is empty. Return whether there may be anything in it, now or soon. `may_read`: whether
-        memory admits another page."""
+        """Fill the page, which is empty. Return False if the topic has no more entries now.
+
+        `may_read` returns whether memory admits a page read by threads; without that the page stays empty.
+        """
         if self._at_end and self._next is not None:
             newest = self._topic.tail.read(self._next)
             if newest is not None and not newest and self._topic.tail_is_whole:
                 return False
             if newest:
-                self._take(newest)
+                self._add(newest)
                 self._next = newest[-1].end
                 return True
         if not may_read():
             return True
-        reads, self._reader_bytes = self._reads, 0  # it cannot return while it reads
+        reads, self._reader_bytes = self._reads, 0  # it cannot release memory while it reads
         entries, following = await self._opened().next(self._next)
         if reads != self._reads:
             return True
@@ -91,10 +93,10 @@ class ReadAhead:
         if self._at_end and following is not None and self.gap_from < 0:
             self.gap_from = following
         self._reader_bytes = 0 if self._at_end else READER_BYTES
-        self._take(entries)
+        self._add(entries)
         return bool(entries)
 
-    def _take(self, entries: Sequence[DeliverableEntry]) -> None:
+    def _add(self, entries: Sequence[DeliverableEntry]) -> None:
         self._page.extend(entries)
         self._page_bytes += sum(map(entry_bytes, entries))
 
@@ -108,19 +110,19 @@ class ReadAhead:
             self._pages = EntryPages(self._topic.store, lambda: self._position.open_reader(start))
         return self._pages
 
-    def give_back(self) -> None:
-        """Drop the page, which is read again. A read in progress continues."""
+    def release_memory(self) -> None:
+        """Drop the page, which is read again later. A read in progress continues."""
         first = self._page[0].offset if self._page else self.gap_from
         if self._reader_bytes and self._pages is not None:
             self._reader_bytes = 0
             self._pages.return_to(first)
             self._topic.spawn(self._pages.release())
-        elif self._page:  # of the newest entries: the reader has come to the end, and holds nothing
+        elif self._page:  # of the newest entries: the reader is at the end and has no memory
             self._next = first
         self._clear_page()
 
     def drop_read(self) -> None:
-        """Drop what a read in progress gives. `restart` must follow."""
+        """Drop the result of a read in progress. `restart` must follow."""
         self._reads += 1
 
     def restart(self) -> None:
@@ -131,7 +133,7 @@ class ReadAhead:
         self._next, self._at_end, self.gap_from = None, False, -1
 
     def restart_reader(self) -> None:
-        """Begin another read where this one is."""
+        """Open another reader at the present position."""
         self._close_pages()
         position = self._page[-1].end if self._page else self.gap_from
         self._next, self._at_end = (position if position >= 0 else None), False

@@ -1,8 +1,7 @@
-"""Offsets that wait to be delivered: again, or after they were passed over because no consumer could take them.
+"""The queue of offsets that wait for a delivery: again, or for the first time if no consumer could receive them.
 
-Entries of a group (the hash of a key, the uuid of a chunked message) go in the order of their offsets: the first one
-blocks those after it. Groups do not block each other. What waits is an offset and a group; the entry is read when it
-goes.
+Entries of a group (the hash of a key, the uuid of a chunked message) are delivered in the order of their offsets: the
+first one blocks those after it. Groups do not block each other. The queue holds offsets and groups, not entries.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from itertools import islice
 from api.broker.serving.pending_acks import Group
 
 SEARCHED_GROUPS = 1_000
-"""Groups that one search looks at: those of 65,536 keys would hold the event loop for 100 ms."""
+"""Groups that one search checks: 65,536 would occupy the event loop for 100 ms."""
 
 
 class RedeliveryQueue:
@@ -24,8 +23,8 @@ class RedeliveryQueue:
         self._groups: dict[int, Group] = {}
         """By offset."""
         self._offsets: dict[Group, list[int]] = {}
-        """A heap for each group; offsets that were removed are still in it until they come to its top. The groups that
-        a search has looked at are last."""
+        """A heap for each group. A removed offset stays in it until it comes to the top. Groups that a search has
+        checked are moved to the end."""
         self._searched = 0
 
     def __len__(self) -> int:
@@ -35,7 +34,7 @@ class RedeliveryQueue:
         return offset in self._groups
 
     def add(self, offset: int, group: Group) -> None:
-        """Add an offset; one that waits already is left alone."""
+        """Add an offset. One that waits already keeps its group."""
         if offset not in self._groups:
             self._groups[offset] = group
             if group not in self._offsets:
@@ -44,7 +43,7 @@ class RedeliveryQueue:
             heapq.heappush(self._offsets[group], offset)
 
     def remove(self, offset: int) -> None:
-        """Remove an offset; one that does not wait is ignored."""
+        """Remove an offset. One that does not wait is ignored."""
         group = self._groups.pop(offset, None)
         heap = self._offsets.get(group)
         if heap is not None:
@@ -59,7 +58,7 @@ class RedeliveryQueue:
         return True
 
     def blocks(self, group: Group) -> bool:
-        """Return whether an entry of that group has to wait for others of it."""
+        """Return whether a new entry of that group has to wait until earlier ones are delivered."""
         return group is not None and group in self._offsets
 
     def is_next(self, offset: int) -> bool:
@@ -69,11 +68,13 @@ class RedeliveryQueue:
         group = self._groups[offset]
         return group is None or self._offsets[group][0] == offset
 
-    def next(self, can_go: Callable[[Group], bool]) -> int | None:
-        """Return the lowest offset of the groups that can go, of `SEARCHED_GROUPS` at a time; None: there is none, or
-        `is_searching`: the next call continues."""
+    def next(self, is_deliverable: Callable[[Group], bool]) -> int | None:
+        """Return the lowest offset of the deliverable ones among the next `SEARCHED_GROUPS` groups.
+
+        None: no group of them is deliverable; while `is_searching`, the next call checks more groups.
+        """
         groups = list(islice(self._offsets, SEARCHED_GROUPS))
-        offset = min((self._offsets[group][0] for group in groups if can_go(group)), default=None)
+        offset = min((self._offsets[group][0] for group in groups if is_deliverable(group)), default=None)
         self._searched = 0 if offset is not None else self._searched + len(groups)
         if self.is_searching:
             for group in groups:
@@ -82,21 +83,21 @@ class RedeliveryQueue:
 
     @property
     def is_searching(self) -> bool:
-        """Whether the last search has not looked at all groups."""
+        """The search has not checked all groups yet."""
         return 0 < self._searched < len(self._offsets)
 
     def search_again(self) -> None:
-        """Look at all groups again: one may be able to go now."""
+        """Check all groups again: one may be deliverable now."""
         self._searched = 0
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all offsets."""
         self._groups.clear()
         self._offsets.clear()
         self.search_again()
 
     def _clean(self, group: Group, heap: list[int]) -> None:
-        """Keep a waiting offset at the top of the heap."""
+        """Remove offsets that do not wait any more from the top of a heap."""
         while heap and self._groups.get(heap[0], _ABSENT) != group:
             heapq.heappop(heap)
         if not heap:

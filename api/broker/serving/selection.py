@@ -1,10 +1,10 @@
-"""Selectors: which consumer of a subscription an entry goes to. They keep consumers and decide, and do nothing else.
+"""Selectors: the consumer of a subscription that an entry is delivered to. They only keep consumers and decide.
 
-SingleActive     exclusive, failover: the one of the first priority that the number of the partition names
-RoundRobin       shared: in turn, those of the first priority that can take a message
-ConsistentHash   key-shared: by the hash of the key; few keys move when consumers change
-StickyRanges     key-shared: in the ranges of hashes that consumers ask for
-ChunkAssignments all chunks of a message go to one consumer (Pulsar's SharedConsumerAssignor)
+SingleActive      exclusive, failover: one of the first priority, chosen by the number of the partition
+RoundRobin        shared: in turn, those of the first priority that can receive a message
+ConsistentHash    key-shared: by the hash of the key; few keys move when consumers change
+StickyRanges      key-shared: in the ranges of hashes that consumers request
+ChunkAssignments  all chunks of a message are delivered to one consumer (Pulsar's SharedConsumerAssignor)
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from api.broker.serving.key_routing import HASH_SLOTS, murmur3
 
 RING_POINTS = 100
 """Points of each consumer in the ring (Pulsar's subscriptionKeySharedConsistentHashingReplicaPoints)."""
-MOST_CHUNKED = 10_000
-"""Chunked messages of one subscription that may be on their way to consumers; the oldest is forgotten first."""
+MAX_CHUNKED = 10_000
+"""Chunked messages of one subscription that may be partly delivered; the oldest is forgotten first."""
 
-CanTake = Callable[[Consumer], bool]
+CanReceive = Callable[[Consumer], bool]
 
 
 class Selector(Protocol):
-    """Consumers of one subscription, and which of them gets an entry."""
+    """The consumers of one subscription, and the choice among them."""
 
     def check(self, consumer: Consumer) -> None:
         """Raise ConsumerNotAssigned for a consumer that does not fit the others."""
@@ -36,10 +36,10 @@ class Selector(Protocol):
         """Add a consumer."""
 
     def remove(self, consumer: Consumer) -> None:
-        """Remove a consumer; one that is not there is ignored."""
+        """Remove a consumer. An unknown one is ignored."""
 
-    def select(self, key_hash: int, can_take: CanTake) -> Consumer | None:
-        """Return the consumer for an entry whose key has that hash; None: none can take it now."""
+    def select(self, key_hash: int, can_receive: CanReceive) -> Consumer | None:
+        """Return the consumer for an entry whose key has that hash; None: it cannot be delivered now."""
 
 
 class SingleActive:
@@ -62,8 +62,8 @@ class SingleActive:
             self._consumers.remove(consumer)
             self._elect()
 
-    def select(self, key_hash: int, can_take: CanTake) -> Consumer | None:
-        return self.active if self.active is not None and can_take(self.active) else None
+    def select(self, key_hash: int, can_receive: CanReceive) -> Consumer | None:
+        return self.active if self.active is not None and can_receive(self.active) else None
 
     def _elect(self) -> None:
         best = min((item.options.priority for item in self._consumers), default=0)
@@ -72,7 +72,7 @@ class SingleActive:
 
 
 class RoundRobin:
-    """Any consumer, in turn; one of a lower priority only if none of a higher one can take a message."""
+    """Any consumer, in turn; one of a lower priority only while none of a higher one can receive a message."""
 
     def __init__(self) -> None:
         self._levels: dict[int, list[Consumer]] = {}
@@ -94,20 +94,20 @@ class RoundRobin:
                 del self._levels[consumer.options.priority]
                 self._order.remove(consumer.options.priority)
 
-    def select(self, key_hash: int, can_take: CanTake) -> Consumer | None:
+    def select(self, key_hash: int, can_receive: CanReceive) -> Consumer | None:
         for priority in self._order:
             level = self._levels[priority]
             turn = self._turns.get(priority, 0)
             for step in range(len(level)):
                 consumer = level[(turn + step) % len(level)]
-                if can_take(consumer):
+                if can_receive(consumer):
                     self._turns[priority] = (turn + step + 1) % len(level)
                     return consumer
         return None
 
 
 class ConsistentHash:
-    """A ring of points: a consumer has the hashes before each of its points, up to another's."""
+    """A ring of points: a consumer has the hashes before each of its points, back to the point before."""
 
     def __init__(self) -> None:
         self._ring: list[tuple[int, int, Consumer]] = []
@@ -115,7 +115,7 @@ class ConsistentHash:
 
     def check(self, consumer: Consumer) -> None:
         if consumer.options.sticky_ranges is not None:
-            raise _another_mode(consumer)
+            raise _other_mode(consumer)
 
     def add(self, consumer: Consumer) -> None:
         self._joined += 1
@@ -126,15 +126,15 @@ class ConsistentHash:
     def remove(self, consumer: Consumer) -> None:
         self._ring = [item for item in self._ring if item[2] is not consumer]
 
-    def select(self, key_hash: int, can_take: CanTake) -> Consumer | None:
+    def select(self, key_hash: int, can_receive: CanReceive) -> Consumer | None:
         if not self._ring:
             return None
         consumer = self._ring[bisect_left(self._ring, key_hash, key=itemgetter(0)) % len(self._ring)][2]
-        return consumer if can_take(consumer) else None
+        return consumer if can_receive(consumer) else None
 
 
 class StickyRanges:
-    """Ranges that consumers ask for; they do not overlap, and a hash in no range waits."""
+    """Ranges that consumers request. They do not overlap; entries with a hash in no range wait."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int, Consumer]] = []
@@ -142,7 +142,7 @@ class StickyRanges:
 
     def check(self, consumer: Consumer) -> None:
         if consumer.options.sticky_ranges is None:
-            raise _another_mode(consumer)
+            raise _other_mode(consumer)
         before: tuple[int, int] | None = None
         for first, last in sorted(consumer.options.sticky_ranges):
             if before is not None and first <= before[1]:
@@ -160,39 +160,39 @@ class StickyRanges:
     def remove(self, consumer: Consumer) -> None:
         self._ranges = [item for item in self._ranges if item[2] is not consumer]
 
-    def select(self, key_hash: int, can_take: CanTake) -> Consumer | None:
+    def select(self, key_hash: int, can_receive: CanReceive) -> Consumer | None:
         at = bisect_right(self._ranges, key_hash, key=itemgetter(0)) - 1
         if at < 0 or self._ranges[at][1] < key_hash:
             return None
         consumer = self._ranges[at][2]
-        return consumer if can_take(consumer) else None
+        return consumer if can_receive(consumer) else None
 
 
 class ChunkAssignments:
-    """The consumer of each chunked message of which not all chunks were delivered, by the message's uuid."""
+    """The consumer of each partly delivered chunked message, by the message's uuid."""
 
     def __init__(self) -> None:
         self._consumers: dict[str, Consumer] = {}
 
     def get(self, uuid: str) -> Consumer | None:
-        """Return the consumer that has the first chunks; None: any may have them."""
+        """Return the consumer that has the first chunks; None: any consumer may receive them."""
         return self._consumers.get(uuid)
 
     def note(self, uuid: str, consumer: Consumer, is_last: bool) -> None:
-        """Note that a chunk was delivered."""
+        """Note that a chunk was delivered to a consumer."""
         if is_last:
             self._consumers.pop(uuid, None)
             return
-        if uuid not in self._consumers and len(self._consumers) >= MOST_CHUNKED:
+        if uuid not in self._consumers and len(self._consumers) >= MAX_CHUNKED:
             del self._consumers[next(iter(self._consumers))]
         self._consumers[uuid] = consumer
 
     def remove(self, consumer: Consumer) -> None:
-        """Forget a consumer that has left: its messages begin again, at another one."""
+        """Remove a consumer: its partly delivered messages begin again at another one."""
         self._consumers = {uuid: item for uuid, item in self._consumers.items() if item is not consumer}
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all messages."""
         self._consumers.clear()
 
 
@@ -205,14 +205,14 @@ def selector_for(first: Consumer, partition: int) -> Selector:
     return SingleActive(partition)
 
 
-def _another_mode(consumer: Consumer) -> ConsumerNotAssigned:
+def _other_mode(consumer: Consumer) -> ConsumerNotAssigned:
     return ConsumerNotAssigned(
         f"the consumer {consumer.name} asks for another key-shared mode than the subscription's consumers",
         "use the same mode for all consumers of a subscription",
     )
 
 
-def _overlap(consumer: Consumer, wanted: tuple[int, int], taken: str) -> ConsumerNotAssigned:
+def _overlap(consumer: Consumer, requested: tuple[int, int], taken: str) -> ConsumerNotAssigned:
     return ConsumerNotAssigned(
-        f"the range {wanted[0]}-{wanted[1]} of {consumer.name} overlaps {taken}", "ask for ranges that are free"
+        f"the range {requested[0]}-{requested[1]} of {consumer.name} overlaps {taken}", "ask for ranges that are free"
     )

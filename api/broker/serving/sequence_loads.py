@@ -1,8 +1,8 @@
-"""Loads of what deduplication knows: at most one of a topic at a time, however often the topic is opened.
+"""Loads of producers' sequence ids (deduplication.py): at most one of a topic at a time, however often it is opened.
 
-A load may read objects, and a thread that waits for an object that hangs cannot be stopped. So a load that is under way
-is waited for, and never begun again beside it: a topic holds one thread at most, and the threads of the other topics
-are left. For one event loop.
+A load may read objects, and a thread that waits for an object that hangs cannot be stopped. So callers wait for the
+load in progress instead of starting another one: a topic occupies one thread at most, and leaves the others to other
+topics. For one event loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from api.broker.serving.deduplication import Deduplication
 
 Run = Callable[[Callable[[], None]], Awaitable[None]]
-"""Calls a function in a thread of those for loads."""
+"""Calls a function in a thread for loads."""
 
 
 class SequenceLoads:
@@ -24,7 +24,7 @@ class SequenceLoads:
         self._running: dict[int, tuple[Deduplication, asyncio.Task[None]]] = {}
 
     async def load(self, topic_id: int, deduplication: Deduplication) -> None:
-        """Return when it is loaded. Raises what its load raises; a later call loads again."""
+        """Wait until it is loaded. Raises the error of its load; a later call loads again."""
         while not deduplication.is_loaded:
             loading, task = self._running.get(topic_id, (None, None))
             if task is not None and loading is not deduplication:  # the topic was opened before, and closed
@@ -44,6 +44,6 @@ class SequenceLoads:
 
 
 def _note_seen(task: asyncio.Task[None]) -> None:
-    """Take the error of a load that no request waits for any more."""
+    """Mark the error of a load as seen: perhaps no request waits for it any more."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""A topic as its subscriptions see it."""
+"""The part of an open topic that its subscriptions use."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ class NewestEntries(Protocol):
     """The newest entries of a topic, in memory."""
 
     def read(self, offset: int) -> Sequence[DeliverableEntry] | None:
-        """Return the entries from an offset on, none if that is the end; None: they are not in memory."""
+        """Return the entries from an offset on; none at the end. None: they are not in memory."""
 
 
 class ServedTopic(Protocol):
-    """One topic, open. `max_unacked_messages` 0: any number; `tail_is_whole`: every append is noted in `tail`."""
+    """One open topic. `max_unacked_messages`: of one consumer; 0: any number. `tail_is_whole`: the tail has every
+    appended entry."""
 
     storage: Topic
     metadata: MetadataStore
@@ -48,10 +49,10 @@ class ServedTopic(Protocol):
 
     @property
     def store(self) -> Workers:
-        """Threads that read the topic's messages, few at a time for each topic."""
+        """Threads that read the topic's messages, a few at a time for each topic."""
 
     @property
     def database(self) -> Workers: ...
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside; an error of it is logged."""
+        """Run a coroutine in the background; its error is logged."""

@@ -1,8 +1,8 @@
-"""The newest entries of a topic that this service writes, in memory: consumers that keep up need no file.
+"""The newest entries of a topic that this service writes, in memory: consumers that keep up read no file.
 
-Entries come in as they are acknowledged (api/broker/serving/logs.py), with their places, so what is here is what any
-reader may see. It is one piece without a gap; what does not continue it begins a new one. When all tails of a service
-have more bytes than they may, the oldest entries go first of the topic to which nothing came for longest.
+Entries are added when they are acknowledged to their producers (logs.py), with their positions, so every reader may see
+them. A tail has no gap: an entry that does not continue it begins a new tail. When all tails together exceed their
+budget, they lose their oldest entries, first the tail to which nothing was added for longest.
 
 For the event loop alone. Must not know: connections, cursors.
 """
@@ -17,33 +17,34 @@ from storage.entries.rebuild import DeliverableEntry
 from storage.log.segment import AppendResult
 
 READ_BYTES = 4 << 20
-"""What one read gives at most, and at least one entry."""
+"""The bytes that one read returns at most; one entry is returned whatever its size."""
 
 
 class TailBudget:
-    """Bytes that the tails of all topics may hold (Pulsar's managedLedgerCacheSizeMB)."""
+    """The memory budget of the tails of all topics (Pulsar's managedLedgerCacheSizeMB)."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        """`limit`: bytes."""
+        self._limit = limit
         self._held: dict[Tail, int] = {}
-        """The bytes of each tail that has any; last the one that got some last."""
+        """The bytes of each tail that has any; the last one grew last."""
         self._all = 0
 
     def hold(self, tail: Tail, size: int) -> None:
-        """A tail got entries, and has so many bytes now. Tails shrink until all fit, it last."""
+        """Note that a tail has grown to `size` bytes. Tails shrink until all fit, this one last."""
         self.release(tail)
         self._held[tail] = size
         self._all += size
-        while self._all > self._most:
+        while self._all > self._limit:
             oldest = next(iter(self._held))
-            left = oldest.shrink(self._all - self._most)
-            self._all -= self._held[oldest] - left
-            self._held[oldest] = left
-            if not left:
+            size = oldest.shrink(self._all - self._limit)
+            self._all -= self._held[oldest] - size
+            self._held[oldest] = size
+            if not size:
                 del self._held[oldest]
 
     def release(self, tail: Tail) -> None:
-        """A tail has nothing any more."""
+        """Note that a tail is empty."""
         self._all -= self._held.pop(tail, 0)
 
 
@@ -56,10 +57,10 @@ class Tail:
         self._offsets: list[int] = []
         self._bytes = 0
         self.end = -1
-        """The offset behind the last entry that was taken; -1: none was."""
+        """The offset after the last entry that was added; -1: the tail is empty and has no position."""
 
     def append(self, appended: Sequence[tuple[bytes, AppendResult]]) -> None:
-        """Take entries that were appended together. What is older than what is here is left out."""
+        """Add entries that were appended together. Entries before the end of the tail are ignored."""
         for data, result in appended:
             first = result.first
             if first.offset < self.end:
@@ -82,32 +83,32 @@ class Tail:
         self._budget.hold(self, self._bytes)
 
     def read(self, offset: int) -> list[DeliverableEntry] | None:
-        """The entries from an offset on, none if that is the end; None: they are not here."""
+        """Return the entries from an offset on; none at the end. None: they are not in memory."""
         if offset == self.end:
             return []
         at = bisect_left(self._offsets, offset)
         if at == len(self._offsets) or self._offsets[at] != offset:
             return None
-        found: list[DeliverableEntry] = []
+        entries: list[DeliverableEntry] = []
         size = 0
         for entry in self._entries[at:]:
-            if found and size + len(entry.data) > READ_BYTES:
+            if entries and size + len(entry.data) > READ_BYTES:
                 break
-            found.append(entry)
+            entries.append(entry)
             size += len(entry.data)
-        return found
+        return entries
 
     def clear(self) -> None:
-        """Hold nothing, and know no end."""
+        """Remove all entries and the end."""
         self._budget.release(self)
         self._entries, self._offsets, self._bytes, self.end = [], [], 0, -1
 
     def shrink(self, size: int) -> int:
-        """Let go of the oldest entries, of so many bytes at least; the bytes that are left."""
-        gone, left = 0, self._bytes
-        while gone < len(self._entries) and self._bytes - left < size:
-            left -= entry_bytes(self._entries[gone])
-            gone += 1
-        del self._entries[:gone], self._offsets[:gone]
-        self._bytes = left
-        return left
+        """Remove the oldest entries, of at least `size` bytes. Return the bytes of the others."""
+        count, rest = 0, self._bytes
+        while count < len(self._entries) and self._bytes - rest < size:
+            rest -= entry_bytes(self._entries[count])
+            count += 1
+        del self._entries[:count], self._offsets[:count]
+        self._bytes = rest
+        return rest

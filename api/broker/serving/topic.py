@@ -1,9 +1,9 @@
-"""A topic that this service serves to Pulsar's clients: its producers, its subscriptions, the log that they share.
+"""An open topic: its producers, its subscriptions, and the log that they share.
 
-A topic is opened with the first producer or consumer, which takes the writer's lease, and closed a while after the last
-one. Who loses the lease, or the topic, tells all of them to come again: they look the topic up, and find its owner.
+A topic is opened for its first producer or consumer, which acquires the writer's lease, and closed some time after the
+last one. When the lease or the topic is lost, all clients are disconnected: they look the topic up and find its owner.
 
-For the event loop alone, but for `append`, which a thread calls.
+For the event loop alone, except `append`, which a thread calls.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from storage.topic import Topic
 
 LOG = logging.getLogger(__name__)
 _STORE_CALLS = 4
-"""Reads of one topic's messages that are under way at once: an object that hangs leaves threads to other topics."""
+"""Concurrent reads of one topic's messages: an object that hangs leaves threads for other topics."""
 _STORE_SECONDS = 30.0
 _READER_TICKS = 60
-"""For so many ticks a reader's position is kept after a seek, until the reader comes again."""
+"""Ticks that a reader's position is kept without a consumer: after a seek the reader connects again."""
 
 
 @dataclass(frozen=True)
 class TopicSettings:
-    """What the settings say for every topic. `max_unacked_messages` 0: any number."""
+    """The settings of all topics. `max_unacked_messages`: of one consumer; 0: any number."""
 
     max_unacked_messages: int
 
 
 class PersistentTopic:
-    """One topic, open."""
+    """One open topic."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class PersistentTopic:
         on_lost: Callable[[PersistentTopic], object],
         log_throttle: LogThrottle,
     ) -> None:
-        """`producer_epoch`: as it is stored; `over_quota`: the quota that keeps producers from it now; `on_lost`: it is
-        not served here any more."""
+        """`producer_epoch`: the stored epoch of the last exclusive producer. `over_quota` returns the backlog quota
+        that refuses producers now. `on_lost` is called when this service does not serve the topic any more."""
         self.storage = storage
         self.metadata = metadata
         self.clock = clock
@@ -96,7 +96,7 @@ class PersistentTopic:
         )
         self.published = Rate()
         self.stale_readers = 0
-        """How often a compacted reader went on although deletes that it has not read are gone (R7)."""
+        """The number of compacted reads that continued without deletions that compaction has dropped (R7)."""
         self.idle_since: int | None = clock.now_ms()
         self._is_closed = False
         self._held = held
@@ -118,17 +118,17 @@ class PersistentTopic:
 
     @property
     def is_lost(self) -> bool:
-        """Whether another process may write the topic, or it was deleted."""
+        """Another process may write the topic, or it was deleted."""
         return self._held.is_lost
 
     @property
     def tail_is_whole(self) -> bool:
-        """Whether nothing was appended but what the tail has been told of."""
+        """The tail has every appended entry, unless it was trimmed by its budget."""
         return not self._held.is_lost
 
     @property
     def is_deduplicating(self) -> bool:
-        """Whether entries that come again are found out."""
+        """Repeated entries of producers are dropped."""
         return self._deduplication is not None
 
     def check_open(self) -> None:
@@ -137,7 +137,7 @@ class PersistentTopic:
             raise TopicClosed(self.name)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Do something beside; an error of it is logged."""
+        """Run a coroutine in the background; its error is logged."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._spawned)
@@ -148,22 +148,23 @@ class PersistentTopic:
         if isinstance(error, CompactorError):
             LOG.warning("%s: %s", self.name, error)
         elif error is not None:
-            LOG.error("%s: what was done beside failed", self.name, exc_info=error)
+            LOG.error("%s: a background task failed", self.name, exc_info=error)
 
     # Publishing
 
     def append(self, group: Sequence[QueuedEntry]) -> list[Outcome]:
-        """Append entries; for each its place, why it was not taken, or the id that stands for a duplicate."""
+        """Append entries. Return for each its position, its error, or the id that stands for a duplicate. For a
+        thread."""
         if self._deduplication is None:
             return list(self._held.append([queued.entry for queued in group]))
         return list(self._deduplication.append(group, self._held.append))
 
     def last_sequence_id(self, producer_name: str) -> int:
-        """The highest sequence id that a producer of that name has stored; -1: none, or it is not known."""
+        """Return the highest sequence id that a producer of that name has stored; -1: none is known."""
         return -1 if self._deduplication is None else self._deduplication.last_sequence_id(producer_name)
 
     async def load_sequences(self) -> None:
-        """Return when the topic knows what its producers have stored, if it deduplicates. Consumers need not wait.
+        """Wait until the sequence ids of its producers are loaded, if the topic deduplicates. Consumers need not wait.
 
         Raises CompactorError.
         """
@@ -171,7 +172,7 @@ class PersistentTopic:
             await self._sequence_loads.load(self.record.id, self._deduplication)
 
     def _store_sequences_if_due(self) -> None:
-        """Begin to store what producers have stored, if it is due."""
+        """Begin to store the sequence ids of producers, if that is due."""
         deduplication = self._deduplication
         if deduplication is not None and not self._is_storing_sequences and deduplication.is_store_due():
             self._is_storing_sequences = True
@@ -184,14 +185,15 @@ class PersistentTopic:
             self._is_storing_sequences = False
 
     def appended(self) -> None:
-        """Entries have come, by whatever way."""
+        """Let subscriptions deliver entries that were appended, by any door."""
         for subscription in self.subscriptions.values():
             subscription.wake()
 
     # Consumers
 
     async def subscribe(self, consumer: Consumer, request: SubscribeRequest) -> Subscription:
-        """Take a consumer in, and its subscription if it is new. Raises CompactorError."""
+        """Prepare a subscription for a consumer, and return it; `Dispatcher.add` then starts the delivery. Raises
+        CompactorError."""
         name = request.name
         if name == COMPACTION_CURSOR:
             raise InvalidInput(f"{name} is the compactor's own subscription", "use another name", is_public=True)
@@ -239,18 +241,18 @@ class PersistentTopic:
         self._note_idle()
 
     async def remove_subscription(self, subscription: Subscription) -> None:
-        """Close a subscription and disconnect its consumers; its cursor stays as it is."""
-        self._take_out(subscription)
+        """Close a subscription and disconnect its consumers. Its cursor stays."""
+        self._detach(subscription)
         await subscription.close()
 
-    def _take_out(self, subscription: Subscription) -> None:
+    def _detach(self, subscription: Subscription) -> None:
         if self.subscriptions.get(subscription.name) is subscription:
             del self.subscriptions[subscription.name]
         subscription.disconnect()
 
     async def end_subscription(self, subscription: Subscription, force: bool) -> None:
-        """Remove a subscription whose cursor is deleted next. Raises Conflict while consumers are connected, unless
-        forced."""
+        """Remove a subscription whose cursor is deleted next. Raises Conflict while consumers are connected; with
+        `force`, disconnects them."""
         if subscription.consumers and not force:
             raise Conflict(
                 f"Subscription {subscription.name} has active connected consumers",
@@ -258,12 +260,13 @@ class PersistentTopic:
                 is_public=True,
             )
         subscription.is_deleted = True
-        self._take_out(subscription)
+        self._detach(subscription)
         # A thread of the database may wait for this, and closing waits for threads of the store.
         self.spawn(subscription.close())
 
     async def unsubscribe(self, subscription: Subscription, force: bool) -> None:
-        """Delete a subscription and its cursor. Raises Conflict while consumers are connected, unless forced."""
+        """Delete a subscription and its cursor. Raises Conflict while consumers are connected; with `force`,
+        disconnects them."""
         async with self._opening.setdefault(subscription.name, asyncio.Lock()):
             await self.end_subscription(subscription, force)
             if subscription.durable:
@@ -271,7 +274,7 @@ class PersistentTopic:
                     await self.database.run(self.metadata.cursors.delete, self.record.id, subscription.name)
 
     def truncated(self) -> None:
-        """The topic was truncated: what was read of it is dropped, and subscriptions continue with what comes."""
+        """Drop all entries in memory: the topic was truncated. Subscriptions continue at its end."""
         self.tail.clear()
         for subscription in self.subscriptions.values():
             subscription.restart()
@@ -304,18 +307,18 @@ class PersistentTopic:
         if not len(self.producers) and not any(item.consumers for item in self.subscriptions.values()):
             self.idle_since = self.clock.now_ms()
 
-    # Ending
+    # Time and the end
 
     def tick(self, seconds: float) -> None:
-        """Take the rates of the `seconds` since the last call; refuse the producers of a topic that is over its quota.
+        """Compute rates of the `seconds` since the last tick; disconnect producers while the backlog exceeds its quota.
 
-        Called about once a second.
+        Call it about once a second.
         """
         is_over = self.over_quota() is not None
         for producer in self.producers.all:
             producer.published.tick(seconds)
             if is_over:
-                producer.disconnect()  # it connects again, and is refused with the reason
+                producer.disconnect()  # its client connects again and is refused with the reason
         self.published.tick(seconds)
         for subscription in list(self.subscriptions.values()):
             subscription.dispatched.tick(seconds)
@@ -329,12 +332,13 @@ class PersistentTopic:
             self._note_idle()
 
     def lost(self, error: BaseException) -> None:
-        """The topic is not this service's any more."""
+        """Note that this service does not serve the topic any more."""
         LOG.info("%s is not served here any more: %s", self.name, error)
         self._on_lost(self)
 
     async def close(self) -> None:
-        """Tell producers and consumers to come again, write down what is to be written, give up the log. Once."""
+        """Disconnect clients, write cursors and sequence ids, and release the log. Idempotent. Raises CompactorError;
+        then the log is released all the same."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -350,7 +354,7 @@ class PersistentTopic:
                     LOG.warning("the subscription %s of %s: %s", subscription.name, self.name, error)
             if self._deduplication is not None:
                 self._deduplication.pass_to(self.tail.end)
-        finally:  # while this process holds the lease of a topic that it does not serve, no process serves it
+        finally:  # a lease without a served topic would keep all other processes from serving it
             self.tail.clear()
             await self._pools[WaitsFor.LOG].finish(self._release)
 

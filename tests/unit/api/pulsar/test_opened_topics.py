@@ -43,7 +43,7 @@ def open_server(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch)
         broker = SimpleNamespace(
             environment=bench,
             pools={what: Hanging() if what in hanging else AtOnce() for what in WaitsFor},
-            logs=TopicLogs(bench.clock, most=2, idle_ms=5_000),
+            logs=TopicLogs(bench.clock, max_open=2, idle_ms=5_000),
             settings=Settings(),
         )
         return PulsarServer(

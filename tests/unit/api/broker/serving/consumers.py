@@ -106,7 +106,7 @@ class Reader:
         )
         await quiet()
 
-    async def give_back(self, *entry_ids: int) -> None:
+    async def nack(self, *entry_ids: int) -> None:
         """Acknowledge entries negatively."""
         self.subscription.redeliver(self.consumer, [(self.ledger_id, item) for item in entry_ids])
         await quiet()

@@ -47,7 +47,7 @@ async def opened(
     page_budget: PageBudget | None = None,
 ) -> AsyncIterator[PersistentTopic]:
     """The topic with a message for each of `keys`, whose entry id is its number; no client is connected."""
-    logs = TopicLogs(bench.clock, most=2, idle_ms=5_000)
+    logs = TopicLogs(bench.clock, max_open=2, idle_ms=5_000)
     topic = PersistentTopic(
         storage,
         logs.hold(storage),

@@ -13,7 +13,7 @@ from api.broker.serving.position import SubscribeRequest
 from api.broker.serving.subscription import Subscription
 from storage.model import EARLIEST, LogPosition, MessageId
 from storage.topic import Topic
-from tests.unit.api.broker.serving.consumers import consumer
+from tests.unit.api.broker.serving.consumers import SHARED, Reader, consumer
 from tests.unit.api.broker.serving.served_topic import opened
 from tests.workbench import Workbench
 
@@ -57,5 +57,27 @@ def test_a_late_acknowledgement_of_a_large_batch_is_looked_up_by_a_thread(
             monkeypatch.setattr(acknowledging, "acked_messages", looked_up)
             await subscription.look_up(consumer("a"), [every_other], cumulative=False)
             assert subscription.position.backlog(7 + (1 << 18), 7) == 1 << 17
+
+    asyncio.run(main())
+
+
+def test_mark_delete_follows_acknowledgements_out_of_order_after_the_cursor_was_reset_by_another_process(
+    bench: Workbench, topic: Topic
+) -> None:
+    """It is known up to a higher offset then, of the earlier position."""
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 4) as served:
+            reader = await Reader(served, "a", SHARED).join()
+            await reader.acknowledge(0, 1, 2, 3)
+            await reader.leave()
+            bench.metadata.cursors.reset(topic.record.id, "s", None)
+            again = await Reader(served, "b", SHARED).join()
+            assert again.received == [0, 1, 2, 3]
+            await again.acknowledge(3, 2, 1)
+            await again.acknowledge(0)
+            mark = again.subscription.position.current.mark_delete
+            assert mark is not None
+            assert mark.offset == 3
 
     asyncio.run(main())

@@ -45,7 +45,7 @@ class Log:
         self._open()
 
     def _open(self) -> None:
-        self._logs = TopicLogs(self._bench.clock, most=2, idle_ms=5_000)
+        self._logs = TopicLogs(self._bench.clock, max_open=2, idle_ms=5_000)
         self.held: HeldLog = self._logs.hold(self._topic)
         self.known = Deduplication(self._bench.metadata, self._topic, self._most)
         self.known.load()

@@ -73,8 +73,8 @@ def test_what_a_consumer_asks_for_again_counts_until_the_last_one_leaves(
     async def main() -> None:
         async with opened(bench, topic, ["k"] * 2) as served:
             reader = await Reader(served, "a", type_).join()
-            await reader.give_back(0)
-            await reader.give_back(0)
+            await reader.nack(0)
+            await reader.nack(0)
             assert reader.channel.redeliveries[0] == count
             await reader.leave()
             again = await Reader(served, "a", type_).join()
@@ -145,7 +145,7 @@ def test_delayed_entries_are_delivered_when_they_are_due(
             again.subscription.wake()
             await quiet()
             assert again.received == [1]
-            await again.give_back(1)
+            await again.nack(1)
             assert (again.received, again.channel.redeliveries) == ([1, 1], {1: 1})
             bench.clock.advance(6_000)
             again.subscription.wake()

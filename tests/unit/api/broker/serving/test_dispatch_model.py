@@ -147,7 +147,7 @@ class Schedule:
             await self._leave(reader)
         elif step == "memory":  # another subscription needs it
             assert reader.subscription.dispatcher is not None
-            reader.subscription.dispatcher.give_back()
+            reader.subscription.dispatcher.release_memory()
         else:
             reader.channel.is_writable = not reader.channel.is_writable
             reader.subscription.wake()

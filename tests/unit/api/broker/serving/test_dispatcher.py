@@ -87,7 +87,7 @@ def test_what_comes_back_goes_to_whoever_takes_it_and_counts(bench: Workbench, t
             await first.acknowledge(1)
             second = await Reader(served, "b", SHARED).join()
             first.channel.is_writable = False
-            await first.give_back(2)
+            await first.nack(2)
             assert second.received == [2]
             assert second.channel.redeliveries == {2: 1}
             await first.leave()
@@ -105,7 +105,7 @@ def test_shared_consumers_get_no_more_than_can_be_remembered(
         async with opened(bench, topic, ["k"] * 6) as served:
             reader = await Reader(served, "a", SHARED).join()
             assert reader.received == [0, 1, 2]
-            await reader.give_back(1)
+            await reader.nack(1)
             assert reader.received == [0, 1, 2, 1]
             await reader.acknowledge(0, 2)
             assert reader.received[4:] == [3, 4]
@@ -202,14 +202,14 @@ def test_key_shared_delivers_what_comes_back_before_what_follows_it(
         async with opened(bench, topic, keys[:20]) as served:
             first = await Reader(served, "a", KEY_SHARED).join()
             second = await Reader(served, "b", KEY_SHARED).join()
-            await first.give_back(*range(20))
+            await first.nack(*range(20))
             assert sorted(first.received[20:] + second.received) == list(range(20))
             mine, others = first.received[20:], list(second.received)
             assert mine
             assert others
             first.consumer.permits = 0
-            await first.give_back(*mine)
-            await second.give_back(*others)
+            await first.nack(*mine)
+            await second.nack(*others)
             assert sorted(second.received[len(others) :]) == sorted(
                 others
             )  # though the lowest of all waits for the first

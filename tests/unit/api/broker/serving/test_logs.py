@@ -24,7 +24,7 @@ def entry(payload: bytes = b"v") -> bytes:
 
 @pytest.fixture
 def producers(bench: Workbench) -> Iterator[TopicLogs]:
-    created = TopicLogs(bench.clock, most=2, idle_ms=5_000)
+    created = TopicLogs(bench.clock, max_open=2, idle_ms=5_000)
     yield created
     created.drain()
 
@@ -156,7 +156,7 @@ def test_a_topic_can_be_given_back_at_once(bench: Workbench, producers: TopicLog
 
 
 def test_nothing_is_taken_after_the_end(bench: Workbench) -> None:
-    producers = TopicLogs(bench.clock, most=2, idle_ms=5_000)
+    producers = TopicLogs(bench.clock, max_open=2, idle_ms=5_000)
     producers.start()
     topic = bench.topic()
     producers.append(topic, [entry()])

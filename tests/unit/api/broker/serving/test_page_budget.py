@@ -101,7 +101,7 @@ def test_redeliveries_and_order_beside_pages_that_go(
                         name = reader.subscription.name
                         if entry_id % 11 == 0 and (name, entry_id) not in returned:
                             returned.add((name, entry_id))
-                            await reader.give_back(entry_id)
+                            await reader.nack(entry_id)
                         elif entry_id not in settled[name]:
                             settled[name][entry_id] += 1
                             await reader.acknowledge(entry_id)
@@ -170,7 +170,7 @@ class Holder:
         self.is_delivering = is_delivering
         self.times = 0
 
-    def give_back(self) -> None:
+    def release_memory(self) -> None:
         self.times += 1
 
 

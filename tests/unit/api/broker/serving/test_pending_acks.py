@@ -72,13 +72,13 @@ def test_an_acknowledgement_that_is_repeated_is_known() -> None:
 
 def test_the_ledgers_whose_ids_are_kept_are_bounded() -> None:
     acks = PendingAcks()
-    for ledger_id in range(pending_acks.MOST_LEDGERS + 5):
+    for ledger_id in range(pending_acks.MAX_LEDGERS + 5):
         acks.settle(PendingAck((ledger_id, 0), 0, 0, 1, False, 1, None))
     assert [acks.is_settled((number, 0)) for number in (4, 5)] == [False, True]
 
 
 def test_a_late_acknowledgement_finds_what_was_retired(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_acks, "MOST_LATE", 4)
+    monkeypatch.setattr(pending_acks, "MAX_LATE", 4)
     acks, one = PendingAcks(), consumer("a")
     for offset in range(6):
         deliver(acks, one, offset).redeliveries = 2
