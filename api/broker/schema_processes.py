@@ -84,7 +84,7 @@ class SchemaCheck:
     def __init__(self, processes: SchemaProcesses, seconds: float) -> None:
         self._processes = processes
         self._seconds = seconds
-        self._seconds_left = seconds
+        self.seconds_left = seconds
 
     def explain(self, comparison: Comparison) -> str:
         """Return the reason why a schema may not follow; empty: it may. Raises MalformedDefinition, TooComplex,
@@ -93,12 +93,12 @@ class SchemaCheck:
             with suppress(TooComplex, RecursionError):
                 return explain(comparison, SMALL_STEPS)
         try:
-            kind, text, seconds = self._processes.ask(comparison, self._seconds_left)
+            kind, text, seconds = self._processes.ask(comparison, self.seconds_left)
         except TimeoutError:
             raise TooComplex(f"comparing it takes longer than {self._seconds:g} s") from None
         except (EOFError, OSError) as error:
             raise Unavailable("the process that compared the schema has ended", "try again", is_public=True) from error
-        self._seconds_left -= seconds
+        self.seconds_left -= seconds
         if kind == "malformed":
             raise MalformedDefinition(text)
         if kind == "complex":

@@ -61,7 +61,7 @@ def test_waiting_for_a_process_takes_no_seconds_of_a_check(monkeypatch: pytest.M
     with pool.check("t") as check:
         assert check.explain(Comparison(large(), large())) == ""
         assert check.explain(Comparison(large(), large())) == ""
-        assert check._left == 8
+        assert check.seconds_left == 8
 
 
 class SlowStart(schema_processes._Child):
