@@ -36,6 +36,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from storage.advice import NEUTRAL, Advice, Words
+
 _IN_FULL = "\nin full: "
 
 
@@ -46,15 +48,24 @@ class CompactorError(Exception):
     may read it: no host, path, user or bucket, no text of another program; empty: the text of the kind.
     """
 
-    def __init__(self, message: str, remedy: str, *, is_public: bool = False, public: str = "") -> None:
-        """`is_public`: the message is such a text itself."""
+    def __init__(self, message: str, remedy: str | Advice, *, is_public: bool = False, public: str = "") -> None:
+        """`remedy`: an Advice if doors have their own words for it. `is_public`: the message is itself public."""
         super().__init__(message, remedy)
         self.message = message
-        self.remedy = remedy
+        self.advice = remedy if isinstance(remedy, Advice) else None
+        self.remedy = remedy if isinstance(remedy, str) else remedy.worded(NEUTRAL)
         self.public = message if is_public else public
 
     def __str__(self) -> str:
-        return f"{self.message}: {self.remedy}"
+        return self.worded(NEUTRAL)
+
+    def worded(self, words: Words) -> str:
+        """Return message and remedy, with the advice in the words of a door."""
+        return f"{self.message}: {self.remedy_in(words)}"
+
+    def remedy_in(self, words: Words) -> str:
+        """Return the remedy, with the advice in the words of a door."""
+        return self.remedy if self.advice is None else self.advice.worded(words)
 
 
 class InvalidInput(CompactorError):
@@ -168,7 +179,7 @@ def meaning(error: BaseException) -> str:
     return next((meant for kind, (meant, _) in _FOR_OPERATORS.items() if isinstance(error, kind)), "fails")
 
 
-def public_text(error: BaseException) -> str:
+def public_text(error: BaseException, words: Words = NEUTRAL) -> str:
     """The error for a caller that may not know hosts, paths, users and buckets."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
@@ -178,9 +189,9 @@ def public_text(error: BaseException) -> str:
         return f"{error.message}: an operator must start a service where that is"
     remedy = next((todo for kind, (_, todo) in _FOR_OPERATORS.items() if isinstance(error, kind)), None)
     if error.public:
-        return f"{error.public}: {error.remedy}"
+        return f"{error.public}: {error.remedy_in(words)}"
     if remedy is None:
-        return str(error)
+        return error.worded(words)
     what = f"the database, the object store, a disk or Spark {meaning(error)}"
     return f"{what}: {remedy}; see the log of the service" if remedy else f"{what}: see the log of the service"
 

@@ -36,8 +36,8 @@ class WriterElsewhere(Unavailable):
         process = Owner.parse(owner)
         name = "it" if process is None else f"the process {process.pid} on {process.host}"
         super().__init__(
-            f"{owner} is writing to {topic}, and is no live service but a `compactor produce`, an import or a service "
-            "that died, which keeps the topic for as long as it runs",
+            f"{owner} is writing to {topic}, and is no live service but a command that produces, an import or a "
+            "service that died, which keeps the topic for as long as it runs",
             f"end {name}, or write through it; if it has ended, try again",
             is_public=True,
         )

@@ -20,7 +20,7 @@ from api.dashboard.message_browser import text_of
 from api.dashboard.policy_table import PolicyRow, policy_rows
 from api.dashboard.run_timeline import bar, longest_ms
 from api.dashboard.topic_picture import Extent, Mark, draw
-from api.http.problems import public_reason
+from api.http.problems import HTTP_WORDS, public_reason
 from api.observability.redaction import redacted
 from api.reports import run_document
 from api.rest import resolve
@@ -115,7 +115,7 @@ def topic_view(broker: Broker, name: TopicName, *, in_full: bool, with_subscript
         try:
             manifest = read_manifest(environment.store, compacted.manifest)
         except CompactorError as error:
-            problem = redacted(" ".join(str(error).split())) if in_full else public_reason(error)
+            problem = redacted(" ".join(error.worded(HTTP_WORDS).split())) if in_full else public_reason(error)
     (backlog,) = BacklogReader(environment.metadata, environment.log).of([record.id])
     threshold = backlog.triggers.threshold_bytes
     return TopicView(

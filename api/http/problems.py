@@ -23,9 +23,11 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from api.broker.refusals import PoolBusy
+from api.observability.error_text import OPERATOR_WORDS, one_line
 from api.observability.logs import LogThrottle
 from api.observability.redaction import shown
 from storage import errors
+from storage.advice import AdviceKind, Words
 from storage.clock import SystemClock
 
 LOG = logging.getLogger(__name__)
@@ -46,18 +48,21 @@ BY_KIND: Mapping[type[Exception], int] = {
 
 _ERRORS = 10
 """The number of a request's errors that are reported."""
-_OVER_HTTP = tuple(
-    (re.compile(local), over_http)
-    for local, over_http in (
-        (r"`compactor compactions list`", "GET …/{topic}/compactions"),
-        (r"`compactor compactions show (\d+)`", r"GET /admin/v2/compactions/\1"),
-        (r"`compactor compactions cancel (\d+)`", r"DELETE /admin/v2/compactions/\1"),
-        (r"`compactor topics list`", "GET /admin/v2/persistent/{tenant}/{namespace}"),
-        (r"leave out --before\b", "leave out `before`"),
-        (r"leave out --read-compacted\b", "leave out readCompacted"),
-    )
-)
-"""Advice for an operator of the service's machine, and the same for a caller over HTTP."""
+HTTP_WORDS: Words = {
+    **OPERATOR_WORDS,
+    AdviceKind.LIST_TOPICS: "see GET /admin/v2/persistent/{{tenant}}/{{namespace}}",
+    AdviceKind.LIST_RUNS: "GET …/{{topic}}/compactions shows those that do",
+    AdviceKind.LIST_RUNS_AFTER_END: (
+        "nothing was changed and nothing is left to do; GET …/{{topic}}/compactions shows which runs continue"
+    ),
+    AdviceKind.WATCH_OR_CANCEL_RUN: (
+        "wait for it to finish; GET /admin/v2/compactions/{run_id} shows its progress, "
+        "DELETE /admin/v2/compactions/{run_id} ends it"
+    ),
+    AdviceKind.READ_RAW: OPERATOR_WORDS[AdviceKind.READ_RAW].replace("--read-compacted", "readCompacted"),
+    AdviceKind.TRIM_COMPACTED: OPERATOR_WORDS[AdviceKind.TRIM_COMPACTED].replace("--before", "`before`"),
+}
+"""Advice as routes, for a caller over HTTP; what has no route is advice for an operator."""
 
 
 class RestException(HTTPException):
@@ -106,10 +111,7 @@ def status_of(error: Exception) -> int:
 
 def public_reason(error: errors.CompactorError) -> str:
     """An error in one line, for a caller over HTTP."""
-    message = " ".join(errors.public_text(error).split())
-    for local, over_http in _OVER_HTTP:
-        message = local.sub(over_http, message)
-    return message
+    return " ".join(errors.public_text(error, HTTP_WORDS).split())
 
 
 def log_for_operators(request: Request, error: Exception) -> None:
@@ -118,7 +120,7 @@ def log_for_operators(request: Request, error: Exception) -> None:
         error, PoolBusy
     ):
         route = getattr(request.scope.get("route"), "path", "")
-        text = f"{request.method} {route} is answered {status_of(error)}: {' '.join(str(error).split())}"
+        text = f"{request.method} {route} is answered {status_of(error)}: {one_line(error)}"
         condition = f"{type(error).__name__} {request.method} {route}"
         if isinstance(error, errors.DataLoss):  # of each topic it is news of its own
             condition += f" {'/'.join(map(str, request.path_params.values()))}"

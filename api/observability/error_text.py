@@ -1,21 +1,52 @@
-"""Text of an error for a person or the log: one line with what happened, to what, and what to do."""
+"""Text of an error for an operator of the machine, or the log: what happened, to what, and what to do."""
 
 from __future__ import annotations
 
 import errno
 
+from storage.advice import AdviceKind, Words
 from storage.errors import CompactorError, WrongStore
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_RESTORE = (
+    "restore the file from a backup; or check what is left of it with `compactor log dump {ledger_id}`, and accept the "
+    "loss of the rest with "
+)
+OPERATOR_WORDS: Words = {
+    AdviceKind.LIST_TOPICS: "see `compactor topics list`",
+    AdviceKind.LIST_RUNS: "`compactor compactions list` shows those that do",
+    AdviceKind.LIST_RUNS_AFTER_END: (
+        "nothing was changed and nothing is left to do; `compactor compactions list` shows which runs continue"
+    ),
+    AdviceKind.WATCH_OR_CANCEL_RUN: (
+        "wait for it to finish; `compactor compactions show {run_id}` shows its progress, "
+        "`compactor compactions cancel {run_id}` ends it"
+    ),
+    AdviceKind.AWAIT_ABORT: "check with `compactor-admin topics compaction-status`, and try again when it has ended",
+    AdviceKind.RESUME_COMPACTION: "resume it, as often as it was paused: `compactor-admin compactions resume`",
+    AdviceKind.APPEND_THROUGH_OWNER: "append through it, with `compactor-admin topics produce`, or stop it first",
+    AdviceKind.DELETE_THROUGH_OWNER: "delete it there, with `compactor-admin topics delete`, or force it",
+    AdviceKind.UPGRADE_SCHEMA: "run `compactor db upgrade`",
+    AdviceKind.CHECK_STORE: "check endpoint, region and bucket, and run `compactor store check`",
+    AdviceKind.REPLACE_STORE: "use a server that serves ranges; run `compactor store check`",
+    AdviceKind.ACCEPT_LOSS_OPEN: _RESTORE + "`compactor topics roll {topic} --accept-loss`",
+    AdviceKind.ACCEPT_LOSS_ROLLED: _RESTORE + "`compactor log seal {topic} --accept-loss`",
+    AdviceKind.READ_RAW: (
+        "raw reads still work (leave out --read-compacted); restore the object, or delete the cursor __compaction to "
+        "clear the compacted ledger and compact again from raw"
+    ),
+    AdviceKind.TRIM_COMPACTED: "set cleanup.policy to compact,delete, or leave out --before to trim what is compacted",
+}
+"""Advice as commands, for an operator of the machine."""
 
 
 def one_line(error: Exception) -> str:
-    """Return an error as one line."""
+    """Return an error as one line, with advice as commands."""
     if isinstance(error, WrongStore):
         adopt = "`compactor store adopt` shows which store and database belong together, and binds them"
         return f"{' '.join(error.message.split())}: check the URLs of store and database; {adopt}"
     if isinstance(error, CompactorError):
-        return " ".join(str(error).split())
+        return " ".join(error.worded(OPERATOR_WORDS).split())
     if isinstance(error, OSError) and error.strerror:
         failure = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         remedy = "free some space" if error.errno in _FULL else "check the disk and permissions"

@@ -17,7 +17,7 @@ from api.broker.refusals import (
     ProducerFenced,
 )
 from api.broker.schemas import IncompatibleSchema, InvalidSchema
-from api.http.problems import RestException, public_reason
+from api.http.problems import RestException
 from api.observability.redaction import shown
 from api.pulsar.pulsar_api_pb2 import (
     BaseCommand,
@@ -87,7 +87,10 @@ def refusal(error: BaseException) -> Refused:
         return Refused(ServerError.ProducerBlockedQuotaExceededError if error.holds else kind, str(error))
     if isinstance(error, errors.CompactorError):
         kind = next((found for kind, found in _BY_KIND.items() if isinstance(error, kind)), ServerError.UnknownError)
-        return Refused(kind, error.message if isinstance(error, _WITHOUT_ADVICE) else shown(public_reason(error)))
+        return Refused(
+            kind,
+            error.message if isinstance(error, _WITHOUT_ADVICE) else shown(" ".join(errors.public_text(error).split())),
+        )
     LOG.error("a command failed", exc_info=error)
     return Refused(ServerError.UnknownError, "the service failed, and its log says how: try again")
 

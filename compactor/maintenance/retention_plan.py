@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import takewhile
 
+from storage.advice import Advice, AdviceKind
 from storage.errors import InvalidInput
 from storage.metadata.records import CursorRecord, TopicRecord, TopicSnapshot
 from storage.model import LedgerRecord, LogPosition
@@ -133,7 +134,7 @@ def plan_before(
     if policies.cleanup_policy == {COMPACT}:
         raise InvalidInput(
             f"{topic.name} has the cleanup policy compact, under which messages are not removed by offset",
-            "set cleanup.policy to compact,delete, or leave out --before to trim what is compacted",
+            Advice(AdviceKind.TRIM_COMPACTED),
         )
     end = end_of(topic, extents)
     if not 0 <= before <= end:

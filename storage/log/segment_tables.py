@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from storage.advice import Advice, AdviceKind
 from storage.entries.decode import StoredEntry, unpack
 from storage.errors import DataLoss
 from storage.ledger import rows
@@ -173,13 +174,9 @@ def _naming_remedy(topic: TopicRecord, segment: SegmentRecord) -> Iterator[None]
     try:
         yield
     except DataLoss as error:
-        command = "topics roll" if segment.content is None else "log seal"
-        raise type(error)(
-            error.message,
-            f"restore the file from a backup; or check what is left of it with `compactor log dump "
-            f"{segment.ledger_id}`, and accept the loss of the rest with `compactor {command} {topic.name} "
-            "--accept-loss`",
-        ) from error
+        kind = AdviceKind.ACCEPT_LOSS_OPEN if segment.content is None else AdviceKind.ACCEPT_LOSS_ROLLED
+        advice = Advice(kind, {"ledger_id": segment.ledger_id, "topic": topic.name})
+        raise type(error)(error.message, advice) from error
 
 
 def _first_needed(reader: SegmentReader, segment: SegmentRecord, bound: SeekPosition, after_offset: int) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from sqlalchemy import Connection, func, select
 
+from storage.advice import Advice, AdviceKind
 from storage.errors import CompactionRunning, Conflict
 from storage.metadata import compaction_control_rows, cursors, runs, services, topics
 from storage.metadata.leases import shown_time
@@ -33,7 +34,7 @@ from storage.metadata.transactions import Context
 
 _NAMED = 3
 """The greatest number of topics that an error names."""
-_ENDING = "check with `compactor-admin topics compaction-status`, and try again when it has ended"
+_ENDING = Advice(AdviceKind.AWAIT_ABORT)
 
 
 # Queries

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
+from storage.advice import Advice, AdviceKind
 from storage.errors import CompactionPaused, CompactionRunning, Fenced
 from storage.metadata import queries
 from storage.metadata.liveness import is_alive
@@ -91,7 +92,7 @@ def check_not_paused(topic: TopicRecord, control: CompactionControl) -> None:
         times = "" if control.paused == 1 else f" ({control.paused} times)"
         raise CompactionPaused(
             f"compaction of {topic.name} is paused{times}",
-            "resume it, as often as it was paused: `compactor-admin compactions resume`",
+            Advice(AdviceKind.RESUME_COMPACTION),
         )
 
 

@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeout
 
+from storage.advice import Advice, AdviceKind
 from storage.errors import CompactorError, DataLoss, InvalidInput, Misconfigured, StorageFull, Unavailable
 
-UPGRADE_REMEDY = "run `compactor db upgrade`"
+UPGRADE_REMEDY = Advice(AdviceKind.UPGRADE_SCHEMA)
 
 _UNHELD = "give a shorter text, without NUL"
 _RETRY = "try again; if it stays, check the database"
@@ -28,7 +29,7 @@ _FREE_SPACE = "free some space, then try again"
 _LOGIN = "check user, password and database name in the database URL, and the user's rights"
 _SQLITE_FILE = "check that its directory exists and that this user may write there"
 
-_BY_SQLITE_NAME: dict[str, tuple[type[CompactorError], str]] = {
+_BY_SQLITE_NAME: dict[str, tuple[type[CompactorError], str | Advice]] = {
     "SQLITE_BUSY": (Unavailable, "another process is writing; try again"),
     "SQLITE_LOCKED": (Unavailable, "another process is writing; try again"),
     "SQLITE_FULL": (StorageFull, _FREE_SPACE),
@@ -43,7 +44,7 @@ _BY_SQLITE_NAME: dict[str, tuple[type[CompactorError], str]] = {
 }
 """By SQLite's result code without its extension: SQLITE_IOERR stands for SQLITE_IOERR_FSYNC too."""
 
-_BY_SQLSTATE: dict[str, tuple[type[CompactorError], str]] = {
+_BY_SQLSTATE: dict[str, tuple[type[CompactorError], str | Advice]] = {
     "08": (Unavailable, _RETRY),  # connection
     "28": (Misconfigured, _LOGIN),
     "3D": (Misconfigured, _LOGIN),
@@ -113,14 +114,14 @@ def _named(url: URL, error: DBAPIError) -> CompactorError | None:
     return kind(f"the database {redacted(url)} failed: {_first_line(original, url)}", remedy, public=public)
 
 
-def _sqlite(original: sqlite3.Error) -> tuple[type[CompactorError], str] | None:
+def _sqlite(original: sqlite3.Error) -> tuple[type[CompactorError], str | Advice] | None:
     if "no such table" in str(original) or "no such column" in str(original):
         return Misconfigured, UPGRADE_REMEDY
     name = getattr(original, "sqlite_errorname", None) or ""
     return _BY_SQLITE_NAME.get("_".join(name.split("_")[:2]))
 
 
-def _postgresql(original: object, error: DBAPIError) -> tuple[type[CompactorError], str] | None:
+def _postgresql(original: object, error: DBAPIError) -> tuple[type[CompactorError], str | Advice] | None:
     state = getattr(original, "sqlstate", None)
     if state:
         return _BY_SQLSTATE.get(state) or _BY_SQLSTATE.get(state[:2])

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, RowMapping, select, update
 
+from storage.advice import Advice, AdviceKind
 from storage.errors import Fenced, LeaseHeld
 from storage.metadata import queries, row_mapping, services, topics
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
@@ -44,7 +45,7 @@ def acquire(connection: Connection, context: Context, topic_id: int, owner: str,
             row,
             context.now,
             "wait for it to finish, or end that process, then try again",
-            "append through it, with `compactor-admin topics produce`, or stop it first",
+            Advice(AdviceKind.APPEND_THROUGH_OWNER),
         )
     lease = Lease(topic_id, owner, row["token"] + 1, context.now + ttl_ms)
     queries.change(connection, leases, topic_id, holder=owner, token=lease.token, expires_at=lease.expires_at)
@@ -126,16 +127,14 @@ def end(
 
 
 def held(
-    connection: Connection, topic: TopicName, row: RowMapping, now: int, remedy: str, of_service: str
+    connection: Connection, topic: TopicName, row: RowMapping, now: int, remedy: str, of_service: str | Advice
 ) -> LeaseHeld:
     """Return the error that names the topic's writer and the remedy; `of_service`: the one for a service that lives."""
     owner = str(row["holder"])
     message = f"{owner} is writing to {topic} and holds its lease until {shown_time(row['expires_at'])}"
     for service in services.live_at(connection, SERVICE_DEAD_MS, now):
         if same_process(service.name, owner):
-            return LeaseHeld(
-                f"{message}; it is `compactor serve` at {service.url}, which writes for its clients", of_service
-            )
+            return LeaseHeld(f"{message}; it is the service at {service.url}, which writes for its clients", of_service)
     return LeaseHeld(message, remedy)
 
 

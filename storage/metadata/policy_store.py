@@ -24,6 +24,7 @@ from types import MappingProxyType
 
 from sqlalchemy import Connection, delete, select, update
 
+from storage.advice import Advice, AdviceKind
 from storage.errors import TopicNotFound
 from storage.metadata import cursors, queries, topics
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
@@ -99,7 +100,7 @@ def change(
         topic = topics_by_scope.get(scope)
         if topic is None and scope.startswith(_TOPIC):
             uid = scope.removeprefix(_TOPIC)
-            raise TopicNotFound(f"the topic with uid {uid} does not exist (any more)", "see `compactor topics list`")
+            raise TopicNotFound(f"the topic with uid {uid} does not exist (any more)", Advice(AdviceKind.LIST_TOPICS))
         _remove(connection, scope, old)
         put(connection, context, scope, new)
         if topic is not None:

@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 from sqlalchemy import Connection, RowMapping, bindparam, insert, select, update
 
+from storage.advice import Advice, AdviceKind
 from storage.errors import CompactionRunning, Conflict, NotFound
 from storage.metadata import attempts, compaction_control_rows, queries, row_mapping, services, topics
 from storage.metadata.invariants import check_run_is_current
@@ -179,7 +180,7 @@ def cancel(connection: Connection, context: Context, run_id: int, reason: str) -
     if record.state is not RunState.RUNNING:
         raise Conflict(
             f"run {run_id} of {topic.name} cannot be cancelled: it has ended as {record.state.value}",
-            "nothing was changed and nothing is left to do; `compactor compactions list` shows which runs continue",
+            Advice(AdviceKind.LIST_RUNS_AFTER_END),
         )
     queries.change(connection, topics_table, topic.id, epoch=topic.epoch + 1)
     _end(connection, record, RunState.CANCELLED, context.now, error=storable(reason))
@@ -269,8 +270,7 @@ def is_running(topic: TopicRecord, run: RunRecord) -> CompactionRunning:
     """Return the error that names the run under way."""
     return CompactionRunning(
         f"run {run.run_id} by {run.owner} is compacting {topic.name} since {shown_time(run.started_at)}",
-        f"wait for it to finish; `compactor compactions show {run.run_id}` shows its progress, "
-        f"`compactor compactions cancel {run.run_id}` ends it",
+        Advice(AdviceKind.WATCH_OR_CANCEL_RUN, {"run_id": run.run_id}),
     )
 
 
@@ -280,7 +280,7 @@ def storable(error: str) -> str:
 
 
 def _not_found(run_id: int) -> NotFound:
-    return NotFound(f"the compaction run {run_id} does not exist", "`compactor compactions list` shows those that do")
+    return NotFound(f"the compaction run {run_id} does not exist", Advice(AdviceKind.LIST_RUNS))
 
 
 def _named_run(row: RowMapping) -> tuple[TopicName, RunRecord]:

@@ -15,6 +15,7 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, Table, delete, insert, select
 
+from storage.advice import Advice, AdviceKind
 from storage.metadata import queries, row_mapping, schemas, topics
 from storage.metadata.leases import held
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
@@ -57,7 +58,7 @@ def delete_topics(connection: Connection, topic_ids: Collection[int], now: int, 
         lease = written.get(topic.id)
         if not force and lease is not None and is_held(lease["holder"], lease["expires_at"], LEASE_TTL_MS, now):
             forced = "stop the writer first, or force it"
-            through = "delete it there, with `compactor-admin topics delete`, or force it"
+            through = Advice(AdviceKind.DELETE_THROUGH_OWNER)
             raise held(connection, topic.name, lease, now, forced, through)
     ids = [topic.id for topic in doomed]
     for table in (attempts, runs):

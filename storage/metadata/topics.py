@@ -23,13 +23,14 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, Select, bindparam, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
+from storage.advice import Advice, AdviceKind
 from storage.errors import Fenced, InvalidInput, TopicNotFound
 from storage.metadata import queries, row_mapping
 from storage.metadata.records import SegmentState, TopicRecord, TopicSummary
 from storage.metadata.tables import compacted_ledgers, deleted_topics, leases, ledgers, segments, topics
 from storage.model import DOMAIN, TopicName
 
-_LIST = "see `compactor topics list`"
+_LIST = Advice(AdviceKind.LIST_TOPICS)
 # Here and elsewhere, statements of every request are built once: building one costs more than executing it.
 _BY_NAME = select(topics).where(topics.c.name == bindparam("topic_name"))
 _BY_ID = select(topics).where(topics.c.id == bindparam("topic"))

@@ -28,6 +28,7 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 
+from storage.advice import Advice, AdviceKind
 from storage.clock import Clock, SystemClock
 from storage.errors import Misconfigured, ObjectDamaged, Unavailable
 from storage.failpoints import Failpoint, failpoint
@@ -142,7 +143,7 @@ class S3Store(ObjectStore):
         if length is not None and len(data) > length:
             raise Misconfigured(
                 f"the server of {self.url} ignored the range asked of object {name}",
-                "use a server that serves ranges; run `compactor store check`",
+                Advice(AdviceKind.REPLACE_STORE),
             )
         return data
 

@@ -16,6 +16,7 @@ from botocore.exceptions import (
     SSLError,
 )
 
+from storage.advice import Advice, AdviceKind
 from storage.errors import CompactorError, Misconfigured, ObjectExists, ObjectMissing, StorageFull, Unavailable
 
 _CREDENTIALS = frozenset(
@@ -104,4 +105,4 @@ def _answered(error: ClientError, verb: str, name: str, url: str, bucket: str) -
         )
     if code in _BUSY or status == 429 or (status >= 500 and status != 501):
         return Unavailable(what, "the server is busy or failing; try again later, or see its log")
-    return Misconfigured(what, "check endpoint, region and bucket, and run `compactor store check`")
+    return Misconfigured(what, Advice(AdviceKind.CHECK_STORE))

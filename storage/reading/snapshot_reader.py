@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
+from storage.advice import Advice, AdviceKind
 from storage.errors import DataLoss, Misconfigured
 from storage.ledger import rows
 from storage.ledger.deletion_bitmap import alive, read_deleted
@@ -46,10 +47,7 @@ from storage.options.policies import TopicPolicies
 from storage.positions import StartOffset, StartPosition, StartTime
 
 BOTH = frozenset({"compact", "delete"})
-_COMPACTED_REMEDY = (
-    "raw reads still work (leave out --read-compacted); restore the object, or delete the cursor __compaction to clear "
-    "the compacted ledger and compact again from raw"
-)
+_COMPACTED_REMEDY = Advice(AdviceKind.READ_RAW)
 _NEVER = 2**63 - 1
 
 

@@ -14,6 +14,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, Engine, inspect, text
 
+from storage.advice import Advice, AdviceKind
 from storage.errors import Misconfigured, Unavailable
 from storage.metadata import schema
 from storage.metadata.engine import Database
@@ -106,7 +107,7 @@ def test_an_older_schema_is_brought_up_to_date_with_what_is_in_it(empty: list[Da
         connection.execute(text(OLD_COMPACTED))
     with pytest.raises(Misconfigured, match=r"older compactor \(0001, not \d{4}\)") as answer:
         check(database)
-    assert answer.value.remedy == "run `compactor db upgrade`"
+    assert answer.value.advice == Advice(AdviceKind.UPGRADE_SCHEMA)
     upgrade(database, ManualClock())
     check(database)
     store = MetadataStore(database.url, ManualClock())

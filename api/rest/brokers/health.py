@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from api.http.access import AuthAction, InFull, caller_of
 from api.http.context import Context, HttpContext
+from api.http.problems import HTTP_WORDS
 from api.http.router import Routes
 from api.observability.redaction import redacted
 from storage.errors import CompactorError, ObjectMissing, meaning
@@ -96,5 +97,7 @@ def _checked_by(check: Callable[[], object]) -> HealthCheckResult:
     try:
         check()
     except CompactorError as error:
-        return HealthCheckResult(f"it {meaning(error)}: see the service's log", redacted(" ".join(str(error).split())))
+        return HealthCheckResult(
+            f"it {meaning(error)}: see the service's log", redacted(" ".join(error.worded(HTTP_WORDS).split()))
+        )
     return HealthCheckResult(_OK, _OK)

@@ -203,7 +203,7 @@ def _appended(broker: Broker, record: TopicRecord, messages: Sequence[NewMessage
             answers = iter(broker.logs.append(OpenTopic(broker.environment, record), entries))
         except LeaseHeld as error:
             broker.ownership.check_for_writing(record)
-            raise RestException(503, str(error), {"Retry-After": "1"}) from error
+            raise RestException(503, public_reason(error), {"Retry-After": "1"}) from error
     return [
         _ack(message, refused[number] if number in refused else next(answers), record.name.partition)
         for number, message in enumerate(messages)

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from sqlalchemy import URL, text
 
+from storage.advice import Advice, AdviceKind
 from storage.errors import CompactorError, DataLoss, InvalidInput, Misconfigured, NotFound, StorageFull, Unavailable
 from storage.metadata.engine import Database
 from storage.metadata.records import TopicRecord
@@ -153,19 +154,19 @@ def test_schema_states(database_url: URL, open_store: OpenStore) -> None:
         connection.execute(text("DELETE FROM alembic_version"))
     error = raised(Misconfigured, store.check_schema)
     assert "has no tables of ours" in error.message
-    assert error.remedy == "run `compactor db upgrade`"
+    assert error.advice == Advice(AdviceKind.UPGRADE_SCHEMA)
 
 
 def test_an_empty_postgresql_wants_an_upgrade(postgres_server: PostgresServer, open_store: OpenStore) -> None:
     store = open_store(postgres_server.new_database())
     for call in (store.check_schema, store.topics.all):
-        assert raised(Misconfigured, call).remedy == "run `compactor db upgrade`"
+        assert raised(Misconfigured, call).advice == Advice(AdviceKind.UPGRADE_SCHEMA)
 
 
 def test_checking_makes_no_sqlite_file(tmp_path: Path, open_store: OpenStore) -> None:
     file = tmp_path / "deep" / "down" / "metadata.db"
     store = open_store(f"sqlite:///{file}")
-    assert raised(Misconfigured, store.check_schema).remedy == "run `compactor db upgrade`"
+    assert raised(Misconfigured, store.check_schema).advice == Advice(AdviceKind.UPGRADE_SCHEMA)
     assert not file.parent.exists()
     raised(Misconfigured, store.topics.all)
     store.upgrade()

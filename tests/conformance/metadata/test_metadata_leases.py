@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from storage.advice import Advice, AdviceKind
 from storage.errors import Fenced, LeaseHeld, TopicNotFound
 from storage.metadata import leases
 from storage.metadata.engine import POSTGRESQL
@@ -45,12 +46,12 @@ def test_a_holder_that_is_a_live_service_is_told_as_one(
 ) -> None:
     store.services.heartbeat(ServiceRecord("vm:7:aa", "http://there:8080", None, 0, 0))
     store.leases.acquire(topic.id, "vm:7:bb", 60_000)
-    with pytest.raises(LeaseHeld, match=r"vm:7:bb is writing .*`compactor serve` at http://there:8080") as held:
+    with pytest.raises(LeaseHeld, match=r"vm:7:bb is writing .*it is the service at http://there:8080") as held:
         store.leases.acquire(topic.id, "import", TTL)
-    assert "compactor-admin topics produce" in held.value.remedy
-    with pytest.raises(LeaseHeld, match="compactor serve") as held:
+    assert held.value.advice == Advice(AdviceKind.APPEND_THROUGH_OWNER)
+    with pytest.raises(LeaseHeld, match="it is the service") as held:
         store.tenancy.delete_topic(topic.id, force=False)
-    assert "compactor-admin topics delete" in held.value.remedy
+    assert held.value.advice == Advice(AdviceKind.DELETE_THROUGH_OWNER)
     clock.advance(SERVICE_DEAD_MS)
     with pytest.raises(LeaseHeld) as held:
         store.leases.acquire(topic.id, "import", TTL)

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 from sqlalchemy import URL, event
 
+from storage.advice import Advice, AdviceKind
 from storage.errors import Fenced, InvalidInput, TopicNotFound
 from storage.metadata.records import TopicRecord, TopicSummary
 from storage.metadata.store import MetadataStore
@@ -64,7 +65,7 @@ def test_topics_made_at_once_are_one(open_stores: OpenStores) -> None:
 def test_an_unknown_topic_is_named(store: MetadataStore) -> None:
     with pytest.raises(TopicNotFound, match="persistent://public/default/nothing") as caught:
         store.topics.get(TopicName.parse("nothing"))
-    assert "compactor topics list" in caught.value.remedy
+    assert caught.value.advice == Advice(AdviceKind.LIST_TOPICS)
     for call in (
         lambda: store.snapshot(77),
         lambda: store.leases.acquire(77, "me", 1),

@@ -1,0 +1,54 @@
+"""Advice: what a caller can do about an error, as data. Each door has its own words for it, with its own commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class AdviceKind(StrEnum):
+    """A kind of advice; its value is the wording of no door, with the advice's arguments as fields."""
+
+    LIST_TOPICS = "see the list of topics"
+    LIST_RUNS = "the list of compactions shows those that do"
+    LIST_RUNS_AFTER_END = "nothing was changed and nothing is left to do; the list of compactions shows which continue"
+    WATCH_OR_CANCEL_RUN = "wait for it to finish, or cancel run {run_id}"
+    AWAIT_ABORT = "check the status of its compaction, and try again when it has ended"
+    RESUME_COMPACTION = "resume it, as often as it was paused"
+    APPEND_THROUGH_OWNER = "append through it, or stop it first"
+    DELETE_THROUGH_OWNER = "delete it there, or force it"
+    UPGRADE_SCHEMA = "upgrade the database's schema"
+    CHECK_STORE = "check endpoint, region and bucket, and check the store"
+    REPLACE_STORE = "use a server that serves ranges; check the store"
+    ACCEPT_LOSS_OPEN = (
+        "restore the file from a backup; or check what the dump of segment {ledger_id} still has, and roll {topic} "
+        "with the loss of the rest accepted"
+    )
+    ACCEPT_LOSS_ROLLED = (
+        "restore the file from a backup; or check what the dump of segment {ledger_id} still has, and seal {topic} "
+        "with the loss of the rest accepted"
+    )
+    READ_RAW = (
+        "raw reads still work; restore the object, or delete the cursor __compaction to clear the compacted ledger and "
+        "compact again from raw"
+    )
+    TRIM_COMPACTED = "set cleanup.policy to compact,delete, or trim what is compacted, without an offset"
+
+
+Words = Mapping[AdviceKind, str]
+"""The words of a door."""
+NEUTRAL: Words = {}
+"""The words of no door: those of the kinds."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Advice of one kind, with the values of the fields that its wording has."""
+
+    kind: AdviceKind
+    arguments: Mapping[str, object] = field(default_factory=dict)
+
+    def worded(self, words: Words) -> str:
+        """Return the advice in the words of a door, or in those of its kind if the door has none."""
+        return words.get(self.kind, self.kind.value).format(**self.arguments)
