@@ -158,8 +158,8 @@ class Acknowledgements:
     def _acknowledge(self, consumer: Consumer, pending: PendingAck, ack_set: Sequence[int]) -> None:
         position = self._position.current
         rest = pending.live & remaining_slots(ack_set, pending.messages) if ack_set else 0
-        newly = pending.live & ~rest
-        consumer.acknowledged.add(newly.bit_count())
+        newly_acked = pending.live & ~rest
+        consumer.acknowledged.add(newly_acked.bit_count())
         if not rest:
             self._pending.settle(pending)
             if self.on_settled is not None:
@@ -171,25 +171,25 @@ class Acknowledgements:
             position.acknowledge(last, pending.first)
             if is_in_order and last.offset > self._end:
                 self._end = last.offset
-        elif newly:
+        elif newly_acked:
             if pending.consumer is not None:
-                pending.consumer.unacked -= newly.bit_count()
+                pending.consumer.unacked -= newly_acked.bit_count()
             pending.live = rest
-            highest = pending.position(newly.bit_length() - 1)
+            highest = pending.position(newly_acked.bit_length() - 1)
             self._keep_id(highest)
-            position.acknowledge_slots(pending.offset, newly, highest)
+            position.acknowledge_slots(pending.offset, newly_acked, highest)
 
     def _move_through(self, consumer: Consumer, position: LogPosition) -> None:
         for pending in self._pending.pop_through(position.offset + 1):
             consumer.acknowledged.add(pending.live.bit_count())
             if self.on_settled is not None:
                 self.on_settled(pending)
-        cut = self._pending.oldest()
-        if cut is not None and cut.offset <= position.offset:
-            acked = cut.live & ((1 << (position.offset + 1 - cut.offset)) - 1)
-            cut.live &= ~acked
-            if cut.consumer is not None:
-                cut.consumer.unacked -= acked.bit_count()
+        partial = self._pending.oldest()
+        if partial is not None and partial.offset <= position.offset:
+            acked = partial.live & ((1 << (position.offset + 1 - partial.offset)) - 1)
+            partial.live &= ~acked
+            if partial.consumer is not None:
+                partial.consumer.unacked -= acked.bit_count()
         self._position.extend(position.offset + 1)
         self._position.current.acknowledge_cumulative(position)
 

@@ -39,11 +39,11 @@ class ConsumerChannel(Channel, Protocol):
 
     @property
     def is_writable(self) -> bool:
-        """The client accepts more bytes now."""
+        """True if the client accepts more bytes now."""
 
     def deliver(self, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
-        """Send an entry. `live`: the slots to be delivered, as bits; `redeliveries`: its earlier deliveries that the
-        client asked to repeat."""
+        """Send an entry. `live`: the slots to be delivered, as bits. `redeliveries`: the number of times that a
+        consumer asked for it again."""
 
     def set_active(self, is_active: bool) -> None:
         """Report to a failover consumer whether it is the active one."""

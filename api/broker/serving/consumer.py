@@ -28,7 +28,7 @@ class SubscriptionType(IntEnum):
 
     @property
     def is_individual(self) -> bool:
-        """Several consumers receive messages, and acknowledge them one by one."""
+        """True if each consumer receives a part of the messages and acknowledges them one by one."""
         return self in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 
     @property
@@ -88,7 +88,7 @@ class Consumer:
 
     @property
     def can_receive(self) -> bool:
-        """The consumer has permits, and its client accepts more bytes."""
+        """True if the consumer has permits and its client accepts more bytes."""
         return self.permits > 0 and self.channel.is_writable
 
     def send(self, entry: DeliverableEntry, pending: PendingAck, now_ms: int) -> None:

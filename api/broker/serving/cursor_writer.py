@@ -80,11 +80,11 @@ class CursorWriter:
 
     async def _write(self) -> None:
         """Write groups until no receipt waits and the cursors that were noted at the start are written."""
-        noted = list(self._dirty)
-        while self._waiting or noted:
+        dirty = list(self._dirty)
+        while self._waiting or dirty:
             waiting, self._waiting = self._waiting, {}
-            group = [*waiting, *(cursor for cursor in noted if cursor not in waiting)]
-            noted = group[GROUP_CURSORS:]
+            group = [*waiting, *(cursor for cursor in dirty if cursor not in waiting)]
+            dirty = group[GROUP_CURSORS:]
             for cursor in group[GROUP_CURSORS:]:
                 if cursor in waiting:
                     self._waiting[cursor] = waiting.pop(cursor) + self._waiting.get(cursor, [])

@@ -60,7 +60,7 @@ class Deduplication:
         """Held while the ids change or are copied; never while a thread waits."""
         self._known: dict[str, SequenceId] = {}
         self._end = 0
-        self._noted = self._written = 0
+        self._note_count = self._written_count = 0
         """The number of entries that were noted, and the number of those in SQL."""
         self._store_at = STORE_ENTRIES
         self.is_loaded = False
@@ -77,11 +77,11 @@ class Deduplication:
             self._end = stored.end_offset
             for name, number in stored.highest.items():
                 self._note(name, (number, WHOLE))
-        for scanned in self._topic.sequences(stored.end_offset):
+        for scan in self._topic.sequences(stored.end_offset):
             with self._lock:
-                self._end = max(self._end, scanned.end)
-                self._noted += 1
-                for name, sequence in scanned.highest.items():
+                self._end = max(self._end, scan.end)
+                self._note_count += 1
+                for name, sequence in scan.highest.items():
                     self._note(name, sequence)
         self.store()  # so that the next load does not read it again
         self.is_loaded = True
@@ -98,9 +98,9 @@ class Deduplication:
         An entry that repeats one of the same group succeeds if that one does, even if later entries fail.
         """
         answers: list[Answer | MessageId] = [EARLIEST] * len(group)
-        coming: dict[str, list[tuple[SequenceId, int]]] = {}
+        new_entries: dict[str, list[tuple[SequenceId, int]]] = {}
         """The new entries of each producer, ascending: sequence id and number in the group."""
-        repeated: list[tuple[int, int]] = []
+        duplicates: list[tuple[int, int]] = []
         for number, publication in enumerate(group):
             name = publication.producer_name
             try:
@@ -110,12 +110,12 @@ class Deduplication:
                 continue
             if sequence <= self._known.get(name, _UNKNOWN):
                 continue
-            ahead = coming.setdefault(name, [])
+            ahead = new_entries.setdefault(name, [])
             if not ahead or sequence > ahead[-1][0]:
                 ahead.append((sequence, number))
             else:
-                repeated.append((number, ahead[bisect_left(ahead, (sequence, -1))][1]))
-        new = sorted((number, name, sequence) for name, ahead in coming.items() for sequence, number in ahead)
+                duplicates.append((number, ahead[bisect_left(ahead, (sequence, -1))][1]))
+        new = sorted((number, name, sequence) for name, ahead in new_entries.items() for sequence, number in ahead)
         if new:
             appended = append([group[number].entry for number, _, _ in new])
             with self._lock:
@@ -124,8 +124,8 @@ class Deduplication:
                     if not isinstance(answer, CompactorError):
                         self._note(name, sequence)
                         self._end = max(self._end, answer.first.offset + answer.messages)
-                        self._noted += 1
-        for number, original in repeated:
+                        self._note_count += 1
+        for number, original in duplicates:
             if isinstance(answers[original], CompactorError):
                 answers[number] = Unavailable(
                     f"an entry that repeats another one of {self._topic.name} was not stored, because that one failed",
@@ -136,20 +136,20 @@ class Deduplication:
 
     def is_store_due(self) -> bool:
         """Return whether `store` is due; once for each `STORE_ENTRIES` entries."""
-        is_due = self._noted >= self._store_at
+        is_due = self._note_count >= self._store_at
         if is_due:
-            self._store_at = self._noted + STORE_ENTRIES
+            self._store_at = self._note_count + STORE_ENTRIES
         return is_due
 
     def store(self) -> None:
         """Write the ids to SQL. Raises CompactorError."""
         with self._lock:
-            noted, end = self._noted, self._end
+            count, end = self._note_count, self._end
             highest = {name: last_whole(sequence) for name, sequence in self._known.items()}
-        if noted > self._written:
+        if count > self._written_count:
             self._metadata.producer_sequences.store(self._topic.record.id, ProducerSequences(end, highest))
             with self._lock:
-                self._written = max(self._written, noted)
+                self._written_count = max(self._written_count, count)
 
     def pass_to(self, end: int) -> None:
         """Note that the log has no more ids before an offset.
@@ -159,7 +159,7 @@ class Deduplication:
         with self._lock:
             if self.is_loaded and end > self._end:
                 self._end = end
-                self._noted += 1
+                self._note_count += 1
 
     def _note(self, name: str, sequence: SequenceId) -> None:
         self._known[name] = max(sequence, self._known.pop(name, _UNKNOWN))

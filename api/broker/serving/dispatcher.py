@@ -55,7 +55,7 @@ class Deliveries(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """No more entries may be delivered until some of the delivered ones are acknowledged."""
+        """True if no more entries may be delivered until some of the delivered ones are acknowledged."""
 
     def live_slots(self, entry: DeliverableEntry) -> int:
         """Return the slots of an entry that exist and are not acknowledged, as bits."""
@@ -96,9 +96,9 @@ class Dispatcher:
         self._generation = 0
         """The number of rewinds and pauses: a read that began before one is dropped."""
         self.is_delivering = False
-        """The loop continues as soon as it has its turn."""
-        self._paused = False
-        self._woken = asyncio.Event()
+        """True while the loop continues as soon as it has its turn."""
+        self._is_paused = False
+        self._wake_event = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -123,7 +123,7 @@ class Dispatcher:
         before = self.active
         self.consumers.append(consumer)
         self._selector.add(consumer)
-        self._paused = False
+        self._is_paused = False
         self._note_active(before, consumer)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"dispatch {self._deliveries.name}")
@@ -168,11 +168,11 @@ class Dispatcher:
     def wake(self) -> None:
         """Let the loop continue: some entry may be deliverable now."""
         self._waiting.queue.search_again()
-        self._woken.set()
+        self._wake_event.set()
 
     def pause(self) -> None:
         """Deliver nothing until a consumer is added: the position is about to move."""
-        self._paused = True
+        self._is_paused = True
         self._generation += 1
         self._ahead.drop_read()
 
@@ -230,9 +230,9 @@ class Dispatcher:
 
     async def _run(self) -> None:
         while True:
-            self._woken.clear()
+            self._wake_event.clear()
             try:
-                has_progress = not self._paused and self._any_can_receive() and await self._step()
+                has_progress = not self._is_paused and self._any_can_receive() and await self._step()
             except StateMayBeStale as error:
                 # Pulsar's protocol has no error for this: the client continues with the messages that exist (R7).
                 self._topic.stale_readers += 1
@@ -252,7 +252,7 @@ class Dispatcher:
                 await asyncio.sleep(0)
                 self.is_delivering = False
             else:
-                await self._woken.wait()
+                await self._wake_event.wait()
 
     async def _step(self) -> bool:
         """Deliver some entries, or read some. Return False if neither is possible now."""
@@ -279,7 +279,7 @@ class Dispatcher:
     # New entries
 
     async def _deliver_new(self) -> bool:
-        """Deliver entries of the page, which is read first if it is empty. Return False if nothing was possible."""
+        """Deliver entries of the page; an empty page is filled first. Return False if no entry was processed."""
         ahead = self._ahead
         if ahead.first is None and not await self._read():
             return False
@@ -375,9 +375,9 @@ class Dispatcher:
             self._waiting.set_replay(entries)
             self._note_memory()
         if not entries or entries[0].offset != offset:  # compaction or a trim has removed it
-            returned = self._waiting.drop(offset)
-            if returned is not None:
-                self._deliveries.forget(returned.entry_key)
+            pending = self._waiting.drop(offset)
+            if pending is not None:
+                self._deliveries.forget(pending.entry_key)
             return True
         count = 0
         for entry in entries:
@@ -389,7 +389,7 @@ class Dispatcher:
         return count > 0
 
     def _deliver_again(self, entry: DeliverableEntry) -> bool:
-        """Deliver a waiting entry, or drop it if it is acknowledged. Return False if it goes on waiting as it was."""
+        """Deliver a waiting entry, or drop it if it is acknowledged. Return False if it stays as it is."""
         live = self._deliveries.live_slots(entry)
         if not live:
             self._waiting.drop(entry.offset)

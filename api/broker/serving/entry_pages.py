@@ -35,13 +35,13 @@ class EntryPages:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    async def next(self, passed: int | None = None) -> Page:
+    async def next(self, skip_to: int | None = None) -> Page:
         """Return the next page; without entries at the present end of the topic, or after `close`.
 
-        `passed`: the caller has read all entries before this offset from memory; for a read at the end. Raises
+        `skip_to`: for a read at the end, the offset before which the caller has read all entries from memory. Raises
         CompactorError; then it can be called again.
         """
-        await self._workers.run(self._read, passed)
+        await self._workers.run(self._read, skip_to)
         page, self._page = self._page, None
         return ([], None) if page is None else page
 
@@ -62,7 +62,7 @@ class EntryPages:
 
     # For threads
 
-    def _read(self, passed: int | None) -> None:
+    def _read(self, skip_to: int | None) -> None:
         if not self._lock.acquire(timeout=_TURN_SECONDS):
             raise Unavailable("a page that was asked for before is still being read", "try again")
         try:
@@ -70,8 +70,8 @@ class EntryPages:
             if self._page is None and not self._is_closed:
                 if self._reader is None:
                     self._reader = self._open_reader()
-                if passed is not None and self._reader.next_offset != passed:
-                    self._reader.pass_to(passed)
+                if skip_to is not None and self._reader.next_offset != skip_to:
+                    self._reader.pass_to(skip_to)
                 entries = self._reader.read()
                 self._page = entries, None if entries else self._reader.next_offset
         finally:

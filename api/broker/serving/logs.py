@@ -102,20 +102,20 @@ class TopicLogs:
 
         Raises LeaseHeld, Unavailable and the errors of opening a log; then nothing was appended.
         """
-        opened = self._use(topic)
+        open_log = self._use(topic)
         try:
-            return self._append(opened, entries)
+            return self._append(open_log, entries)
         finally:
-            self._release(opened)
+            self._release(open_log)
 
     def hold(self, topic: Topic) -> HeldLog:
         """Return the topic's log, which stays open until it is released: this service owns the topic. Raises what
         `append` raises."""
         return HeldLog(self, self._use(topic))
 
-    def _append(self, opened: _Open, entries: Sequence[bytes]) -> list[Answer]:
-        assert opened.log is not None
-        answers = _appended(opened.log, entries, lambda: self._drop(opened))
+    def _append(self, open_log: _Open, entries: Sequence[bytes]) -> list[Answer]:
+        assert open_log.log is not None
+        answers = _appended(open_log.log, entries, lambda: self._drop(open_log))
         appended = [
             (entry, answer)
             for entry, answer in zip(entries, answers, strict=True)
@@ -125,14 +125,14 @@ class TopicLogs:
             self.appended_entries += len(appended)
             self.appended_bytes += sum(len(entry) for entry, _ in appended)
         if appended:
-            self.on_appended(opened.topic, appended)
+            self.on_appended(open_log.topic, appended)
         return answers
 
     def is_open(self, topic: TopicRecord) -> bool:
         """Return whether this service writes the topic now."""
         with self._lock:
-            opened = self._open.get(topic.id)
-            return opened is not None and opened.topic.uid == topic.uid and opened.ready.is_set()
+            open_log = self._open.get(topic.id)
+            return open_log is not None and open_log.topic.uid == topic.uid and open_log.ready.is_set()
 
     def turn(self) -> int:
         """Return a number that is one higher each time: it chooses the partition of a message without a key."""
@@ -165,25 +165,25 @@ class TopicLogs:
                 raise Unavailable(
                     "the service is ending and takes no more messages", "ask another one, or try again", is_public=True
                 )
-            opened = self._open.get(topic.record.id)
-            is_first = opened is None or opened.topic.uid != topic.record.uid
+            open_log = self._open.get(topic.record.id)
+            is_first = open_log is None or open_log.topic.uid != topic.record.uid
             if is_first:
-                surplus = self._surplus(None if opened is None else topic.record.id)
-                opened = _Open(topic.record, threading.Event())
-                self._open[topic.record.id] = opened
-            assert opened is not None
-            opened.users += 1
+                surplus = self._surplus(None if open_log is None else topic.record.id)
+                open_log = _Open(topic.record, threading.Event())
+                self._open[topic.record.id] = open_log
+            assert open_log is not None
+            open_log.users += 1
         self._close(surplus)
         try:
             if is_first:
-                self._open_log(opened, topic)
-            opened.ready.wait()
-            if opened.error is not None:
-                raise opened.error
+                self._open_log(open_log, topic)
+            open_log.ready.wait()
+            if open_log.error is not None:
+                raise open_log.error
         except BaseException:
-            self._release(opened)
+            self._release(open_log)
             raise
-        return opened
+        return open_log
 
     def _surplus(self, same: int | None) -> list[_Open]:
         """Remove and return the logs that must be closed before another one is opened.
@@ -206,31 +206,31 @@ class TopicLogs:
         oldest = min(idle, key=lambda item: item.used_at)
         return [self._open.pop(oldest.topic.id)]
 
-    def _open_log(self, opened: _Open, topic: Topic) -> None:
+    def _open_log(self, open_log: _Open, topic: Topic) -> None:
         try:
             log = topic.append_log(OPEN_WAIT_MS, self._on_rolled, self._watch)
             log.__enter__()
-            opened.log = log
+            open_log.log = log
         except Exception as error:
-            opened.error = error
-            self._drop(opened)
+            open_log.error = error
+            self._drop(open_log)
         finally:
-            opened.ready.set()
+            open_log.ready.set()
 
-    def _drop(self, opened: _Open) -> None:
+    def _drop(self, open_log: _Open) -> None:
         """Let the next request open the topic again. The last caller that releases this log closes it."""
         with self._lock:
-            opened.dropped = True
-            if self._open.get(opened.topic.id) is opened:
-                del self._open[opened.topic.id]
+            open_log.dropped = True
+            if self._open.get(open_log.topic.id) is open_log:
+                del self._open[open_log.topic.id]
 
-    def _release(self, opened: _Open) -> None:
+    def _release(self, open_log: _Open) -> None:
         with self._lock:
-            opened.users -= 1
-            opened.used_at = self._clock.now_ms()
-            last = opened.dropped and not opened.users
+            open_log.users -= 1
+            open_log.used_at = self._clock.now_ms()
+            last = open_log.dropped and not open_log.users
         if last:
-            self._close([opened])
+            self._close([open_log])
 
     def _removed(self, matches: Callable[[_Open], bool]) -> list[_Open]:
         """Remove the matching logs. Return those to be closed; the last caller that releases one in use closes it."""
@@ -257,25 +257,27 @@ class TopicLogs:
 class HeldLog:
     """An open log for a caller that appends often: a topic with connected clients."""
 
-    def __init__(self, logs: TopicLogs, opened: _Open) -> None:
+    def __init__(self, logs: TopicLogs, open_log: _Open) -> None:
         self._logs = logs
-        self._opened = opened
+        self._open_log = open_log
 
     @property
     def is_lost(self) -> bool:
-        """Another process may write the topic, or it was deleted: it must be held again."""
-        log = self._opened.log
-        return self._opened.dropped or log is None or log.is_fenced
+        """True if another process may write the topic, or it was deleted: it must be held again."""
+        log = self._open_log.log
+        return self._open_log.dropped or log is None or log.is_fenced
 
     def append(self, entries: Sequence[bytes]) -> list[Answer]:
         """Append entries as `TopicLogs.append` does. Raises Fenced if the topic is lost."""
         if self.is_lost:
-            raise Fenced(f"{self._opened.topic.name} is not written here any more", "look it up again", is_public=True)
-        return self._logs._append(self._opened, entries)
+            raise Fenced(
+                f"{self._open_log.topic.name} is not written here any more", "look it up again", is_public=True
+            )
+        return self._logs._append(self._open_log, entries)
 
     def release(self) -> None:
         """Release the log. Call it once."""
-        self._logs._release(self._opened)
+        self._logs._release(self._open_log)
 
 
 def is_repeatable(error: BaseException) -> bool:

@@ -32,7 +32,7 @@ class PageHolder(Protocol):
 
     @property
     def is_delivering(self) -> bool:
-        """It continues to deliver as soon as it has its turn."""
+        """True while the holder continues to deliver as soon as it has its turn."""
 
     def release_memory(self) -> None:
         """Drop all entries; read them again when they are needed."""

@@ -99,7 +99,7 @@ class SubscriptionPosition:
         self.durable = request.durable
         self.read_compacted = request.read_compacted
         self.is_new = False
-        """The cursor was created by `open`."""
+        """True if `open` has created the cursor."""
         self.delivered_end = 0
         """The offset after the last entry that was delivered."""
         self.moving = asyncio.Lock()
@@ -111,7 +111,7 @@ class SubscriptionPosition:
         self._resumes = request.resumes
         self._has_begun = False
         self._known_end = 0
-        """Messages exist before this offset, as far as is known here."""
+        """Messages exist before this offset; perhaps also after it."""
 
     @property
     def cursor(self) -> Cursor | None:

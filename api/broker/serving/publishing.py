@@ -110,9 +110,9 @@ class PublishQueue:
     async def settled(self) -> None:
         """Wait until every entry that is in the queue now is answered."""
         if self._answered < self._put:
-            settled = asyncio.get_running_loop().create_future()
-            self._settling.append((self._put, settled))
-            await settled
+            future = asyncio.get_running_loop().create_future()
+            self._settling.append((self._put, future))
+            await future
 
     def holds(self, producer_name: str) -> bool:
         """Return whether the queue has an entry of a producer of that name."""
@@ -152,27 +152,27 @@ class PublishQueue:
         return group
 
     def _answer(self, group: Sequence[QueuedEntry], outcomes: Sequence[Outcome]) -> None:
-        failing: dict[Publisher, BaseException] = {}
+        failures: dict[Publisher, BaseException] = {}
         for entry, outcome in zip(group, outcomes, strict=True):
             producer = entry.producer
-            if producer in failing:  # its client sends this again, in order
+            if producer in failures:  # its client sends this again, in order
                 continue
             if isinstance(outcome, BaseException):
                 if isinstance(outcome, InvalidRecord):
                     producer.refused(entry, outcome)
                 if is_repeatable(outcome):
-                    failing[producer] = outcome
+                    failures[producer] = outcome
             elif isinstance(outcome, MessageId):
                 producer.stored(entry, self._entry_id(outcome), is_duplicate=True)
             else:
                 producer.stored(entry, self._entry_id(outcome.first.message_id), is_duplicate=False)
-        for producer, error in failing.items():
+        for producer, error in failures.items():
             text = f"{self._topic}: the producer {producer.name} is disconnected, to send again: {error}"
             self._warn(text, f"producers are disconnected: {type(error).__name__}")
             producer.disconnect()
-        lost = next((error for error in failing.values() if isinstance(error, Fenced | TopicNotFound)), None)
-        if lost is not None:
-            self._on_lost(lost)
+        loss = next((error for error in failures.values() if isinstance(error, Fenced | TopicNotFound)), None)
+        if loss is not None:
+            self._on_lost(loss)
 
     def _entry_id(self, message_id: MessageId) -> MessageId:
         return MessageId(message_id.ledger_id, message_id.entry_id, self._topic.partition)
@@ -187,6 +187,6 @@ class PublishQueue:
                 del self._unsettled[name]
         self._answered += len(group)
         while self._settling and self._settling[0][0] <= self._answered:
-            _, settled = self._settling.pop(0)
-            if not settled.done():
-                settled.set_result(None)
+            _, future = self._settling.pop(0)
+            if not future.done():
+                future.set_result(None)

@@ -47,7 +47,7 @@ class ReadAhead:
         self._pages: EntryPages | None = None
         self._next: int | None = None
         """The offset that is read next, once the reader has come to the end; None: the reader's own position."""
-        self._at_end = False
+        self._is_at_end = False
         self._reads = 0
         """The number of restarts: a read that began before one is dropped."""
         self.gap_from = -1
@@ -74,7 +74,7 @@ class ReadAhead:
 
         `may_read` returns whether memory admits a page read by threads; without that the page stays empty.
         """
-        if self._at_end and self._next is not None:
+        if self._is_at_end and self._next is not None:
             newest = self._topic.tail.read(self._next)
             if newest is not None and not newest and self._topic.tail_is_whole:
                 return False
@@ -85,14 +85,14 @@ class ReadAhead:
         if not may_read():
             return True
         reads, self._reader_bytes = self._reads, 0  # it cannot release memory while it reads
-        entries, following = await self._opened().next(self._next)
+        entries, following = await self._ensure_pages().next(self._next)
         if reads != self._reads:
             return True
-        self._at_end = not entries
-        self._next = following if self._at_end else None
-        if self._at_end and following is not None and self.gap_from < 0:
+        self._is_at_end = not entries
+        self._next = following if self._is_at_end else None
+        if self._is_at_end and following is not None and self.gap_from < 0:
             self.gap_from = following
-        self._reader_bytes = 0 if self._at_end else READER_BYTES
+        self._reader_bytes = 0 if self._is_at_end else READER_BYTES
         self._add(entries)
         return bool(entries)
 
@@ -100,7 +100,7 @@ class ReadAhead:
         self._page.extend(entries)
         self._page_bytes += sum(map(entry_bytes, entries))
 
-    def _opened(self) -> EntryPages:
+    def _ensure_pages(self) -> EntryPages:
         if self._pages is None:
             start = self._position.next_position if self._next is None else StartOffset(self._next)
             if self.gap_from < 0 and isinstance(start, StartOffset):
@@ -130,13 +130,13 @@ class ReadAhead:
         self._reads += 1
         self._clear_page()
         self._close_pages()
-        self._next, self._at_end, self.gap_from = None, False, -1
+        self._next, self._is_at_end, self.gap_from = None, False, -1
 
     def restart_reader(self) -> None:
         """Open another reader at the present position."""
         self._close_pages()
         position = self._page[-1].end if self._page else self.gap_from
-        self._next, self._at_end = (position if position >= 0 else None), False
+        self._next, self._is_at_end = (position if position >= 0 else None), False
 
     async def close(self) -> None:
         """End the read."""

@@ -83,7 +83,7 @@ class RedeliveryQueue:
 
     @property
     def is_searching(self) -> bool:
-        """The search has not checked all groups yet."""
+        """True while the search has not checked all groups."""
         return 0 < self._searched < len(self._offsets)
 
     def search_again(self) -> None:

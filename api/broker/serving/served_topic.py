@@ -24,8 +24,8 @@ class NewestEntries(Protocol):
 
 
 class ServedTopic(Protocol):
-    """One open topic. `max_unacked_messages`: of one consumer; 0: any number. `tail_is_whole`: the tail has every
-    appended entry."""
+    """One open topic. `max_unacked_messages`: of one consumer; 0: any number. `tail_is_whole`: every
+    appended entry reaches the tail."""
 
     storage: Topic
     metadata: MetadataStore

@@ -62,7 +62,7 @@ class PersistentTopic:
     def __init__(
         self,
         storage: Topic,
-        held: HeldLog,
+        log: HeldLog,
         metadata: MetadataStore,
         clock: Clock,
         pools: Pools,
@@ -99,7 +99,7 @@ class PersistentTopic:
         """The number of compacted reads that continued without deletions that compaction has dropped (R7)."""
         self.idle_since: int | None = clock.now_ms()
         self._is_closed = False
-        self._held = held
+        self._held = log
         self._pools = pools
         self._deduplication = deduplication
         self._sequence_loads = sequence_loads
@@ -118,17 +118,17 @@ class PersistentTopic:
 
     @property
     def is_lost(self) -> bool:
-        """Another process may write the topic, or it was deleted."""
+        """True if another process may write the topic, or it was deleted."""
         return self._held.is_lost
 
     @property
     def tail_is_whole(self) -> bool:
-        """The tail has every appended entry, unless it was trimmed by its budget."""
+        """True while every appended entry reaches the tail: this process is the only writer."""
         return not self._held.is_lost
 
     @property
     def is_deduplicating(self) -> bool:
-        """Repeated entries of producers are dropped."""
+        """True if entries that a producer repeats are dropped."""
         return self._deduplication is not None
 
     def check_open(self) -> None:

@@ -50,7 +50,7 @@ class WaitingEntries:
 
     @property
     def is_full(self) -> bool:
-        """No more entries may be read until some of these are delivered."""
+        """True if no more entries may be read until some of these are delivered."""
         return self._delayed.is_full or len(self._held) >= MAX_HELD
 
     @property
@@ -69,7 +69,7 @@ class WaitingEntries:
         self.queue.add(pending.offset, pending.group)
 
     def hold(self, entry: DeliverableEntry, group: Group, first: int) -> None:
-        """Add an entry that no consumer can take now. Its acknowledgement begins at the offset `first`."""
+        """Add an entry that no consumer can receive now. Its acknowledgement begins at the offset `first`."""
         self._note_first(entry.offset, first)
         fits = self._held_bytes + len(entry.data) <= HELD_BYTES
         self._held[entry.offset] = entry if fits else None
@@ -92,9 +92,9 @@ class WaitingEntries:
 
     def in_memory(self, offset: int) -> Sequence[DeliverableEntry]:
         """Return the entry at an offset and entries after it, as far as they are in memory; none: it is not."""
-        held = self._held.get(offset)
-        if held is not None:
-            return [held]
+        content = self._held.get(offset)
+        if content is not None:
+            return [content]
         at = bisect_left(self._replay, offset, key=lambda entry: entry.offset)
         if at < len(self._replay) and self._replay[at].offset == offset:
             return self._replay[at:]
@@ -105,12 +105,12 @@ class WaitingEntries:
         self._replay, self._replay_bytes = entries, sum(map(entry_bytes, entries))
 
     def drop(self, offset: int) -> PendingAck | None:
-        """Remove an entry: it is delivered, acknowledged or gone from the topic. Return its earlier delivery."""
+        """Remove an entry that is delivered, acknowledged or not in the topic any more. Return its earlier delivery."""
         self.queue.remove(offset)
         self._firsts.pop(offset, None)
-        held = self._held.pop(offset, None)
-        if held is not None:
-            self._held_bytes -= len(held.data)
+        content = self._held.pop(offset, None)
+        if content is not None:
+            self._held_bytes -= len(content.data)
         if not len(self.queue):
             self.set_replay(())
         return self._returned.pop(offset, None)

@@ -58,8 +58,8 @@ class Log:
 
     def roll(self) -> None:
         """Roll the segment, so that no other caller has to wait for it."""
-        assert self.held._opened.log is not None
-        self.held._opened.log.roll()
+        assert self.held._open_log.log is not None
+        self.held._open_log.log.roll()
 
     def reopened(self) -> Log:
         """Open it again as a service does that begins; nothing was written at the end."""
