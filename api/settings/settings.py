@@ -26,9 +26,9 @@ from storage.file_modes import make_private
 from storage.options.kinds import BOOLEAN, Choice, Decimal, Duration, Optional, Size, Text, TextList, WholeNumber
 from storage.options.option import table
 
-_PORT = WholeNumber("the port", most=65_535)
+_PORT = WholeNumber("the port", greatest=65_535)
 _COUNT = WholeNumber("pieces", least=1)
-_THREADS = WholeNumber("threads", least=1, most=1024)
+_THREADS = WholeNumber("threads", least=1, greatest=1024)
 CONFIG_VARIABLE = "COMPACTOR_CONFIG"
 
 

@@ -1,6 +1,6 @@
-"""Kinds of values that policies and settings take: one parser of numbers, durations, sizes, words and lists.
+"""Kinds of values of policies and settings: one parser of numbers, durations, sizes, words and lists.
 
-`parse(name, given)` takes a text (flags, environment, Java properties) or a JSON or TOML value, which mean the same; it
+`parse(name, raw)` takes a text (flags, environment, Java properties) or a JSON or TOML value, which mean the same; it
 raises InvalidInput, which names the option, and nothing else. Invariant: `parse(name, shown(value)) == value`.
 Durations are milliseconds, as text also with a unit (`7d`, `90s`); sizes are bytes, as text also `128M` (powers of
 1024). Booleans of JSON are not numbers. Pure.
@@ -19,36 +19,36 @@ from storage.errors import InvalidInput
 NO_LIMIT = -1
 """Kafka's "no limit"."""
 ALWAYS_MS = 1 << 62
-"""A duration that does not end: a time in milliseconds minus this is still a number of 64 bits."""
+"""A duration without end: a time in milliseconds minus this is still a number of 64 bits."""
 _MOST = (1 << 63) - 1
 _NONE = "none"
 _CLEANUP = ("compact", "delete")
 
 
 class ValueKind(Protocol):
-    """What an option takes."""
+    """A kind of values."""
 
     @property
     def allowed(self) -> str:
-        """What to give instead of a value that was refused."""
+        """The allowed values, for the error that refuses another one."""
         ...
 
-    def parse(self, name: str, given: object) -> object:
-        """The value of option `name`. Raises InvalidInput."""
+    def parse(self, name: str, raw: object) -> object:
+        """Return the value of option `name`. Raises InvalidInput."""
         ...
 
     def shown(self, value: object) -> object:
-        """The value as JSON has it."""
+        """Return the value as JSON has it."""
         ...
 
 
-def refused(name: str, given: object, allowed: str) -> InvalidInput:
-    """The error for a value that cannot be taken, which says what can."""
-    return InvalidInput(f"{given!r} is not a value of {name}", f"give {allowed}")
+def refused(name: str, raw: object, allowed: str) -> InvalidInput:
+    """Return the error for a value that is not allowed; it names the allowed values."""
+    return InvalidInput(f"{raw!r} is not a value of {name}", f"give {allowed}")
 
 
 class _Plain:
-    """A kind whose values are what JSON has."""
+    """A kind whose values are those of JSON."""
 
     def shown(self, value: object) -> object:
         return value
@@ -60,10 +60,10 @@ class WholeNumber(_Plain):
 
     what: str = ""
     least: int = 0
-    most: int = _MOST
+    greatest: int = _MOST
 
     _units: ClassVar[Mapping[str, int]] = MappingProxyType({"": 1})
-    """By unit, in small letters: its length in the unit of the value."""
+    """The length of each unit, in small letters, in the unit of the value."""
 
     @property
     def allowed(self) -> str:
@@ -72,19 +72,19 @@ class WholeNumber(_Plain):
     @property
     def _limits(self) -> str:
         least = max(self.least, 0)
-        limits = f" from {least} to {self.most}" if self.most < _MOST else f" of at least {least}"
+        limits = f" from {least} to {self.greatest}" if self.greatest < _MOST else f" of at least {least}"
         return f"{limits}, or -1 for no limit" if self.least == NO_LIMIT else limits
 
-    def parse(self, name: str, given: object) -> int:
-        number = self._number(given.strip().lower() if isinstance(given, str) else given)
-        if number is None or not self.least <= number <= self.most:
-            raise refused(name, given, self.allowed)
+    def parse(self, name: str, raw: object) -> int:
+        number = self._number(raw.strip().lower() if isinstance(raw, str) else raw)
+        if number is None or not self.least <= number <= self.greatest:
+            raise refused(name, raw, self.allowed)
         return number
 
-    def _number(self, given: object) -> int | None:
-        if not isinstance(given, str):
-            return given if isinstance(given, int) and not isinstance(given, bool) else None
-        match = re.fullmatch(r"(-?\d{1,19})\s*([a-z]*)", given, re.ASCII)
+    def _number(self, raw: object) -> int | None:
+        if not isinstance(raw, str):
+            return raw if isinstance(raw, int) and not isinstance(raw, bool) else None
+        match = re.fullmatch(r"(-?\d{1,19})\s*([a-z]*)", raw, re.ASCII)
         if match is None or match[2] not in self._units or (int(match[1]) < 0 and match[2] not in ("", "b", "ib")):
             return None
         return int(match[1]) * self._units[match[2]]
@@ -108,9 +108,9 @@ class Duration(WholeNumber):
             return f"a duration{least}, a number with ms, s, m, h or d: 500ms, 90s, 7d"
         return f"milliseconds{self._limits}; or a number with ms, s, m, h or d: 90s, 7d"
 
-    def _number(self, given: object) -> int | None:
-        bare = not (isinstance(given, str) and given[-1:].isalpha())
-        return None if self.needs_unit and bare and given not in (0, "0") else super()._number(given)
+    def _number(self, raw: object) -> int | None:
+        bare = not (isinstance(raw, str) and raw[-1:].isalpha())
+        return None if self.needs_unit and bare and raw not in (0, "0") else super()._number(raw)
 
     def shown(self, value: object) -> object:
         if not self.needs_unit or not isinstance(value, int):
@@ -138,20 +138,20 @@ class Decimal(_Plain):
     """A number that may have a fraction."""
 
     least: float = 0.0
-    most: float = float("inf")
+    greatest: float = float("inf")
 
     @property
     def allowed(self) -> str:
-        ratio = f"a number from {self.least:g} to {self.most:g}"
-        return ratio if self.most < float("inf") else f"a number of at least {self.least:g}"
+        ratio = f"a number from {self.least:g} to {self.greatest:g}"
+        return ratio if self.greatest < float("inf") else f"a number of at least {self.least:g}"
 
-    def parse(self, name: str, given: object) -> float:
+    def parse(self, name: str, raw: object) -> float:
         try:
-            number = float(given) if isinstance(given, str | int | float) and not isinstance(given, bool) else None
+            number = float(raw) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
         except (ValueError, OverflowError):
             number = None
-        if number is None or not self.least <= number <= self.most or number == float("inf"):  # NaN is not in between
-            raise refused(name, given, self.allowed)
+        if number is None or number == float("inf") or not self.least <= number <= self.greatest:  # NaN is not
+            raise refused(name, raw, self.allowed)
         return number
 
 
@@ -163,16 +163,16 @@ class Boolean(_Plain):
     def allowed(self) -> str:
         return "true or false"
 
-    def parse(self, name: str, given: object) -> bool:
-        word = given.strip().lower() if isinstance(given, str) else given
+    def parse(self, name: str, raw: object) -> bool:
+        word = raw.strip().lower() if isinstance(raw, str) else raw
         if isinstance(word, bool) or word in ("true", "false"):
             return word in (True, "true")
-        raise refused(name, given, self.allowed)
+        raise refused(name, raw, self.allowed)
 
 
 @dataclass(frozen=True)
 class Choice(_Plain):
-    """One of some words, in whatever capitals it is given."""
+    """One of some words, in any capitals."""
 
     words: tuple[str, ...]
 
@@ -180,17 +180,17 @@ class Choice(_Plain):
     def allowed(self) -> str:
         return f"{', '.join(self.words[:-1])} or {self.words[-1]}"
 
-    def parse(self, name: str, given: object) -> str:
+    def parse(self, name: str, raw: object) -> str:
         by_small_letters = {word.lower(): word for word in self.words}
-        word = by_small_letters.get(given.strip().lower()) if isinstance(given, str) else None
+        word = by_small_letters.get(raw.strip().lower()) if isinstance(raw, str) else None
         if word is None:
-            raise refused(name, given, self.allowed)
+            raise refused(name, raw, self.allowed)
         return word
 
 
 @dataclass(frozen=True)
 class Text(_Plain):
-    """Any text in one line. A text that was refused is not repeated: it may be a secret."""
+    """Any text in one line. A refused text is not repeated: it may be a secret."""
 
     what: str = "a text"
 
@@ -198,10 +198,10 @@ class Text(_Plain):
     def allowed(self) -> str:
         return self.what
 
-    def parse(self, name: str, given: object) -> str:
-        if not isinstance(given, str) or not given.isprintable():
-            raise refused(name, "…" if isinstance(given, str) else given, f"{self.what}, in one line")
-        return given
+    def parse(self, name: str, raw: object) -> str:
+        if not isinstance(raw, str) or not raw.isprintable():
+            raise refused(name, "…" if isinstance(raw, str) else raw, f"{self.what}, in one line")
+        return raw
 
 
 @dataclass(frozen=True)
@@ -214,10 +214,10 @@ class TextList:
     def allowed(self) -> str:
         return f"{self.what}, separated by commas"
 
-    def parse(self, name: str, given: object) -> tuple[str, ...]:
-        parts = given.split(",") if isinstance(given, str) else given
+    def parse(self, name: str, raw: object) -> tuple[str, ...]:
+        parts = raw.split(",") if isinstance(raw, str) else raw
         if not isinstance(parts, list) or not all(isinstance(part, str) and part.isprintable() for part in parts):
-            raise refused(name, given, self.allowed)
+            raise refused(name, raw, self.allowed)
         return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
     def shown(self, value: object) -> object:
@@ -233,18 +233,18 @@ class CleanupPolicy:
     def allowed(self) -> str:
         return "delete, compact, or compact,delete; or nothing, to keep everything"
 
-    def parse(self, name: str, given: object) -> frozenset[str]:
+    def parse(self, name: str, raw: object) -> frozenset[str]:
         parts: list[object] = []
-        if isinstance(given, str):
-            nothing = given.strip().lower() in ("", "nothing", "none")
-            parts += [] if nothing else [part.strip().lower() for part in given.split(",")]
-        elif isinstance(given, list | tuple | set | frozenset):
-            parts += given
+        if isinstance(raw, str):
+            nothing = raw.strip().lower() in ("", "nothing", "none")
+            parts += [] if nothing else [part.strip().lower() for part in raw.split(",")]
+        elif isinstance(raw, list | tuple | set | frozenset):
+            parts += raw
         else:
-            raise refused(name, given, self.allowed)
+            raise refused(name, raw, self.allowed)
         words = frozenset(part for part in parts if isinstance(part, str))
         if not all(isinstance(part, str) for part in parts) or not words <= set(_CLEANUP):
-            raise refused(name, given, self.allowed)
+            raise refused(name, raw, self.allowed)
         return words
 
     def shown(self, value: object) -> object:
@@ -254,7 +254,7 @@ class CleanupPolicy:
 
 @dataclass(frozen=True)
 class Optional:
-    """What `kind` takes, or `none` (JSON null)."""
+    """The values of `kind`, or `none` (JSON null)."""
 
     kind: ValueKind
 
@@ -262,17 +262,17 @@ class Optional:
     def allowed(self) -> str:
         return f"{self.kind.allowed}; or {_NONE}"
 
-    def parse(self, name: str, given: object) -> object:
-        if given is None or (isinstance(given, str) and given.strip().lower() == _NONE):
+    def parse(self, name: str, raw: object) -> object:
+        if raw is None or (isinstance(raw, str) and raw.strip().lower() == _NONE):
             return None
         try:
-            return self.kind.parse(name, given)
+            return self.kind.parse(name, raw)
         except InvalidInput:
-            raise refused(name, given, self.allowed) from None
+            raise refused(name, raw, self.allowed) from None
 
     def shown(self, value: object) -> object:
         return None if value is None else self.kind.shown(value)
 
 
 BOOLEAN = Boolean()
-RATIO = Decimal(most=1)
+RATIO = Decimal(greatest=1)

@@ -1,4 +1,4 @@
-"""What an option is: one name, what it takes, what it means, its default. Policies and settings are options.
+"""An option: one name, its kind of values, its meaning, its default. Policies and settings are options.
 
 A table of options is a frozen dataclass whose fields are declared with `option`; `table` reads it.
 """
@@ -18,7 +18,7 @@ _OPTION = "option"
 
 @dataclass(frozen=True)
 class Option:
-    """`attribute`: the field that holds it."""
+    """An option of a table. `attribute`: the field that holds it."""
 
     name: str
     kind: ValueKind
@@ -31,16 +31,16 @@ OptionT = TypeVar("OptionT", bound=Option)
 
 
 def option(declared: Option) -> Any:
-    """A field of a dataclass that is an option."""
+    """Declare a field of a dataclass that is an option."""
     return field(default=declared.default, metadata={_OPTION: declared})
 
 
 def table(of: type, kind: type[OptionT]) -> Mapping[str, OptionT]:
-    """The options that dataclass `of` declares, by name, in the order in which they are shown."""
+    """Return the options that dataclass `of` declares, by name, in the order in which they are listed."""
     declared = ((item.name, item.metadata[_OPTION]) for item in fields(of) if _OPTION in item.metadata)
-    return MappingProxyType({one.name: replace(one, attribute=attribute) for attribute, one in declared})
+    return MappingProxyType({item.name: replace(item, attribute=attribute) for attribute, item in declared})
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """The one of `names` that `name` may be a slip for, or empty."""
+    """Return the one of `names` that `name` may be a misspelling of, or an empty text."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1)), "")

@@ -1,18 +1,18 @@
-"""The policies of a topic: one typed table of what may be set.
+"""The policies of a topic: one typed table.
 
 A new policy is a field of TopicPolicies and nothing else. Names are Kafka's where Kafka has one; other names of Kafka
-and Pulsar are aliases with the same unit. How the policies of a topic follow from what is set for it and around it is
-in resolution.py.
+and Pulsar are aliases with the same unit. resolution.py derives the policies of a topic from the settings of the topic
+and of its scopes.
 
 `cleanup.policy` is empty by default: everything is kept. (Kafka's default is `delete`, after 168 hours.)
 
-A stored value may be one that this version cannot read: a newer version allowed it, or the row was damaged. Then what
-counts is `Policy.unreadable`, which deletes no data and acknowledges no message:
-    WIDER   the next wider scope, for policies by which neither is done
+This version may be unable to read a stored value: a newer version allowed it, or the row was damaged. Then
+`Policy.unreadable` counts instead, which deletes no data and acknowledges no message:
+    WIDER   the next wider scope, for policies that do neither
     NO_RUN  the next wider scope, and no compaction: any other value may choose the wrong messages
     else    that value: the one that keeps the most
 
-Pure. Must not know: SQL, what is done with policies (the compactor makes its run's policies from these).
+Pure. Must not know: SQL, the use of policies (the compactor derives its run's policies from these).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from storage.options.option import Option, closest, option, table
 
 DAY_MS = 86_400_000
 HOLD, REFUSE, EVICT = "producer_request_hold", "producer_exception", "consumer_backlog_eviction"
-"""What happens when a backlog exceeds its quota, in Pulsar's words."""
+"""The actions when a backlog exceeds its quota, in Pulsar's words."""
 _OVER_QUOTA = Choice((HOLD, REFUSE, EVICT))
 _INT = (1 << 31) - 1
 _MIB = 1 << 20
@@ -50,7 +50,7 @@ MAX_MESSAGE_BYTES = "max.message.bytes"
 
 
 class FallbackValue(Enum):
-    """What counts instead of a stored value that cannot be read, where it is not a value of its own."""
+    """The substitute of a stored value that cannot be read, where it is not a value of its own."""
 
     WIDER = "wider"
     NO_RUN = "no run"
@@ -61,7 +61,7 @@ WIDER, NO_RUN = FallbackValue.WIDER, FallbackValue.NO_RUN
 
 @dataclass(frozen=True)
 class UnreadableStoredValue:
-    """A stored value, as JSON has it, that this version cannot read, and why."""
+    """A stored value, as JSON has it, that this version cannot read, and the reason."""
 
     value: object
     reason: str
@@ -69,7 +69,7 @@ class UnreadableStoredValue:
 
 @dataclass(frozen=True)
 class Policy(Option):
-    """What may be set. `unreadable`: what counts where a stored value cannot be read."""
+    """A policy. `unreadable`: the substitute of a stored value that cannot be read."""
 
     aliases: tuple[str, ...] = ()
     unreadable: object = WIDER
@@ -80,7 +80,7 @@ def _policy(default: object, name: str, kind: ValueKind, doc: str, *aliases: str
 
 
 class SchemaCompatibilityStrategy(StrEnum):
-    """Which schema may follow those that a topic has."""
+    """The rule for a schema that follows those of a topic."""
 
     UNDEFINED = "UNDEFINED"
     ALWAYS_INCOMPATIBLE = "ALWAYS_INCOMPATIBLE"
@@ -143,7 +143,7 @@ class TopicPolicies:
     segment_bytes: int = _policy(
         128 * _MIB,
         "segment.bytes",
-        Size(least=1 << 14, most=(1 << 31) - 1),
+        Size(least=1 << 14, greatest=(1 << 31) - 1),
         "The size at which the open segment is rolled.",
         "log.segment.bytes",
     )
@@ -173,7 +173,7 @@ class TopicPolicies:
     max_message_bytes: int = _policy(
         5 * _MIB,
         MAX_MESSAGE_BYTES,
-        Size(least=1, most=1 << 30),
+        Size(least=1, greatest=1 << 30),
         "The largest entry (a message, or a batch as it was sent) that is appended, and 10 KiB more for its metadata. "
         "Clients get the broker's value when they connect; a namespace or topic can only lower it.",
         "message.max.bytes",
@@ -287,7 +287,7 @@ class TopicPolicies:
     message_ttl_seconds: int = _policy(
         0,
         "message.ttl.seconds",
-        WholeNumber("seconds", most=_INT),
+        WholeNumber("seconds", greatest=_INT),
         "Older messages count as acknowledged by every subscription; 0: off. `__compaction` is exempt (S9).",
         "messageTTLInSeconds",
         "ttlDurationDefaultInSeconds",
@@ -297,7 +297,7 @@ class TopicPolicies:
         -1,
         "backlog.quota.bytes",
         Size(least=NO_LIMIT),
-        "How many bytes may be behind the slowest subscription, `__compaction` apart; -1: any number.",
+        "How many bytes the backlog of a subscription, `__compaction` apart, may have; -1: any number.",
         "backlogQuotaDefaultLimitBytes",
         unreadable=NO_LIMIT,
     )
@@ -312,7 +312,7 @@ class TopicPolicies:
     backlog_quota_seconds: int = _policy(
         -1,
         "backlog.quota.seconds",
-        WholeNumber("seconds", least=NO_LIMIT, most=_INT),
+        WholeNumber("seconds", least=NO_LIMIT, greatest=_INT),
         "How old a message may be that a subscription, `__compaction` apart, has not acknowledged; -1: any age.",
         "backlogQuotaDefaultLimitSecond",
         unreadable=NO_LIMIT,
@@ -343,7 +343,7 @@ class TopicPolicies:
     )
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput if the policies contradict each other."""
+        """Raise InvalidInput if the policies contradict each other."""
         if self.max_compaction_lag_ms is not None and self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             raise InvalidInput(
                 f"{MIN_COMPACTION_LAG} ({self.min_compaction_lag_ms}) is above {MAX_COMPACTION_LAG} "
@@ -353,17 +353,17 @@ class TopicPolicies:
 
     @property
     def retention_ms_effective(self) -> int | None:
-        """How long messages are kept under `delete`, or None: forever."""
-        found = self.retention_ms
-        if found is None and self.retention_minutes is not None:
-            found = self.retention_minutes * 60_000
-        if found is None:
-            found = self.retention_hours * 3_600_000
-        return found if found >= 0 else None
+        """The time that messages are kept under `delete`; None: forever."""
+        milliseconds = self.retention_ms
+        if milliseconds is None and self.retention_minutes is not None:
+            milliseconds = self.retention_minutes * 60_000
+        if milliseconds is None:
+            milliseconds = self.retention_hours * 3_600_000
+        return milliseconds if milliseconds >= 0 else None
 
 
 POLICIES = table(TopicPolicies, Policy)
-"""All policies by name, in the order in which they are shown."""
+"""All policies by name, in the order in which they are listed."""
 _BY_ANY_NAME = {
     name.lower(): policy for policy in POLICIES.values() for name in (policy.name, policy.attribute, *policy.aliases)
 }
@@ -371,23 +371,23 @@ RETENTION_TIMES = ("retention.ms", "retention.minutes", "retention.hours")
 
 
 def policy(name: str) -> Policy:
-    """By name or alias; capitals do not matter. Raises InvalidInput."""
-    found = _BY_ANY_NAME.get(name.strip().lower())
-    if found is None:
+    """Return a policy by name or alias, in any capitals. Raises InvalidInput."""
+    known = _BY_ANY_NAME.get(name.strip().lower())
+    if known is None:
         near = closest(name.strip().lower(), _BY_ANY_NAME)
         meant = f"did you mean {_BY_ANY_NAME[near].name}? " if near else ""
         raise InvalidInput(f"there is no policy {name!r}", f"{meant}there are {', '.join(POLICIES)}")
-    return found
+    return known
 
 
-def parse(name: str, given: object) -> tuple[str, object]:
-    """The policy's own name, and the value, from a text or a JSON value. Raises InvalidInput."""
+def parse(name: str, raw: object) -> tuple[str, object]:
+    """Return the policy's own name, and the value, from a text or a JSON value. Raises InvalidInput."""
     known = policy(name)
-    return known.name, known.kind.parse(known.name, given)
+    return known.name, known.kind.parse(known.name, raw)
 
 
 def read(name: str, stored: object) -> object:
-    """The stored value of a policy, or UnreadableStoredValue."""
+    """Return the stored value of a policy, or UnreadableStoredValue."""
     try:
         return policy(name).kind.parse(name, stored)
     except InvalidInput as error:
@@ -395,12 +395,12 @@ def read(name: str, stored: object) -> object:
 
 
 def shown(name: str, value: object) -> object:
-    """A value as JSON has it: `parse` of it is equal to the value."""
+    """Return a value as JSON has it: `parse` of it is equal to the value."""
     return policy(name).kind.shown(value)
 
 
 def check_below_broker(settings: Mapping[str, object], broker: TopicPolicies) -> None:
-    """Check that clients can receive what a namespace or topic allows. Raises InvalidInput."""
+    """Raise InvalidInput if clients cannot receive messages that a namespace or topic allows."""
     size = settings.get(MAX_MESSAGE_BYTES)
     if isinstance(size, int) and size > broker.max_message_bytes:
         raise InvalidInput(
@@ -411,9 +411,8 @@ def check_below_broker(settings: Mapping[str, object], broker: TopicPolicies) ->
 
 
 def check(settings: Mapping[str, object]) -> None:
-    """Settings of one scope do not contradict each other; UnreadableStoredValue ones contradict nothing. Raises
-    InvalidInput."""
+    """Raise InvalidInput if settings of one scope contradict each other; UnreadableStoredValue ones contradict none."""
     lags = {name: settings[name] for name in (MIN_COMPACTION_LAG, MAX_COMPACTION_LAG) if name in settings}
     readable = {name: value for name, value in lags.items() if not isinstance(value, UnreadableStoredValue)}
-    given: dict[str, Any] = {POLICIES[name].attribute: value for name, value in readable.items()}
-    TopicPolicies(**given)
+    lags_by_field: dict[str, Any] = {POLICIES[name].attribute: value for name, value in readable.items()}
+    TopicPolicies(**lags_by_field)

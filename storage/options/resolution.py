@@ -1,7 +1,7 @@
-"""How the policies of a topic follow from what is set for it and around it.
+"""The resolution of a topic's policies from the settings of the topic and of its scopes.
 
-A policy is set for a topic, for its namespace or for the broker; the nearest setting counts, then what the service's
-settings file says (`configured`), then the default. Two groups are resolved together:
+A policy is set for a topic, for its namespace or for the broker; the nearest setting counts, then the service's
+settings file (`configured`), then the default. Two groups are resolved together:
 
 - `retention.ms`, `.minutes` and `.hours` are one policy in three units: the nearest scope that sets any of them
   counts, and of those it sets, ms beats minutes beats hours (C1).
@@ -10,8 +10,8 @@ settings file says (`configured`), then the default. Two groups are resolved tog
 
 `max.message.bytes` of a namespace or topic only lowers the broker's, by which clients refuse larger messages.
 
-A stored value that cannot be read stops nothing: what counts instead is in policies.py, and the value is named here.
-Pure. Must not know: SQL, what is done with policies.
+A stored value that cannot be read stops nothing: policies.py has its substitute, and the resolution names it. Pure.
+Must not know: SQL, the use of policies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _RATIO, _LAG = "min.cleanable.dirty.ratio", MAX_COMPACTION_LAG
 
 
 class PolicyOrigin(StrEnum):
-    """Where a policy of a topic comes from, the nearest first."""
+    """The origin of a policy of a topic, the nearest first."""
 
     TOPIC = "topic"
     NAMESPACE = "namespace"
@@ -50,7 +50,7 @@ class PolicyOrigin(StrEnum):
 
 @dataclass(frozen=True)
 class UnreadableSetting:
-    """A setting that would count if it could be read, and where it is set."""
+    """A setting that would count if it could be read, and its origin."""
 
     origin: PolicyOrigin
     stored: UnreadableStoredValue
@@ -58,10 +58,10 @@ class UnreadableSetting:
 
 @dataclass(frozen=True)
 class CompactionTriggers:
-    """What makes a compaction of a topic due; 0 and None: that does not.
+    """The conditions under which a compaction of a topic is due; 0 and None: no condition.
 
-    `dirty_ratio` and `max_lag_ms` are Kafka's, so they hold for topics that are cleaned by compaction (their
-    `cleanup.policy` has `compact`), and for those for which, or for whose namespace, they are set.
+    `dirty_ratio` and `max_lag_ms` are Kafka's, so they apply to topics that are cleaned by compaction (their
+    `cleanup.policy` has `compact`), and to those for which, or for whose namespace, they are set.
     """
 
     threshold_bytes: int = 0
@@ -72,13 +72,13 @@ class CompactionTriggers:
 
     @property
     def any(self) -> bool:
-        """Whether anything can become due."""
+        """True if any condition is set."""
         return bool(self.threshold_bytes or self.threshold_messages or self.dirty_ratio is not None or self.max_lag_ms)
 
 
 @dataclass(frozen=True)
 class PolicyResolution:
-    """The policies of a topic, where each comes from, and the settings among them that cannot be read; by name."""
+    """The policies of a topic, their origins, and the settings among them that cannot be read; by name."""
 
     policies: TopicPolicies
     origins: Mapping[str, PolicyOrigin]
@@ -86,7 +86,7 @@ class PolicyResolution:
 
     @property
     def triggers(self) -> CompactionTriggers:
-        """When an automatic compaction of the topic is due."""
+        """The conditions under which an automatic compaction of the topic is due."""
         policies, compact = self.policies, "compact" in self.policies.cleanup_policy
         return CompactionTriggers(
             policies.compaction_threshold_bytes,
@@ -98,9 +98,13 @@ class PolicyResolution:
 
     @property
     def compaction_enabled(self) -> bool:
-        """Whether the topic is compacted automatically: then it has the cursor `__compaction`, and nothing that no
-        run has seen is trimmed (S9). So also where that depends on a setting that cannot be read."""
-        return self.triggers.any or any(self._may_trigger(name, one.origin) for name, one in self.unreadable.items())
+        """True if the topic is compacted automatically, or may be, by a setting that cannot be read.
+
+        Then it has the cursor `__compaction`, and no message that no run has read is trimmed (S9).
+        """
+        return self.triggers.any or any(
+            self._may_trigger(name, setting.origin) for name, setting in self.unreadable.items()
+        )
 
     def _is_near(self, name: str) -> bool:
         return self.origins[name] in _NEAR
@@ -118,10 +122,12 @@ def resolve(
     topic: Mapping[str, object],
     configured: Mapping[str, object] = _NONE,
 ) -> PolicyResolution:
-    """The policies of a topic, from what is set: values by name, as `policies.parse` gives them, or
-    UnreadableStoredValue."""
+    """Return the policies of a topic from settings: values by name, as `policies.parse` returns them.
+
+    A value may be an UnreadableStoredValue.
+    """
     values: dict[str, Any] = {policy.name: policy.default for policy in POLICIES.values()}
-    found = dict.fromkeys(POLICIES, PolicyOrigin.DEFAULT)
+    origins = dict.fromkeys(POLICIES, PolicyOrigin.DEFAULT)
     unreadable: dict[str, UnreadableSetting] = {}
     scopes = (
         (PolicyOrigin.FILE, configured),
@@ -133,7 +139,7 @@ def resolve(
     for origin, settings in scopes:
         if any(settings.get(name) is not None for name in RETENTION_TIMES):
             for name in RETENTION_TIMES:
-                values[name], found[name] = POLICIES[name].default, PolicyOrigin.DEFAULT
+                values[name], origins[name] = POLICIES[name].default, PolicyOrigin.DEFAULT
                 unreadable.pop(name, None)
         for name, value in settings.items():
             unreadable.pop(name, None)
@@ -141,18 +147,18 @@ def resolve(
                 unreadable[name] = UnreadableSetting(origin, value)
                 value = POLICIES[name].unreadable
             if not isinstance(value, FallbackValue):
-                values[name], found[name] = value, origin
+                values[name], origins[name] = value, origin
         if origin not in _NEAR:
-            largest = values[MAX_MESSAGE_BYTES], found[MAX_MESSAGE_BYTES]
+            largest = values[MAX_MESSAGE_BYTES], origins[MAX_MESSAGE_BYTES]
     if values[MAX_MESSAGE_BYTES] > largest[0]:
-        values[MAX_MESSAGE_BYTES], found[MAX_MESSAGE_BYTES] = largest
-    least, most = values[MIN_COMPACTION_LAG], values[MAX_COMPACTION_LAG]
-    if most is not None and least > most:
+        values[MAX_MESSAGE_BYTES], origins[MAX_MESSAGE_BYTES] = largest
+    least, greatest = values[MIN_COMPACTION_LAG], values[MAX_COMPACTION_LAG]
+    if greatest is not None and least > greatest:
         # The nearest wins; of one scope, where `check` was raced, the one that compacts less.
         nearest = list(PolicyOrigin).index
-        if nearest(found[MAX_COMPACTION_LAG]) < nearest(found[MIN_COMPACTION_LAG]):
-            values[MIN_COMPACTION_LAG], found[MIN_COMPACTION_LAG] = most, found[MAX_COMPACTION_LAG]
+        if nearest(origins[MAX_COMPACTION_LAG]) < nearest(origins[MIN_COMPACTION_LAG]):
+            values[MIN_COMPACTION_LAG], origins[MIN_COMPACTION_LAG] = greatest, origins[MAX_COMPACTION_LAG]
         else:
-            values[MAX_COMPACTION_LAG], found[MAX_COMPACTION_LAG] = least, found[MIN_COMPACTION_LAG]
+            values[MAX_COMPACTION_LAG], origins[MAX_COMPACTION_LAG] = least, origins[MIN_COMPACTION_LAG]
     policies = TopicPolicies(**{POLICIES[name].attribute: value for name, value in values.items()})
-    return PolicyResolution(policies, MappingProxyType(found), MappingProxyType(unreadable))
+    return PolicyResolution(policies, MappingProxyType(origins), MappingProxyType(unreadable))
