@@ -1,11 +1,17 @@
-"""Frames as a client of Pulsar's protocol reads them: any command, without bounds."""
+"""Frames as a client of Pulsar's protocol writes and reads them: any command, without bounds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from api.pulsar.frames import framed
 from api.pulsar.pulsar_api_pb2 import BaseCommand
+
+
+def encoded(command: BaseCommand, entry: bytes = b"") -> tuple[bytes, bytes]:
+    """Return a frame, in two pieces if its entry is large."""
+    return framed(command.SerializeToString(), entry)
 
 
 class Frame(NamedTuple):

@@ -14,8 +14,7 @@ from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from api.broker.threads import WaitsFor
-from api.pulsar.errors import Refused
-from api.pulsar.pulsar_api_pb2 import ServerError
+from api.pulsar.errors import Refused, ServerError
 from storage.errors import Unavailable
 
 Answer = TypeVar("Answer")

@@ -13,11 +13,6 @@ from collections.abc import Container
 from struct import Struct
 from typing import NamedTuple
 
-from google.protobuf.message import DecodeError
-
-from api.pulsar.codec import limits
-from api.pulsar.pulsar_api_pb2 import BaseCommand
-
 _SIZE = Struct(">I")
 _SIZES = Struct(">II")
 _COPIED_BYTES = 16 << 10
@@ -45,12 +40,15 @@ class FrameParser:
     def __init__(self, max_frame_bytes: int, kinds: Container[int]) -> None:
         """`kinds`: the types of commands that are expected."""
         self._pending = bytearray()
-        self.allow(max_frame_bytes, kinds)
-
-    def allow(self, max_frame_bytes: int, kinds: Container[int]) -> None:
-        """Accept frames up to that size, with commands of these types, from now on."""
         self._most = max_frame_bytes
         self._kinds = kinds
+        self._unexpected = "before CONNECT"
+
+    def allow(self, max_frame_bytes: int, kinds: Container[int]) -> None:
+        """Accept frames up to that size, with commands of these types, from now on: the client is connected."""
+        self._most = max_frame_bytes
+        self._kinds = kinds
+        self._unexpected = "that a client does not send"
 
     def put(self, data: bytes) -> None:
         """Add what a socket has received."""
@@ -105,27 +103,10 @@ class FrameParser:
         if tag != _TYPE_TAG:
             raise MalformedFrame("a frame whose command does not begin with its type")
         if kind not in self._kinds:
-            before = "before CONNECT" if kind in limits.LIMITS else "that a client does not send"
-            raise MalformedFrame(f"a command of type {kind} {before}")
+            raise MalformedFrame(f"a command of type {kind} {self._unexpected}")
 
 
-def decoded(frame: Frame) -> BaseCommand:
-    """Return the command of a frame. Raises MalformedFrame, and OverLimit for one beyond its bounds."""
-    kind = frame.kind
-    try:
-        limits.check_bytes(kind, frame.command)
-        command = BaseCommand.FromString(frame.command)
-    except (DecodeError, limits.Unreadable) as error:
-        raise MalformedFrame("a frame that holds no command") from error
-    field = BaseCommand.DESCRIPTOR.fields_by_number[kind].name
-    if command.type != kind or not command.HasField(field) or not command.IsInitialized():
-        raise MalformedFrame("a command that leaves out what it must hold")
-    limits.check_fields(kind, command)
-    return command
-
-
-def encoded(command: BaseCommand, entry: bytes = b"") -> tuple[bytes, bytes]:
+def framed(command: bytes, entry: bytes = b"") -> tuple[bytes, bytes]:
     """Return a frame, in two pieces if its entry is large: it is not copied then."""
-    described = command.SerializeToString()
-    head = _SIZES.pack(_SIZE.size + len(described) + len(entry), len(described)) + described
+    head = _SIZES.pack(_SIZE.size + len(command) + len(entry), len(command)) + command
     return (head + entry, b"") if len(entry) < _COPIED_BYTES else (head, entry)

@@ -17,8 +17,6 @@ from api.pulsar.receive_buffers import SMALL_BYTES, ReceiveBuffers
 from api.pulsar.turns import Turns
 
 LOG = logging.getLogger(__name__)
-REQUEST_SECONDS = 0.000_15
-"""What the loop spends on a request besides its command: a task, a thread's answer."""
 
 
 class Client(Protocol):

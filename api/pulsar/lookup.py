@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from api.broker.broker import Broker
 from api.broker.refusals import NotTheOwner
-from api.pulsar.errors import Refused
-from api.pulsar.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
+from api.pulsar.errors import Refused, ServerError
 from storage.errors import NotFound, TopicNotFound
 from storage.metadata.records import ServiceRecord, TopicRecord
 from storage.model import DOMAIN, TopicName
@@ -129,8 +128,6 @@ def partitions_of(broker: Broker, name: TopicName, create: bool) -> int:
     return 0
 
 
-def topics_of(broker: Broker, namespace: str, mode: CommandGetTopicsOfNamespace.Mode) -> list[str]:
+def topics_of(broker: Broker, namespace: str) -> list[str]:
     """Return the topics of a namespace, partitions one by one; none of one that does not exist, as a broker does."""
-    if mode == CommandGetTopicsOfNamespace.NonPersistent:
-        return []
     return [str(item.name) for item in broker.environment.metadata.topics.in_namespace(namespace)]

@@ -11,7 +11,6 @@ from api.broker.serving.consumer import Consumer
 from api.broker.serving.producer import Producer
 from api.broker.serving.subscription import Subscription
 from api.broker.serving.topic import PersistentTopic
-from api.pulsar.pulsar_api_pb2 import ProducerAccessMode
 from storage.model import TopicName
 
 
@@ -94,7 +93,7 @@ def counts(topics: Iterator[PersistentTopic]) -> Iterator[tuple[TopicName, Clien
 def _publisher(producer: Producer) -> Mapping[str, Any]:
     rate = producer.published
     return {
-        "accessMode": ProducerAccessMode.Name(int(producer.options.access_mode)).removesuffix("Access"),
+        "accessMode": producer.options.access_mode.name.title().replace("_", ""),
         "msgRateIn": rate.per_second,
         "msgThroughputIn": rate.bytes_per_second,
         "averageMsgSize": rate.bytes / rate.messages if rate.messages else 0.0,

@@ -14,8 +14,7 @@ from typing import Protocol, cast
 
 import re2
 
-from api.pulsar.errors import Refused
-from api.pulsar.pulsar_api_pb2 import ServerError
+from api.pulsar.errors import Refused, ServerError
 from storage.model import DOMAIN
 
 MOST_CHARACTERS = 256

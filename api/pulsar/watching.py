@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from api.pulsar.admission import Threads
-from api.pulsar.errors import Refused
-from api.pulsar.pulsar_api_pb2 import BaseCommand, ServerError
+from api.pulsar.codec.responses import WatchTopicUpdate
+from api.pulsar.errors import Refused, ServerError
 from api.pulsar.topic_patterns import Matches
 
 MOST_WATCHERS = 100
@@ -80,7 +80,7 @@ class WatchingClient(Protocol):
     @property
     def watchers(self) -> Watchers: ...
 
-    def send(self, command: BaseCommand, entry: bytes = b"") -> None: ...
+    def send(self, response: WatchTopicUpdate) -> None: ...
 
 
 class NamespaceWatch:
@@ -124,11 +124,6 @@ class NamespaceWatch:
         self._next = self._now() + _REST * (self._now() - started)
 
 
-def _update(number: int, before: set[str], matches: Matches) -> BaseCommand:
-    command = BaseCommand(type=BaseCommand.WATCH_TOPIC_UPDATE)
-    update = command.watch_topic_update
-    update.watcher_id = number
-    update.new_topics.extend(sorted(set(matches.topics) - before))
-    update.deleted_topics.extend(sorted(before - set(matches.topics)))
-    update.topics_hash = matches.hash
-    return command
+def _update(number: int, before: set[str], matches: Matches) -> WatchTopicUpdate:
+    after = set(matches.topics)
+    return WatchTopicUpdate(number, sorted(after - before), sorted(before - after), matches.hash)

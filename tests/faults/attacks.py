@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
-from api.pulsar.frames import encoded
 from api.pulsar.pulsar_api_pb2 import BaseCommand
 from storage.checksums import crc32c
 from storage.entries.entry import MAGIC, U32
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
-from tests.frames import FrameParser
+from tests.frames import FrameParser, encoded
 
 SOCKET_SECONDS = 0.5
 VICTIM = "persistent://acme/app/victim"

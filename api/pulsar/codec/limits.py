@@ -17,9 +17,13 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from api.pulsar.errors import Refused
-from api.pulsar.pulsar_api_pb2 import BaseCommand, ServerError
+from api.pulsar.errors import Refused, ServerError
+from api.pulsar.pulsar_api_pb2 import BaseCommand
 
+FIELDS: Mapping[int, str] = {
+    number: field.name for number, field in BaseCommand.DESCRIPTOR.fields_by_number.items() if number > 1
+}
+"""The name of the field that holds the message of a command, by the number of the command's type."""
 STRUCTURE_BYTES = 16 << 10
 """A command besides the bytes of a schema; up to this size it is parsed at once."""
 METADATA_BYTES = 1_024
@@ -35,6 +39,7 @@ MESSAGE_IDS = 50_000
 """Acknowledged or redelivered by one command; Pulsar's clients group 1,000 acknowledgements."""
 ACK_SET_WORDS = 4_096
 """Of 64 messages each: the largest batch has 262,144."""
+CONNECT = int(BaseCommand.CONNECT)
 CONNECT_BYTES = 20 << 10
 """A frame of a client that is not connected yet: a token and some texts."""
 _UNGROUPED_BYTES = 256
@@ -201,11 +206,10 @@ def check_bytes(kind: int, data: bytes) -> None:
         _Walk(kind).over(memoryview(data))
 
 
-def check_fields(kind: int, command: BaseCommand) -> None:
-    """Check the fields of a command that is parsed. Raises OverLimit."""
+def check_fields(kind: int, message: Message) -> None:
+    """Check the fields of a parsed command of that type. Raise OverLimit."""
     fields = LIMITS[kind].fields
     if fields:
-        message = getattr(command, BaseCommand.DESCRIPTOR.fields_by_number[kind].name)
         defect = _defect(message, fields, "")
         if defect is not None:
             raise OverLimit(kind, defect[0], getattr(message, "request_id", None), defect[1])

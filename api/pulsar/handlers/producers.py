@@ -1,87 +1,85 @@
-"""Commands of producers: PRODUCER, SEND, CLOSE_PRODUCER."""
+"""Requests of producers: PRODUCER, SEND, CLOSE_PRODUCER."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from api.broker.serving.publishing import QueuedEntry
 from api.http.access import AuthAction
-from api.pulsar.errors import Refused, success
+from api.pulsar.codec import requests, responses
+from api.pulsar.connected_producer import ConnectedProducer
+from api.pulsar.errors import Refused, ServerError
 from api.pulsar.frames import MalformedFrame
-from api.pulsar.handlers.schemas import ensure_stored
+from api.pulsar.handlers.schemas import ensure_stored, has_schema, version_bytes
 from api.pulsar.lookup import parse_name
-from api.pulsar.producer_channel import ConnectedProducer
-from api.pulsar.pulsar_api_pb2 import BaseCommand, CommandProducer, Schema, ServerError
-from api.pulsar.schema_data import has_schema, version_bytes
+from api.pulsar.session import Session, SessionProducer
 from storage.errors import Fenced
-from storage.model import TopicName
-
-if TYPE_CHECKING:
-    from api.pulsar.connection import Connection
 
 REPLICATOR_PREFIX = "pulsar.repl"
 """The names of a broker's replicators begin so (Pulsar's replicatorPrefix)."""
 
 
-def producer(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    connection.begin(command.producer.request_id, _add_producer(connection, command.producer))
+def create(session: Session, request: requests.Producer) -> None:
+    async def respond() -> responses.ProducerSuccess | None:
+        with session.creating("producer", request.producer_id, request.request_id) as is_wanted:
+            return await _create(session, request, is_wanted)
+
+    session.begin(request, respond())
 
 
-async def _add_producer(connection: Connection, wish: CommandProducer) -> BaseCommand | None:
-    with connection.creating("producer", wish.producer_id, wish.request_id) as is_wanted:
-        return await _created(connection, wish, is_wanted)
-
-
-async def _created(connection: Connection, wish: CommandProducer, is_wanted: Callable[[], bool]) -> BaseCommand | None:
-    name = parse_name(wish.topic)
-    await connection.allow(name, AuthAction.PRODUCE)
-    if wish.txn_enabled:
+async def _create(
+    session: Session, request: requests.Producer, is_wanted: Callable[[], bool]
+) -> responses.ProducerSuccess | None:
+    context = session.context
+    name = parse_name(request.topic)
+    await session.identity.allow(name, AuthAction.PRODUCE)
+    if request.txn_enabled:
         raise Refused(ServerError.NotAllowedError, "transactions are not offered")
-    if wish.producer_name.startswith(REPLICATOR_PREFIX):
+    if request.producer_name.startswith(REPLICATOR_PREFIX):
         raise Refused(
             ServerError.NotAllowedError,
-            f"{wish.producer_name!r} is the name of a geo-replicator, and replication is not offered: remove this "
+            f"{request.producer_name!r} is the name of a geo-replicator, and replication is not offered: remove this "
             f"cluster from the replication clusters of {name.tenant}/{name.namespace} or of the topic at its source; "
             f"any other producer takes a name that does not begin with {REPLICATOR_PREFIX!r}",
         )
-    there = connection.producers.get(wish.producer_id)
-    if there is not None and there.producer.options.epoch >= wish.epoch:
-        return _producer_success(wish.request_id, there, None)
-    topic = await connection.gateway.topic(name, connection.settings.auto_create, connection.audit)
+    present = session.producers.get(request.producer_id)
+    if present is not None and present.producer.options.epoch >= request.epoch:
+        return _producer_success(request, present, b"")
+    topic = await context.topics.topic(name, session.settings.auto_create, session.identity.audit)
     topic.check_quota()
     await topic.load_sequences()
-    version = await _schema_version(connection, name, wish.schema if wish.HasField("schema") else None)
-    if wish.initial_subscription_name:
-        await connection.allow(name, AuthAction.CONSUME)
-        await topic.ensure_subscription(wish.initial_subscription_name)
-    name_of_producer = wish.producer_name or connection.gateway.new_producer_name()
-    connected = ConnectedProducer(connection, topic, wish, name_of_producer)
+    version = b""
+    if has_schema(request.schema):
+        version = version_bytes(await ensure_stored(session, name, request.schema))
+    if request.initial_subscription_name:
+        await session.identity.allow(name, AuthAction.CONSUME)
+        await topic.ensure_subscription(request.initial_subscription_name)
+    connected = ConnectedProducer(session, topic, request, request.producer_name or context.new_producer_name())
     producer = connected.producer
     other = topic.producers.named(producer.name)
-    if other is not None and other.channel.connection is not connection:
+    if other is not None and other.channel.connection is not session:
         # Its client may have lost the connection without our knowing; else it answers, and this one is refused.
         await other.channel.is_alive()
     await _settle_predecessor(connected)
     if not is_wanted():
         return None
     turn = topic.add_producer(producer)
-    connection.producers[wish.producer_id] = connected
+    session.producers[request.producer_id] = connected
     try:
         if turn is not None:
-            connection.send(_producer_success(wish.request_id, connected, version, is_ready=False))
-            await turn  # Refused: another producer took the topic
+            session.send(_producer_success(request, connected, version, is_ready=False))
+            await turn  # raises ProducerFenced if another producer took the topic
             await _settle_predecessor(connected)
         await topic.producers.confirm(producer)
     except BaseException as error:
-        connection.remove_producer(connected)
+        session.remove_producer(connected)
         topic.remove_producer(producer)
         if isinstance(error, Fenced):
             topic.lost(error)
         raise
     if producer.is_closed:
         raise Refused(ServerError.ServiceNotReady, f"the producer {producer.name!r} was closed while it was created")
-    return _producer_success(wish.request_id, connected, version)
+    return _producer_success(request, connected, version)
 
 
 async def _settle_predecessor(connected: ConnectedProducer) -> None:
@@ -100,55 +98,47 @@ async def _settle_predecessor(connected: ConnectedProducer) -> None:
 
 
 def _producer_success(
-    request_id: int, connected: ConnectedProducer, version: bytes | None, is_ready: bool = True
-) -> BaseCommand:
+    request: requests.Producer, connected: SessionProducer, version: bytes, is_ready: bool = True
+) -> responses.ProducerSuccess:
     producer = connected.producer
-    answer = BaseCommand(type=BaseCommand.PRODUCER_SUCCESS)
-    response = answer.producer_success
-    response.request_id, response.producer_name = request_id, producer.name
-    response.last_sequence_id = connected.topic.last_sequence_id(producer.name)
-    response.schema_version = version or b""
-    if producer.topic_epoch is not None and producer.options.access_mode and is_ready:
-        response.topic_epoch = producer.topic_epoch
-    response.producer_ready = is_ready
-    return answer
+    is_exclusive = is_ready and bool(producer.options.access_mode)
+    return responses.ProducerSuccess(
+        request.request_id,
+        producer.name,
+        connected.topic.last_sequence_id(producer.name),
+        version,
+        producer.topic_epoch if is_exclusive else None,
+        is_ready,
+    )
 
 
-async def _schema_version(connection: Connection, name: TopicName, schema: Schema | None) -> bytes | None:
-    """The version of a producer's schema, which is stored if it is new. Raises CompactorError where it does not
-    fit."""
-    if schema is None or not has_schema(schema):
-        return None
-    return version_bytes(await ensure_stored(connection, name, schema))
-
-
-def send(connection: Connection, command: BaseCommand, entry: bytes) -> None:
-    wish = command.send
-    connected = connection.producers.get(wish.producer_id)
-    if connected is None or connected.topic.producers.named(connected.producer.name) is not connected.producer:
-        return  # it was told to come again, and will send this once more, or its turn has not come
-    queued = QueuedEntry(connected.producer, wish.sequence_id, wish.highest_sequence_id, wish.num_messages, entry)
-    if wish.txnid_most_bits or wish.txnid_least_bits or wish.marker:
-        connected.send_error(
-            wish.sequence_id, Refused(ServerError.NotAllowedError, "transactions and markers are not offered")
-        )
+def send(session: Session, request: requests.Send) -> None:
+    producer_id, sequence_id, highest_sequence_id, messages, is_transactional, entry = request
+    connected = session.producers.get(producer_id)
+    if connected is None:
+        return  # its client was asked to connect again, and sends the entry once more then
+    topic, producer = connected.topic, connected.producer
+    if topic.producers.named(producer.name) is not producer:
+        return  # its turn has not come
+    if is_transactional:
+        error = Refused(ServerError.NotAllowedError, "transactions and markers are not offered")
+        connected.send_error(sequence_id, error)
     elif not entry:
         raise MalformedFrame("SEND without an entry")
     else:
-        connected.topic.publishing.put(queued)
+        topic.publishing.put(QueuedEntry(producer, sequence_id, highest_sequence_id, messages, entry))
 
 
-def close_producer(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    wish = command.close_producer
-    connected = connection.producers.pop(wish.producer_id, None)
-    connection.not_wanted("producer", wish.producer_id)
+def close(session: Session, request: requests.CloseProducer) -> None:
+    connected = session.producers.pop(request.producer_id, None)
+    session.cancel_creation("producer", request.producer_id)
     if connected is None:
-        connection.send(success(wish.request_id))
+        session.send(responses.Success(request.request_id))
         return
 
-    async def closed() -> BaseCommand:
+    async def respond() -> responses.Success:
         await connected.topic.publishing.settled()
         connected.topic.remove_producer(connected.producer)
-        return success(wish.request_id)
+        return responses.Success(request.request_id)
 
-    connection.begin(wish.request_id, closed())
+    session.begin(request, respond())

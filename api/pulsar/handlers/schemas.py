@@ -1,70 +1,68 @@
-"""Commands of clients that read schemas, or store them."""
+"""Requests that read the schemas of a topic, or store one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TypeGuard
 
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
-from api.pulsar.errors import Refused
+from api.pulsar.codec import requests, responses
+from api.pulsar.errors import Refused, ServerError
 from api.pulsar.lookup import parse_name
-from api.pulsar.pulsar_api_pb2 import BaseCommand, Schema, ServerError
-from api.pulsar.schema_data import schema_data, schema_record, version_bytes, version_of
+from api.pulsar.session import Session
 from storage.metadata.schemas import SchemaRecord
 from storage.model import TopicName
 
-if TYPE_CHECKING:
-    from api.pulsar.connection import Connection
+_VERSION_BYTES = 8
+_NO_SCHEMA, _AUTO_CONSUME = 0, 21
 
 
-def get_schema(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    wish = command.get_schema
-
-    async def found() -> BaseCommand:
-        answer = BaseCommand(type=BaseCommand.GET_SCHEMA_RESPONSE)
-        response = answer.get_schema_response
-        response.request_id = wish.request_id
-        name = parse_name(wish.topic)
-        await connection.allow(name, AuthAction.PRODUCE, AuthAction.CONSUME)
-        version = version_of(wish.schema_version)
-        schema = await connection.pools[WaitsFor.DATABASE].run(connection.gateway.broker.schemas.find, name, version)
+def get(session: Session, request: requests.GetSchema) -> None:
+    async def respond() -> responses.GetSchemaResponse:
+        name = parse_name(request.topic)
+        await session.identity.allow(name, AuthAction.PRODUCE, AuthAction.CONSUME)
+        find = session.context.broker.schemas.find
+        schema = await session.identity.threads[WaitsFor.DATABASE].run(find, name, request.schema_version)
         if schema is None:
             raise Refused(ServerError.TopicNotFound, f"Topic {name} has no schema")
-        response.schema.CopyFrom(schema_data(schema))
-        response.schema_version = version_bytes(schema)
-        return answer
+        return responses.GetSchemaResponse(request.request_id, schema, version_bytes(schema))
 
-    connection.begin(wish.request_id, found(), command.type)
+    session.begin(request, respond())
 
 
-def ensure_schema(connection: Connection, command: BaseCommand, _: bytes) -> None:
-    wish = command.get_or_create_schema
+def get_or_create(session: Session, request: requests.GetOrCreateSchema) -> None:
+    async def respond() -> responses.GetOrCreateSchemaResponse:
+        name = parse_name(request.topic)
+        await session.identity.allow(name, AuthAction.PRODUCE)
+        schema = await ensure_stored(session, name, request.schema)
+        return responses.GetOrCreateSchemaResponse(request.request_id, version_bytes(schema))
 
-    async def ensured() -> BaseCommand:
-        answer = BaseCommand(type=BaseCommand.GET_OR_CREATE_SCHEMA_RESPONSE)
-        response = answer.get_or_create_schema_response
-        response.request_id = wish.request_id
-        name = parse_name(wish.topic)
-        await connection.allow(name, AuthAction.PRODUCE)
-        response.schema_version = version_bytes(await ensure_stored(connection, name, wish.schema))
-        return answer
-
-    connection.begin(wish.request_id, ensured(), command.type)
+    session.begin(request, respond())
 
 
-async def ensure_stored(connection: Connection, name: TopicName, schema: Schema) -> SchemaRecord:
+def has_schema(schema: SchemaRecord | None) -> TypeGuard[SchemaRecord]:
+    """Return whether a client states a schema: bytes and `auto` are none."""
+    return schema is not None and schema.type not in (_NO_SCHEMA, _AUTO_CONSUME)
+
+
+async def ensure_stored(session: Session, name: TopicName, schema: SchemaRecord) -> SchemaRecord:
     """Return the version that holds a client's schema, stored if it is new. Only a new one waits for a comparison.
-    Raises CompactorError, RestException."""
-    schemas, record = connection.gateway.broker.schemas, schema_record(schema)
-    stored = await connection.pools[WaitsFor.DATABASE].run(schemas.same, name, record)
+    Raise CompactorError."""
+    schemas, threads = session.context.broker.schemas, session.identity.threads
+    stored = await threads[WaitsFor.DATABASE].run(schemas.same, name, schema)
     if stored is not None:
         return stored
-    return await connection.pools[WaitsFor.SCHEMAS].run(schemas.ensure, name, record)
+    return await threads[WaitsFor.SCHEMAS].run(schemas.ensure, name, schema)
 
 
-async def ensure_readable(connection: Connection, name: TopicName, schema: Schema) -> None:
-    """Check that a consumer's schema reads the topic's newest. Only another one waits for a comparison. Raises
-    CompactorError, RestException."""
-    schemas, record = connection.gateway.broker.schemas, schema_record(schema)
-    if not await connection.pools[WaitsFor.DATABASE].run(schemas.is_newest, name, record):
-        await connection.pools[WaitsFor.SCHEMAS].run(schemas.ensure_readable, name, record)
+async def ensure_readable(session: Session, name: TopicName, schema: SchemaRecord) -> None:
+    """Check that a consumer's schema reads the topic's newest. Only another one waits for a comparison. Raise
+    CompactorError."""
+    schemas, threads = session.context.broker.schemas, session.identity.threads
+    if not await threads[WaitsFor.DATABASE].run(schemas.is_newest, name, schema):
+        await threads[WaitsFor.SCHEMAS].run(schemas.ensure_readable, name, schema)
+
+
+def version_bytes(schema: SchemaRecord) -> bytes:
+    """Return a schema's version as the protocol has it: 64 bits, the highest byte first."""
+    return schema.version.to_bytes(_VERSION_BYTES, "big")

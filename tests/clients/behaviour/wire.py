@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from api.pulsar.frames import encoded
 from api.pulsar.pulsar_api_pb2 import (
     BaseCommand,
     CommandAck,
@@ -26,6 +25,7 @@ from api.pulsar.pulsar_api_pb2 import (
 from storage.entries.entry import U32, parse
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from tests.clients.behaviour.endpoint import PATIENCE, SUPERUSER, Endpoint, token_of
+from tests.frames import encoded
 from tests.pulsar_entries import batch_payload, entry, single
 
 EXCLUSIVE, SHARED = CommandSubscribe.Exclusive, CommandSubscribe.Shared

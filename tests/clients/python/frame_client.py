@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from api.pulsar.frames import encoded
 from api.pulsar.pulsar_api_pb2 import BaseCommand
-from tests.frames import FrameParser
+from tests.frames import FrameParser, encoded
 from tests.servers.compactor_service import RunningService
 
 

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import pulsar
 import pytest
 
-from api.pulsar.frames import encoded
 from api.pulsar.pulsar_api_pb2 import BaseCommand
 from tests.clients.python.conftest import WAIT_MS, connected
+from tests.frames import encoded
 from tests.servers.compactor_service import RunningService, compactor_service
 
 pytestmark = pytest.mark.slow

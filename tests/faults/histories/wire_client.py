@@ -14,10 +14,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, Self
 
-from api.pulsar.frames import encoded
 from api.pulsar.pulsar_api_pb2 import BaseCommand, CommandLookupTopicResponse
 from storage.entries.entry import parse
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
+from tests.frames import encoded
 
 _ANSWERS = {BaseCommand.LOOKUP_RESPONSE: "lookup_topic_response"}
 _ANSWER_SECONDS = 20.0

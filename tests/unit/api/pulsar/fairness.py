@@ -1,4 +1,4 @@
-"""What a connection shares with others of its service, for a gateway that a test makes."""
+"""What a connection shares with others of its service, for a server that a test makes."""
 
 from __future__ import annotations
 
@@ -7,24 +7,38 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from api.pulsar.admission import Admission
+from api.pulsar.publish_budget import PublishBudget
 from api.pulsar.receive_buffers import ReceiveBuffers
 from api.pulsar.turns import Turns
 from storage.clock import Clock
 
 
-def shared_limits(
+def shared_state(
     clock: Clock,
     pools: Mapping[Any, Any] | None = None,
     call_soon: Callable[[Callable[[], None]], object] | None = None,
     now: Callable[[], float] = float,
 ) -> dict[str, Any]:
-    """The attributes of a gateway that are the same for all of its connections.
+    """Return the attributes of a context that are the same for all of its connections.
 
     `now`: by default commands take no time, so that they are handled at once.
     """
     return {
-        "connected": lambda _: None,
         "turns": Turns(call_soon or (lambda work: asyncio.get_running_loop().call_soon(work)), now),
         "receive_buffers": ReceiveBuffers(64 << 20, clock),
         "admission": Admission(pools or {}, 1_000, max_lookups=2),
+        "publish_budget": PublishBudget(1 << 30),
     }
+
+
+class Owner:
+    """A server that takes any connection."""
+
+    def take(self, _: object) -> bool:
+        return True
+
+    def connected(self, _: object) -> None:
+        pass
+
+    def drop(self, _: object) -> None:
+        pass

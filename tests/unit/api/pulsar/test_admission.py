@@ -11,8 +11,7 @@ import pytest
 from api.broker.threads import WaitsFor
 from api.pulsar import admission
 from api.pulsar.admission import Admission
-from api.pulsar.errors import Refused
-from api.pulsar.pulsar_api_pb2 import ServerError
+from api.pulsar.errors import Refused, ServerError
 from storage.errors import Unavailable
 from tests.event_loop import in_event_loop
 

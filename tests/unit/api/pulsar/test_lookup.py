@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from api.broker.broker import Broker
-from api.pulsar.errors import Refused
+from api.pulsar.errors import Refused, ServerError
 from api.pulsar.lookup import LookupResult, find_or_create, look_up, partitions_of, topics_of
-from api.pulsar.pulsar_api_pb2 import CommandGetTopicsOfNamespace, ServerError
 from storage.model import TopicName
 from tests.serving import serving
 
@@ -79,5 +78,5 @@ def test_a_topic_that_may_be_created_has_no_partitions(broker: Broker) -> None:
 
 
 def test_a_namespace_that_does_not_exist_has_no_topics(broker: Broker) -> None:
-    assert topics_of(broker, "public/none", CommandGetTopicsOfNamespace.Persistent) == []
-    assert topics_of(broker, "public/default", CommandGetTopicsOfNamespace.Persistent) != []
+    assert topics_of(broker, "public/none") == []
+    assert topics_of(broker, "public/default") != []

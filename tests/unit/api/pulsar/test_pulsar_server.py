@@ -1,4 +1,4 @@
-"""A gateway without sockets: what it takes from the broker's policies."""
+"""A server without sockets: what it takes from the broker's policies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from api.broker.threads import WaitsFor
 from api.pulsar.lookup import LookupResult
-from api.pulsar.server import PulsarServer, PulsarSettings
+from api.pulsar.server import PulsarServer
+from api.pulsar.settings import PulsarSettings
 from api.settings.settings import Settings
 from storage.errors import Unavailable
 from storage.metadata.policy_store import BROKER
@@ -27,7 +28,7 @@ def test_clients_are_announced_the_brokers_limit_of_messages(bench: Workbench, s
 
 
 async def _announced(bench: Workbench) -> int:
-    """Start a gateway, and return the size of messages that it announces."""
+    """Start a server, and return the size of messages that it announces."""
     broker: Any = SimpleNamespace(
         environment=SimpleNamespace(clock=bench.clock, metadata=bench.metadata),
         pools=dict.fromkeys(WaitsFor, AtOnce()),
@@ -36,11 +37,11 @@ async def _announced(bench: Workbench) -> int:
         schemas=None,
         settings=Settings(),
     )
-    gateway = PulsarServer(broker, cast(Any, None), PulsarSettings.of(Settings()), LookupResult("", ""), [])
+    server = PulsarServer(broker, cast(Any, None), PulsarSettings.of(Settings()), LookupResult("", ""), [])
 
-    await gateway.start()
-    await gateway.close()
-    return gateway.settings.max_message_size
+    await server.start()
+    await server.close()
+    return server.context.settings.max_message_size
 
 
 def test_a_database_that_is_away_keeps_no_service_from_its_start(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from api.pulsar.errors import Refused
-from api.pulsar.pulsar_api_pb2 import BaseCommand, ServerError
+from api.pulsar.codec.responses import WatchTopicUpdate
+from api.pulsar.errors import Refused, ServerError
 from api.pulsar.topic_patterns import Matches
 from api.pulsar.watching import MOST_WATCHERS, NamespaceWatch, Watched, Watchers
 from tests.event_loop import in_event_loop
@@ -34,14 +34,14 @@ class Threads:
 class Client:
     def __init__(self, count: int) -> None:
         self.watchers = Watchers()
-        self.sent: list[BaseCommand] = []
+        self.sent: list[WatchTopicUpdate] = []
         matches = Matches.of("a/b/x.*", TOPICS)
         for number in range(count):
             self.watchers.reserve(number)
             self.watchers.set(number, Watched("a/b", "a/b/x.*", TOPICS, matches))
 
-    def send(self, command: BaseCommand, entry: bytes = b"") -> None:
-        self.sent.append(command)
+    def send(self, response: WatchTopicUpdate) -> None:
+        self.sent.append(response)
 
 
 class Namespace:
@@ -95,7 +95,7 @@ async def test_a_change_is_matched_once_for_all_watchers_of_a_pattern() -> None:
     await namespace.watch.notify(clients)
     await namespace.watch.notify(clients)
     assert namespace.threads.runs == 1
-    updates = [command.watch_topic_update for command in clients[0].sent]
+    updates = clients[0].sent
     assert len(updates) == 100
     assert list(updates[0].new_topics) == ["persistent://a/b/x2"]
     assert list(updates[0].deleted_topics) == ["persistent://a/b/x1"]

@@ -14,7 +14,7 @@ from api.broker.serving.acknowledging import AckedEntry, remaining_slots
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.pending_acks import PendingAck
 from api.broker.serving.topic import PersistentTopic
-from api.pulsar.consumer_channel import returns_dropped_slots
+from api.pulsar.connected_consumer import returns_dropped_slots
 from storage.checksums import crc32c
 from storage.cursor import Cursor
 from storage.entries.entry import MAGIC, U32

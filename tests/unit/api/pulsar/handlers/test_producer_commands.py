@@ -13,16 +13,16 @@ import pytest
 
 from api.broker.serving.topic import PersistentTopic
 from api.pulsar.connection import Connection
-from api.pulsar.frames import encoded
+from api.pulsar.context import ServerContext
+from api.pulsar.handlers.table import HANDLERS
 from api.pulsar.pulsar_api_pb2 import BaseCommand, ProducerAccessMode, ServerError
-from api.pulsar.server import PulsarServer
 from storage.entries.encode import encode_message
 from storage.errors import Unavailable
 from storage.metadata.stores import TopicStore
 from storage.topic import Topic
-from tests.frames import FrameParser
+from tests.frames import FrameParser, encoded
 from tests.unit.api.broker.serving.served_topic import POOLS, opened
-from tests.unit.api.pulsar.fairness import shared_limits
+from tests.unit.api.pulsar.fairness import Owner, shared_state
 from tests.workbench import Workbench
 
 
@@ -49,8 +49,7 @@ class Client(asyncio.Transport):
         super().__init__()
         self._parser = FrameParser()
         self.answers: list[BaseCommand] = []
-        gateway = SimpleNamespace(
-            broker=SimpleNamespace(pools=POOLS),
+        context = SimpleNamespace(
             access=SimpleNamespace(verifier=None, asks_sql=lambda *_: False, require=lambda *_: None),
             settings=SimpleNamespace(
                 max_message_size=5 << 20,
@@ -60,14 +59,11 @@ class Client(asyncio.Transport):
                 liveness_seconds=0,
             ),
             clock=topic.clock,
-            **shared_limits(topic.clock, POOLS),
+            **shared_state(topic.clock, POOLS),
             server_version="test",
-            take=lambda _: True,
-            drop=lambda _: None,
-            publishing=lambda _, size: False,
-            topic=self._topic_of(topic),
+            topics=SimpleNamespace(topic=self._topic_of(topic)),
         )
-        self.connection = Connection(cast(PulsarServer, gateway))
+        self.connection = Connection(Owner(), cast(ServerContext, context), HANDLERS)
         self.connection.connection_made(self)
         self.send(type=BaseCommand.CONNECT, connect={"client_version": "t", "protocol_version": 20})
 

@@ -10,14 +10,13 @@ import pytest
 
 from api.broker.threads import WaitsFor
 from api.pulsar.handlers.schemas import ensure_readable, ensure_stored
-from api.pulsar.pulsar_api_pb2 import Schema
 from storage.metadata.schemas import SchemaRecord
 from storage.model import TopicName
 from tests.event_loop import in_event_loop
 
 TOPIC = TopicName.parse("t")
-STRING = Schema(name="s", schema_data=b"", type=Schema.String)
-STORED = SchemaRecord(0, Schema.String, "s", b"")
+STRING = SchemaRecord(-1, 1, "s", b"")
+STORED = SchemaRecord(0, 1, "s", b"")
 
 
 class Pool:
@@ -57,9 +56,11 @@ async def test_only_a_new_schema_waits_for_a_comparison(is_stored: bool) -> None
     calls: list[tuple[WaitsFor, str]] = []
     broker = SimpleNamespace(schemas=Registry(is_stored=is_stored))
     pools = {kind: Pool(kind, calls) for kind in WaitsFor}
-    connection = cast(Any, SimpleNamespace(pools=pools, gateway=SimpleNamespace(broker=broker)))
-    assert await ensure_stored(connection, TOPIC, STRING) is STORED
-    await ensure_readable(connection, TOPIC, STRING)
+    session = cast(
+        Any, SimpleNamespace(identity=SimpleNamespace(threads=pools), context=SimpleNamespace(broker=broker))
+    )
+    assert await ensure_stored(session, TOPIC, STRING) is STORED
+    await ensure_readable(session, TOPIC, STRING)
     compared = [(WaitsFor.SCHEMAS, "ensure"), (WaitsFor.SCHEMAS, "ensure_readable")]
     read = [(WaitsFor.DATABASE, "same"), (WaitsFor.DATABASE, "is_newest")]
     assert calls == (read if is_stored else [read[0], compared[0], read[1], compared[1]])

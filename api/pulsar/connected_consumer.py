@@ -1,20 +1,16 @@
-"""A consumer on a connection: entries that serving delivers become commands of the protocol."""
+"""A consumer of a session: what its subscription sends becomes responses."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from api.broker.serving.consumer import Consumer, ConsumerOptions
 from api.broker.serving.position import SubscribeRequest
 from api.broker.serving.subscription import Subscription
 from api.broker.serving.topic import PersistentTopic
-from api.pulsar.errors import ack_set
-from api.pulsar.pulsar_api_pb2 import BaseCommand
+from api.pulsar.codec import responses
+from api.pulsar.session import Session
 from storage.entries.rebuild import DeliverableEntry
-
-if TYPE_CHECKING:
-    from api.pulsar.connection import Connection
 
 _JAVA_VERSION = re.compile(r"java[^0-9]*(\d+)\.(\d+)\.(\d+)", re.IGNORECASE)
 _GIVES_BACK_ALL = re.compile(r"cpp|c\+\+|python|node|\bgo\b", re.IGNORECASE)
@@ -27,26 +23,27 @@ class ConnectedConsumer:
 
     subscription: Subscription
 
-    def __init__(
-        self, connection: Connection, topic: PersistentTopic, options: ConsumerOptions, epoch: int | None
-    ) -> None:
-        self.connection = connection
+    def __init__(self, session: Session, topic: PersistentTopic, options: ConsumerOptions, epoch: int | None) -> None:
+        self.connection = session
         self.topic = topic
         self.consumer = Consumer(self, options, topic.clock.now_ms())
         self.epoch = epoch
-        """Counts redeliveries that the client asked for; it drops messages of a lower epoch. None: it sends none."""
+        """A count of the redeliveries that the client asked for; it drops messages of a lower epoch. None: it has
+        none."""
+        self._channel = session.channel
+        self._partition = topic.name.partition
 
     async def subscribe(self, request: SubscribeRequest) -> None:
-        """Join the subscription. Raises CompactorError."""
+        """Join the subscription. Raise CompactorError."""
         self.subscription = await self.topic.subscribe(self.consumer, request)
 
     @property
     def is_writable(self) -> bool:
-        return self.connection.is_writable
+        return self._channel.is_writable
 
     @property
     def address(self) -> str:
-        return self.connection.address
+        return self._channel.address
 
     @property
     def client_version(self) -> str:
@@ -54,29 +51,17 @@ class ConnectedConsumer:
 
     def deliver(self, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
         options = self.consumer.options
-        command = BaseCommand(type=BaseCommand.MESSAGE)
-        message = command.message
-        message.consumer_id = options.consumer_id
-        message_id = message.message_id
-        message_id.ledger_id, message_id.entry_id = entry.ledger_id, entry.entry_id
-        if self.topic.name.partition >= 0:
-            message_id.partition = self.topic.name.partition
-        if redeliveries:
-            message.redelivery_count = redeliveries
-        if live.bit_count() != entry.messages:
-            message.ack_set.extend(ack_set(live, entry.messages))
-        if self.epoch is not None and not options.type.is_individual:
-            message.consumer_epoch = self.epoch
-        self.connection.send(command, entry.data)
+        epoch = None if options.type.is_individual else self.epoch
+        self._channel.deliver(options.consumer_id, entry, live, redeliveries, self._partition, epoch)
 
     def disconnect(self) -> None:
         self.connection.close_consumer(self)
 
     def set_active(self, is_active: bool) -> None:
-        self.connection.tell_active(self.consumer, is_active)
+        self._channel.send(responses.ActiveConsumerChange(self.consumer.options.consumer_id, is_active))
 
     async def is_alive(self) -> bool:
-        return await self.connection.is_alive(self.connection.settings.liveness_seconds)
+        return await self.connection.is_alive()
 
 
 def returns_dropped_slots(client_version: str) -> bool:

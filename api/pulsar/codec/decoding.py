@@ -1,0 +1,202 @@
+"""Frames become requests.
+
+A command is checked against its bounds (limits.py) before it is parsed and again after, and must hold the message that
+its type promises. What no client of the protocol sends raises MalformedFrame; a command beyond its bounds raises
+OverLimit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from api.broker.serving.acknowledging import AckedEntry
+from api.pulsar.codec import limits, requests
+from api.pulsar.frames import Frame, MalformedFrame
+from api.pulsar.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandAck,
+    CommandFlow,
+    CommandGetSchema,
+    CommandRedeliverUnacknowledgedMessages,
+    CommandSend,
+    CommandSubscribe,
+    KeySharedMeta,
+    KeyValue,
+    MessageIdData,
+    Schema,
+)
+from storage.metadata.schemas import SchemaRecord
+from storage.model import MessageId
+
+_SIGN = 1 << 63
+_SCHEMA_VERSION_BYTES = 8
+
+
+def decoded(frame: Frame) -> Any:
+    """Return the request of a frame. Raise MalformedFrame and OverLimit."""
+    kind, data, entry = frame
+    field = limits.FIELDS[kind]
+    try:
+        limits.check_bytes(kind, data)
+        command = BaseCommand.FromString(data)
+    except (DecodeError, limits.Unreadable) as error:
+        raise MalformedFrame("a frame that holds no command") from error
+    if command.type != kind or not command.HasField(field) or not command.IsInitialized():
+        raise MalformedFrame("a command that leaves out what it must hold")
+    message = getattr(command, field)
+    limits.check_fields(kind, message)
+    return _MAKERS[kind](message, entry)
+
+
+def _by_name(request: type) -> Callable[[Any, bytes], Any]:
+    """Return a function that makes a request of the fields of its message."""
+    names = [field.name for field in fields(request)]
+    read = [_READERS.get(name) or attrgetter(name) for name in names]
+
+    def make(message: Any, _: bytes) -> Any:
+        return request(*[reader(message) for reader in read])
+
+    return make
+
+
+def _optional(name: str, convert: Callable[[Any], Any] = lambda value: value) -> Callable[[Any], Any]:
+    """Return a function that reads a field; None: the client left it out."""
+    return lambda message: convert(getattr(message, name)) if message.HasField(name) else None
+
+
+def _pairs(items: Iterable[KeyValue]) -> dict[str, str]:
+    return {item.key: item.value for item in items}
+
+
+def _schema(schema: Schema) -> SchemaRecord:
+    """Return a client's schema, of no version yet."""
+    return SchemaRecord(-1, int(schema.type), schema.name, schema.schema_data, _pairs(schema.properties))
+
+
+def _schema_version(message: CommandGetSchema) -> int | None:
+    data = message.schema_version
+    if not data:
+        return None
+    return int.from_bytes(data, "big") if len(data) == _SCHEMA_VERSION_BYTES else -1
+
+
+def _message_id(data: MessageIdData) -> MessageId:
+    return MessageId(_signed(data.ledger_id), _signed(data.entry_id), data.partition, data.batch_index)
+
+
+def _signed(number: int) -> int:
+    """Return a uint64 of the protocol as Java's clients mean it."""
+    return number - 2 * _SIGN if number >= _SIGN else number
+
+
+def _sticky_ranges(message: CommandSubscribe) -> tuple[tuple[int, int], ...] | None:
+    meta = message.key_shared_meta
+    if not message.HasField("key_shared_meta") or meta.mode != KeySharedMeta.Sticky:
+        return None
+    return tuple((item.start, item.end) for item in meta.hash_ranges)
+
+
+def _redelivered(message: CommandRedeliverUnacknowledgedMessages) -> list[tuple[int, int]]:
+    return [(item.ledger_id, item.entry_id) for item in message.message_ids]
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "consumer_epoch": _optional("consumer_epoch"),
+    "entries": _redelivered,
+    "message_id": _optional("message_id", _message_id),
+    "metadata": lambda message: _pairs(message.metadata),
+    "schema": _optional("schema", _schema),
+    "schema_version": _schema_version,
+    "start_message_id": _optional("start_message_id", _message_id),
+    "sticky_ranges": _sticky_ranges,
+    "subscription_properties": lambda message: _pairs(message.subscription_properties),
+    "topic_epoch": _optional("topic_epoch"),
+}
+"""The fields whose values are not those of their message's field of the same name."""
+
+
+def _send(message: CommandSend, entry: bytes) -> requests.Send:
+    return requests.Send(
+        message.producer_id,
+        message.sequence_id,
+        message.highest_sequence_id,
+        message.num_messages,
+        bool(message.txnid_most_bits or message.txnid_least_bits or message.marker),
+        entry,
+    )
+
+
+class _AckedEntries:
+    """The message ids of an ACK, each part converted when it is read."""
+
+    def __init__(self, ids: Sequence[MessageIdData]) -> None:
+        self._ids = ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, part: slice) -> list[AckedEntry]:
+        return [
+            AckedEntry(
+                item.ledger_id, item.entry_id, item.batch_index if item.HasField("batch_index") else -1, item.ack_set
+            )
+            for item in self._ids[part]
+        ]
+
+
+def _ack(message: CommandAck, _: bytes) -> requests.Ack:
+    return requests.Ack(
+        message.consumer_id,
+        message.request_id if message.HasField("request_id") else None,
+        message.ack_type == CommandAck.Cumulative,
+        bool(message.txnid_most_bits or message.txnid_least_bits),
+        _AckedEntries(message.message_id),
+    )
+
+
+def _flow(message: CommandFlow, _: bytes) -> requests.Flow:
+    return requests.Flow(message.consumer_id, message.message_permits)
+
+
+REQUESTS: Mapping[int, type] = {
+    BaseCommand.CONNECT: requests.Connect,
+    BaseCommand.PING: requests.Ping,
+    BaseCommand.PONG: requests.Pong,
+    BaseCommand.AUTH_RESPONSE: requests.AuthResponse,
+    BaseCommand.LOOKUP: requests.Lookup,
+    BaseCommand.PARTITIONED_METADATA: requests.PartitionedMetadata,
+    BaseCommand.GET_TOPICS_OF_NAMESPACE: requests.GetTopicsOfNamespace,
+    BaseCommand.WATCH_TOPIC_LIST: requests.WatchTopicList,
+    BaseCommand.WATCH_TOPIC_LIST_CLOSE: requests.WatchTopicListClose,
+    BaseCommand.PRODUCER: requests.Producer,
+    BaseCommand.SEND: requests.Send,
+    BaseCommand.CLOSE_PRODUCER: requests.CloseProducer,
+    BaseCommand.SUBSCRIBE: requests.Subscribe,
+    BaseCommand.FLOW: requests.Flow,
+    BaseCommand.ACK: requests.Ack,
+    BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: requests.RedeliverUnacknowledgedMessages,
+    BaseCommand.UNSUBSCRIBE: requests.Unsubscribe,
+    BaseCommand.SEEK: requests.Seek,
+    BaseCommand.CLOSE_CONSUMER: requests.CloseConsumer,
+    BaseCommand.GET_LAST_MESSAGE_ID: requests.GetLastMessageId,
+    BaseCommand.CONSUMER_STATS: requests.ConsumerStats,
+    BaseCommand.GET_SCHEMA: requests.GetSchema,
+    BaseCommand.GET_OR_CREATE_SCHEMA: requests.GetOrCreateSchema,
+    BaseCommand.NEW_TXN: requests.NewTxn,
+    BaseCommand.ADD_PARTITION_TO_TXN: requests.AddPartitionToTxn,
+    BaseCommand.ADD_SUBSCRIPTION_TO_TXN: requests.AddSubscriptionToTxn,
+    BaseCommand.END_TXN: requests.EndTxn,
+    BaseCommand.TC_CLIENT_CONNECT_REQUEST: requests.TcClientConnectRequest,
+}
+"""The requests that a client may send, by the number of their type."""
+_MAKERS: Mapping[int, Callable[[Any, bytes], Any]] = {
+    **{kind: _by_name(request) for kind, request in REQUESTS.items() if issubclass(request, requests.Command)},
+    BaseCommand.SEND: _send,
+    BaseCommand.FLOW: _flow,
+    BaseCommand.ACK: _ack,
+}

@@ -1,0 +1,148 @@
+"""Responses become frames.
+
+encoded(response)      one frame, in two pieces if its entry is large: it is not copied then
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, cast
+
+from api.pulsar.codec import limits, requests
+from api.pulsar.codec.responses import Failure, Response, SendReceipt
+from api.pulsar.frames import framed
+from api.pulsar.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandLookupTopicResponse,
+    CommandPartitionedTopicMetadataResponse,
+    MessageIdData,
+    Schema,
+)
+from storage.entries.rebuild import DeliverableEntry
+from storage.metadata.schemas import SchemaRecord
+from storage.model import MessageId
+
+_UINT64 = (1 << 64) - 1
+
+
+def encoded(response: Response) -> tuple[bytes, bytes]:
+    """Return the frame of a response, in one piece or two."""
+    if isinstance(response, SendReceipt):
+        command = _send_receipt(response)
+    else:
+        command = _failure(response) if isinstance(response, Failure) else _by_name(response)
+    return framed(command.SerializeToString())
+
+
+def encoded_message(
+    consumer_id: int,
+    entry: DeliverableEntry,
+    live: int,
+    redelivery_count: int,
+    partition: int,
+    consumer_epoch: int | None,
+) -> tuple[bytes, bytes]:
+    """Return the frame of an entry for a consumer, in one piece or two.
+
+    `live`: a bit for each message of the entry, set where the message is delivered. `partition`: of the topic, -1:
+    none.
+    """
+    command = BaseCommand(type=BaseCommand.MESSAGE)
+    message = command.message
+    message.consumer_id = consumer_id
+    message_id = message.message_id
+    message_id.ledger_id, message_id.entry_id = entry.ledger_id, entry.entry_id
+    if partition >= 0:
+        message_id.partition = partition
+    if redelivery_count:
+        message.redelivery_count = redelivery_count
+    if live.bit_count() != entry.messages:
+        message.ack_set.extend(_ack_set(live, entry.messages))
+    if consumer_epoch is not None:
+        message.consumer_epoch = consumer_epoch
+    return framed(command.SerializeToString(), entry.data)
+
+
+def _ack_set(live: int, messages: int) -> list[int]:
+    """Return the slots of a batch that are to be delivered, 64 a number, as java.util.BitSet has them."""
+    words = []
+    for first in range(0, messages, 64):
+        word = live >> first & _UINT64
+        words.append(word - _UINT64 - 1 if word >> 63 else word)
+    while words and not words[-1]:
+        words.pop()
+    return words
+
+
+def _send_receipt(response: SendReceipt) -> BaseCommand:
+    command = BaseCommand(type=BaseCommand.SEND_RECEIPT)
+    receipt = command.send_receipt
+    receipt.producer_id, receipt.sequence_id = response.producer_id, response.sequence_id
+    _set_id(receipt.message_id, response.message_id)
+    if response.highest_sequence_id:
+        receipt.highest_sequence_id = response.highest_sequence_id
+    return command
+
+
+def _set_id(data: MessageIdData, message_id: MessageId) -> None:
+    """Write a message id; `earliest` is -1:-1."""
+    data.ledger_id, data.entry_id = message_id.ledger_id & _UINT64, message_id.entry_id & _UINT64
+    if message_id.partition >= 0:
+        data.partition = message_id.partition
+    if message_id.batch_index >= 0:
+        data.batch_index = message_id.batch_index
+
+
+def _by_name(response: Any) -> BaseCommand:
+    kind = _kind(type(response).__name__)
+    values = {name: _wire(value) for name, value in vars(response).items()}
+    return BaseCommand(type=kind, **{limits.FIELDS[kind]: values})
+
+
+@cache
+def _kind(name: str) -> BaseCommand.Type:
+    """Return the type of a command by the name of its class: LookupResponse is LOOKUP_RESPONSE."""
+    number = BaseCommand.Type.Value(re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper())
+    return cast(BaseCommand.Type, number)
+
+
+def _wire(value: Any) -> Any:
+    """Return a field's value as protobuf takes it."""
+    if isinstance(value, MessageId):
+        data = MessageIdData()
+        _set_id(data, value)
+        return data
+    if isinstance(value, SchemaRecord):
+        schema = Schema(name=value.name, schema_data=value.data, type=Schema.Type.Name(value.type))
+        for key, text in value.properties.items():
+            schema.properties.add(key=key, value=text)
+        return schema
+    return value
+
+
+def _failure(response: Failure) -> BaseCommand:
+    kind, result, error, message = _FAILURES.get(response.request, _ERROR)
+    values = {"request_id": response.request_id, error: response.error, message: response.message, **result}
+    return BaseCommand(type=kind, **{limits.FIELDS[kind]: values})
+
+
+_Form = tuple[BaseCommand.Type, Mapping[str, int], str, str]
+_ERROR: _Form = (BaseCommand.ERROR, {}, "error", "message")
+_LOOKUP_FAILED = {"response": CommandLookupTopicResponse.Failed}
+_PARTITIONS_FAILED = {"response": CommandPartitionedTopicMetadataResponse.Failed}
+_CODE = ("error_code", "error_message")
+_FAILURES: Mapping[type | None, _Form] = {
+    requests.Lookup: (BaseCommand.LOOKUP_RESPONSE, _LOOKUP_FAILED, "error", "message"),
+    requests.PartitionedMetadata: (BaseCommand.PARTITIONED_METADATA_RESPONSE, _PARTITIONS_FAILED, "error", "message"),
+    requests.GetSchema: (BaseCommand.GET_SCHEMA_RESPONSE, {}, *_CODE),
+    requests.GetOrCreateSchema: (BaseCommand.GET_OR_CREATE_SCHEMA_RESPONSE, {}, *_CODE),
+    requests.ConsumerStats: (BaseCommand.CONSUMER_STATS_RESPONSE, {}, *_CODE),
+    requests.NewTxn: (BaseCommand.NEW_TXN_RESPONSE, {}, "error", "message"),
+    requests.AddPartitionToTxn: (BaseCommand.ADD_PARTITION_TO_TXN_RESPONSE, {}, "error", "message"),
+    requests.AddSubscriptionToTxn: (BaseCommand.ADD_SUBSCRIPTION_TO_TXN_RESPONSE, {}, "error", "message"),
+    requests.EndTxn: (BaseCommand.END_TXN_RESPONSE, {}, "error", "message"),
+    requests.TcClientConnectRequest: (BaseCommand.TC_CLIENT_CONNECT_RESPONSE, {}, "error", "message"),
+}
+"""Requests whose refusal has a type of its own: that type, its result, and its fields of error and message."""

@@ -1,0 +1,184 @@
+"""Responses to clients, and commands that the service sends by itself, as values.
+
+Names of classes and fields are those of Pulsar's protocol (PulsarApi.proto), so `encoding.py` writes them by name. A
+field that is None is left out. SEND_RECEIPT is a tuple, which is made faster; MESSAGE has no class at all
+(docs/decisions/0013).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from api.pulsar.codec.requests import Command
+from api.pulsar.errors import ServerError
+from storage.metadata.schemas import SchemaRecord
+from storage.model import MessageId
+
+LOOKUP_CONNECT = 1
+PARTITIONS_SUCCESS = 0
+
+
+@dataclass(frozen=True)
+class Reply(Command):
+    """A response that names its request."""
+
+    request_id: int
+
+
+class Success(Reply):
+    """The response to a request that asks for nothing but its success."""
+
+
+@dataclass(frozen=True)
+class Connected(Command):
+    """The response to CONNECT."""
+
+    server_version: str
+    protocol_version: int
+    max_message_size: int
+    feature_flags: Mapping[str, bool]
+
+
+@dataclass(frozen=True)
+class Failure(Reply):
+    """A refusal. `request`: the type of the request, which decides the type of the response: clients relate no other
+    one to it."""
+
+    error: ServerError
+    message: str
+    request: type | None = None
+
+
+@dataclass(frozen=True)
+class LookupResponse(Reply):
+    """The URLs of the service that owns a topic; None: it speaks TLS only, or never."""
+
+    broker_service_url: str | None
+    broker_service_url_tls: str | None
+    response: int = LOOKUP_CONNECT
+    authoritative: bool = True
+
+
+@dataclass(frozen=True)
+class PartitionedMetadataResponse(Reply):
+    """The number of a topic's partitions; 0: it is not partitioned."""
+
+    partitions: int
+    response: int = PARTITIONS_SUCCESS
+
+
+@dataclass(frozen=True)
+class GetTopicsOfNamespaceResponse(Reply):
+    """The topics of a namespace."""
+
+    topics: Iterable[str]
+
+
+@dataclass(frozen=True)
+class WatchTopicListSuccess(Reply):
+    """The topics that a new watcher's pattern matches."""
+
+    watcher_id: int
+    topic: Iterable[str]
+    topics_hash: str
+
+
+@dataclass(frozen=True)
+class WatchTopicUpdate(Command):
+    """A change of the topics that a watcher's pattern matches."""
+
+    watcher_id: int
+    new_topics: Iterable[str]
+    deleted_topics: Iterable[str]
+    topics_hash: str
+
+
+@dataclass(frozen=True)
+class ProducerSuccess(Reply):
+    """A new producer. `producer_ready`: it may send; otherwise it waits for its turn to be exclusive."""
+
+    producer_name: str
+    last_sequence_id: int
+    schema_version: bytes
+    topic_epoch: int | None
+    producer_ready: bool
+
+
+class SendReceipt(NamedTuple):
+    """The receipt of a durable entry. `highest_sequence_id` 0: the entry is one message."""
+
+    producer_id: int
+    sequence_id: int
+    highest_sequence_id: int
+    message_id: MessageId
+
+
+@dataclass(frozen=True)
+class SendError(Command):
+    """The refusal of an entry."""
+
+    producer_id: int
+    sequence_id: int
+    error: ServerError
+    message: str
+
+
+@dataclass(frozen=True)
+class ActiveConsumerChange(Command):
+    """Whether a failover consumer receives messages."""
+
+    consumer_id: int
+    is_active: bool
+
+
+@dataclass(frozen=True)
+class AckResponse(Reply):
+    """The response to an acknowledgement that asks for one."""
+
+    consumer_id: int
+    error: ServerError | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True)
+class GetLastMessageIdResponse(Reply):
+    """The last message of a topic, and the position of the consumer's subscription."""
+
+    last_message_id: MessageId
+    consumer_mark_delete_position: MessageId
+
+
+@dataclass(frozen=True)
+class ConsumerStatsResponse(Reply):
+    """Rates and counts of a consumer."""
+
+    msg_rate_out: float
+    msg_throughput_out: float
+    msg_rate_redeliver: float
+    message_ack_rate: float
+    consumer_name: str
+    available_permits: int
+    unacked_messages: int
+    address: str
+    type: str
+
+
+@dataclass(frozen=True)
+class GetSchemaResponse(Reply):
+    """A version of a topic's schema."""
+
+    schema: SchemaRecord
+    schema_version: bytes
+
+
+@dataclass(frozen=True)
+class GetOrCreateSchemaResponse(Reply):
+    """The version that holds the client's schema."""
+
+    schema_version: bytes
+
+
+Response = Command | SendReceipt
+"""What the service sends; of the commands in requests.py, PING, PONG, CLOSE_PRODUCER and CLOSE_CONSUMER."""

@@ -1,0 +1,102 @@
+"""The identity of a client: its token, its role, and what the role may do.
+
+A connection serves one client. A proxy connects with a token of its own, and names the client that it connects for
+(the original principal); the commands that follow name no other one.
+"""
+
+from __future__ import annotations
+
+from api.broker.threads import WaitsFor
+from api.http.access import AuthAction, AuthorizationService, Caller
+from api.http.audit import note_change
+from api.pulsar.admission import Admission, RoleThreads
+from api.pulsar.codec.requests import Connect
+from api.pulsar.errors import Refused, ServerError
+from storage.model import TopicName
+
+
+class Identity:
+    """The client of one connection. Until it is authenticated, its role is its address."""
+
+    def __init__(self, access: AuthorizationService, admission: Admission, host: str) -> None:
+        self._access = access
+        self._admission = admission
+        self._caller = Caller(host)
+        self._token: str | None = None
+        self._threads: RoleThreads | None = None
+
+    @property
+    def role(self) -> str:
+        """The client's role, or its address if it has none."""
+        return self._caller.name
+
+    @property
+    def caller(self) -> Caller:
+        """The client as requests over HTTP have it."""
+        return self._caller
+
+    @property
+    def threads(self) -> RoleThreads:
+        """The threads that work for the client's role."""
+        if self._threads is None:
+            self._threads = self._admission.threads(self.role)
+        return self._threads
+
+    def authenticate(self, connect: Connect) -> None:
+        """Take the role of the client's token, if the service asks for tokens. Raise Refused."""
+        access = self._access
+        if access.verifier is None:
+            return
+        from api.http.tokens import BadToken
+
+        if connect.auth_method_name != "token" or not connect.auth_data:
+            raise Refused(ServerError.AuthenticationError, "a token is needed: authentication method `token`")
+        try:
+            self._token = connect.auth_data.decode("latin-1").strip()
+            role = access.verifier.role(self._token)
+        except BadToken as error:
+            raise Refused(ServerError.AuthenticationError, f"not authenticated: {error}") from error
+        try:
+            self._caller = access.behind(Caller(self._caller.address, role), connect.original_principal)
+        except BadToken as error:
+            raise Refused(ServerError.AuthorizationError, f"Invalid roles: {error}") from error
+
+    def is_valid(self) -> bool:
+        """Return whether the client's token still holds; true where none is needed."""
+        from api.http.tokens import BadToken
+
+        verifier = self._access.verifier
+        if verifier is None or self._token is None:
+            return True
+        try:
+            return verifier.role(self._token) == self._caller.authenticated_role
+        except BadToken:
+            return False
+
+    def check_original_principal(self, principal: str) -> None:
+        """Check the original principal of a command, which is that of CONNECT. Raise Refused (AuthorizationError)."""
+        if principal and self._access.verifier is not None and principal != self._caller.role:
+            raise Refused(
+                ServerError.AuthorizationError,
+                "the command names another original principal than CONNECT: a connection serves one client",
+            )
+
+    async def allow(self, name: TopicName, *actions: AuthAction) -> None:
+        """Raise RestException unless the client may do any of the actions on a topic."""
+        await self._require(actions, name.tenant, name.namespace, name.topic)
+
+    async def allow_namespace(self, namespace: str, *actions: AuthAction) -> None:
+        """Raise RestException unless the client may do any of the actions on a namespace."""
+        tenant, _, name = namespace.partition("/")
+        await self._require(actions, tenant, name)
+
+    async def _require(self, actions: tuple[AuthAction, ...], *scope: str) -> None:
+        if self._access.asks_sql(self._caller, actions):
+            await self.threads[WaitsFor.DATABASE].run(self._access.require, self._caller, actions, *scope)
+        else:
+            self._access.require(self._caller, actions, *scope)
+
+    def audit(self, action: str, topic: TopicName, subscription: str = "") -> None:
+        """Log a change that the client has made, as one over REST is logged (api/http/audit.py)."""
+        target = f"{topic}/subscription/{subscription}" if subscription else str(topic)
+        note_change(self._caller, "PULSAR", target, action)

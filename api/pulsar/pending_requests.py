@@ -1,0 +1,91 @@
+"""The requests of one connection that are under way: each is a task, whose result is the response.
+
+They are bounded in number, by connection and by role (admission.py), and in bytes: beyond, the connection handles
+nothing more. An exception of a task is the refusal of its request, and of no other one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from api.pulsar.admission import MOST_OF_CONNECTION, Admission
+from api.pulsar.codec.requests import GetTopicsOfNamespace, Lookup, PartitionedMetadata
+from api.pulsar.codec.responses import Failure, Response
+from api.pulsar.errors import Refused, ServerError, refusal
+from api.pulsar.identity import Identity
+from api.pulsar.publish_budget import Holdable
+
+MOST_REQUEST_BYTES = 4 << 20
+"""Commands whose requests are under way; beyond, nothing more is read."""
+REQUEST_SECONDS = 0.000_15
+"""What the loop spends on a request besides its command: a task, a thread's answer."""
+_LOOKUPS = (Lookup, PartitionedMetadata, GetTopicsOfNamespace)
+_REASON = "requests"
+Work = Coroutine[Any, Any, Response | None]
+
+
+class Channel(Holdable, Protocol):
+    """A connection, as requests use it."""
+
+    def send(self, response: Response) -> None:
+        """Send a response."""
+
+    def charge(self, seconds: float) -> None:
+        """Count time that a request costs the event loop later."""
+
+
+class PendingRequests:
+    """The requests of one connection. `command_bytes`: of the command that is handled now."""
+
+    def __init__(self, channel: Channel, admission: Admission, identity: Identity) -> None:
+        self.command_bytes = 0
+        self._identity = identity
+        self._channel = channel
+        self._admission = admission
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._bytes = 0
+
+    def begin(self, request: Any, work: Work) -> bool:
+        """Begin the work for a request. Return False for one that is refused because too many are under way."""
+        role, is_lookup = self._identity.role, isinstance(request, _LOOKUPS)
+        try:
+            if len(self._tasks) >= MOST_OF_CONNECTION:
+                reason = f"{MOST_OF_CONNECTION} requests of this connection are under way: wait for answers"
+                raise Refused(ServerError.TooManyRequests, reason)
+            self._admission.enter(role, is_lookup)
+        except Refused as error:
+            work.close()
+            self._channel.send(failure(request, error))
+            return False
+        self._channel.charge(REQUEST_SECONDS)
+        task = asyncio.create_task(self._respond(request, work))
+        self._tasks.add(task)
+        size = self.command_bytes
+        self._bytes += size
+        if self._bytes >= MOST_REQUEST_BYTES:
+            self._channel.hold(_REASON)
+
+        def ended(_: object) -> None:
+            self._tasks.discard(task)
+            self._bytes -= size
+            if self._bytes <= MOST_REQUEST_BYTES // 2:
+                self._channel.go_on(_REASON)
+            self._admission.leave(role, is_lookup)
+
+        task.add_done_callback(ended)
+        return True
+
+    async def _respond(self, request: Any, work: Work) -> None:
+        try:
+            response = await work
+        except Exception as error:
+            response = failure(request, refusal(error))
+        if response is not None:
+            self._channel.send(response)
+
+
+def failure(request: Any, error: Refused) -> Failure:
+    """Return the response that refuses a request."""
+    return Failure(request.request_id or 0, error.error, error.message, type(request))

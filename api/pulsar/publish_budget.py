@@ -1,0 +1,73 @@
+"""Entries that wait to be appended: bounded for each connection and for all connections of the service together.
+
+A connection beyond its bound, or beyond that of all, handles no more requests until half of what may wait is appended.
+For one event loop.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+_REASON = "publishing"
+
+
+class Holdable(Protocol):
+    """A connection whose requests can be held back."""
+
+    def hold(self, reason: str) -> None:
+        """Handle no request until `go_on` with the same reason."""
+
+    def go_on(self, reason: str) -> None:
+        """Handle requests again, unless there is another reason to hold them."""
+
+
+class PublishBudget:
+    """The bytes of all connections."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._held: set[PendingPublishes] = set()
+
+    def add(self, pending: PendingPublishes, size: int) -> bool:
+        """Count bytes of a connection, fewer if `size` is negative. Return whether there are too many of all."""
+        self._bytes += size
+        is_full = self._bytes >= self._max_bytes
+        if is_full:
+            self._held.add(pending)
+        elif self._held and self._bytes <= self._max_bytes // 2:
+            held, self._held = self._held, set()
+            for item in held:
+                item.resume()
+        return is_full
+
+    def discard(self, pending: PendingPublishes) -> None:
+        """Note that a connection has ended."""
+        self._held.discard(pending)
+
+
+class PendingPublishes:
+    """The entries of one connection."""
+
+    def __init__(self, connection: Holdable, budget: PublishBudget, max_entries: int, max_bytes: int) -> None:
+        self._connection = connection
+        self._budget = budget
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._entries = 0
+        self._bytes = 0
+
+    def add(self, entries: int, size: int) -> None:
+        """Count entries of `size` bytes together; negative numbers if they do not wait any more."""
+        self._entries += entries
+        self._bytes += size
+        is_full = self._budget.add(self, size)
+        if self._entries >= self._max_entries or is_full or self._bytes >= self._max_bytes:
+            self._connection.hold(_REASON)
+        else:
+            self.resume()
+
+    def resume(self) -> None:
+        """Let the connection go on once half of its entries are appended."""
+        if self._entries <= self._max_entries // 2:
+            self._connection.go_on(_REASON)
