@@ -144,7 +144,7 @@ def policies_document(resolved: PolicyResolution) -> dict[str, dict[str, Any]]:
 
     document: dict[str, dict[str, Any]] = {}
     for policy in POLICIES.values():
-        value = policy.kind.shown(getattr(resolved.policies, policy.attribute))
+        value = policy.kind.to_json(getattr(resolved.policies, policy.attribute))
         document[policy.name] = {"value": value, "origin": resolved.origins[policy.name].value}
         if (unreadable := resolved.unreadable.get(policy.name)) is not None:
             document[policy.name]["unreadable"] = _unreadable(unreadable.stored, unreadable.origin)
@@ -153,12 +153,12 @@ def policies_document(resolved: PolicyResolution) -> dict[str, dict[str, Any]]:
 
 def settings_document(settings: Mapping[str, object], origin: PolicyOrigin) -> dict[str, dict[str, Any]]:
     """What one scope sets: value and origin by name; what cannot be read as it is stored."""
-    from storage.options.policies import UnreadableStoredValue, shown
+    from storage.options.policies import UnreadableStoredValue, to_json
 
     return {
         name: {"value": value.value, "origin": origin.value, "unreadable": _unreadable(value, origin)}
         if isinstance(value, UnreadableStoredValue)
-        else {"value": shown(name, value), "origin": origin.value}
+        else {"value": to_json(name, value), "origin": origin.value}
         for name, value in settings.items()
     }
 

@@ -80,7 +80,7 @@ def share_policies(broker: Broker, whole: PartitionedTopic) -> None:
     shared = next((settings for _, settings in found if settings), {})
     store.change(
         [scope for scope, settings in found if not settings],
-        {name: policies.shown(name, value) for name, value in shared.items()},
+        {name: policies.to_json(name, value) for name, value in shared.items()},
     )
 
 

@@ -15,7 +15,7 @@ ENVIRONMENT = "COMPACTOR_"
 class Url(Text):
     """A text that is one URL, or empty; its password is never shown."""
 
-    def shown(self, value: object) -> object:
+    def to_json(self, value: object) -> object:
         return shown_url(str(value))
 
 
@@ -44,7 +44,7 @@ class Setting(Option):
         """The value as it may be shown, and as JSON has it: secrets redacted."""
         if self.secret and value and not str(value).startswith("file:"):
             return "***"
-        shown = self.kind.shown(value)
+        shown = self.kind.to_json(value)
         return redacted(shown) if isinstance(shown, str) else shown
 
 

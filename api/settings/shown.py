@@ -19,5 +19,5 @@ def described(settings: Settings) -> dict[str, dict[str, Any]]:
         for setting in SETTINGS.values()
     }
     for name, value in settings.policies.items():
-        found[name] = {"value": policies.shown(name, value), "origin": settings.origin(name)}
+        found[name] = {"value": policies.to_json(name, value), "origin": settings.origin(name)}
     return found

@@ -202,7 +202,7 @@ def put(connection: Connection, context: Context, scope: str, values: Mapping[st
     if values and scope != BROKER:
         policies.check_below_broker(values, resolved_around(connection, context, BROKER).policies)
     for name, value in values.items():
-        _put(connection, scope, name, policies.shown(name, value))
+        _put(connection, scope, name, policies.to_json(name, value))
 
 
 def of_scopes(connection: Connection, scopes: Collection[str]) -> dict[str, dict[str, object]]:

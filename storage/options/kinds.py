@@ -1,7 +1,7 @@
 """Kinds of values of policies and settings: one parser of numbers, durations, sizes, words and lists.
 
 `parse(name, raw)` takes a text (flags, environment, Java properties) or a JSON or TOML value, which mean the same; it
-raises InvalidInput, which names the option, and nothing else. Invariant: `parse(name, shown(value)) == value`.
+raises InvalidInput, which names the option, and nothing else. Invariant: `parse(name, to_json(value)) == value`.
 Durations are milliseconds, as text also with a unit (`7d`, `90s`); sizes are bytes, as text also `128M` (powers of
 1024). Booleans of JSON are not numbers. Pure.
 """
@@ -37,7 +37,7 @@ class ValueKind(Protocol):
         """Return the value of option `name`. Raises InvalidInput."""
         ...
 
-    def shown(self, value: object) -> object:
+    def to_json(self, value: object) -> object:
         """Return the value as JSON has it."""
         ...
 
@@ -50,7 +50,7 @@ def refused(name: str, raw: object, allowed: str) -> InvalidInput:
 class _Plain:
     """A kind whose values are those of JSON."""
 
-    def shown(self, value: object) -> object:
+    def to_json(self, value: object) -> object:
         return value
 
 
@@ -112,7 +112,7 @@ class Duration(WholeNumber):
         bare = not (isinstance(raw, str) and raw[-1:].isalpha())
         return None if self.needs_unit and bare and raw not in (0, "0") else super()._number(raw)
 
-    def shown(self, value: object) -> object:
+    def to_json(self, value: object) -> object:
         if not self.needs_unit or not isinstance(value, int):
             return value
         units = (unit for unit in ("d", "h", "m", "s", "ms") if value and value % self._units[unit] == 0)
@@ -220,7 +220,7 @@ class TextList:
             raise refused(name, raw, self.allowed)
         return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
-    def shown(self, value: object) -> object:
+    def to_json(self, value: object) -> object:
         assert isinstance(value, tuple)
         return list(value)
 
@@ -247,7 +247,7 @@ class CleanupPolicy:
             raise refused(name, raw, self.allowed)
         return words
 
-    def shown(self, value: object) -> object:
+    def to_json(self, value: object) -> object:
         assert isinstance(value, Collection)
         return sorted(value)
 
@@ -270,8 +270,8 @@ class Optional:
         except InvalidInput:
             raise refused(name, raw, self.allowed) from None
 
-    def shown(self, value: object) -> object:
-        return None if value is None else self.kind.shown(value)
+    def to_json(self, value: object) -> object:
+        return None if value is None else self.kind.to_json(value)
 
 
 BOOLEAN = Boolean()

@@ -394,9 +394,9 @@ def read(name: str, stored: object) -> object:
         return UnreadableStoredValue(stored, str(error))
 
 
-def shown(name: str, value: object) -> object:
+def to_json(name: str, value: object) -> object:
     """Return a value as JSON has it: `parse` of it is equal to the value."""
-    return policy(name).kind.shown(value)
+    return policy(name).kind.to_json(value)
 
 
 def check_below_broker(settings: Mapping[str, object], broker: TopicPolicies) -> None:

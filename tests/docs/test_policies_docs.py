@@ -10,7 +10,7 @@ from pathlib import Path
 
 from api.cli.kit.reports import policy_value as cell
 from storage.options.kinds import ALWAYS_MS, NO_LIMIT
-from storage.options.policies import NO_RUN, POLICIES, WIDER, Policy, shown
+from storage.options.policies import NO_RUN, POLICIES, WIDER, Policy, to_json
 from storage.options.resolution import PolicyOrigin
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
@@ -18,7 +18,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "policies.md").read_text(
 
 def line(policy: Policy) -> str:
     """The policy as the table has it."""
-    default = cell(shown(policy.name, policy.default)) or "nothing"
+    default = cell(to_json(policy.name, policy.default)) or "nothing"
     names = ", ".join(f"`{alias}`" for alias in policy.aliases)
     return f"| `{policy.name}` | `{default}` | {policy.kind.allowed} | {policy.doc} | {names} |"
 
@@ -33,7 +33,7 @@ def instead(policy: Policy) -> str:
         return f"- `{policy.name}`: no compaction"
     if policy.unreadable in (NO_LIMIT, ALWAYS_MS):
         return f"- `{policy.name}`: {'no limit' if 'quota' in policy.name else 'forever'}"
-    return f"- `{policy.name}`: `{cell(shown(policy.name, policy.unreadable))}`"
+    return f"- `{policy.name}`: `{cell(to_json(policy.name, policy.unreadable))}`"
 
 
 def test_the_page_says_what_counts_instead_of_an_unreadable_value() -> None:

@@ -57,7 +57,7 @@ def topic_policies(
         scope, subject = _scope(metadata, name, namespace)
         if removed or assigned:
             metadata.policies.change(
-                [scope], {policy: policies.shown(policy, value) for policy, value in assigned.items()}, removed
+                [scope], {policy: policies.to_json(policy, value) for policy, value in assigned.items()}, removed
             )
         stored = metadata.policies
         resolved = stored.resolved_around(scope) if name is None else stored.resolved(metadata.topics.get(name))

@@ -39,7 +39,7 @@ def test_values(name: str, given: object, value: object) -> None:
     parsed = policies.parse(name, given)
     assert parsed == (name, value)
     assert type(parsed[1]) is type(value)
-    assert policies.parse(name, policies.shown(*parsed)) == parsed
+    assert policies.parse(name, policies.to_json(*parsed)) == parsed
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,8 @@ def test_an_error_names_the_policy_and_what_is_allowed(name: str, given: object,
 
 def test_defaults_are_allowed_values() -> None:
     for policy in POLICIES.values():
-        assert policies.parse(policy.name, policies.shown(policy.name, policy.default)) == (policy.name, policy.default)
+        stored = policies.to_json(policy.name, policy.default)
+        assert policies.parse(policy.name, stored) == (policy.name, policy.default)
         assert policy.doc.endswith(".")
 
 
@@ -162,5 +163,5 @@ def test_an_unreadable_value_contradicts_nothing() -> None:
 def test_what_counts_instead_of_an_unreadable_value_is_a_value() -> None:
     for policy in POLICIES.values():
         if not isinstance(policy.unreadable, FallbackValue):
-            shown = policies.shown(policy.name, policy.unreadable)
+            shown = policies.to_json(policy.name, policy.unreadable)
             assert policies.parse(policy.name, shown) == (policy.name, policy.unreadable)
