@@ -1,14 +1,14 @@
-"""Does a store keep its promises? Asked of the store itself, by racing writers, before data is trusted to it.
+"""A check of a store's promises with racing writers, before data is trusted to the store.
 
-A store that looks right in sequence may still let two racing writers both win (s3s-fs does), and then two compactions
-both believe that they published. So each round lets several threads make one new name with different bytes at once:
-exactly one may win, every other must get `ObjectExists`, and the object must hold the winner's bytes. The same is asked
-of the path that large objects take (on S3: conditional CompleteMultipartUpload). Ranged reads, listing right after a
+A store that is correct in sequence may still let two racing writers both win (s3s-fs does), and then two compactions
+both believe that they published. So in each round several threads create one new name with different bytes at the same
+time: exactly one may win, every other must get `ObjectExists`, and the object must hold the winner's bytes. The same is
+checked for the path of large objects (on S3: conditional CompleteMultipartUpload). Ranged reads, listing right after a
 write, and deletes are tried as well.
 
-All objects are below one random name and are deleted at the end, also after failures. An error that is not an answer to
-the question (no credentials, no space, unreachable) is raised as it is: the check then has no result. It
-knows no particular store. A passed check is evidence, not proof: rounds are few.
+All objects are below one random name and are deleted at the end, also after failures. An error that is no answer to the
+check (no credentials, no space, unreachable) is raised as it is: the check then has no result. It knows no particular
+store. A passed check is evidence, not proof: rounds are few.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ ROUNDS = 4
 RACERS = 6
 BODY_BYTES = 1024
 LARGE_BODY_BYTES = 4 << 20
-"""Large enough to catch a server that looks first and then assembles its parts: moto 5.2 fails at 4 MiB in three checks
-of four, and passes every one at 1 KiB."""
+"""Large enough for a server that checks first and then assembles its parts: moto 5.2 fails at 4 MiB in three checks of
+four, and passes every one at 1 KiB."""
 PROBE_PREFIX = "compactor-store-check"
 
 
 @dataclass(frozen=True)
 class Capability:
-    """One promise. `finding` describes what was seen, in a few words."""
+    """One promise. `finding` describes the observation, in a few words."""
 
     name: str
     held: bool
@@ -46,7 +46,7 @@ class Capability:
 
 @dataclass(frozen=True)
 class CapabilityReport:
-    """What the check saw of a store: every capability once, in the order tried."""
+    """The result of a check: every capability once, in the order of the checks."""
 
     url: str
     rounds: int
@@ -54,7 +54,7 @@ class CapabilityReport:
     capabilities: tuple[Capability, ...]
 
     def require(self) -> CapabilityReport:
-        """The report itself if every capability held; else `Misconfigured`, which names those that did not."""
+        """Return the report if every capability held. Raises Misconfigured, which names those that did not."""
         broken = [
             f"{capability.name} ({capability.finding})" for capability in self.capabilities if not capability.held
         ]
@@ -69,7 +69,7 @@ class CapabilityReport:
 def check_capabilities(
     store: ObjectStore, *, streamed: ObjectStore, rounds: int = ROUNDS, racers: int = RACERS
 ) -> CapabilityReport:
-    """Try the store out. `streamed`: the same place, where writers take the path of large objects even for 4 MiB."""
+    """Check the store. `streamed`: the same place, where writers take the path of large objects even for 4 MiB."""
     base = f"{PROBE_PREFIX}/{uuid.uuid4().hex}"
     body = bytes(range(256)) * (BODY_BYTES // 256)
 
@@ -93,7 +93,7 @@ def check_capabilities(
             _delete(store, f"{base}/listed"),
         )
     finally:
-        with suppress(CompactorError):  # the failure above explains more than one here
+        with suppress(CompactorError):  # the failure above explains more than an error here
             for remaining in list(store.list(base + "/")):
                 store.delete(remaining.name)
     return CapabilityReport(store.url, rounds, racers, capabilities)
@@ -120,7 +120,7 @@ def _conditional_writes(
                 except ObjectExists:
                     return False
                 except BaseException:
-                    together.abort()  # or the others would wait for one that will not come
+                    together.abort()  # otherwise the others would wait forever
                     raise
                 return True
 
@@ -138,7 +138,7 @@ def _conditional_writes(
 
 
 def _outcomes(pool: ThreadPoolExecutor, race: Callable[[int], bool], racers: int) -> list[bool]:
-    """Who won; the first error that is no consequence of another if any racer failed."""
+    """Return which racers won. Raises the first error of a racer that is no consequence of another."""
     futures = [pool.submit(race, racer) for racer in range(racers)]
     errors = [error for future in futures if (error := future.exception()) is not None]
     for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
@@ -164,16 +164,18 @@ def _list_after_write(store: ObjectStore, base: str, body: bytes) -> Capability:
     names = [f"{base}-x", f"{base}/a", f"{base}/b"]  # "-" sorts before "/": a store that lists by folder shows here
     for name in reversed(names):
         store.put(name, body)
-        if name not in [found.name for found in store.list(base)]:
+        if name not in [item.name for item in store.list(base)]:
             return Capability("list after write", False, "an object just written was not listed")
-    listed = [(found.name, found.size) for found in store.list(base)]
+    listed = [(item.name, item.size) for item in store.list(base)]
     held = listed == [(name, len(body)) for name in names]
     return Capability("list after write", held, "complete and ascending" if held else "incomplete or out of order")
 
 
 def _delete(store: ObjectStore, base: str) -> Capability:
-    for found in list(store.list(base)):
-        store.delete(found.name)
-        store.delete(found.name)
-    gone = not list(store.list(base))
-    return Capability("delete", gone, "gone at once, twice is once" if gone else "a deleted object was still listed")
+    for item in list(store.list(base)):
+        store.delete(item.name)
+        store.delete(item.name)
+    is_empty = not list(store.list(base))
+    return Capability(
+        "delete", is_empty, "gone at once, twice is once" if is_empty else "a deleted object was still listed"
+    )

@@ -1,19 +1,19 @@
-"""What an object store is to this project: immutable bytes under a name, made once or not at all.
+"""An object store: immutable bytes under a name, created once or not at all.
 
-It is not a file system: nothing is renamed, appended to or overwritten, there are no folders to make, and names are
+It is not a file system: nothing is renamed, appended to or overwritten, there are no folders to create, and names are
 compared as text. It is not a cache, does not know what its bytes mean (checksums and formats belong to storage/ledger)
 and does not decide what exists (SQL and manifests do). It may be used by many threads at once; it must not be carried
 over a pickle or a fork: carry its `location` and open it again.
 
-Invariants that every store keeps, and that tests/conformance/objects asks of each:
+Invariants that every store keeps, and that tests/conformance/objects checks for each:
   - an object appears whole or not at all, under a name that had none: of several writers of one name exactly one wins,
     the others get `ObjectExists`;
   - when `put` or a writer's clean exit returns, the object is durable, and `get`, `size` and `list` see it;
   - a call that fails leaves no object, and a call whose answer was lost does not report its own object as foreign;
   - `list` is complete and ascends by name (by UTF-8 bytes, as S3 does), and never shows unfinished objects.
 
-What can go wrong is in storage/errors.py: `ObjectExists`, `ObjectMissing`, `ObjectDamaged` (shorter than asked),
-`StorageFull`, `Unavailable`, `Misconfigured`, and `InvalidInput` for a name or range that cannot be meant.
+Errors (storage/errors.py): `ObjectExists`, `ObjectMissing`, `ObjectDamaged` (shorter than requested), `StorageFull`,
+`Unavailable`, `Misconfigured`, and `InvalidInput` for an impossible name or range.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 MAX_NAME_BYTES = 900
 """S3 keys hold 1024 bytes; the rest is left to the prefix in the store's URL."""
 MAX_SEGMENT_BYTES = 255
-"""What file systems, and S3 servers that keep objects in one, allow between two slashes."""
+"""The limit of file systems, and of S3 servers that keep objects in one, for the bytes between two slashes."""
 
 
 @dataclass(frozen=True)
 class StoreLocation:
-    """Where a store is: all that an executor needs to open it again, and no secret (its own environment has those).
+    """The location of a store: all that an executor needs to open it, without secrets (its own environment has those).
 
     `url`: `file:///folder` or `s3://bucket/prefix`. `s3_endpoint`: for servers other than AWS, else None.
     """
@@ -59,7 +59,7 @@ class ObjectInfo:
 
 
 def check_object_name(name: str) -> str:
-    """The name itself, or InvalidInput: relative, printable, `/` between segments, none of which is hidden.
+    """Return the name, or raise InvalidInput: relative, printable, `/` between segments, none of which is hidden.
 
     No segment may be empty or begin with a dot: `..` would leave the store, and dot names are the stores' own.
     """
@@ -82,7 +82,7 @@ def _refuse_name(name: str, reason: str) -> None:
 
 
 def check_range(name: str, start: int, length: int | None) -> None:
-    """InvalidInput unless `start` and `length` can name a range of an object."""
+    """Raise InvalidInput unless `start` and `length` can name a range of an object."""
     if start < 0 or (length is not None and length < 0):
         raise InvalidInput(
             f"range start={start} length={length} of object {name} is negative", "ask for a range inside the object"
@@ -90,10 +90,10 @@ def check_range(name: str, start: int, length: int | None) -> None:
 
 
 class ObjectWriter(ABC):
-    """One object on its way into a store, in memory that does not grow with it; a Python file for pyarrow.
+    """A writer of one object, in memory that does not grow with it; a Python file for pyarrow.
 
-    Only leaving its `with` block cleanly makes the object (`ObjectExists` if another was first); leaving it by an
-    exception drops every byte. `close` merely ends the writing, because pyarrow also closes its sinks when it fails.
+    Only a clean exit of its `with` block creates the object (`ObjectExists` if another was first); an exit by an
+    exception drops every byte. `close` only ends the writing, because pyarrow also closes its sinks when it fails.
     """
 
     def __init__(self, name: str) -> None:
@@ -102,7 +102,7 @@ class ObjectWriter(ABC):
         self._closed = True
 
     def write(self, data: Buffer, /) -> int:
-        """Add all of `data`; the number of bytes taken, which is its size."""
+        """Add all of `data`; return the number of its bytes."""
         if self._closed:
             raise ValueError(f"object {self.name}: write outside of its with block, or after close")
         view = memoryview(data).cast("B")
@@ -111,11 +111,11 @@ class ObjectWriter(ABC):
         return view.nbytes
 
     def tell(self) -> int:
-        """Bytes written so far: the offset of the next one."""
+        """Return the number of written bytes: the offset of the next one."""
         return self._position
 
     def flush(self) -> None:
-        """Nothing: an object is durable once it exists, not before."""
+        """Do nothing: an object is durable once it exists, not before."""
         return
 
     def close(self) -> None:
@@ -150,15 +150,15 @@ class ObjectWriter(ABC):
 
     @abstractmethod
     def _open(self) -> None:
-        """Get hold of temporary space."""
+        """Acquire temporary space."""
 
     @abstractmethod
     def _append(self, view: memoryview) -> None:
-        """Take the bytes; `view` is not valid afterwards."""
+        """Store the bytes; `view` is not valid afterwards."""
 
     @abstractmethod
     def _commit(self) -> None:
-        """Make the object, durable and create-if-absent."""
+        """Create the object, durable and create-if-absent."""
 
     @abstractmethod
     def _discard(self) -> None:
@@ -166,15 +166,15 @@ class ObjectWriter(ABC):
 
 
 class ObjectStore(ABC):
-    """Immutable objects by name; the module docstring says what it promises."""
+    """Immutable objects by name; the module docstring lists the promises."""
 
     preferred_read_bytes: int = 8 << 20
-    """Neighbouring ranges are best read together up to this many bytes: a request costs more than bytes not needed."""
+    """The size up to which neighbouring ranges are best read together: a request costs more than unneeded bytes."""
 
     @property
     @abstractmethod
     def location(self) -> StoreLocation:
-        """What `storage.objects.registry.open_store` opens this same store from, in any process."""
+        """The location from which `storage.objects.registry.open_store` opens this store, in any process."""
 
     @property
     def url(self) -> str:
@@ -183,46 +183,47 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def put(self, name: str, data: Buffer) -> None:
-        """Make an object of `data`, durable at return; `ObjectExists` if there is one of that name."""
+        """Create an object of `data`, durable at return; `ObjectExists` if there is one of that name."""
 
     @abstractmethod
     def create(self, name: str) -> ObjectWriter:
-        """A writer for an object too large for memory; use it in a `with` statement."""
+        """Return a writer for an object too large for memory; use it in a `with` statement."""
 
     @abstractmethod
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """`length` bytes from `start`, or all that follow it; never fewer.
+        """Return `length` bytes from `start`, or all bytes from there; never fewer.
 
         `ObjectMissing` if there is no such object, `ObjectDamaged` if it ends before the range does.
         """
 
     def read_into(self, name: str, start: int, target: memoryview) -> None:
-        """As `get`, into memory that the caller keeps and uses again: fills all of `target`."""
+        """Read as `get` does, into memory that the caller reuses: fills all of `target`."""
         target[:] = self.get(name, start, len(target))
 
     @abstractmethod
     def size(self, name: str) -> int:
-        """Its bytes; `ObjectMissing` if there is no such object."""
+        """Return the size in bytes; `ObjectMissing` if there is no such object."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose name begins with `prefix` (any text, not only whole segments), ascending by name."""
+        """Yield objects whose name begins with `prefix` (any text, not only whole segments), ascending by name."""
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """See to it that there is no such object; it need not have existed."""
+        """Delete an object, which need not exist."""
 
     @abstractmethod
     def check(self) -> CapabilityReport:
-        """Try out, with objects of its own that it deletes, every promise above; `Misconfigured` names a broken one."""
+        """Check every promise above with temporary objects; `Misconfigured` names a broken one."""
 
     def within(self, seconds: float) -> ObjectStore:
-        """The same objects for a caller that cannot wait: a call raises Unavailable after about `seconds` of silence.
+        """Return the same objects for a caller that cannot wait: a call raises Unavailable after about `seconds` of
+        silence.
 
-        It is closed by itself. A store that waits for no other machine is its own.
+        It is closed by itself. A store that waits for no other machine returns itself.
         """
         return self
 
     def close(self) -> None:
-        """Let go of connections; the store opens new ones if it is used again."""
+        """Close connections; the store opens new ones if it is used again."""
         return

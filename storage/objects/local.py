@@ -2,15 +2,15 @@
 
 An object is written to a file of a random name in the hidden folder `.tmp` of the same root, made durable, and then
 hard-linked to its name: a link fails if the name is taken and shows a whole file or none, so it is create-if-absent and
-atomic in one call. Then its folder is made durable. A process that dies leaves at most a file in `.tmp`; each such file
-is locked (flock) by the process that writes it, so the next store to write here recognizes dead ones and removes them.
+atomic in one call. Then its folder is made durable. A process that dies leaves at most a file in `.tmp`; the process
+that writes such a file locks it (flock), so the next store to write here recognizes dead ones and removes them.
 
-Folders appear with the first object below them and stay when the last one goes: removing them would race with writers,
-and would unmake what `_durable_folders` remembers.
+Folders appear with the first object below them and stay when the last one is deleted: removing them would race with
+writers, and would invalidate `_durable_folders`.
 
-Can go wrong: no space or quota (`StorageFull`), no permission or a file system without hard links (`Misconfigured`), a
-failing disk (`Unavailable`). Whatever fails, no object and no temporary file is left behind. A name cannot be an object
-and the folder of another at once (`InvalidInput`); names of storage/ledger never are.
+Errors: no space or quota (`StorageFull`), no permission or a file system without hard links (`Misconfigured`), a
+failing disk (`Unavailable`). After any failure no object and no temporary file remains. A name cannot be both an object
+and the folder of another (`InvalidInput`); names of storage/ledger never are.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 TEMPORARY_FOLDER = ".tmp"
 WRITE_BACK_BYTES = 8 << 20
-"""How much is written before the kernel is asked to start writing it to the disk.
+"""The bytes after which the kernel starts writing them to the disk.
 
 Measured on ext4, 512 MiB written at 200 MiB/s: the final fsync takes 3 ms so, 150 ms otherwise; a call up to 2 ms.
 """
@@ -63,7 +63,7 @@ _BAD_NAME = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
 
 
 class LocalStore(ObjectStore):
-    """The objects below `root`, an absolute path that is made when the first object is."""
+    """The objects below `root`, an absolute path that is created with the first object."""
 
     preferred_read_bytes = 0
 
@@ -77,7 +77,7 @@ class LocalStore(ObjectStore):
 
     @classmethod
     def at(cls, location: StoreLocation) -> LocalStore:
-        """The store of a `file:///folder` URL."""
+        """Return the store of a `file:///folder` URL."""
         parts = urlsplit(location.url)
         path = unquote(parts.path)
         if parts.netloc not in ("", "localhost") or not path.startswith("/") or parts.query or parts.fragment:
@@ -97,53 +97,53 @@ class LocalStore(ObjectStore):
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(name, start, length)
-        with self._reading(name) as (descriptor, there):
-            end = there if length is None else start + length
+        with self._reading(name) as (descriptor, size):
+            end = size if length is None else start + length
             pieces, position = [], start
             while position < end and (piece := os.pread(descriptor, end - position, position)):
                 pieces.append(piece)
                 position += len(piece)
-        if position < end or start > there:
-            raise self._too_short(name, there, start, length)
+        if position < end or start > size:
+            raise self._too_short(name, size, start, length)
         return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
     def read_into(self, name: str, start: int, target: memoryview) -> None:
-        """Without a new piece of memory for each read, whose pages the kernel would have to clear first."""
+        """Read into `target`, without newly allocated memory, whose pages the kernel would have to clear first."""
         check_range(name, start, len(target))
-        with self._reading(name) as (descriptor, there):
+        with self._reading(name) as (descriptor, size):
             filled = 0
             while filled < len(target) and (more := os.preadv(descriptor, [target[filled:]], start + filled)):
                 filled += more
         if filled < len(target):
-            raise self._too_short(name, there, start, len(target))
+            raise self._too_short(name, size, start, len(target))
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[tuple[int, int]]:
-        """The object's file, open, and its size."""
-        with self._speaking_of(name, "read"):
+        """Yield the open file of an object, and its size."""
+        with self._naming(name, "read"):
             descriptor = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 yield descriptor, _regular_size(os.fstat(descriptor), name, self.url)
             finally:
                 os.close(descriptor)
 
-    def _too_short(self, name: str, there: int, start: int, length: int | None) -> ObjectDamaged:
+    def _too_short(self, name: str, size: int, start: int, length: int | None) -> ObjectDamaged:
         return ObjectDamaged(
-            f"object {name} in {self.url} has {there} bytes, too few for start={start} length={length}",
+            f"object {name} in {self.url} has {size} bytes, too few for start={start} length={length}",
             "check that COMPACTOR_STORE is the store this was written to, else restore it (docs/operations.md)",
         )
 
     def size(self, name: str) -> int:
-        with self._speaking_of(name, "read"):
+        with self._naming(name, "read"):
             return _regular_size(os.stat(self._path(name)), name, self.url)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        with self._speaking_of(prefix + "*", "list"):
+        with self._naming(prefix + "*", "list"):
             yield from self._walk("", prefix)
 
     def delete(self, name: str) -> None:
         path = self._path(name)
-        with self._speaking_of(name, "delete"), suppress(FileNotFoundError, NotADirectoryError):
+        with self._naming(name, "delete"), suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
 
     def check(self) -> CapabilityReport:
@@ -153,7 +153,7 @@ class LocalStore(ObjectStore):
         return self.root / check_object_name(name)
 
     def _walk(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
-        """Depth first, a folder at the place of its name with the slash: that is the order of the whole names."""
+        """Yield objects depth first, a folder at the place of its name with the slash: the order of the whole names."""
         try:
             with os.scandir(self.root / folder) as scan:
                 entries = [
@@ -169,11 +169,11 @@ class LocalStore(ObjectStore):
                     yield from self._walk(name, prefix)
             elif name.startswith(prefix):
                 with suppress(FileNotFoundError):  # deleted since the folder was read
-                    found = entry.stat()
-                    yield ObjectInfo(name, found.st_size, found.st_mtime_ns // 1_000_000)
+                    status = entry.stat()
+                    yield ObjectInfo(name, status.st_size, status.st_mtime_ns // 1_000_000)
 
     def _open_temporary(self) -> tuple[int, Path]:
-        """A new, locked file in the hidden folder."""
+        """Return a new, locked file in the hidden folder."""
         self._make_folder(self._temporary)
         if not self._swept:
             self._swept = True
@@ -181,14 +181,14 @@ class LocalStore(ObjectStore):
         while True:
             path = self._temporary / uuid.uuid4().hex
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, file_mode(self._temporary))
-            with suppress(OSError):  # no locks here: then no process can take one, and none sweeps
+            with suppress(OSError):  # a file system without locks: no process can lock, so none sweeps
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if os.fstat(descriptor).st_nlink:
                 return descriptor, path
-            os.close(descriptor)  # swept between its making and its locking
+            os.close(descriptor)  # swept between its creation and its lock
 
     def _sweep(self) -> None:
-        """Remove what dead processes left: the temporary files that no process has locked."""
+        """Remove the temporary files of dead processes: those that no process has locked."""
         for leftover in os.listdir(self._temporary):
             path = self._temporary / leftover
             with suppress(OSError):
@@ -200,7 +200,7 @@ class LocalStore(ObjectStore):
                     os.close(descriptor)
 
     def _make_folder(self, folder: Path) -> None:
-        """See that the folder exists and that a power cut does not take it, whichever process made it."""
+        """Create the folder if needed, and make it durable, whichever process created it."""
         if folder in self._durable_folders:
             return
         if folder != self.root:
@@ -211,7 +211,7 @@ class LocalStore(ObjectStore):
         elif not folder.is_dir():
             make_private(folder)
             for parent in folder.parents:
-                with suppress(PermissionError):  # folders far above are not ours to open
+                with suppress(PermissionError):  # this user may not open folders far above
                     _sync_folder(parent)
         self._durable_folders.add(folder)
 
@@ -237,8 +237,8 @@ class LocalStore(ObjectStore):
         failpoint(Failpoint.LOCAL_FOLDER_SYNCED)
 
     @contextmanager
-    def _speaking_of(self, name: str, verb: str) -> Iterator[None]:
-        """Turn the system's errors into ours."""
+    def _naming(self, name: str, verb: str) -> Iterator[None]:
+        """Turn the system's errors into the project's."""
         try:
             yield
         except OSError as error:
@@ -273,25 +273,25 @@ class _LocalWriter(ObjectWriter):
         self._written_back = 0
 
     def _open(self) -> None:
-        with self._store._speaking_of(self.name, "write"):
+        with self._store._naming(self.name, "write"):
             self._descriptor, self._path = self._store._open_temporary()
 
     def _append(self, view: memoryview) -> None:
-        with self._store._speaking_of(self.name, "write"):
+        with self._store._naming(self.name, "write"):
             written = 0
             while written < view.nbytes:
                 written += os.write(self._descriptor, view[written : written + WRITE_BACK_BYTES])
                 self._start_write_back(self._position + written)
 
     def _start_write_back(self, end: int) -> None:
-        """For dirty pages Linux takes "not needed" as "start writing"; it neither waits for that nor drops them."""
+        """Start writing dirty pages: Linux takes "not needed" for that, and neither waits nor drops them."""
         if end - self._written_back >= WRITE_BACK_BYTES and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._descriptor, self._written_back, end - self._written_back, os.POSIX_FADV_DONTNEED)
             self._written_back = end
 
     def _commit(self) -> None:
         assert self._path is not None
-        with self._store._speaking_of(self.name, "write"):
+        with self._store._naming(self.name, "write"):
             failpoint(Failpoint.LOCAL_TEMPORARY_WRITTEN)
             os.fsync(self._descriptor)
             failpoint(Failpoint.LOCAL_FSYNCED)
@@ -305,10 +305,10 @@ class _LocalWriter(ObjectWriter):
             os.close(self._descriptor)
 
 
-def _regular_size(found: os.stat_result, name: str, url: str) -> int:
-    """The size of an object's file; a folder is no object."""
-    if stat.S_ISREG(found.st_mode):
-        return found.st_size
+def _regular_size(status: os.stat_result, name: str, url: str) -> int:
+    """Return the size of an object's file; a folder is no object."""
+    if stat.S_ISREG(status.st_mode):
+        return status.st_size
     raise FileNotFoundError(errno.ENOENT, f"{name} in {url} is not a file")
 
 

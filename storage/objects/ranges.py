@@ -1,9 +1,9 @@
-"""Many ranges of objects in few requests: neighbours in one object come in one ranged read.
+"""Many ranges of objects in few requests: neighbours in one object are read in one ranged read.
 
-Also across a gap that is cheaper to read than another request (`ObjectStore.preferred_read_bytes`). So what a run
-reads of thousands of small blocks costs a request for each object that they are in, not one for each block.
+This includes gaps that are cheaper to read than another request (`ObjectStore.preferred_read_bytes`). So a run that
+reads thousands of small blocks makes a request for each object that they are in, not one for each block.
 
-May go wrong: what `ObjectStore.get` raises. What was read is not checked here: the caller knows the checksums.
+Errors: those of `ObjectStore.get`. The bytes are not checked here: the caller knows the checksums.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ByteRange:
 
 
 def read_ranges(store: ObjectStore, ranges: Sequence[ByteRange]) -> list[memoryview]:
-    """The bytes of each range, in the order of `ranges`; all that is read is in memory at once."""
+    """Return the bytes of each range, in the order of `ranges`; all of them are in memory at once."""
     blocks = [memoryview(b"")] * len(ranges)
     run: list[int] = []
     for number in sorted(range(len(ranges)), key=lambda item: (ranges[item].name, ranges[item].start)):

@@ -1,9 +1,9 @@
-"""From a URL to a store: one table, the one place to add a store to.
+"""From a URL to a store: one table, the only place to add a store to.
 
 A new store is a module that implements `ObjectStore`, a line in `OPENERS`, and an entry in the list of
-tests/conformance/objects/conftest.py. Openers import their module when they are called, so a process that never uses
-S3 never pays for (or needs) boto3. Opening makes no request: a wrong bucket shows at the first call, or in `check`.
-What can go wrong here is the URL: `Misconfigured`. This module must not know credentials.
+tests/conformance/objects/conftest.py. Openers import their module when they are called, so a process that never uses S3
+need not import (or have) boto3. Opening makes no request: a wrong bucket fails at the first call, or in `check`. Error:
+`Misconfigured`, for a bad URL. Must not know: credentials.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def _open_s3(location: StoreLocation) -> ObjectStore:
 
 
 OPENERS: Mapping[str, Opener] = MappingProxyType({"file": _open_file, "s3": _open_s3})
-"""URL scheme to what opens it."""
+"""The opener of each URL scheme."""
 
 
 def open_store(
     location: StoreLocation | str, *, s3_endpoint: str | None = None, s3_region: str | None = None
 ) -> ObjectStore:
-    """The store at a location, or at a URL with the S3 settings beside it."""
+    """Return the store at a location, or at a URL with its S3 settings."""
     if isinstance(location, str):
         location = StoreLocation(location, s3_endpoint, s3_region)
     scheme = urlsplit(location.url).scheme

@@ -1,15 +1,15 @@
 """Objects in a bucket of AWS S3, or of any server that speaks its protocol, below a prefix.
 
-Create-if-absent is the server's (`If-None-Match: *`); whether a server honours it is for `check` to find out. Requests
-are retried with back-off, so a PUT whose answer was lost is sent again and then refused because of itself. Hence every
-object carries a mark, drawn for the call that makes it, in its user metadata: a call that is refused asks whose mark
-the object has, and its own means success. A mark proves more than equal bytes do: two writers of the same bytes have
-one winner. If even the retries get no answer, the mark decides too; only when that cannot be read does the call fail,
-and then (`Unavailable`) the object may appear later.
+Create-if-absent is the server's (`If-None-Match: *`); `check` finds out whether a server honours it. Requests are
+retried with back-off, so a PUT whose answer was lost is sent again and then refused because of itself. Hence every
+object carries a mark, drawn for the call that creates it, in its user metadata: a refused call reads the object's mark,
+and its own mark means success. A mark proves more than equal bytes do: two writers of the same bytes have one winner.
+If even the retries get no answer, the mark decides, too; only if the mark cannot be read does the call fail, and then
+(`Unavailable`) the object may appear later.
 
-boto3 clients are safe among threads, not over a fork or a pickle: a forked child makes its own, pickling is refused.
-What this module must not know: what the bytes mean, and credentials, which boto3 finds in the process's environment.
-Can go wrong: see s3_errors.py.
+boto3 clients are safe among threads, not over a fork or a pickle: a forked child creates its own, pickling is refused.
+Must not know: the meaning of the bytes; credentials, which boto3 finds in the process's environment. Errors: see
+s3_errors.py.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ if TYPE_CHECKING:
 
 MULTIPART_THRESHOLD = 64 << 20
 PART_BYTES = 32 << 20
-"""All parts but the last have this size (R2 wants them equal). S3 allows 10 000: objects up to 312 GiB."""
+"""The size of all parts but the last (R2 requires equal ones). S3 allows 10 000: objects up to 312 GiB."""
 ATTEMPTS = 6
 CONNECT_SECONDS = 5
 READ_SECONDS = 60
 _ATTEMPTS_WITHIN = 2
-"""Of a caller that cannot wait."""
+"""The attempts for a caller that cannot wait."""
 MARK = "compactor-mark"
 
 
 @functools.cache
 def _models() -> Any:
-    """The description of S3 that comes with botocore, parsed once a process: a client then takes 10 ms, not 70."""
+    """Return botocore's description of S3, parsed once in a process: a client then takes 10 ms, not 70."""
     return botocore.session.get_session().get_component("data_loader")
 
 
 class S3Store(ObjectStore):
-    """The objects at `s3://bucket/prefix`. Writers take a multipart upload from `multipart_threshold` bytes on."""
+    """The objects at `s3://bucket/prefix`. Writers use a multipart upload from `multipart_threshold` bytes on."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class S3Store(ObjectStore):
         silence_seconds: float = READ_SECONDS,
         clock: Clock | None = None,
     ) -> None:
-        """`silence_seconds`: how long a request waits for the next byte, each of `attempts` times."""
+        """Create a store. `silence_seconds`: the time that a request waits for the next byte, in each of `attempts`."""
         parts = urlsplit(location.url)
         if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment or "@" in parts.netloc:
             raise Misconfigured(
@@ -101,7 +101,7 @@ class S3Store(ObjectStore):
 
     @property
     def client(self) -> Any:
-        """This process's boto3 client. Two threads may both make a first one; the loser's holds no connection."""
+        """This process's boto3 client. Two threads may both create a first one; the loser's holds no connection."""
         connected = self._connected
         if connected is None or connected[0] != os.getpid():
             connected = self._connected = (os.getpid(), self._connect())
@@ -127,11 +127,11 @@ class S3Store(ObjectStore):
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(name, start, length)
         if length == 0 or (length is None and start and start == self.size(name)):
-            # HTTP has no word for an empty range.
+            # HTTP cannot express an empty range.
             return b"" if start <= self.size(name) else self._too_short(name, start, length)
         ranged = {"Range": f"bytes={start}-{'' if length is None else start + length - 1}"}
         key = self.key(name)
-        with self.speaking_of(name, "read"):
+        with self.naming(name, "read"):
             try:
                 data = self._read(key, ranged if start or length is not None else {})
             except ClientError as error:
@@ -149,7 +149,7 @@ class S3Store(ObjectStore):
 
     def size(self, name: str) -> int:
         key = self.key(name)
-        with self.speaking_of(name, "read"):
+        with self.naming(name, "read"):
             try:
                 return int(self.client.head_object(Bucket=self.bucket, Key=key)["ContentLength"])
             except ClientError as error:
@@ -159,16 +159,16 @@ class S3Store(ObjectStore):
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self._prefix + prefix)
-        with self.speaking_of(prefix + "*", "list"):
+        with self.naming(prefix + "*", "list"):
             for page in pages:
-                for found in page.get("Contents", ()):
-                    name = found["Key"].removeprefix(self._prefix)
-                    if name and not name.endswith("/"):  # consoles mark their folders so
-                        yield ObjectInfo(name, int(found["Size"]), int(found["LastModified"].timestamp() * 1000))
+                for item in page.get("Contents", ()):
+                    name = item["Key"].removeprefix(self._prefix)
+                    if name and not name.endswith("/"):  # consoles mark folders this way
+                        yield ObjectInfo(name, int(item["Size"]), int(item["LastModified"].timestamp() * 1000))
 
     def delete(self, name: str) -> None:
         key = self.key(name)
-        with self.speaking_of(name, "delete"):
+        with self.naming(name, "delete"):
             try:
                 self.client.delete_object(Bucket=self.bucket, Key=key)
             except ClientError as error:
@@ -205,17 +205,17 @@ class S3Store(ObjectStore):
         self._connected = None
 
     def key(self, name: str) -> str:
-        """The key of a name in the bucket."""
+        """Return the key of a name in the bucket."""
         return self._prefix + check_object_name(name)
 
     def conditionally(self, name: str, metadata: dict[str, str], send: Callable[[], object]) -> None:
-        """Send a request that makes the object unless it exists; return once it exists with the mark in `metadata`.
+        """Send a request that creates the object unless it exists; return once it exists with the mark in `metadata`.
 
-        `ObjectExists` if it has another's. After 409 ConditionalRequestConflict (a racing write in flight) `send` is
-        called again.
+        Raises `ObjectExists` if it has another mark. After 409 ConditionalRequestConflict (a racing write in flight)
+        `send` is called again.
         """
         for attempt in range(1, self._attempts + 1):
-            with self.speaking_of(name, "write"):
+            with self.naming(name, "write"):
                 try:
                     send()
                     return
@@ -228,13 +228,11 @@ class S3Store(ObjectStore):
             self.back_off(attempt)
 
     def back_off(self, attempt: int) -> None:
-        """Wait before another try, longer each time, and not as long as the others that were refused with us."""
+        """Wait before another try, longer each time, and for a random time, so that refused callers spread out."""
         self._clock.wait(random.uniform(0.0, min(5.0, 0.05 * 2**attempt)))  # noqa: S311
 
     def _is_marked(self, name: str, mark: str) -> bool:
-        """Whether the object exists and is the one that the call with this mark made; False if it cannot be found
-        out.
-        """
+        """Return whether the object exists and was created by the call with this mark; False if that is unknown."""
         try:
             head = self.client.head_object(Bucket=self.bucket, Key=self.key(name))
         except (ClientError, BotoCoreError):
@@ -242,19 +240,20 @@ class S3Store(ObjectStore):
         return {key.lower(): value for key, value in head["Metadata"].items()}.get(MARK) == mark
 
     @contextmanager
-    def speaking_of(self, name: str, verb: str) -> Iterator[None]:
-        """Turn botocore's errors into ours."""
+    def naming(self, name: str, verb: str) -> Iterator[None]:
+        """Turn botocore's errors into the project's."""
         try:
             yield
         except (BotoCoreError, ClientError) as error:
             raise translate(error, verb, name, self.url, self.bucket) from error
 
     def _read(self, key: str, ranged: dict[str, str]) -> bytes:
-        """One GET. botocore retries up to the headers; a connection that breaks in the body is ours to retry."""
+        """Read with one GET. botocore retries up to the headers; this method retries connections that break in the
+        body."""
         for attempt in range(1, self._attempts + 1):
             answer = self.client.get_object(Bucket=self.bucket, Key=key, **ranged)
             try:
-                # Not `with answer["Body"] as body`: that is the raw stream, which ends early without a word.
+                # Not `with answer["Body"] as body`: that is the raw stream, which ends early without an error.
                 with closing(answer["Body"]):
                     return bytes(answer["Body"].read())
             except (HTTPClientError, IncompleteReadError) as error:
@@ -273,7 +272,7 @@ class S3Store(ObjectStore):
         )
 
     def _need_bucket(self, name: str) -> None:
-        """A HEAD's 404 does not say what is missing: if it is the bucket, say so."""
+        """Raise Misconfigured if the bucket is missing: the 404 of a HEAD does not name what is."""
         try:
             self.client.head_bucket(Bucket=self.bucket)
         except ClientError as error:
@@ -298,7 +297,7 @@ class S3Store(ObjectStore):
             user_agent_extra="compactor",
         )
         try:
-            # A session of our own: boto3's default one is not safe to use from many threads at first.
+            # A separate session: boto3's default one is not thread-safe on first use.
             session = botocore.session.get_session()
             session.register_component("data_loader", _models())
             return boto3.session.Session(botocore_session=session).client(

@@ -1,8 +1,8 @@
-"""What S3 and botocore say when they refuse, in this project's errors.
+"""Errors of S3 and botocore as errors of this project.
 
-The table below is the one place that reads error codes. It goes by code first, because servers agree on codes more than
-on statuses, and by status for codes that it does not know. It never puts credentials or signed URLs into a message:
-it quotes the code and the server's sentence only.
+The table below is the only place that reads error codes. It goes by code first, because servers agree on codes more
+than on statuses, and by status for unknown codes. It never puts credentials or signed URLs into a message: it quotes
+only the code and the server's sentence.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ _FULL = frozenset({"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", 
 
 
 def code_of(error: Exception) -> str:
-    """The server's error code, `404` and the like where a HEAD has no more to say, or nothing."""
+    """Return the server's error code, `404` and the like if a HEAD has no more to say, or an empty text."""
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status, or 0 if there was no answer."""
+    """Return the HTTP status, or 0 if there was no answer."""
     if isinstance(error, ClientError):
         return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     return 0
 
 
 def is_ambiguous(error: Exception) -> bool:
-    """Whether the request may have taken effect although it seems to have failed: no answer, or the server's fault."""
+    """Return whether the failed request may have taken effect: it has no answer, or failed in the server."""
     return isinstance(error, (HTTPClientError, ConnectionError)) or status_of(error) >= 500
 
 
 def translate(error: BotoCoreError | ClientError, verb: str, name: str, url: str, bucket: str) -> CompactorError:
-    """Our error for a call that `verb`s an object (or a prefix) of the store at `url`."""
+    """Return the error for a call that `verb`s an object (or a prefix) of the store at `url`."""
     if isinstance(error, ClientError):
         return _answered(error, verb, name, url, bucket)
     what = f"cannot {verb} object {name} in {url}, {type(error).__name__}: {error}"

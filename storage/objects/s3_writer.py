@@ -1,14 +1,14 @@
-"""An object on its way into S3: spooled to disk, sent in parts while it grows, made at the end or not at all.
+"""A writer of an object into S3: spooled to disk, sent in parts while it grows, created at the end or not at all.
 
-Up to a few MiB it stays in memory, then in a temporary file (in TMPDIR). One that stays below the multipart threshold
-is a single conditional PUT at the end. From the threshold on its full parts are sent by a few threads while more is
-written, each reading its part from the file when its turn comes, so memory holds at most `SENDERS` parts. The
-conditional CompleteMultipartUpload makes the object. The file keeps every byte until then: S3 demands that an upload
-refused by 409 ConditionalRequestConflict be begun again, with all its parts.
+Up to a few MiB it stays in memory, then in a temporary file (in TMPDIR). An object below the multipart threshold is a
+single conditional PUT at the end. From the threshold on full parts are sent by a few threads while more is written,
+each of which reads its part from the file, so memory holds at most `SENDERS` parts. The conditional
+CompleteMultipartUpload creates the object. The file keeps every byte until then: S3 requires that an upload refused by
+409 ConditionalRequestConflict is begun again, with all its parts.
 
-Whatever fails, the upload is aborted, so that no parts stay behind unseen and paid for; if the abort itself cannot
-reach the server they do stay, and a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) should end them.
-Can go wrong, besides s3_errors.py: the temporary file's disk is full (`StorageFull`).
+After any failure the upload is aborted, so that no parts remain, unseen and paid for. If the abort cannot reach the
+server they do remain, and a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) should end them. Errors
+besides s3_errors.py: the temporary file's disk is full (`StorageFull`).
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class S3Writer(ObjectWriter):
 
     def _append(self, view: memoryview) -> None:
         assert self._spool is not None
-        with _speaking_of_spool(self.name):
+        with _naming_spool(self.name):
             self._spool.write(view)
         end = self._position + view.nbytes
         if end >= self._threshold:
-            with self._store.speaking_of(self.name, "write"):
+            with self._store.naming(self.name, "write"):
                 self._send_parts(end - end % self._part_bytes, end)
 
     def _commit(self) -> None:
@@ -72,13 +72,13 @@ class S3Writer(ObjectWriter):
             self._upload.abort()
             self._upload = None
         if self._spool is not None:
-            with suppress(OSError):  # what it still holds may not fit on the disk, and no longer matters
+            with suppress(OSError):  # its buffered bytes may not fit on the disk, and no longer matter
                 self._spool.close()
             self._spool = None
 
     def _put_whole(self) -> None:
         assert self._spool is not None
-        with _speaking_of_spool(self.name):
+        with _naming_spool(self.name):
             self._spool.seek(0)
         self._store.client.put_object(
             Bucket=self._store.bucket,
@@ -96,13 +96,13 @@ class S3Writer(ObjectWriter):
         except ClientError as error:
             if code_of(error) == "ConditionalRequestConflict":
                 self._upload.abort()
-                self._upload = None  # the next try sends all parts again, as S3 demands
+                self._upload = None  # the next try sends all parts again, as S3 requires
             raise
 
     def _send_parts(self, until: int, written: int) -> None:
-        """Hand the parts below offset `until`, as far as they have not been, to the senders."""
+        """Pass the parts below offset `until` that were not sent yet to the senders."""
         assert self._spool is not None
-        with _speaking_of_spool(self.name):
+        with _naming_spool(self.name):
             self._spool.flush()
             descriptor = self._spool.fileno()
         if written > MAX_PARTS * self._part_bytes:
@@ -116,7 +116,7 @@ class S3Writer(ObjectWriter):
 
 
 class _Upload:
-    """One multipart upload: begun when it is made, ended by `complete` or `abort`."""
+    """One multipart upload: begun at construction, ended by `complete` or `abort`."""
 
     def __init__(self, store: S3Store, name: str, metadata: dict[str, str], descriptor: int) -> None:
         self._client = store.client
@@ -155,7 +155,7 @@ class _Upload:
             self._client.abort_multipart_upload(**self._where)
 
     def _send_part(self, number: int, start: int, length: int) -> str:
-        with _speaking_of_spool(self._name):
+        with _naming_spool(self._name):
             body = os.pread(self._descriptor, length, start)
         if len(body) != length:
             raise Unavailable(
@@ -167,8 +167,8 @@ class _Upload:
 
 
 @contextmanager
-def _speaking_of_spool(name: str) -> Iterator[None]:
-    """Turn the system's errors on the temporary file into ours."""
+def _naming_spool(name: str) -> Iterator[None]:
+    """Turn the system's errors on the temporary file into the project's."""
     try:
         yield
     except OSError as error:

@@ -1,11 +1,11 @@
-"""A store that reads and writes no faster than it may: a limit on the bytes per second of background work (C4).
+"""A store with a limit on the bytes per second of background work (C4).
 
-Each byte moved takes its share of a second, and a call waits for its own bytes before it moves them. What was not used
-is not saved up, so a pause is not followed by a burst, and a thousand tasks of one request each keep the limit, too. A
-run divides its limit among the tasks that run at once: their sum keeps it, and a task that runs alone gets its share.
+Each byte takes its share of a second, and a call waits for its own bytes before it moves them. Unused time is not
+saved, so a pause is not followed by a burst, and a thousand tasks of one request each keep the limit, too. A run
+divides its limit among its concurrent tasks: their sum keeps it, and a task that runs alone gets its share.
 
-A task that cannot be killed, because it runs in the process of its caller, is stopped here: once `stop` is set,
-every read and write, also one that waits for its turn, raises Fenced.
+A task that cannot be killed, because it runs in the process of its caller, is stopped here: once `stop` is set, every
+read and write, also one that waits for its turn, raises Fenced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _HEARS_SECONDS = 0.5
-"""How long a waiting task does not check whether it is stopped."""
+"""The interval at which a waiting task checks whether it is stopped."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class RateLimits:
     write: int | None = None
 
     def shared_by(self, tasks: int) -> RateLimits:
-        """The share of one of the tasks that run at once."""
+        """Return the share of one of the concurrent tasks."""
         return RateLimits(*(None if rate is None else max(1, rate // tasks) for rate in (self.read, self.write)))
 
 
 class RateLimiter:
-    """Keeps one direction to its rate; for one thread. Once `stop` is set, nothing may be spent any more."""
+    """A limiter of one direction; for one thread. Once `stop` is set, no more bytes may be spent."""
 
     def __init__(self, clock: Clock, bytes_per_second: int | None, stop: threading.Event | None = None) -> None:
         self._clock = clock
@@ -52,7 +52,7 @@ class RateLimiter:
         self._free_at = 0.0
 
     def spend(self, size: int) -> None:
-        """Wait until these bytes are paid for. Raises Fenced if it is stopped before that."""
+        """Wait until these bytes are within the rate. Raises Fenced if it is stopped before that."""
         if self._stop is not None and self._stop.is_set():
             raise stopped()
         if self._rate is None:
@@ -69,17 +69,17 @@ class RateLimiter:
 
 
 def stopped() -> Fenced:
-    """What a task raises that is not wanted any more."""
+    """Return the error of a cancelled task."""
     return Fenced("the compaction was cancelled", "start it again if it is still wanted")
 
 
 def throttled(store: ObjectStore, rates: RateLimits, clock: Clock, stop: threading.Event | None = None) -> ObjectStore:
-    """`store` within `rates`, until `stop`; itself if there is no limit and nothing that stops it."""
+    """Return `store` within `rates`, until `stop`; the store itself if there is no limit and nothing stops it."""
     return store if rates == RateLimits() and stop is None else ThrottledStore(store, rates, clock, stop)
 
 
 class ThrottledStore(ObjectStore):
-    """An object store that waits as its rates demand; for one thread."""
+    """An object store that waits as its rates require; for one thread."""
 
     def __init__(
         self, store: ObjectStore, rates: RateLimits, clock: Clock, stop: threading.Event | None = None
@@ -127,7 +127,7 @@ class ThrottledStore(ObjectStore):
 
 
 class _ThrottledWriter(ObjectWriter):
-    """Hands everything on to another writer, at its pace."""
+    """A writer that passes its bytes on to another writer, at its pace."""
 
     def __init__(self, target: ObjectWriter, pace: RateLimiter) -> None:
         super().__init__(target.name)
