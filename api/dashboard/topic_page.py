@@ -14,7 +14,8 @@ from markupsafe import Markup
 
 from api.broker.broker import Broker
 from api.broker.refusals import NotTheOwner
-from api.broker.serving.connected_clients import TopicClients
+from api.broker.serving.connected_clients import LiveTopicState
+from api.broker.stats import StatsSnapshot, stats_snapshot
 from api.dashboard.formats import count, share, size
 from api.dashboard.message_browser import text_of
 from api.dashboard.policy_table import PolicyRow, policy_rows
@@ -25,7 +26,6 @@ from api.observability.redaction import redacted
 from api.reports import run_document
 from api.rest import resolve
 from api.rest.compaction.runs import get_compaction_control
-from api.rest.topics.stats_snapshot import StatsSnapshot, stats_snapshot
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from storage.errors import CompactorError
 from storage.ledger.manifest import Manifest, read_manifest
@@ -106,7 +106,7 @@ def topic_view(broker: Broker, name: TopicName, *, in_full: bool, with_subscript
     environment = broker.environment
     record = resolve.topic(broker, name)
     snapshot = environment.metadata.snapshot(record.id)
-    stats = stats_snapshot(broker, name)
+    stats = stats_snapshot(environment, name)
     if stats is None:
         raise resolve.not_found(broker, name)
     compacted = snapshot.compacted
@@ -136,7 +136,7 @@ def topic_view(broker: Broker, name: TopicName, *, in_full: bool, with_subscript
 
 
 def _picture(
-    snapshot: TopicSnapshot, stats: StatsSnapshot, manifest: Manifest | None, clients: TopicClients | None
+    snapshot: TopicSnapshot, stats: StatsSnapshot, manifest: Manifest | None, clients: LiveTopicState | None
 ) -> Markup:
     """Draw a topic. `clients` None: without subscriptions and readers."""
     raw = [_raw(extent, stats.end) for extent in snapshot.extents]
@@ -156,7 +156,7 @@ def _picture(
     return draw(raw, parts, marks, stats.end)
 
 
-def _client_marks(stats: StatsSnapshot, clients: TopicClients) -> list[Mark]:
+def _client_marks(stats: StatsSnapshot, clients: LiveTopicState) -> list[Mark]:
     marks = [
         Mark(
             "cursor",
@@ -169,7 +169,7 @@ def _client_marks(stats: StatsSnapshot, clients: TopicClients) -> list[Mark]:
     marks += [
         Mark("reader", reader.delivered_end, f"reader {reader_name}: has got what is before {reader.delivered_end:,}")
         for reader_name, reader in clients.subscriptions.items()
-        if not reader.durable and reader.consumers
+        if not reader.clients.durable and reader.clients.consumers
     ]
     return marks
 

@@ -19,7 +19,8 @@ from weakref import WeakValueDictionary
 
 from api.broker.broker import Broker
 from api.broker.refusals import NotTheOwner
-from api.broker.serving.connected_clients import TopicClients
+from api.broker.serving import client_stats
+from api.broker.serving.connected_clients import LiveTopicState
 from api.broker.serving.cursor_writer import CursorWriter
 from api.broker.serving.deduplication import Deduplication
 from api.broker.serving.live_subscriptions import ServedSubscription
@@ -30,7 +31,6 @@ from api.broker.serving.tail import Tail, TailBudget
 from api.broker.serving.topic import PersistentTopic
 from api.broker.threads import WaitsFor
 from api.observability.logs import LogThrottle
-from api.pulsar import stats
 from api.pulsar.errors import Refused, ServerError
 from api.pulsar.lookup import find_or_create, owner_of
 from api.pulsar.settings import PulsarSettings
@@ -78,7 +78,7 @@ class TopicRegistry:
         self._broker.logs.on_appended = partial(self._appended, loop)
         clients = self._broker.clients
         clients.of_topic = self._clients_of
-        clients.counts = lambda: stats.counts(iter(self))
+        clients.counts = lambda: client_stats.counts(iter(self))
         clients.subscription = partial(self._live_subscription, loop)
         clients.truncated = partial(self._truncated, loop)
 
@@ -236,9 +236,9 @@ class TopicRegistry:
             topic.published.add(sum(result.messages for _, result in entries), sum(len(data) for data, _ in entries))
             topic.appended()
 
-    def _clients_of(self, name: TopicName) -> TopicClients:
+    def _clients_of(self, name: TopicName) -> LiveTopicState:
         topic = self._by_name.get(name)
-        return TopicClients() if topic is None else stats.topic_clients(topic)
+        return LiveTopicState() if topic is None else client_stats.live_topic(topic)
 
     def _live_subscription(
         self, loop: asyncio.AbstractEventLoop, record: TopicRecord, name: str

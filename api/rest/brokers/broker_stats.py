@@ -13,18 +13,20 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 
+from api.broker.serving.connected_clients import ConsumerStats, ProducerStats
+from api.broker.stats import SubscriptionStats, TopicStats, stats_snapshot, topic_stats
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
 from api.http.dependencies import Broker
 from api.http.router import Routes
 from api.observability.logs import LogThrottle
 from api.rest.tenancy.bundles import RANGES, bundle_of
-from api.rest.topics.stats_models import NO_CONSUMER
-from api.rest.topics.stats_snapshot import StatsSnapshot, stats_snapshot
 from storage.errors import CompactorError, NotFound
 from storage.model import TopicName
 
 router = Routes("brokers", "/admin/v2/broker-stats")
+INDIVIDUAL = ("Shared", "Key_Shared")
+"""The types of subscriptions that acknowledge one by one; a broker gives their unacknowledged messages."""
 
 
 @router.get(
@@ -61,13 +63,14 @@ def _bundles(broker: Broker, log_throttle: LogThrottle, by_bundle: dict[str, lis
         between = ""
         for name in by_bundle[bundle]:
             try:
-                found = stats_snapshot(broker, name)
+                snapshot = stats_snapshot(broker.environment, name)
             except CompactorError as error:  # the answer has begun
                 reason = f"{name} is left out of the stats of all topics: {error}"
                 log_throttle.warn(reason, f"{type(error).__name__} in stats of all topics")
                 continue
-            if found is not None:  # it may have been deleted meanwhile
-                yield f"{between}{json.dumps(str(name))}:{json.dumps(_stats(found))}"
+            if snapshot is not None:  # it may have been deleted meanwhile
+                stats = topic_stats(snapshot, broker.clients.of_topic(name))
+                yield f"{between}{json.dumps(str(name))}:{json.dumps(_fields(stats))}"
                 between = ","
         yield "}}"
 
@@ -81,39 +84,75 @@ def _namespaces(broker: Broker) -> Iterator[str]:
             continue
 
 
-def _stats(found: StatsSnapshot) -> dict[str, Any]:
-    """A topic, with what this service has none of at a broker's default."""
-    cursors = found.stats.cursors
+def _fields(stats: TopicStats) -> dict[str, Any]:
+    """Return a topic's fields in a broker's order; what this service does not have is at a broker's default."""
+    clients = stats.clients
     return {
-        "publishers": [],
+        "publishers": [_producer(item) for item in clients.publishers],
         "replication": {},
-        "subscriptions": {
-            cursor.record.name: {
-                "consumers": [],
-                "msgBacklog": found.backlog(cursor),
-                "msgRateExpired": 0.0,
-                "msgRateOut": 0.0,
-                "messageAckRate": 0.0,
-                "msgThroughputOut": 0.0,
-                "msgRateRedeliver": 0.0,
-                "numberOfEntriesSinceFirstNotAckedMessage": found.since_mark_delete(cursor),
-                "totalNonContiguousDeletedMessagesRange": cursor.ranges,
-                "type": NO_CONSUMER,
-            }
-            for cursor in cursors
-        },
-        "producerCount": 0,
-        "averageMsgSize": 0.0,
-        "msgRateIn": 0.0,
-        "msgRateOut": 0.0,
-        "msgInCount": found.end,
-        "bytesInCount": found.size,
-        "msgOutCount": 0,
-        "bytesOutCount": 0,
-        "msgThroughputIn": 0.0,
-        "msgThroughputOut": 0.0,
-        "storageSize": found.size,
-        "backlogSize": max((found.backlog_bytes(cursor) for cursor in cursors), default=0),
+        "subscriptions": {name: _subscription(item) for name, item in stats.subscriptions.items()},
+        "producerCount": len(clients.publishers),
+        "averageMsgSize": clients.average_msg_size,
+        "msgRateIn": clients.msg_rate_in,
+        "msgRateOut": clients.msg_rate_out,
+        "msgInCount": stats.msg_in_counter,
+        "bytesInCount": stats.bytes_in_counter,
+        "msgOutCount": clients.msg_out_counter,
+        "bytesOutCount": clients.bytes_out_counter,
+        "msgThroughputIn": clients.msg_throughput_in,
+        "msgThroughputOut": clients.msg_throughput_out,
+        "storageSize": stats.storage_size,
+        "backlogSize": stats.backlog_size,
         "pendingAddEntriesCount": 0,
         "filteredEntriesCount": 0,
     }
+
+
+def _subscription(stats: SubscriptionStats) -> dict[str, Any]:
+    clients = stats.clients
+    is_individual = clients.type in INDIVIDUAL
+    fields = {
+        "consumers": [_consumer(item, is_individual) for item in clients.consumers],
+        "msgBacklog": stats.msg_backlog,
+        "msgRateExpired": 0.0,
+        "msgRateOut": clients.msg_rate_out,
+        "messageAckRate": clients.message_ack_rate,
+        "msgThroughputOut": clients.msg_throughput_out,
+        "msgRateRedeliver": clients.msg_rate_redeliver,
+        "numberOfEntriesSinceFirstNotAckedMessage": stats.since_mark_delete,
+        "totalNonContiguousDeletedMessagesRange": stats.non_contiguous_deleted_messages_ranges,
+        "type": clients.type,
+    }
+    if is_individual:
+        fields |= {"blockedSubscriptionOnUnackedMsgs": False, "unackedMessages": clients.unacked_messages}
+    return fields
+
+
+def _producer(stats: ProducerStats) -> dict[str, Any]:
+    return {
+        "msgRateIn": stats.msg_rate_in,
+        "msgThroughputIn": stats.msg_throughput_in,
+        "averageMsgSize": stats.average_msg_size,
+        "address": stats.address,
+        "producerId": stats.producer_id,
+        "producerName": stats.producer_name,
+        "connectedSince": stats.connected_since,
+        "clientVersion": stats.client_version,
+        "metadata": dict(stats.metadata),
+    }
+
+
+def _consumer(stats: ConsumerStats, is_individual: bool) -> dict[str, Any]:
+    fields = {
+        "address": stats.address,
+        "consumerName": stats.consumer_name,
+        "availablePermits": stats.available_permits,
+        "connectedSince": stats.connected_since,
+        "msgRateOut": stats.msg_rate_out,
+        "msgThroughputOut": stats.msg_throughput_out,
+        "msgRateRedeliver": stats.msg_rate_redeliver,
+        "avgMessagesPerEntry": stats.avg_messages_per_entry,
+    }
+    if is_individual:
+        fields |= {"unackedMessages": stats.unacked_messages, "blockedConsumerOnUnackedMsgs": False}
+    return fields | {"clientVersion": stats.client_version, "metadata": dict(stats.metadata)}

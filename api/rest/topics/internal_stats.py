@@ -1,7 +1,8 @@
-"""What is behind a topic: ledgers, cursors, the compacted ledger; from SQL, without reading any of them."""
+"""Internal stats of a topic: ledgers, cursors, the compacted ledger; from SQL, without reading any of them."""
 
 from __future__ import annotations
 
+from api.broker.stats import EntryPosition, StatsSnapshot, stats_snapshot
 from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE
 from api.http.dependencies import Broker
@@ -21,7 +22,6 @@ from api.rest.topics.stats_models import (
     TopicInternalInfo,
     TopicInternalStats,
 )
-from api.rest.topics.stats_snapshot import EntryPosition, StatsSnapshot, stats_snapshot
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, CursorRecord, PartitionedTopic
 from storage.metadata.stats import CursorStatsRecord
 
@@ -42,7 +42,7 @@ def get_partitioned_internal_stats(broker: Broker, topic: Topic) -> PartitionedT
     whole = partitioned(broker, topic)
     return PartitionedTopicInternalStats(
         metadata=PartitionedMetadata(partitions=whole.partitions),
-        partitions={name: internal_stats(found) for name, found in _partitions(broker, whole).items()},
+        partitions={name: internal_stats(snapshot) for name, snapshot in _partitions(broker, whole).items()},
     )
 
 
@@ -53,27 +53,27 @@ def get_internal_info(broker: Broker, topic: Topic) -> TopicInternalInfo:
     if whole is None:
         return internal_info(of_topic(broker, topic, lines=True))
     return TopicInternalInfo(
-        partitions={name: internal_info(found) for name, found in _partitions(broker, whole).items()}
+        partitions={name: internal_info(snapshot) for name, snapshot in _partitions(broker, whole).items()}
     )
 
 
-def internal_stats(found: StatsSnapshot) -> TopicInternalStats:
-    """The model of one topic; its counts have lines."""
-    stats, extents = found.stats, found.extents
+def internal_stats(snapshot: StatsSnapshot) -> TopicInternalStats:
+    """Return the model of one topic; its snapshot has lines."""
+    stats, extents = snapshot.stats, snapshot.extents
     unrolled = next((extent for extent in extents if extent.open), None)
     compacted = stats.compacted
     return TopicInternalStats(
-        entries_added_counter=found.entries,
-        number_of_entries=found.entries,
-        total_size=found.size,
+        entries_added_counter=snapshot.entries,
+        number_of_entries=snapshot.entries,
+        total_size=snapshot.size,
         current_ledger_entries=unrolled.entries if unrolled else 0,
         current_ledger_size=unrolled.size if unrolled else 0,
         last_ledger_created_timestamp=moment(max([stats.topic.created_at, *(extent.created_at for extent in extents)])),
-        last_confirmed_entry=str(found.last_entry),
+        last_confirmed_entry=str(snapshot.last_entry),
         ledgers=[
             LedgerInfo(ledger_id=extent.ledger_id, entries=extent.entries, size=extent.size) for extent in extents
         ],
-        cursors={cursor.record.name: _cursor(found, cursor) for cursor in stats.cursors},
+        cursors={cursor.record.name: _cursor(snapshot, cursor) for cursor in stats.cursors},
         properties=dict(stats.properties),
         compacted_ledger=LedgerInfo(ledger_id=-1, entries=-1, size=-1)
         if compacted is None
@@ -81,9 +81,9 @@ def internal_stats(found: StatsSnapshot) -> TopicInternalStats:
     )
 
 
-def internal_info(found: StatsSnapshot) -> TopicInternalInfo:
-    """The model of one topic; its counts have lines."""
-    topic, extents = found.stats.topic, found.extents
+def internal_info(snapshot: StatsSnapshot) -> TopicInternalInfo:
+    """Return the model of one topic; its snapshot has lines."""
+    topic, extents = snapshot.stats.topic, snapshot.extents
     created = moment(topic.created_at)
     changed = moment(max([topic.created_at, *(extent.created_at for extent in extents)]))
     return TopicInternalInfo(
@@ -103,22 +103,22 @@ def internal_info(found: StatsSnapshot) -> TopicInternalInfo:
             cursor.record.name: StoredCursorInfo(
                 creation_date=created,
                 modification_date=changed,
-                mark_delete=PositionInfo(**found.position(cursor)._asdict()),
+                mark_delete=PositionInfo(**snapshot.position(cursor)._asdict()),
                 properties=_numbers(cursor.record) or None,
             )
-            for cursor in found.stats.cursors
+            for cursor in snapshot.stats.cursors
         },
     )
 
 
-def _cursor(found: StatsSnapshot, cursor: CursorStatsRecord) -> CursorStats:
-    mark = found.position(cursor)
+def _cursor(snapshot: StatsSnapshot, cursor: CursorStatsRecord) -> CursorStats:
+    mark = snapshot.position(cursor)
     return CursorStats(
         mark_delete_position=str(mark),
         read_position=str(EntryPosition(mark.ledger_id, mark.entry_id + 1)),
-        messages_consumed_counter=max(found.end - found.backlog(cursor), 0),
-        last_ledger_switch_timestamp=moment(found.stats.topic.created_at),
-        number_of_entries_since_first_not_acked_message=found.since_mark_delete(cursor),
+        messages_consumed_counter=max(snapshot.end - snapshot.backlog(cursor), 0),
+        last_ledger_switch_timestamp=moment(snapshot.stats.topic.created_at),
+        number_of_entries_since_first_not_acked_message=snapshot.since_mark_delete(cursor),
         total_non_contiguous_deleted_messages_range=cursor.ranges,
         properties=_numbers(cursor.record),
     )
@@ -131,5 +131,6 @@ def _numbers(record: CursorRecord) -> dict[str, int]:
 
 
 def _partitions(broker: Broker, whole: PartitionedTopic) -> dict[str, StatsSnapshot]:
-    found = {str(name): stats_snapshot(broker, name, lines=True) for name in resolve.partition_names(whole)}
-    return {name: counts for name, counts in found.items() if counts is not None}
+    names = resolve.partition_names(whole)
+    snapshots = {str(name): stats_snapshot(broker.environment, name, lines=True) for name in names}
+    return {name: snapshot for name, snapshot in snapshots.items() if snapshot is not None}

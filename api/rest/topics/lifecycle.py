@@ -105,8 +105,8 @@ def delete_topic(broker: Broker, topic: Topic, force: bool = False) -> None:
 def refuse_clients(broker: Broker, *topics: TopicName) -> None:
     """Raises RestException (412) while Pulsar's clients are connected to one of them here."""
     for topic in topics:
-        clients = broker.clients.of_topic(topic)
-        if clients.publishers or any(item.consumers for item in clients.subscriptions.values()):
+        live = broker.clients.of_topic(topic)
+        if live.clients.publishers or any(item.clients.consumers for item in live.subscriptions.values()):
             raise RestException(
                 412, f"Topic {topic} has active producers/subscriptions: end them, or delete with force"
             )

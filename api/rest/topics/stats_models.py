@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from api.broker.serving.connected_clients import NO_CONSUMER
 from api.rest.models import PulsarAnswer
 
 NO_LIMIT = -1
-NO_CONSUMER = "None"
-"""The type of a subscription to which no consumer is attached."""
-EXCLUSIVE = "Exclusive"
-"""The type of a subscription that one consumer reads."""
-ONE_ACTIVE = (EXCLUSIVE, "Failover")
-"""The types of which one consumer is active."""
 
 
 class CompactionStats(PulsarAnswer):

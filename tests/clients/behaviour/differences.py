@@ -1,4 +1,4 @@
-"""Probes that this service answers otherwise than a broker: on purpose, or because a finding is still open.
+"""Probes that this service answers otherwise than a broker, on purpose.
 
 `DIFFERENT` has what this service answers, so that such an answer is as fixed as any other; docs/clients.md gives the
 same reasons ("Where it differs from a broker").
@@ -141,8 +141,3 @@ DIFFERENT: dict[str, Difference] = {
         {(0, "unackedMessages"): 5, (1, "unackedMessages"): 5},
     ),
 }
-
-OPEN: dict[str, str] = {
-    "broker_stats_of_topics": "G18",
-}
-"""By probe: the finding that is still to be mended."""

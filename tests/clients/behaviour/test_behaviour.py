@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.behaviour.differences import DIFFERENT, OPEN
+from tests.clients.behaviour.differences import DIFFERENT
 from tests.clients.behaviour.endpoint import PROXY, SECRET_KEY, SUPERUSER, Endpoint
 from tests.clients.behaviour.table import PROBES, RECORDED, answers
 from tests.servers.compactor_service import compactor_service
@@ -36,13 +36,10 @@ def test_answers_are_those_of_a_broker(tmp_path: Path) -> None:
     expected = {
         name: DIFFERENT[name].applied(each) if name in DIFFERENT else each for name, each in _recorded().items()
     }
-    for name in OPEN:
-        if actual[name] == expected[name]:
-            print(f"{name} ({OPEN[name]}) is answered as a broker does: remove it from OPEN")
     lines = [
         f"{name} {PROBES[name].findings}:\n  expected {json.dumps(each)}\n  actual   {json.dumps(actual[name])}"
         for name, each in expected.items()
-        if name not in OPEN and actual[name] != each
+        if actual[name] != each
     ]
     assert not lines, "\n".join(lines)
     assert not errors, "\n".join(errors)
@@ -56,6 +53,6 @@ def test_each_probe_has_the_answer_of_a_broker() -> None:
 
 def test_differences_are_of_probes_and_explained_in_the_docs() -> None:
     recorded, page = _recorded(), " ".join(CLIENTS_PAGE.read_text().split())
-    assert [name for name in (*DIFFERENT, *OPEN) if name not in recorded] == []
+    assert [name for name in DIFFERENT if name not in recorded] == []
     assert [name for name, each in DIFFERENT.items() if each.applied(recorded[name]) == recorded[name]] == []
     assert [each.reason for each in DIFFERENT.values() if each.reason not in page] == []

@@ -12,7 +12,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from api.broker.serving.connected_clients import SubscriptionClients, TopicClients
+from api.broker.serving.connected_clients import (
+    ConsumerStats,
+    LiveSubscriptionState,
+    LiveTopicState,
+    SubscriptionClients,
+)
 from api.http.tokens import create
 from tests.asgi import TestClient
 from tests.clients.rest.conftest import RestTopic
@@ -106,8 +111,9 @@ def test_readers_that_are_connected_are_in_the_picture(
     served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rest_topic.put(a="1", b="1", c="1")
-    reader = SubscriptionClients({}, ({},), delivered_end=2, durable=False)
-    clients = TopicClients(subscriptions={"reader-1": reader, "gone": SubscriptionClients(durable=False)})
+    reader = LiveSubscriptionState(SubscriptionClients(durable=False, consumers=(ConsumerStats(),)), delivered_end=2)
+    ended = LiveSubscriptionState(SubscriptionClients(durable=False))
+    clients = LiveTopicState(subscriptions={"reader-1": reader, "gone": ended})
     monkeypatch.setattr(served.broker.clients, "of_topic", lambda _: clients)
     lines = list(picture(page(served.client, page_of(rest_topic))).iter("g"))
     assert [item.get("aria-label") for item in lines if item.find("line[@class='reader']") is not None] == [

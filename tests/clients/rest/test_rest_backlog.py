@@ -9,6 +9,14 @@ from typing import Any
 
 import pytest
 
+from api.broker.serving.connected_clients import (
+    ConsumerStats,
+    LiveSubscriptionState,
+    LiveTopicState,
+    ProducerStats,
+    SubscriptionClients,
+    TopicClients,
+)
 from api.broker.threads import Pool, WaitsFor
 from api.rest.brokers import broker_stats
 from storage.errors import Misconfigured
@@ -278,6 +286,56 @@ def test_stats_of_all_topics(served: Served, namespace: str, rest_topic: RestTop
     assert of_default[rest_topic.name]["msgInCount"] == 1
     listed = served.ask("GET", f"{ADMIN}/persistent/public/default").json()
     assert sorted(of_default) == sorted(listed)
+
+
+def test_stats_of_all_topics_are_those_of_each_topic(rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rest_topic.ask("PUT", "/subscription/cursor").status_code == 204
+    rest_topic.put(a="1", b="2")
+    consumer = ConsumerStats(consumer_name="c", address="/127.0.0.1:1", available_permits=7, unacked_messages=2)
+    shared = SubscriptionClients(type="Shared", consumers=(consumer,), unacked_messages=2, msg_rate_out=2.5)
+    exclusive = SubscriptionClients(type="Exclusive", consumers=(consumer,), message_ack_rate=0.5)
+    live = LiveTopicState(
+        TopicClients(msg_rate_in=1.5, bytes_out_counter=9, publishers=(ProducerStats(producer_name="p"),)),
+        {
+            "cursor": LiveSubscriptionState(shared, backlog=lambda end, first: end - first - 1),
+            "reader": LiveSubscriptionState(exclusive),
+        },
+    )
+    broker = rest_topic.served.broker
+    monkeypatch.setattr(
+        broker.clients, "of_topic", lambda name: live if str(name) == rest_topic.name else LiveTopicState()
+    )
+    of_one = rest_topic.ask("GET", "/stats").json()
+    everything = rest_topic.served.ask("GET", f"{ADMIN}/broker-stats/topics").json()
+    (of_all,) = (
+        some["persistent"][rest_topic.name]
+        for some in everything["public/default"].values()
+        if rest_topic.name in some["persistent"]
+    )
+    renamed = {
+        "msgInCount": "msgInCounter",
+        "bytesInCount": "bytesInCounter",
+        "msgOutCount": "msgOutCounter",
+        "bytesOutCount": "bytesOutCounter",
+    }
+    compared = 0
+    for name, value in of_all.items():
+        if renamed.get(name, name) in of_one and name not in {"publishers", "subscriptions"}:
+            assert (name, value) == (name, of_one[renamed.get(name, name)])
+            compared += 1
+    assert compared == 12
+    assert of_all["producerCount"] == 1
+    producers = zip(of_all["publishers"], of_one["publishers"], strict=True)
+    assert all(item == {field: other[field] for field in item} for item, other in producers)
+    assert of_all["subscriptions"].keys() == of_one["subscriptions"].keys() == {"cursor", "reader"}
+    for name, subscription in of_all["subscriptions"].items():
+        whole = of_one["subscriptions"][name]
+        same = subscription.keys() & whole.keys() - {"consumers"}
+        assert {"msgBacklog", "type", "msgRateOut", "messageAckRate"} <= same
+        assert {field: subscription[field] for field in same} == {field: whole[field] for field in same}
+        consumers = zip(subscription["consumers"], whole["consumers"], strict=True)
+        assert all(item == {field: other[field] for field in item} for item, other in consumers)
+    assert of_all["subscriptions"]["cursor"]["msgBacklog"] == 1
 
 
 def test_a_topic_whose_figures_cannot_be_had_is_left_out_of_all_stats_and_logged(

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from api.broker.serving.connected_clients import SubscriptionClients, TopicClients
+from api.broker.serving.connected_clients import (
+    ConsumerStats,
+    LiveSubscriptionState,
+    LiveTopicState,
+    ProducerStats,
+    SubscriptionClients,
+    TopicClients,
+)
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served
 from tests.workbench import content
@@ -170,14 +177,17 @@ def test_the_last_publish_time_is_there_before_a_segment_is_rolled(rest_topic: R
 
 
 def test_clients_are_named_or_left_out(rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch) -> None:
-    consumers = ({"consumerName": "one", "lastConsumedFlowTimestamp": 7}, {"consumerName": "two"})
+    consumers = ConsumerStats(consumer_name="one", last_consumed_flow_timestamp=7), ConsumerStats(consumer_name="two")
     subscriptions = {
-        "exclusive": SubscriptionClients({"type": "Exclusive"}, consumers[:1]),
-        "failover": SubscriptionClients({"type": "Failover", "active_consumer_name": "two"}, consumers),
-        "shared": SubscriptionClients({"type": "Shared"}, consumers[1:]),
+        "exclusive": SubscriptionClients(type="Exclusive", consumers=consumers[:1]),
+        "failover": SubscriptionClients(type="Failover", active_consumer_name="two", consumers=consumers),
+        "shared": SubscriptionClients(type="Shared", consumers=consumers[1:]),
     }
-    clients = TopicClients(publishers=({"producerName": "p"},), subscriptions=subscriptions)
-    monkeypatch.setattr(rest_topic.served.broker.clients, "of_topic", lambda _: clients)
+    live = LiveTopicState(
+        TopicClients(publishers=(ProducerStats(producer_name="p"),)),
+        {name: LiveSubscriptionState(clients) for name, clients in subscriptions.items()},
+    )
+    monkeypatch.setattr(rest_topic.served.broker.clients, "of_topic", lambda _: live)
     found = _stats(rest_topic)
     by_name = found["subscriptions"]
     assert {name: item.get("activeConsumerName") for name, item in by_name.items()} == {

@@ -14,7 +14,14 @@ from fastapi import HTTPException, Request
 from starlette.responses import Response
 
 from api.broker.refusals import ConsumerBusy
-from api.broker.serving.connected_clients import SubscriptionClients, TopicClients
+from api.broker.serving.connected_clients import (
+    ConsumerStats,
+    LiveSubscriptionState,
+    LiveTopicState,
+    ProducerStats,
+    SubscriptionClients,
+    TopicClients,
+)
 from api.broker.threads import WaitsFor
 from api.http.problems import RestException
 from api.http.router import Routes
@@ -187,10 +194,10 @@ def clients(scene: Scene, subscription: str) -> None:
             if not force:
                 raise ConsumerBusy("the subscription has 1 consumer", "end it, or force it")
 
-    connected = TopicClients(
-        {"msg_rate_in": 1.5},
-        ({"producerId": 1, "producerName": "p"},),
-        {subscription: SubscriptionClients({"type": "Shared", "msg_rate_out": 2.5}, ({"consumerName": "c"},), 1)},
+    consumer = SubscriptionClients(type="Shared", msg_rate_out=2.5, consumers=(ConsumerStats(consumer_name="c"),))
+    connected = LiveTopicState(
+        TopicClients(msg_rate_in=1.5, publishers=(ProducerStats(producer_id=1, producer_name="p"),)),
+        {subscription: LiveSubscriptionState(consumer, 1)},
     )
     live = scene.served.broker.clients
     scene.patch.setattr(live, "of_topic", lambda _: connected)
@@ -200,7 +207,7 @@ def clients(scene: Scene, subscription: str) -> None:
 def alone(scene: Scene) -> None:
     """Undo `clients`."""
     live = scene.served.broker.clients
-    scene.patch.setattr(live, "of_topic", lambda _: TopicClients())
+    scene.patch.setattr(live, "of_topic", lambda _: LiveTopicState())
     scene.patch.setattr(live, "subscription", lambda _, __: None)
 
 
