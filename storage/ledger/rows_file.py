@@ -244,7 +244,7 @@ class RowsReader:
         statistics = self._statistics(number, column)
         return int(statistics.min) if statistics is not None else None
 
-    def most(self, number: int, column: str) -> int | None:
+    def greatest(self, number: int, column: str) -> int | None:
         """Return the largest value of a column of numbers in one row group, by its statistics; None if all are null."""
         statistics = self._statistics(number, column)
         return int(statistics.max) if statistics is not None else None

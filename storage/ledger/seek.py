@@ -100,7 +100,7 @@ class TimeBound:
         return False
 
     def skips(self, reader: RowsReader, number: int) -> bool:
-        newest = reader.most(number, "publish_time")
+        newest = reader.greatest(number, "publish_time")
         return newest is not None and newest < self.publish_time
 
     def first_row(self, table: pa.Table) -> int:

@@ -84,7 +84,7 @@ class LastMessageFinder:
     def _ends_plainly(self, ledger: LedgerRecord) -> bool:
         """Return whether, by the footer, the last row group holds only messages: then no row need be read."""
         reader = RowsReader(self._store, ledger.rows_object)
-        return reader.most(len(reader.groups) - 1, "slot") == int(rows.RowType.MESSAGE)
+        return reader.greatest(len(reader.groups) - 1, "slot") == int(rows.RowType.MESSAGE)
 
     def _search_ledger(self, ledger: LedgerRecord, first: int, unfinished: _Unfinished) -> None:
         chunks = read_ledger_chunks(self._store, ledger.index)
@@ -148,7 +148,7 @@ class LastMessageFinder:
                 continue
             reader, deleted = RowsReader(self._store, part.rows), read_deleted(self._store, part)
             for number in reversed(range(len(reader.groups))):
-                newest = reader.most(number, "publish_time")
+                newest = reader.greatest(number, "publish_time")
                 if retention is not None and newest is not None and not retention.shows(part.last.offset, newest):
                     continue
                 table = reader.read(number, [*_ID, *_CHUNK])
