@@ -90,17 +90,17 @@ DIFFERENT: dict[str, Difference] = {
         {("durable again",): []},
     ),
     "protobuf_schemas": Difference(
-        "PROTOBUF and KEY_VALUE of PROTOBUF are compared as Avro; a broker with its default checkers takes any"
+        "PROTOBUF and KEY_VALUE of PROTOBUF are compared as Avro; a broker with its default checkers accepts any"
         " PROTOBUF.",
         {("required field",): "IncompatibleSchema"},
     ),
     "permits_of_a_compacted_read": Difference(
-        "A compacted read takes the permits that the client gives back: those of all slots for clients of C++, of live"
-        " ones for Java; a broker, which sends no set, takes those of all slots.",
+        "A compacted read uses the permits that the client returns: those of all slots for clients of C++, of live ones"
+        " for Java; a broker, which sends no set, uses those of all slots.",
         {("Java",): 2.0},
     ),
     "permits_of_partly_acknowledged_batches": Difference(
-        "`msgOutCounter` counts what was delivered; a broker counts acknowledged messages of a batch again.",
+        "`msgOutCounter` counts delivered messages; a broker counts acknowledged messages of a batch again.",
         {("again", "msgOutCounter"): 8},
     ),
     "last_message_id_of_a_consumer": Difference(_BEFORE_THE_FIRST, {("empty", "mark-delete"): [-1, -1]}),
