@@ -19,7 +19,7 @@ class ConnectedProducer:
         self.topic = topic
         self._producer_id = request.producer_id
         self._send = session.channel.send
-        self.queued = session.pending_publishes.add
+        self.note_queued = session.pending_publishes.add
         options = ProducerOptions(
             name,
             request.producer_id,

@@ -234,7 +234,7 @@ class TopicRegistry:
         if topic is not None:
             topic.tail.append(entries)
             topic.published.add(sum(result.messages for _, result in entries), sum(len(data) for data, _ in entries))
-            topic.appended()
+            topic.wake_subscriptions()
 
     def _clients_of(self, name: TopicName) -> LiveTopicState:
         topic = self._by_name.get(name)
@@ -257,7 +257,7 @@ class TopicRegistry:
         def restart() -> None:
             topic = self._by_id.get(record.id)
             if topic is not None:
-                topic.truncated()
+                topic.drop_entries()
 
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(restart)

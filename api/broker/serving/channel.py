@@ -52,7 +52,7 @@ class ConsumerChannel(Channel, Protocol):
 class ProducerChannel(Channel, Protocol):
     """The connection of one producer."""
 
-    def queued(self, entries: int, size: int) -> None:
+    def note_queued(self, entries: int, size: int) -> None:
         """Note a change of the number and the bytes of the producer's entries that wait to be appended."""
 
     def send_receipt(self, sequence_id: int, highest_sequence_id: int, message_id: MessageId) -> None:

@@ -156,12 +156,12 @@ class Dispatcher:
         self._return_entries(entries)
         self.wake()
 
-    def released(self, pending: PendingAck) -> None:
+    def note_released(self, pending: PendingAck) -> None:
         """Note that an entry has left its consumer: acknowledged, returned or dropped."""
         if self._by_key and isinstance(pending.group, int):
             self._draining.remove(pending.group)
 
-    def settled(self, pending: PendingAck) -> None:
+    def note_settled(self, pending: PendingAck) -> None:
         """Note that an entry is wholly acknowledged: it is not delivered again."""
         self._waiting.settle(pending.offset)
 

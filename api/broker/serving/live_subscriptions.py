@@ -45,7 +45,7 @@ class ServedSubscription:
         self._subscription.position.extend(end)
 
     async def _acknowledged(self) -> None:
-        self._subscription.acknowledged_outside()
+        self._subscription.settle_acknowledged()
 
     def _call(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -79,17 +79,17 @@ class Producer:
     def name(self) -> str:
         return self.options.name
 
-    def queued(self, entries: int, size: int) -> None:
+    def note_queued(self, entries: int, size: int) -> None:
         """Report the change of the number and the bytes of the producer's entries that wait to be appended."""
-        self.channel.queued(entries, size)
+        self.channel.note_queued(entries, size)
 
-    def stored(self, entry: QueuedEntry, message_id: MessageId, is_duplicate: bool) -> None:
+    def send_receipt(self, entry: QueuedEntry, message_id: MessageId, is_duplicate: bool) -> None:
         """Send the receipt of an entry."""
         self.duplicates += is_duplicate
         self.published.add(entry.messages, len(entry.entry))
         self.channel.send_receipt(entry.sequence_id, entry.highest_sequence_id, message_id)
 
-    def refused(self, entry: QueuedEntry, error: InvalidRecord) -> None:
+    def send_error(self, entry: QueuedEntry, error: InvalidRecord) -> None:
         """Report an entry that can never be appended."""
         self.channel.send_error(entry.sequence_id, error)
 

@@ -42,13 +42,13 @@ class Publisher(Protocol):
     @property
     def is_closed(self) -> bool: ...
 
-    def queued(self, entries: int, size: int) -> None:
+    def note_queued(self, entries: int, size: int) -> None:
         """Report the change of the number and the bytes of the producer's entries in the queue."""
 
-    def stored(self, entry: QueuedEntry, message_id: MessageId, is_duplicate: bool) -> None:
+    def send_receipt(self, entry: QueuedEntry, message_id: MessageId, is_duplicate: bool) -> None:
         """Send the receipt of an entry, which is durable."""
 
-    def refused(self, entry: QueuedEntry, error: InvalidRecord) -> None:
+    def send_error(self, entry: QueuedEntry, error: InvalidRecord) -> None:
         """Report an entry that can never be appended."""
 
     def disconnect(self) -> None:
@@ -94,29 +94,29 @@ class PublishQueue:
         self._waiting: list[QueuedEntry] = []
         self._task: asyncio.Task[None] | None = None
         self._put = self._answered = 0
-        self._settling: list[tuple[int, asyncio.Future[None]]] = []
-        self._unsettled: dict[str, int] = {}
+        self._drains: list[tuple[int, asyncio.Future[None]]] = []
+        self._counts: dict[str, int] = {}
         """The number of entries without an answer, by the name of their producer."""
 
     def put(self, entry: QueuedEntry) -> None:
         """Append an entry after all waiting ones, and answer its producer unless that is closed meanwhile."""
         self._waiting.append(entry)
         self._put += 1
-        self._unsettled[entry.producer_name] = self._unsettled.get(entry.producer_name, 0) + 1
-        entry.producer.queued(1, len(entry.entry))
+        self._counts[entry.producer_name] = self._counts.get(entry.producer_name, 0) + 1
+        entry.producer.note_queued(1, len(entry.entry))
         if self._task is None:
             self._task = asyncio.create_task(self._append_all(), name=f"publish {self._topic}")
 
-    async def settled(self) -> None:
+    async def drain(self) -> None:
         """Wait until every entry that is in the queue now is answered."""
         if self._answered < self._put:
             future = asyncio.get_running_loop().create_future()
-            self._settling.append((self._put, future))
+            self._drains.append((self._put, future))
             await future
 
     def holds(self, producer_name: str) -> bool:
         """Return whether the queue has an entry of a producer of that name."""
-        return producer_name in self._unsettled
+        return producer_name in self._counts
 
     async def _append_all(self) -> None:
         try:
@@ -159,13 +159,13 @@ class PublishQueue:
                 continue
             if isinstance(outcome, BaseException):
                 if isinstance(outcome, InvalidRecord):
-                    producer.refused(entry, outcome)
+                    producer.send_error(entry, outcome)
                 if is_repeatable(outcome):
                     failures[producer] = outcome
             elif isinstance(outcome, MessageId):
-                producer.stored(entry, self._entry_id(outcome), is_duplicate=True)
+                producer.send_receipt(entry, self._entry_id(outcome), is_duplicate=True)
             else:
-                producer.stored(entry, self._entry_id(outcome.first.message_id), is_duplicate=False)
+                producer.send_receipt(entry, self._entry_id(outcome.first.message_id), is_duplicate=False)
         for producer, error in failures.items():
             text = f"{self._topic}: the producer {producer.name} is disconnected, to send again: {error}"
             self._warn(text, f"producers are disconnected: {type(error).__name__}")
@@ -180,13 +180,13 @@ class PublishQueue:
     def _settle(self, group: Sequence[QueuedEntry]) -> None:
         """Note that the entries of a group are answered."""
         for entry in group:
-            entry.producer.queued(-1, -len(entry.entry))
+            entry.producer.note_queued(-1, -len(entry.entry))
             name = entry.producer_name
-            self._unsettled[name] -= 1
-            if not self._unsettled[name]:
-                del self._unsettled[name]
+            self._counts[name] -= 1
+            if not self._counts[name]:
+                del self._counts[name]
         self._answered += len(group)
-        while self._settling and self._settling[0][0] <= self._answered:
-            _, future = self._settling.pop(0)
+        while self._drains and self._drains[0][0] <= self._answered:
+            _, future = self._drains.pop(0)
             if not future.done():
                 future.set_result(None)

@@ -110,8 +110,8 @@ class Subscription:
 
     def _use(self, dispatcher: Dispatcher | None) -> None:
         self.dispatcher = dispatcher
-        self._acks.on_settled = None if dispatcher is None else dispatcher.settled
-        self.pending.on_release = None if dispatcher is None else dispatcher.released
+        self._acks.on_settled = None if dispatcher is None else dispatcher.note_settled
+        self.pending.on_release = None if dispatcher is None else dispatcher.note_released
 
     def disconnect(self) -> None:
         """Ask the client of each consumer to subscribe again."""
@@ -211,7 +211,7 @@ class Subscription:
         """Acknowledge entries that are looked up in the topic. Raises CompactorError."""
         await self._acks.look_up(consumer, acks, cumulative=cumulative)
 
-    def acknowledged_outside(self) -> None:
+    def settle_acknowledged(self) -> None:
         """Settle the messages that another door has acknowledged on the cursor: no consumer receives them."""
         cursor = self.position.cursor
         assert cursor is not None

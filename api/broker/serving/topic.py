@@ -92,7 +92,7 @@ class PersistentTopic:
         self.producers = ProducerRegistry(storage.record, metadata, self.database, clock, producer_epoch)
         self.subscriptions: dict[str, Subscription] = {}
         self.publishing = PublishQueue(
-            self.name, pools[WaitsFor.LOG], self.append, self._store_sequences_if_due, self.lost, log_throttle.warn
+            self.name, pools[WaitsFor.LOG], self.append, self._store_sequences_if_due, self.note_loss, log_throttle.warn
         )
         self.published = Rate()
         self.stale_readers = 0
@@ -184,7 +184,7 @@ class PersistentTopic:
         finally:
             self._is_storing_sequences = False
 
-    def appended(self) -> None:
+    def wake_subscriptions(self) -> None:
         """Let subscriptions deliver entries that were appended, by any door."""
         for subscription in self.subscriptions.values():
             subscription.wake()
@@ -273,7 +273,7 @@ class PersistentTopic:
                 with contextlib.suppress(NotFound):
                     await self.database.run(self.metadata.cursors.delete, self.record.id, subscription.name)
 
-    def truncated(self) -> None:
+    def drop_entries(self) -> None:
         """Drop all entries in memory: the topic was truncated. Subscriptions continue at its end."""
         self.tail.clear()
         for subscription in self.subscriptions.values():
@@ -331,7 +331,7 @@ class PersistentTopic:
         if self.idle_since is None:
             self._note_idle()
 
-    def lost(self, error: BaseException) -> None:
+    def note_loss(self, error: BaseException) -> None:
         """Note that this service does not serve the topic any more."""
         LOG.info("%s is not served here any more: %s", self.name, error)
         self._on_lost(self)
@@ -345,7 +345,7 @@ class PersistentTopic:
         try:
             for producer in self.producers.all:
                 producer.disconnect()
-            await self.publishing.settled()
+            await self.publishing.drain()
             for subscription in list(self.subscriptions.values()):
                 subscription.disconnect()
                 try:

@@ -75,7 +75,7 @@ async def _create(
         session.remove_producer(connected)
         topic.remove_producer(producer)
         if isinstance(error, Fenced):
-            topic.lost(error)
+            topic.note_loss(error)
         raise
     if producer.is_closed:
         raise Refused(ServerError.ServiceNotReady, f"the producer {producer.name!r} was closed while it was created")
@@ -94,7 +94,7 @@ async def _settle_predecessor(connected: ConnectedProducer) -> None:
         other = topic.producers.named(producer.name)
         if other is not None and other.channel.connection is not connected.connection:
             return
-        await topic.publishing.settled()
+        await topic.publishing.drain()
 
 
 def _producer_success(
@@ -137,7 +137,7 @@ def close(session: Session, request: requests.CloseProducer) -> None:
         return
 
     async def respond() -> responses.Success:
-        await connected.topic.publishing.settled()
+        await connected.topic.publishing.drain()
         connected.topic.remove_producer(connected.producer)
         return responses.Success(request.request_id)
 

@@ -80,4 +80,4 @@ def produce(topic: PersistentTopic, keys: Sequence[str]) -> None:
         for number, key in enumerate(keys)
     ]
     topic._held.append(entries)
-    topic.appended()
+    topic.wake_subscriptions()

@@ -42,7 +42,7 @@ from tests.workbench import Workbench
 def append(topic: PersistentTopic, *entries: bytes) -> None:
     """Append entries as they are."""
     topic._held.append(entries)
-    topic.appended()
+    topic.wake_subscriptions()
 
 
 def message(sequence_id: int = 0, **fields: Any) -> bytes:
@@ -292,7 +292,7 @@ def test_a_skip_by_another_door_is_seen_by_connected_consumers(bench: Workbench,
             assert isinstance(subscription.position.current, Cursor)
             subscription.position.extend(10)
             assert subscription.position.current.skip(6, 10) == 6
-            subscription.acknowledged_outside()
+            subscription.settle_acknowledged()
             assert reader.consumer.unacked == 0
             await reader.flow(ALL)
             assert reader.received == [0, 1, 2, 6, 7, 8, 9]

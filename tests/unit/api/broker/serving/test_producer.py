@@ -40,7 +40,7 @@ class NotingChannel:
     def connection(self) -> object:
         return self
 
-    def queued(self, entries: int, size: int) -> None:
+    def note_queued(self, entries: int, size: int) -> None:
         self.waiting += entries
 
     def send_receipt(self, sequence_id: int, highest_sequence_id: int, message_id: MessageId) -> None:
@@ -218,13 +218,13 @@ def test_what_can_never_be_taken_is_refused_and_the_rest_goes_on(run: Any) -> No
         broken = entries[0][:-1] + b"w"
         for number, entry in enumerate((entries[0], b"no entry", entries[2])):
             topic.publishing.put(QueuedEntry(sender, number, 0, 1, entry))
-        await topic.publishing.settled()
+        await topic.publishing.drain()
         client = channel_of(sender)
         assert client.receipts == [0, 2]
         assert client.errors == [InvalidRecord]
         topic.publishing.put(QueuedEntry(sender, 3, 0, 1, broken))
         topic.publishing.put(QueuedEntry(sender, 4, 0, 1, entries[2]))
-        await topic.publishing.settled()
+        await topic.publishing.drain()
         assert client.errors[1:] == [ChecksumMismatch]
         assert channel_of(sender).is_disconnected
 

@@ -29,13 +29,13 @@ class Sender:
         self.answers: list[tuple[int, str]] = []
         self.disconnected = 0
 
-    def queued(self, entries: int, _size: int) -> None:
+    def note_queued(self, entries: int, _size: int) -> None:
         self.waiting += entries
 
-    def stored(self, entry: QueuedEntry, _: MessageId, is_duplicate: bool) -> None:
+    def send_receipt(self, entry: QueuedEntry, _: MessageId, is_duplicate: bool) -> None:
         self.answers.append((entry.sequence_id, "duplicate" if is_duplicate else "stored"))
 
-    def refused(self, entry: QueuedEntry, error: InvalidRecord) -> None:
+    def send_error(self, entry: QueuedEntry, error: InvalidRecord) -> None:
         self.answers.append((entry.sequence_id, "refused"))
 
     def disconnect(self) -> None:
@@ -86,7 +86,7 @@ async def test_what_waits_behind_a_failed_entry_is_not_appended_before_it_is_sen
     bench.put(a, "a1")
     bench.put(b, "b0")
     assert (bench.queue.holds("a"), bench.queue.holds("c")) == (True, False)
-    await bench.queue.settled()
+    await bench.queue.drain()
     assert bench.groups == [[b"a0"], [b"b0"]]
     assert (a.answers, a.disconnected, b.answers) == ([], 1, [(0, "duplicate")])
     assert (a.waiting, b.waiting, bench.queue.holds("a")) == (0, 0, False)
@@ -98,7 +98,7 @@ async def test_no_receipt_follows_a_failed_entry_of_the_same_group() -> None:
     bench = Bench(a1=FULL, a3=WRONG)
     bench.put(a, "a0", "a1", "a2", "a3")
     bench.put(b, "b4")
-    await bench.queue.settled()
+    await bench.queue.drain()
     assert (a.answers, a.disconnected) == ([(0, "duplicate")], 1)
     assert (b.answers, b.disconnected) == ([(4, "duplicate")], 0)
     assert bench.lost == []
@@ -109,7 +109,7 @@ async def test_what_can_never_be_appended_is_refused_and_the_rest_goes_on() -> N
     sender = Sender("a")
     bench = Bench(a1=WRONG)
     bench.put(sender, "a0", "a1", "a2")
-    await bench.queue.settled()
+    await bench.queue.drain()
     assert sender.answers == [(0, "duplicate"), (1, "refused"), (2, "duplicate")]
     assert not sender.is_closed
 
@@ -119,7 +119,7 @@ async def test_a_topic_that_is_written_elsewhere_is_lost() -> None:
     fenced = Fenced("another writer has the topic", "look it up again")
     sender, bench = Sender("a"), Bench(a0=fenced)
     bench.put(sender, "a0")
-    await bench.queue.settled()
+    await bench.queue.drain()
     assert (bench.lost, sender.disconnected) == ([fenced], 1)
 
 
@@ -128,7 +128,7 @@ async def test_clients_that_connect_again_and_fail_are_one_condition_of_the_log(
     bench = Bench(a0=FULL, b1=Unavailable("the disk has 5 bytes left", "make room"), c2=WRONG)
     for name, entry in (("a", "a0"), ("b", "b1"), ("c", "c2")):
         bench.put(Sender(name), entry)
-        await bench.queue.settled()
+        await bench.queue.drain()
     (first, condition), (second, same) = bench.warnings
     assert "the producer a is disconnected, to send again: the disk is full" in first
     assert ("the disk has 5 bytes left" in second, same) == (True, condition)
@@ -140,7 +140,7 @@ async def test_a_group_has_a_bound_and_at_least_one_entry() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(publishing, "GROUP_BYTES", 5)
         bench.put(sender, "a0", "a1", "a2", "a1000000", "a4")
-        await bench.queue.settled()
+        await bench.queue.drain()
     assert bench.groups == [[b"a0", b"a1"], [b"a2"], [b"a1000000"], [b"a4"]]
 
 
@@ -150,12 +150,12 @@ def test_an_error_that_was_not_foreseen_ends_no_queue(caplog: pytest.LogCaptureF
         sender, bench = Sender("a"), Bench()
         append, bench.queue._append = bench.queue._append, None  # type: ignore[assignment]
         bench.put(sender, "a0")
-        await bench.queue.settled()
+        await bench.queue.drain()
         assert sender.disconnected == 1
         bench.queue._append = append
         other = Sender("b")
         bench.put(other, "b1")
-        await bench.queue.settled()
+        await bench.queue.drain()
         assert other.answers == [(1, "duplicate")]
 
     with caplog.at_level(logging.ERROR):
