@@ -109,7 +109,7 @@ class ActiveSegmentFile:
                 os.fsync(descriptor)
                 sync_folder(files.folder)
                 failpoint(Failpoint.SEGMENT_FILE_CREATED)
-                recovered = recovery.walked(descriptor, HEADER_BYTES, segment, options)
+                recovered = recovery.scan(descriptor, HEADER_BYTES, segment, options)
                 return cls(segment, descriptor, recovered)
             except BaseException:
                 os.close(descriptor)
@@ -129,7 +129,7 @@ class ActiveSegmentFile:
                 recovery.check_header(files.log, os.pread(descriptor, HEADER_BYTES, 0), header)
                 end = read_high_watermark(files.end, header.checksum)
                 size = os.fstat(descriptor).st_size
-                recovered = recovery.walked(descriptor, size, segment, options)
+                recovered = recovery.scan(descriptor, size, segment, options)
                 recovery.check_loss(files.log, recovered, end)
                 if recovered.end < size:
                     os.ftruncate(descriptor, recovered.end)
@@ -158,7 +158,7 @@ class ActiveSegmentFile:
             before_write()
             end = read_high_watermark(files.end, header.checksum)
             status = os.fstat(descriptor)
-            tally = recovery.walked(descriptor, status.st_size, segment, options).tally
+            tally = recovery.scan(descriptor, status.st_size, segment, options).tally
             content = tally.content(status.st_size)
             if end is not None and end.entries > tally.entries:
                 written = round(status.st_mtime * 1000)

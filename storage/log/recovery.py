@@ -53,7 +53,7 @@ def check_header(path: Path, data: bytes, expected: SegmentHeader) -> None:
         )
 
 
-def walked(descriptor: int, size: int, segment: LocalSegment, options: WriterOptions) -> RecoveryResult:
+def scan(descriptor: int, size: int, segment: LocalSegment, options: WriterOptions) -> RecoveryResult:
     """Return the content of a file whose header was checked."""
     header, seed = segment.header, segment.header.checksum
     frames = FrameReader(descriptor, seed, FramePosition.first(header.first_offset), max(size, HEADER_BYTES))

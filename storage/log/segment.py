@@ -75,7 +75,7 @@ class WriterOptions:
     max_pending_bytes: int = MAX_PENDING_BYTES
     index_spacing: int = SPACING_BYTES
 
-    def checked(self, entry: bytes, now_ms: int) -> EntryHeader:
+    def check(self, entry: bytes, now_ms: int) -> EntryHeader:
         """Return the header of an entry. Raises InvalidRecord for one that cannot be accepted."""
         limit = min(self.max_entry_bytes, LARGEST_ENTRY)
         if len(entry) > limit:

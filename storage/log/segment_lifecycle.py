@@ -48,7 +48,7 @@ class SegmentLifecycle:
         self._policies = self._metadata.policies.effective(topic)
         self._opened_at = self._clock.now_ms()
 
-    def recovered(self) -> SegmentWriter | None:
+    def recover(self) -> SegmentWriter | None:
         """Return the open segment, recovered; None: there is none. Raises ObjectMissing, ObjectDamaged, LeaseHeld."""
         row = self._open_row()
         if row is None:
@@ -57,16 +57,16 @@ class SegmentLifecycle:
         segment = LocalSegment.of(self._log, self._topic, row)
         return self._writer(ActiveSegmentFile.recover(segment, self._options, self._checking(row.ledger_id)))
 
-    def adopted(self, writer: SegmentWriter | None, *, accept_loss: bool = False) -> SegmentWriter | None:
+    def adopt_lost(self, writer: SegmentWriter | None, *, accept_loss: bool = False) -> SegmentWriter | None:
         """Return the open segment after all files after that of `writer` are adopted; they have lost their rows.
 
         `accept_loss`: set files aside that cannot be adopted. Otherwise raises Misconfigured for them, or DataLoss.
         """
         keep_lost_ids(self._metadata, self._log)
         with naming_file(self._log.of_topic(self._topic.uid), "read"):
-            return self._adopted(writer, accept_loss)
+            return self._adopt_files(writer, accept_loss)
 
-    def _adopted(self, writer: SegmentWriter | None, accept_loss: bool) -> SegmentWriter | None:
+    def _adopt_files(self, writer: SegmentWriter | None, accept_loss: bool) -> SegmentWriter | None:
         folder = self._log.of_topic(self._topic.uid)
         while files := with_data_from(folder, 0):
             end = writer.next_offset if writer else self._metadata.topics.get(self._topic.name).next_offset
@@ -120,7 +120,7 @@ class SegmentLifecycle:
             "then nothing is appended, or ids and offsets would be assigned twice",
         )
 
-    def damaged(self) -> int:
+    def roll_damaged(self) -> int:
         """Roll the open segment, which is damaged, with every offset that it ever assigned; return its bytes.
 
         So no offset is assigned again; its readable entries are sealed when an operator accepts the loss
@@ -151,10 +151,10 @@ class SegmentLifecycle:
             )
         return row
 
-    def opened(self, entry: bytes) -> SegmentWriter:
+    def open_new(self, entry: bytes) -> SegmentWriter:
         """Open a new segment, for an entry that it can take. Raises InvalidRecord."""
         self._policies = self._metadata.policies.effective(self._topic)
-        self._options.checked(entry, self._clock.now_ms())
+        self._options.check(entry, self._clock.now_ms())
         first_offset = self._metadata.topics.get(self._topic.name).next_offset
         ledger_id = self._metadata.ledgers.allocate_ids(1)
         now = self._clock.now_ms()
@@ -227,16 +227,16 @@ def roll_open_segment(environment: Environment, topic: TopicRecord, lease: Lease
     """
     segments = SegmentLifecycle(environment, topic, lease)
     try:
-        segments.roll(segments.recovered())
+        segments.roll(segments.recover())
     except ObjectDamaged:
         if not accept_loss:
             raise
-        segments.damaged()
+        segments.roll_damaged()
     except ObjectMissing:
         lost = environment.metadata.segments.find_open(topic.id)
         if not accept_loss or lost is None:
             raise
         environment.metadata.segments.drop(lease, lost.ledger_id)
-    last = segments.adopted(None, accept_loss=accept_loss)
+    last = segments.adopt_lost(None, accept_loss=accept_loss)
     if last is not None:
         segments.roll(last)

@@ -206,7 +206,7 @@ class SegmentWriter:
     # Inside: placing, for the holder of the queue's lock; the rest for the holder of `committing`
 
     def _checked(self, entry: bytes) -> EntryHeader:
-        return self._options.checked(entry, self._clock.now_ms())
+        return self._options.check(entry, self._clock.now_ms())
 
     def _place(self, pending: PendingAppend) -> None:
         messages = pending.header.messages

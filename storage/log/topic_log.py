@@ -85,7 +85,7 @@ class TopicLog:
             )
             self._segments = SegmentLifecycle(self._environment, self._topic, lease)
             with self._lock:
-                self._writer = self._segments.adopted(self._segments.recovered())
+                self._writer = self._segments.adopt_lost(self._segments.recover())
             opening.enter_context(self._polling())
             self._open = opening.pop_all()
         return self
@@ -138,7 +138,7 @@ class TopicLog:
         Fenced."""
         with self._lock:
             self._check_lease()
-            return self._rolled(self._whole() or self._open_segments.recovered())
+            return self._rolled(self._whole() or self._open_segments.recover())
 
     def _rolled(self, writer: SegmentWriter | None) -> SegmentRecord | None:
         self._writer = None
@@ -186,7 +186,7 @@ class TopicLog:
             self._rolled(writer)
             writer = None
         if writer is None:
-            writer = self._writer = self._open_segments.recovered() or self._open_segments.opened(entry)
+            writer = self._writer = self._open_segments.recover() or self._open_segments.open_new(entry)
         return writer
 
     def _whole(self) -> SegmentWriter | None:
@@ -195,7 +195,7 @@ class TopicLog:
         if writer is not None and writer.failed:
             self._writer = None
             writer.close()
-            writer = self._writer = self._open_segments.recovered()
+            writer = self._writer = self._open_segments.recover()
         return writer
 
     def _check_lease(self) -> None:

@@ -124,7 +124,7 @@ def test_a_late_writer_cannot_open_a_segment_that_is_being_rolled(
                 append(log, b"a")
             else:
                 assert log._segments is not None
-                log._writer = log._segments.opened(one(b"x", b"1"))
+                log._writer = log._segments.open_new(one(b"x", b"1"))
             with observed(at):
                 log.roll()
             append(late, b"later")

@@ -214,12 +214,12 @@ def _no_marker_of_age(self: resolve.ResolutionRules, tombstones: Any) -> Any:
     return np.full(len(tombstones), self.policies.tombstone_retention_ms > 0)
 
 
-def _walked_short(descriptor: int, size: int, *arguments: Any) -> Any:
-    found = _walked(descriptor, size, *arguments)
-    return _walked(descriptor, found.end - 1, *arguments) if found.tally.entries else found
+def _scan_short(descriptor: int, size: int, *arguments: Any) -> Any:
+    found = _scan(descriptor, size, *arguments)
+    return _scan(descriptor, found.end - 1, *arguments) if found.tally.entries else found
 
 
-_walked = recovery.walked
+_scan = recovery.scan
 
 
 def _seal_beside(connection: Connection, context: Context, attempt: Any, ledger: Any) -> None:
@@ -387,7 +387,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "recovery-cuts-too-much": Bug(
             "Recovery cuts off the last whole frame, too, and does not ask how far flushes had come.",
-            ((recovery, "walked", _walked_short), (recovery, "check_loss", lambda *_: None)),
+            ((recovery, "scan", _scan_short), (recovery, "check_loss", lambda *_: None)),
         ),
         "sealed-beside-its-segment": Bug(
             "The ledger of a segment is inserted, and the segment's row still says that it is rolled.",
