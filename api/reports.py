@@ -10,7 +10,7 @@ import base64
 import re
 from typing import TYPE_CHECKING, Any
 
-from api.observability.redaction import redacted, shown
+from api.observability.redaction import excerpt, redacted
 from storage.errors import full_part, public_part
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def shown_error(text: object, *, in_full: bool = True) -> str | None:
     """A recorded error as documents show it, without secrets; None: there was none."""
     if not text:
         return None
-    return redacted(full_part(str(text))) if in_full else shown(without_places(public_part(str(text))))
+    return redacted(full_part(str(text))) if in_full else excerpt(without_places(public_part(str(text))))
 
 
 def without_places(text: str) -> str:

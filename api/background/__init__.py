@@ -1,1 +1,1 @@
-"""What a service does besides requests."""
+"""Work of a service besides requests."""

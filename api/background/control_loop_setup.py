@@ -28,7 +28,7 @@ def control_loop(settings: Settings, environment: Environment) -> ControlLoop:
 
 
 def loop_settings(settings: Settings) -> ControlLoopSettings:
-    """What of the settings is the loop's; limits of bytes a second are shared by the worker slots."""
+    """Return the control loop's part of the settings; the worker slots share the limits of bytes a second."""
     slots = settings.compaction_max_runs
     rates = RateLimits(settings.compaction_max_read_rate or None, settings.compaction_max_write_rate or None)
     return ControlLoopSettings(

@@ -1,7 +1,7 @@
-"""What a service does for its topics by itself, besides compacting: rolling and sealing its log, and maintenance.
+"""The maintenance of a service besides compaction: it rolls and seals the log, and calls the maintenance tasks.
 
-A run in another service asks through SQL for the tail of a topic to be rolled. If no process has the topic's log open,
-that is done here (a log that is open is watched by storage/log/lease_renewer.py).
+A run in another service requests through SQL that the active segment of a topic is rolled. If no process has the
+topic's log open, this loop rolls it; storage/log/lease_renewer.py serves the requests for open logs.
 
 Sealing costs time and memory, so it is a process of its own for all topics of the log directory (sealer_process.py). It
 is started when something is rolled, or when the directory's last owner left rolled segments, and started again if it
@@ -121,20 +121,20 @@ class MaintenanceLoop:
             _log.exception("trying the object store failed in an unexpected way")
 
     def _check_log_directory(self) -> None:
-        """Roll what is requested and not open here, and start the sealing process for what others left rolled."""
+        """Roll requested segments that are not open here; start the sealing process for what other processes rolled."""
         try:
-            here = self._environment.log.known_uid
-            if here is not None:
-                self._roll(here)
-                self._seal(here)
+            log_uid = self._environment.log.known_uid
+            if log_uid is not None:
+                self._roll(log_uid)
+                self._seal(log_uid)
         except CompactorError as error:
             _log.warning("the log directory cannot be checked now: %s", error)
         except Exception:  # a thread that ends here would end all maintenance, in silence
             _log.exception("checking the log directory failed in an unexpected way")
 
-    def _roll(self, here: str) -> None:
-        """A run in another process wants a tail that is here; if its log is open here, its lease renewer does it."""
-        for topic in self._environment.metadata.segments.topics_to_roll(here):
+    def _roll(self, log_uid: str) -> None:
+        """Roll the segments of this log directory that runs in other processes request."""
+        for topic in self._environment.metadata.segments.topics_to_roll(log_uid):
             try:
                 LogManager(self._environment).roll(topic, 0)
             except LeaseHeld:
@@ -147,13 +147,13 @@ class MaintenanceLoop:
             self._failing.discard(topic.id)
             self.wake()
 
-    def _seal(self, here: str) -> None:
-        """What was left by others, or by a sealing process that has died."""
+    def _seal(self, log_uid: str) -> None:
+        """Wake the sealing process for segments that another process, or one that has died, left rolled."""
         now = self._environment.clock.now_ms()
         if not _is_due(self._checked_at, now, self._seal_ms):
             return
         self._checked_at = now
-        if self._environment.metadata.segments.topics_with([SegmentState.ROLLED], here):
+        if self._environment.metadata.segments.topics_with([SegmentState.ROLLED], log_uid):
             self.wake()
 
 

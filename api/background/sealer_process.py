@@ -147,12 +147,14 @@ class _Sealing:
         return False
 
     def seal_all(self, last: bool) -> bool:
-        """Seal a segment of each topic that has one in this log directory; whether more may wait. `last`: also of
-        topics that failed before. The service's maintenance sweeps files."""
-        here = self._environment.log.known_uid
-        if here is None:
+        """Seal a segment of each topic with a rolled segment in this log directory. Return whether more may wait.
+
+        `last`: also try topics that failed before. The service's maintenance sweeps files.
+        """
+        log_uid = self._environment.log.known_uid
+        if log_uid is None:
             return False
-        topics = self._environment.metadata.segments.topics_with([SegmentState.ROLLED], here)
+        topics = self._environment.metadata.segments.topics_with([SegmentState.ROLLED], log_uid)
         sealed = False
         for topic in topics:
             wait = self._again_at.get(topic.id, 0) - self._environment.clock.now_ms()

@@ -40,11 +40,11 @@ class BatchMessageContainer:
 
         A row that cannot be read (InvalidRecord), or Ctrl-C, ends it after an entry of the rows before.
         """
-        found = iter(rows)
+        item = iter(rows)
         ended: BaseException | None = None
         while ended is None:
             try:
-                row = next(found)
+                row = next(item)
             except StopIteration:
                 break
             except (InvalidRecord, KeyboardInterrupt) as error:
@@ -79,8 +79,8 @@ class BatchMessageContainer:
         sequence_id = self._made
         self._last = len(rows)
         self._made += self._last
-        given = rows[0].publish_time
-        publish_time = self._clock.now_ms() if given is None else given
+        first = rows[0].publish_time
+        publish_time = self._clock.now_ms() if first is None else first
         if self._batch > 1:
             return encode_batch(
                 to_table(rows),
@@ -120,12 +120,12 @@ def lingering(rows: Iterator[InputMessage], seconds: float) -> Iterator[InputMes
     threading.Thread(target=read, name="rows", daemon=True).start()
     while True:
         try:
-            found = waiting.get(timeout=seconds)
+            item = waiting.get(timeout=seconds)
         except queue.Empty:
             yield None
             continue
-        if found is end:
+        if item is end:
             return
-        if isinstance(found, BaseException):
-            raise found
-        yield found
+        if isinstance(item, BaseException):
+            raise item
+        yield item

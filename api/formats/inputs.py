@@ -27,7 +27,7 @@ class InputFormat(StrEnum):
 
 
 def read_messages(
-    file: str, given: InputFormat | None, key_encoding: TextEncoding, value_encoding: TextEncoding
+    file: str, requested: InputFormat | None, key_encoding: TextEncoding, value_encoding: TextEncoding
 ) -> Iterator[pa.Table]:
     """The messages of a file; its format by name where none is given (`.parquet`, else JSON Lines).
 
@@ -35,7 +35,7 @@ def read_messages(
     """
     if file != "-":
         check_file(file)
-    chosen = given or (InputFormat.PARQUET if file.endswith(".parquet") else InputFormat.JSONL)
+    chosen = requested or (InputFormat.PARQUET if file.endswith(".parquet") else InputFormat.JSONL)
     if chosen is InputFormat.PARQUET:
         from api.formats.parquet import read_parquet as read
     else:

@@ -125,7 +125,7 @@ def _read(
     decode = msgspec.json.Decoder(JsonLine if default_key is None else OptionalKeyJsonLine).decode
     columns: dict[str, list[Any]] = {name: [] for name in INPUT_SCHEMA.names}
     number = size = 0
-    shown = "standard input" if file == "-" else file
+    source = "standard input" if file == "-" else file
     # polars' handler of Ctrl-C, once it is imported, lets who opens a named pipe keep waiting for its writer.
     signal.siginterrupt(signal.SIGINT, True)
     with _open(file) as stream:
@@ -145,7 +145,7 @@ def _read(
                 columns["key"].append(default_key if line.key is None else to_bytes(line.key, key_encoding))
                 columns["payload"].append(None if line.value is None else to_bytes(line.value, value_encoding))
             except (msgspec.MsgspecError, ValueError, EOFError, OSError, zlib.error) as error:
-                raise InvalidRecord(f"{shown}, line {number}: {_reason(error)}", remedy) from error
+                raise InvalidRecord(f"{source}, line {number}: {_reason(error)}", remedy) from error
             columns["publish_time"].append(line.publish_time)
             columns["event_time"].append(line.event_time)
             columns["properties"].append(list(line.properties.items()) if line.properties else None)
@@ -176,7 +176,7 @@ def _reason(error: Exception) -> str:
 
 
 def _advice(error: str) -> str:
-    """What a user can do about a line that is JSON, and no message."""
+    """Return advice for a line that is JSON but no message."""
     if "unknown field" in error:
         return f"; a line has {', '.join(field.name for field in msgspec.structs.fields(JsonLine))}"
     if "$.value" in error or "$.key" in error:
@@ -194,8 +194,8 @@ def _open(file: str) -> io.BufferedIOBase:
         raise InvalidInput("there is no standard input to read", "name a file, or pipe something in")
     try:
         # Standard input is not ours to close: read it through a duplicate.
-        name, ours = (sys.stdin.fileno(), False) if file == "-" else (file, True)
-        raw = io.BufferedReader(_Attentive(io.FileIO(name, closefd=ours)), _READ_BYTES)
+        name, closes = (sys.stdin.fileno(), False) if file == "-" else (file, True)
+        raw = io.BufferedReader(_Attentive(io.FileIO(name, closefd=closes)), _READ_BYTES)
     except OSError as error:
         raise InvalidInput(
             f"the file {file} cannot be read ({error.strerror})", "check its name and permissions"
@@ -259,8 +259,8 @@ class JsonLinesWriter:
         document: dict[str, object] = {
             "message_id": str(message.message_id),
             "offset": message.offset,
-            "key": shown(message.key, self._key_encoding, message, "key"),
-            "value": shown(message.payload, self._value_encoding, message, "value"),
+            "key": as_text(message.key, self._key_encoding, message, "key"),
+            "value": as_text(message.payload, self._value_encoding, message, "value"),
             "publish_time": message.publish_time,
         }
         if message.event_time is not None:
@@ -270,8 +270,8 @@ class JsonLinesWriter:
         return document
 
 
-def shown(data: bytes | None, encoding: TextEncoding, message: Message, what: str) -> str | None:
-    """A key or value as text. Raises InvalidInput that names the message."""
+def as_text(data: bytes | None, encoding: TextEncoding, message: Message, what: str) -> str | None:
+    """Return a key or value as text. Raises InvalidInput that names the message."""
     if data is None:
         return None
     try:

@@ -99,15 +99,15 @@ def _convert(file: str, table: pa.Table) -> pa.Table:
 
 
 def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    given = column.type
-    if pa.types.is_dictionary(given):
-        column, given = column.cast(given.value_type), given.value_type
-    if pa.types.is_binary(target) and not (_is_bytes(given) or pa.types.is_null(given)):
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if pa.types.is_binary(target) and not (_is_bytes(kind) or pa.types.is_null(kind)):
         raise pa.ArrowTypeError("not string or binary")
-    if pa.types.is_timestamp(given):
+    if pa.types.is_timestamp(kind):
         # What is finer than a millisecond has no place; seconds may be too large, which must be an error.
-        return column.cast(pa.timestamp("ms", given.tz), safe=given.unit in ("s", "ms")).cast(target)
-    if pa.types.is_int64(target) and not (pa.types.is_integer(given) or pa.types.is_null(given)):
+        return column.cast(pa.timestamp("ms", kind.tz), safe=kind.unit in ("s", "ms")).cast(target)
+    if pa.types.is_int64(target) and not (pa.types.is_integer(kind) or pa.types.is_null(kind)):
         raise pa.ArrowTypeError("not integer or timestamp")
     cast = column.cast(target)
     if pa.types.is_map(target) and any(chunk.items.null_count for chunk in cast.chunks):
@@ -115,14 +115,14 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     return cast
 
 
-def _is_bytes(given: pa.DataType) -> bool:
+def _is_bytes(kind: pa.DataType) -> bool:
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     views = (pa.types.is_string_view, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
-    return any(kind(given) for kind in (*kinds, *views))
+    return any(test(kind) for test in (*kinds, *views))
 
 
-def _named(given: pa.DataType) -> str:
-    return str(given.value_type if pa.types.is_dictionary(given) else given)
+def _named(kind: pa.DataType) -> str:
+    return str(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
 def _line(error: BaseException) -> str:
@@ -183,20 +183,20 @@ def _whole_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterat
         if not pc.any(pc.equal(batch.column("slot"), int(RowType.CHUNK))).as_py():
             yield batch
             continue
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         size = 0
         for item in assembled(row_messages(iter([batch]), partition), assembler):
-            found.append(
+            rows.append(
                 {"ledger_id": item.message_id.ledger_id, "entry_id": item.message_id.entry_id}
                 | {"batch_index": item.message_id.batch_index, "properties": list(item.properties.items()) or None}
                 | {name: getattr(item, name) for name in ("offset", "key", "payload", "publish_time", "event_time")}
             )
             size += len(item.payload or b"")
             if size >= _BATCH_BYTES:  # many times what is stored, if they were compressed
-                yield pa.RecordBatch.from_pylist(found, schema=_MESSAGE_SCHEMA)
-                found, size = [], 0
-        if found:
-            yield pa.RecordBatch.from_pylist(found, schema=_MESSAGE_SCHEMA)
+                yield pa.RecordBatch.from_pylist(rows, schema=_MESSAGE_SCHEMA)
+                rows, size = [], 0
+        if rows:
+            yield pa.RecordBatch.from_pylist(rows, schema=_MESSAGE_SCHEMA)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class TextEncoding(StrEnum):
-    """How bytes stand in text."""
+    """The encoding of bytes as text."""
 
     UTF8 = "utf8"
     BASE64 = "base64"

@@ -25,7 +25,7 @@ from starlette.types import Scope
 from api.broker.refusals import PoolBusy
 from api.observability.error_text import OPERATOR_WORDS, one_line
 from api.observability.logs import LogThrottle
-from api.observability.redaction import shown
+from api.observability.redaction import excerpt
 from storage import errors
 from storage.advice import AdviceKind, Words
 from storage.clock import SystemClock
@@ -129,7 +129,7 @@ def log_for_operators(request: Request, error: Exception) -> None:
 
 def answer(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """The body that Pulsar's clients read; secrets are hidden in it, and what is long is cut."""
-    return JSONResponse({"reason": shown(reason)}, status, headers=headers)
+    return JSONResponse({"reason": excerpt(reason)}, status, headers=headers)
 
 
 def install(app: FastAPI) -> None:

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from api.observability.redaction import HIDDEN, LOGGED, shown
+from api.observability.redaction import HIDDEN, LOGGED, excerpt
 from api.settings.settings import Settings
 from storage.clock import Clock
 
@@ -78,7 +78,7 @@ def configure(settings: Settings, stream: TextIO | None = None) -> logging.Handl
 
 
 def formatter(as_json: bool) -> logging.Formatter:
-    """What makes a line of a record."""
+    """Return the formatter that makes a line of a log record."""
     before: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -111,9 +111,9 @@ def mask(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 def _masked(value: Any) -> Any:
     if isinstance(value, str):
-        return shown(value, LOGGED)
+        return excerpt(value, LOGGED)
     if isinstance(value, Mapping):
         return {str(name): HIDDEN if _SECRET_NAME.search(str(name)) else _masked(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_masked(item) for item in value]
-    return value if isinstance(value, int | float | bool) or value is None else shown(str(value), LOGGED)
+    return value if isinstance(value, int | float | bool) or value is None else excerpt(str(value), LOGGED)

@@ -51,7 +51,7 @@ class MetricDefinition:
 
 @dataclass(frozen=True)
 class AppendTotals:
-    """What this process appended since its start."""
+    """Entries and bytes that this process has appended since its start."""
 
     entries: int = 0
     bytes: int = 0
@@ -60,7 +60,7 @@ class AppendTotals:
 
 @dataclass(frozen=True)
 class MetricSources:
-    """Where the process's own numbers come from; asked in the scrape."""
+    """The sources of the process's own numbers; a scrape calls them."""
 
     leads: Callable[[], bool] = lambda: False
     last_check: Callable[[], TopicsCheckResult | None] = lambda: None

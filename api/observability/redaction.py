@@ -1,4 +1,4 @@
-"""What must not be seen: secrets in texts that are shown, logged or answered. Pure.
+"""Redaction of secrets in texts that are displayed, logged or answered. Pure.
 
 Every way out goes through here: answers other than success (`api/http/problems.py`) and errors in documents
 (`api/reports.py`), what the commands say (`api/cli/kit/stderr.py`), the log (`api/observability/logs.py`), `config
@@ -35,14 +35,14 @@ _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     # Without an @ it is taken as it is, or each :// in it would search for that @ again.
     (
         re.compile(r"(?<=://)([^\s/:@?#'\"]*):(?!\*\*\*@|\d{1,5}[/?#])(?:[^\s'\"]+(@)|[^\s'\"]+)"),
-        lambda found: f"{found[1]}:{HIDDEN}@" if found[2] else found[0],
+        lambda match: f"{match[1]}:{HIDDEN}@" if match[2] else match[0],
     ),
     (re.compile(rf"(?i)([?&;][\w.%-]*{_NAMED}=)(?!\*\*\*)[^\s\"'&;#]+"), rf"\1{HIDDEN}"),
     # libpq's: a value may stand in quotes, with spaces and with quotes behind a backslash.
     (re.compile(rf"(?i)\b(\w*{_NAMED}\s*=\s*)'(?!\*\*\*')(?:\\.|[^'\\])*(?:'|\Z)"), rf"\1'{HIDDEN}'"),
     (
         re.compile(r"\beyJ[\w-]{5,}(\.[\w-]+(?:\.[\w-]*)?)?"),
-        lambda found: HIDDEN if found[1] else found[0],
+        lambda match: HIDDEN if match[1] else match[0],
     ),
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{4,}"), rf"\1 {HIDDEN}"),
     (re.compile(r"\bdata:[\w/;=.-]*,(?!…)[^\s'\"]+"), f"data:{HIDDEN}"),
@@ -71,30 +71,32 @@ LOGGED = 16_000
 """Characters of one text that a line of the log has."""
 
 
-def shortened(text: str, most: int) -> str:
-    """The text, or its begin and end with `…` between, together `most` characters: the end of an error is its advice,
-    the end of a traceback the error."""
-    half = (most - 3) // 2
-    return text if len(text) <= most else f"{text[: most - 3 - half]} … {text[-half:]}"
+def shortened(text: str, limit: int) -> str:
+    """Return the text; of a longer one its start and end with `…` between, together `limit` characters.
+
+    The end of an error is its advice, and the end of a traceback is the error.
+    """
+    half = (limit - 3) // 2
+    return text if len(text) <= limit else f"{text[: limit - 3 - half]} … {text[-half:]}"
 
 
-def shown(text: str, most: int = SHOWN) -> str:
-    """The text with its secrets hidden, cut to `most` characters; of a longer text, the time depends on `most` alone.
+def excerpt(text: str, limit: int = SHOWN) -> str:
+    """Return the text with hidden secrets, cut to `limit` characters. The time depends on `limit`, not on the text.
 
     It is cut twice, since a secret that is cut off where it begins or ends may not look like one.
     """
-    return shortened(redacted(shortened(text, 3 * most)), most)
+    return shortened(redacted(shortened(text, 3 * limit)), limit)
 
 
 def redacted(text: str) -> str:
-    """The text with its secrets hidden."""
-    for pattern, shown in _RULES:
-        text = pattern.sub(shown, text)
+    """Return the text with hidden secrets."""
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
     return text
 
 
 def shown_url(url: str) -> str:
-    """A text that is one URL, as it may be shown: whatever its password holds, it is hidden."""
+    """Return a text that is one URL with its password hidden, whatever characters the password has."""
     scheme, separator, rest = url.partition("://")
     user_info, at, place = rest.rpartition("@")
     if separator and at:

@@ -1,4 +1,4 @@
-"""What all runs together did, by topic: kept in memory, brought up to date by reading each run once.
+"""Totals of all runs by topic, in memory; each run is read once.
 
 The sums are of SQL's history, so every process shows the same, and a restart loses nothing; a deleted topic's runs, and
 with them its numbers, are gone. Read at most `PAGES` pages of history in one go: a long one is complete after a few
@@ -54,21 +54,21 @@ class RunTotals:
     """How often the ids that were left out are still searched for."""
 
     def refresh(self) -> None:
-        """Read what is new."""
+        """Read the runs that are new."""
         self.names = self.store.topic_names()
         self._late = {run_id: looks - 1 for run_id, looks in self._late.items() if looks}
         for _ in range(PAGES):
-            found = self.store.runs(self._seen, [*self.running, *self._late])
+            runs = self.store.runs(self._seen, [*self.running, *self._late])
             self.running = {}
-            for run in found:
+            for run in runs:
                 self._take(run)
-            if len(found) < PAGE_RUNS:
+            if len(runs) < PAGE_RUNS:
                 break
-        for gone in self.topics.keys() - self.names.keys():
-            del self.topics[gone]
+        for deleted in self.topics.keys() - self.names.keys():
+            del self.topics[deleted]
 
     def alive(self, now: int) -> int:
-        """How many runs are under way, by their heartbeats."""
+        """Return the number of running runs, by their heartbeats."""
         alive = beating(self.store.run_dead_ms, now)
         return sum(alive.has(run.heartbeat_at) for run in self.running.values())
 

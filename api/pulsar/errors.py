@@ -19,7 +19,7 @@ from api.broker.refusals import (
 )
 from api.broker.schemas import IncompatibleSchema, InvalidSchema
 from api.http.problems import RestException
-from api.observability.redaction import shown
+from api.observability.redaction import excerpt
 from storage import errors
 
 LOG = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Refused(Exception):
     """A command that is answered with an error of the protocol."""
 
     def __init__(self, error: ServerError, message: str) -> None:
-        message = shown(message)  # names of a client have any length
+        message = excerpt(message)  # names of a client have any length
         super().__init__(message)
         self.error = error
         self.message = message
@@ -97,7 +97,7 @@ def refusal(error: BaseException) -> Refused:
     if isinstance(error, Refused):
         return error
     if isinstance(error, RestException):
-        return Refused(_BY_STATUS.get(error.status_code, ServerError.UnknownError), shown(str(error.detail)))
+        return Refused(_BY_STATUS.get(error.status_code, ServerError.UnknownError), excerpt(str(error.detail)))
     if isinstance(error, BacklogQuotaExceeded):
         kind = ServerError.ProducerBlockedQuotaExceededException
         return Refused(ServerError.ProducerBlockedQuotaExceededError if error.holds else kind, str(error))
@@ -105,7 +105,9 @@ def refusal(error: BaseException) -> Refused:
         kind = next((found for kind, found in _BY_KIND.items() if isinstance(error, kind)), ServerError.UnknownError)
         return Refused(
             kind,
-            error.message if isinstance(error, _WITHOUT_ADVICE) else shown(" ".join(errors.public_text(error).split())),
+            error.message
+            if isinstance(error, _WITHOUT_ADVICE)
+            else excerpt(" ".join(errors.public_text(error).split())),
         )
     LOG.error("a command failed", exc_info=error)
     return Refused(ServerError.UnknownError, "the service failed, and its log says how: try again")

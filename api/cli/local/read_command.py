@@ -155,14 +155,14 @@ def _print_lines(messages: Iterable[Message], key_encoding: TextEncoding, value_
 
 
 def _print_table(messages: Iterable[Message], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
-    from api.formats.jsonl import shown
+    from api.formats.jsonl import as_text
 
     rows = (
         {
             "message_id": message.message_id,
             "offset": message.offset,
-            "key": shown(message.key, key_encoding, message, "key"),
-            "value": shown(message.payload, value_encoding, message, "value"),
+            "key": as_text(message.key, key_encoding, message, "key"),
+            "value": as_text(message.payload, value_encoding, message, "value"),
             "publish_time": message.publish_time,
             "event_time": message.event_time,
         }

@@ -27,7 +27,7 @@ from api.http.paths import TOPIC_PATH, Topic, segment
 from api.http.problems import RestException, log_for_operators, public_reason, status_of
 from api.http.query_parameters import AUTHORITATIVE
 from api.http.router import Routes
-from api.observability.redaction import shown
+from api.observability.redaction import excerpt
 from api.rest import resolve
 from api.rest.messages.produce_models import JSON_LINES, NewMessage, ProducerAck, ProducerAcks, ProducerMessages, parsed
 from api.rest.models import INT
@@ -282,4 +282,4 @@ def _ack(message: NewMessage, answer: Answer, partition: int) -> ProducerAck:
 def _failed(message: NewMessage, error: Exception) -> ProducerAck:
     retry = isinstance(error, Conflict | Unavailable) or (isinstance(error, RestException) and error.status_code >= 500)
     reason = public_reason(error) if isinstance(error, CompactorError) else str(error)
-    return ProducerAck(error_code=RETRY if retry else REFUSED, error_msg=shown(reason), context=message.context)
+    return ProducerAck(error_code=RETRY if retry else REFUSED, error_msg=excerpt(reason), context=message.context)

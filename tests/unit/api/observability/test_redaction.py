@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.observability.redaction import redacted, shown, shown_url
+from api.observability.redaction import excerpt, redacted, shown_url
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJvcHMifQ.c2lnbmF0dXJl"
 
@@ -88,11 +88,11 @@ def test_a_long_text_is_gone_through_once(unit: str) -> None:
 def test_a_long_text_is_cut_between_begin_and_end_and_no_secret_is_cut_open() -> None:
     password = "p" * 700
     text = f"what happened {'x' * 200} http://me:{password}@host {'://x' * 10_000} {TOKEN * 10}: what to do"
-    found = shown(text)
+    found = excerpt(text)
     assert (len(found), found[:13], found[-10:]) == (1000, "what happened", "what to do")
     assert "ppp" not in found
     assert TOKEN[-20:] not in found
-    assert shown("short") == "short"
+    assert excerpt("short") == "short"
 
 
 @pytest.mark.parametrize(
