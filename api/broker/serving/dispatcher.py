@@ -4,9 +4,9 @@
                        key and within a chunked message
     deliver new        the next page of the topic (read_ahead.py): from its newest entries in memory, else by threads
 
-Types differ by their selector (selection.py) and by two properties. A *single active* consumer receives all in order,
-so entries that it does not acknowledge are delivered again by reading from the cursor. *Individual* types redeliver
-entry by entry, keep delayed entries until they are due, and, by key, keep a key with its consumer (draining.py).
+Types differ by their assignment (assignment.py) and by one property. A *single active* consumer receives all entries in
+order, so those that it does not acknowledge are delivered again by reading from the cursor. *Individual* types
+redeliver entry by entry, and keep delayed entries until they are due.
 
 The loop reads no more before its page is delivered, so a slow consumer slows only its own subscription. It sleeps until
 it is woken: by permits, a socket that accepts bytes again, new entries, a due time, a change of consumers. The entries
@@ -18,16 +18,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from api.broker.serving.assignment import Assignment
 from api.broker.serving.consumer import Consumer, SubscriptionType
-from api.broker.serving.draining import DrainingHashes
 from api.broker.serving.key_routing import EntryHeader, header_of
 from api.broker.serving.pending_acks import EntryKey, Group, PendingAck
 from api.broker.serving.read_ahead import ReadAhead, ReadPosition
-from api.broker.serving.selection import ChunkAssignments, SingleActive, selector_for
 from api.broker.serving.served_topic import ServedTopic
 from api.broker.serving.waiting import WaitingEntries
 from storage.entries.rebuild import DeliverableEntry
@@ -82,16 +81,13 @@ class Dispatcher:
     ) -> None:
         """`first`: the first consumer, whose type and key-shared mode later ones share. It is added by `add`."""
         self.type = first.type
-        self.consumers: list[Consumer] = []
         self._deliveries = deliveries
         self._position = position
         self._topic = topic
-        self._selector = selector_for(first, topic.name.partition)
         self.is_individual = first.type.is_individual
         self._by_key = first.type is SubscriptionType.KEY_SHARED
         self._waiting = WaitingEntries()
-        self._draining = DrainingHashes()
-        self._chunks = ChunkAssignments()
+        self._assignment = Assignment(first, topic.name.partition, self._can_receive)
         self._ahead = ReadAhead(topic, position)
         self._generation = 0
         """The number of rewinds and pauses: a read that began before one is dropped."""
@@ -106,12 +102,16 @@ class Dispatcher:
 
     def check(self, consumer: Consumer) -> None:
         """Raise ConsumerNotAssigned for a consumer that does not fit the others."""
-        self._selector.check(consumer)
+        self._assignment.check(consumer)
+
+    @property
+    def consumers(self) -> Sequence[Consumer]:
+        return self._assignment.consumers
 
     @property
     def active(self) -> Consumer | None:
         """The consumer that receives all messages; None: there is none, or the type is not a single active one."""
-        return self._selector.active if isinstance(self._selector, SingleActive) else None
+        return self._assignment.active
 
     @property
     def delayed(self) -> int:
@@ -121,8 +121,7 @@ class Dispatcher:
     def add(self, consumer: Consumer) -> None:
         """Add a consumer and start delivering."""
         before = self.active
-        self.consumers.append(consumer)
-        self._selector.add(consumer)
+        self._assignment.add(consumer)
         self._is_paused = False
         self._note_active(before, consumer)
         if self._task is None:
@@ -132,10 +131,7 @@ class Dispatcher:
     def remove(self, consumer: Consumer) -> None:
         """Remove a consumer. Its unacknowledged entries go to others; that counts as no redelivery."""
         before = self.active
-        if consumer in self.consumers:
-            self.consumers.remove(consumer)
-        self._selector.remove(consumer)
-        self._chunks.remove(consumer)
+        self._assignment.remove(consumer)
         if self.is_individual:
             self._return_entries(consumer.pending.values())
         self._note_active(before, None)
@@ -158,8 +154,7 @@ class Dispatcher:
 
     def note_released(self, pending: PendingAck) -> None:
         """Note that an entry has left its consumer: acknowledged, returned or dropped."""
-        if self._by_key and isinstance(pending.group, int):
-            self._draining.remove(pending.group)
+        self._assignment.note_released(pending.group)
 
     def note_settled(self, pending: PendingAck) -> None:
         """Note that an entry is wholly acknowledged: it is not delivered again."""
@@ -181,7 +176,7 @@ class Dispatcher:
         self._generation += 1
         self._ahead.restart()
         self._waiting.clear()
-        self._chunks.clear()
+        self._assignment.rewind()
         self._note_memory()
         self.wake()
 
@@ -232,19 +227,15 @@ class Dispatcher:
         while True:
             self._wake_event.clear()
             try:
-                has_progress = not self._is_paused and self._any_can_receive() and await self._step()
+                has_progress = not self._is_paused and self._assignment.any_can_receive() and await self._step()
             except StateMayBeStale as error:
                 # Pulsar's protocol has no error for this: the client continues with the messages that exist (R7).
                 self._topic.stale_readers += 1
                 LOG.warning("the compacted reader %s continues: %s", self._deliveries.name, error)
                 self._ahead.restart_reader()
                 has_progress = True
-            except CompactorError as error:
-                LOG.warning("%s of %s cannot be read now: %s", self._deliveries.name, self._topic.name, error)
-                await asyncio.sleep(RETRY_SECONDS)
-                has_progress = True
-            except Exception:
-                LOG.exception("dispatching %s of %s failed", self._deliveries.name, self._topic.name)
+            except Exception as error:
+                self._log_failure(error)
                 await asyncio.sleep(RETRY_SECONDS)
                 has_progress = True
             if has_progress:
@@ -254,17 +245,21 @@ class Dispatcher:
             else:
                 await self._wake_event.wait()
 
+    def _log_failure(self, error: Exception) -> None:
+        if isinstance(error, CompactorError):
+            LOG.warning("%s of %s cannot be read now: %s", self._deliveries.name, self._topic.name, error)
+        else:
+            LOG.error("dispatching %s of %s failed", self._deliveries.name, self._topic.name, exc_info=error)
+
     async def _step(self) -> bool:
         """Deliver some entries, or read some. Return False if neither is possible now."""
         if self.is_individual:
-            self._release_due()
+            self._waiting.release_due(self._topic.clock.now_ms())
+            self._set_alarm()
             if await self._deliver_waiting():
                 return True
         is_searching = self._waiting.queue.is_searching
         return (self._has_room() and await self._deliver_new()) or is_searching
-
-    def _any_can_receive(self) -> bool:
-        return any(map(self._can_receive, self.consumers))
 
     def _can_receive(self, consumer: Consumer) -> bool:
         """Return whether a consumer may be sent a message: it can receive, and has not too many unacknowledged ones."""
@@ -304,7 +299,7 @@ class Dispatcher:
             self._waiting.delay(entry.offset, header.deliver_at, first)
             self._set_alarm()
             return True
-        consumer = None if self._waiting.queue.blocks(header.group) else self._choose(header)
+        consumer = None if self._waiting.queue.blocks(header.group) else self._assignment.choose(header)
         if consumer is None:
             if header.group is None:
                 return False
@@ -314,23 +309,8 @@ class Dispatcher:
         return True
 
     def _deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, first: int, header: EntryHeader) -> None:
-        if header.chunk and not self._by_key:
-            self._chunks.note(header.chunk, consumer, header.is_last_chunk)
-        if self._by_key and isinstance(header.group, int):
-            self._draining.add(header.group, consumer)
+        self._assignment.note_delivered(header, consumer)
         self._deliveries.deliver(consumer, entry, live, first, header.group)
-
-    def _choose(self, header: EntryHeader) -> Consumer | None:
-        """Return the consumer of an entry; None: the entry has to wait."""
-        if header.chunk and not self._by_key:
-            owner = self._chunks.get(header.chunk)
-            if owner is not None:
-                return owner if self._can_receive(owner) else None
-        key_hash = header.group if isinstance(header.group, int) else 0
-        consumer = self._selector.select(key_hash, self._can_receive)
-        if consumer is not None and self._by_key and not self._draining.allows(key_hash, consumer):
-            return None
-        return consumer
 
     async def _read(self) -> bool:
         """Read a page. Return False if the topic has no more entries now."""
@@ -344,11 +324,6 @@ class Dispatcher:
 
     # Waiting entries
 
-    def _release_due(self) -> None:
-        """Queue the delayed entries whose time has come."""
-        self._waiting.release_due(self._topic.clock.now_ms())
-        self._set_alarm()
-
     def _set_alarm(self) -> None:
         """Wake the loop when the next delayed entry is due."""
         if self._alarm is not None:
@@ -361,7 +336,7 @@ class Dispatcher:
 
     async def _deliver_waiting(self) -> bool:
         """Deliver waiting entries, from the lowest deliverable offset on. Return False if none is deliverable."""
-        offset = self._waiting.queue.next(self._is_deliverable)
+        offset = self._waiting.queue.next(self._assignment.is_deliverable)
         if offset is None:
             return False
         generation = self._generation
@@ -395,22 +370,13 @@ class Dispatcher:
             self._waiting.drop(entry.offset)
             return True
         header = header_of(entry.data, self._by_key)
-        consumer = self._choose(header)
+        consumer = self._assignment.choose(header)
         if consumer is None:  # its own consumer cannot receive now; other groups go on
             return self._waiting.queue.regroup(entry.offset, header.group)
         first = self._waiting.first_acknowledged(entry.offset)
         self._waiting.drop(entry.offset)
         self._deliver(consumer, entry, live, first, header)
         return True
-
-    def _is_deliverable(self, group: Group) -> bool:
-        """Return whether a consumer can receive entries of a group now."""
-        if isinstance(group, str):
-            owner = self._chunks.get(group)
-            return self._any_can_receive() if owner is None else self._can_receive(owner)
-        if isinstance(group, int):
-            return self._choose(EntryHeader(group)) is not None
-        return self._any_can_receive()
 
     def _read_from(self, offset: int) -> list[DeliverableEntry]:
         reader = self._topic.storage.entry_reader(StartOffset(offset) if offset else EARLIEST)

@@ -71,7 +71,6 @@ class Producer:
         """The epoch of an exclusive producer: it grows with each, and a client that reconnects names it."""
         self.connected_at = now_ms
         self.published = Rate()
-        self.duplicates = 0
         self.is_closed = False
         self._on_disconnect = on_disconnect
 
@@ -83,9 +82,8 @@ class Producer:
         """Report the change of the number and the bytes of the producer's entries that wait to be appended."""
         self.channel.note_queued(entries, size)
 
-    def send_receipt(self, entry: QueuedEntry, message_id: MessageId, is_duplicate: bool) -> None:
+    def send_receipt(self, entry: QueuedEntry, message_id: MessageId) -> None:
         """Send the receipt of an entry."""
-        self.duplicates += is_duplicate
         self.published.add(entry.messages, len(entry.entry))
         self.channel.send_receipt(entry.sequence_id, entry.highest_sequence_id, message_id)
 

@@ -45,7 +45,7 @@ class Publisher(Protocol):
     def note_queued(self, entries: int, size: int) -> None:
         """Report the change of the number and the bytes of the producer's entries in the queue."""
 
-    def send_receipt(self, entry: QueuedEntry, message_id: MessageId, is_duplicate: bool) -> None:
+    def send_receipt(self, entry: QueuedEntry, message_id: MessageId) -> None:
         """Send the receipt of an entry, which is durable."""
 
     def send_error(self, entry: QueuedEntry, error: InvalidRecord) -> None:
@@ -162,10 +162,9 @@ class PublishQueue:
                     producer.send_error(entry, outcome)
                 if is_repeatable(outcome):
                     failures[producer] = outcome
-            elif isinstance(outcome, MessageId):
-                producer.send_receipt(entry, self._entry_id(outcome), is_duplicate=True)
             else:
-                producer.send_receipt(entry, self._entry_id(outcome.first.message_id), is_duplicate=False)
+                stored = outcome if isinstance(outcome, MessageId) else outcome.first.message_id
+                producer.send_receipt(entry, MessageId(stored.ledger_id, stored.entry_id, self._topic.partition))
         for producer, error in failures.items():
             text = f"{self._topic}: the producer {producer.name} is disconnected, to send again: {error}"
             self._warn(text, f"producers are disconnected: {type(error).__name__}")
@@ -173,9 +172,6 @@ class PublishQueue:
         loss = next((error for error in failures.values() if isinstance(error, Fenced | TopicNotFound)), None)
         if loss is not None:
             self._on_lost(loss)
-
-    def _entry_id(self, message_id: MessageId) -> MessageId:
-        return MessageId(message_id.ledger_id, message_id.entry_id, self._topic.partition)
 
     def _settle(self, group: Sequence[QueuedEntry]) -> None:
         """Note that the entries of a group are answered."""

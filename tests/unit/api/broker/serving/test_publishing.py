@@ -32,8 +32,8 @@ class Sender:
     def note_queued(self, entries: int, _size: int) -> None:
         self.waiting += entries
 
-    def send_receipt(self, entry: QueuedEntry, _: MessageId, is_duplicate: bool) -> None:
-        self.answers.append((entry.sequence_id, "duplicate" if is_duplicate else "stored"))
+    def send_receipt(self, entry: QueuedEntry, message_id: MessageId) -> None:
+        self.answers.append((entry.sequence_id, "duplicate" if message_id.ledger_id < 0 else "stored"))
 
     def send_error(self, entry: QueuedEntry, error: InvalidRecord) -> None:
         self.answers.append((entry.sequence_id, "refused"))

@@ -1,0 +1,94 @@
+"""The assignment of entries to the consumers of one subscription: by selector, draining hashes and partly delivered
+chunked messages.
+
+The selector names a consumer (selection.py). Two rules come first: an entry that continues a chunked message is for the
+consumer of the first chunk, and an entry waits while another consumer has unacknowledged ones of its key (draining.py).
+
+For the event loop alone. Must not know: entries that wait, the topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from api.broker.serving.consumer import Consumer, SubscriptionType
+from api.broker.serving.draining import DrainingHashes
+from api.broker.serving.key_routing import EntryHeader
+from api.broker.serving.pending_acks import Group
+from api.broker.serving.selection import ChunkAssignments, SingleActive, selector_for
+
+
+class Assignment:
+    """The consumers of one subscription, and the choice among them."""
+
+    def __init__(self, first: Consumer, partition: int, can_receive: Callable[[Consumer], bool]) -> None:
+        """`first`: the first consumer, whose type and key-shared mode later ones share; it is not added. `can_receive`
+        returns whether a consumer may be sent a message now."""
+        self.consumers: list[Consumer] = []
+        self._selector = selector_for(first, partition)
+        self._by_key = first.type is SubscriptionType.KEY_SHARED
+        self._can_receive = can_receive
+        self._draining = DrainingHashes()
+        self._chunks = ChunkAssignments()
+
+    @property
+    def active(self) -> Consumer | None:
+        """The consumer that receives all messages; None: there is none, or the type is not a single active one."""
+        return self._selector.active if isinstance(self._selector, SingleActive) else None
+
+    def check(self, consumer: Consumer) -> None:
+        """Raise ConsumerNotAssigned for a consumer that does not fit the others."""
+        self._selector.check(consumer)
+
+    def add(self, consumer: Consumer) -> None:
+        """Add a consumer."""
+        self.consumers.append(consumer)
+        self._selector.add(consumer)
+
+    def remove(self, consumer: Consumer) -> None:
+        """Remove a consumer. An unknown one is ignored."""
+        if consumer in self.consumers:
+            self.consumers.remove(consumer)
+        self._selector.remove(consumer)
+        self._chunks.remove(consumer)
+
+    def any_can_receive(self) -> bool:
+        """Return whether some consumer may be sent a message now."""
+        return any(map(self._can_receive, self.consumers))
+
+    def choose(self, header: EntryHeader) -> Consumer | None:
+        """Return the consumer of an entry; None: the entry has to wait."""
+        if header.chunk and not self._by_key:
+            owner = self._chunks.get(header.chunk)
+            if owner is not None:
+                return owner if self._can_receive(owner) else None
+        key_hash = header.group if isinstance(header.group, int) else 0
+        consumer = self._selector.select(key_hash, self._can_receive)
+        if consumer is not None and self._by_key and not self._draining.allows(key_hash, consumer):
+            return None
+        return consumer
+
+    def is_deliverable(self, group: Group) -> bool:
+        """Return whether a consumer can receive entries of a group now."""
+        if isinstance(group, str):
+            owner = self._chunks.get(group)
+            return self.any_can_receive() if owner is None else self._can_receive(owner)
+        if isinstance(group, int):
+            return self.choose(EntryHeader(group)) is not None
+        return self.any_can_receive()
+
+    def note_delivered(self, header: EntryHeader, consumer: Consumer) -> None:
+        """Note that an entry is delivered: the entries of its group stay with the consumer."""
+        if header.chunk and not self._by_key:
+            self._chunks.note(header.chunk, consumer, header.is_last_chunk)
+        if self._by_key and isinstance(header.group, int):
+            self._draining.add(header.group, consumer)
+
+    def note_released(self, group: Group) -> None:
+        """Note that an entry of a group has left its consumer: acknowledged, returned or dropped."""
+        if self._by_key and isinstance(group, int):
+            self._draining.remove(group)
+
+    def rewind(self) -> None:
+        """Forget partly delivered messages: all entries are read again."""
+        self._chunks.clear()
