@@ -40,14 +40,14 @@ def publish(name: str, sequence_id: int) -> Published:
 class Log:
     """A topic's log and what is known of its producers; `reopened` after the service died."""
 
-    def __init__(self, bench: Workbench, topic: Topic, most: int = 100) -> None:
-        self._bench, self._topic, self._most = bench, topic, most
+    def __init__(self, bench: Workbench, topic: Topic, max_producers: int = 100) -> None:
+        self._bench, self._topic, self._max_producers = bench, topic, max_producers
         self._open()
 
     def _open(self) -> None:
         self._logs = TopicLogs(self._bench.clock, max_open=2, idle_ms=5_000)
         self.held: HeldLog = self._logs.hold(self._topic)
-        self.known = Deduplication(self._bench.metadata, self._topic, self._most)
+        self.known = Deduplication(self._bench.metadata, self._topic, self._max_producers)
         self.known.load()
 
     def append(self, *sent: tuple[str, int]) -> list[bool]:
@@ -222,7 +222,7 @@ def test_entries_of_a_replicator_of_any_name_are_refused(log: Log) -> None:
 
 
 def test_the_producers_that_are_known_have_a_bound(bench: Workbench, topic: Topic) -> None:
-    with closing(Log(bench, topic, most=2)) as log:
+    with closing(Log(bench, topic, max_producers=2)) as log:
         log.append(("a", 0), ("b", 0))
         log.append(("a", 1), ("c", 0))
         assert [log.known.last_sequence_id(name) for name in "abc"] == [1, -1, 0]

@@ -1,4 +1,4 @@
-"""Which consumer gets which message: over a real log and real cursors, to connections that only note what is sent."""
+"""Deliveries to consumers: over a real log and real cursors, on channels that note each entry."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.workbench import Workbench
 
 
 def owner(readers: Sequence[Reader], entry_id: int) -> Reader:
-    """Who got it."""
-    (found,) = [reader for reader in readers if entry_id in reader.received]
-    return found
+    """Return the only reader that has received an entry."""
+    (reader,) = [reader for reader in readers if entry_id in reader.received]
+    return reader
 
 
 def test_exclusive_in_order_and_as_many_as_there_are_permits(bench: Workbench, topic: Topic) -> None:
@@ -116,7 +116,7 @@ def test_shared_consumers_get_no_more_than_can_be_remembered(
 def test_the_first_consumer_that_comes_back_receives_what_others_left(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as can be remembered had been delivered: they must not keep the new dispatcher from reading them."""
+    """The most that can be pending had been delivered: they must not keep the new dispatcher from reading them."""
     monkeypatch.setattr(subscription_module, "MAX_PENDING", 3)
 
     async def main() -> None:
@@ -204,11 +204,11 @@ def test_key_shared_delivers_what_comes_back_before_what_follows_it(
             second = await Reader(served, "b", KEY_SHARED).join()
             await first.nack(*range(20))
             assert sorted(first.received[20:] + second.received) == list(range(20))
-            mine, others = first.received[20:], list(second.received)
-            assert mine
+            kept, others = first.received[20:], list(second.received)
+            assert kept
             assert others
             first.consumer.permits = 0
-            await first.nack(*mine)
+            await first.nack(*kept)
             await second.nack(*others)
             assert sorted(second.received[len(others) :]) == sorted(
                 others
@@ -217,7 +217,7 @@ def test_key_shared_delivers_what_comes_back_before_what_follows_it(
             await quiet()
             first.channel.received.clear()
             await first.flow(ALL)
-            for number in mine:
+            for number in kept:
                 assert first.received.index(number) < first.received.index(number + 20)
 
     run(main())

@@ -105,14 +105,14 @@ def test_pages_come_in_order_and_continue_behind_what_was_passed() -> None:
 def test_a_read_that_failed_is_repeated(failing: int) -> None:
     async def test() -> None:
         pages = pages_of(Reader(3, failing), Threads())
-        found: list[int] = []
+        received: list[int] = []
         failures = 0
-        while len(found) < 3:
+        while len(received) < 3:
             try:
-                found += offsets(await pages.next())
+                received += offsets(await pages.next())
             except Unavailable:
                 failures += 1
-        assert (found, failures) == ([0, 1, 2], 1)
+        assert (received, failures) == ([0, 1, 2], 1)
         await pages.close()
 
     run(test)

@@ -31,17 +31,17 @@ def producers(bench: Workbench) -> Iterator[TopicLogs]:
 
 def test_many_threads_share_one_log(bench: Workbench, producers: TopicLogs) -> None:
     topic = bench.topic()
-    found: list[object] = []
+    answers: list[object] = []
 
     def append() -> None:
-        found.extend(producers.append(topic, [entry(), entry()]))
+        answers.extend(producers.append(topic, [entry(), entry()]))
 
     threads = [threading.Thread(target=append) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(isinstance(item, AppendResult) for item in found)
+    assert all(isinstance(item, AppendResult) for item in answers)
     assert [message.offset for message in topic.messages()] == list(range(16))
     assert [item.name for item in producers.topics] == [topic.name]
 
@@ -129,9 +129,9 @@ def test_one_that_lost_its_lease_is_opened_anew(
 ) -> None:
     topic = bench.topic()
     producers.append(topic, [entry()])
-    (one,) = producers._open.values()
-    assert one.log is not None
-    monkeypatch.setattr(one.log, "append", lambda _: (_ for _ in ()).throw(Fenced("lost", "open it again")))
+    (open_log,) = producers._open.values()
+    assert open_log.log is not None
+    monkeypatch.setattr(open_log.log, "append", lambda _: (_ for _ in ()).throw(Fenced("lost", "open it again")))
     assert isinstance(producers.append(topic, [entry()])[0], Fenced)
     assert producers.topics == []
     assert isinstance(producers.append(topic, [entry()])[0], AppendResult)

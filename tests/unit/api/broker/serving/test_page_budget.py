@@ -1,4 +1,4 @@
-"""What all subscriptions hold stays within a budget, and each still receives everything once and in order."""
+"""The memory of all subscriptions stays within a budget, and each receives everything once and in order."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ KEYS = [f"k{number % 7}" for number in range(COUNT)]
 class WatchedBudget(PageBudget):
     """Notes the most bytes that were held at once, and how often a holder gave back its own."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__(most)
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
         self.highest = self.given_back = 0
 
     def hold(self, holder: PageHolder, size: int) -> None:

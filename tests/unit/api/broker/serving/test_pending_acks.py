@@ -24,20 +24,20 @@ def offsets(entries: list[PendingAck]) -> list[int]:
 
 
 def test_a_cumulative_acknowledgement_takes_the_prefix_whatever_the_order_of_deliveries() -> None:
-    acks, one = PendingAcks(), consumer("a")
+    acks, reader = PendingAcks(), consumer("a")
     for offset in (4, 0, 2, 6, 8):
-        deliver(acks, one, offset, 2)
+        deliver(acks, reader, offset, 2)
     assert offsets(list(acks.pop_through(5))) == [0, 2]
-    assert (len(acks), one.unacked, sorted(one.pending)) == (3, 6, [(1, 4), (1, 6), (1, 8)])
+    assert (len(acks), reader.unacked, sorted(reader.pending)) == (3, 6, [(1, 4), (1, 6), (1, 8)])
     assert offsets(list(acks.pop_through(10))) == [4, 6, 8]
-    assert (len(acks), one.unacked) == (0, 0)
+    assert (len(acks), reader.unacked) == (0, 0)
 
 
 def test_each_entry_is_looked_at_once() -> None:
     """A walk over all pending entries for each acknowledgement took 18 ms at 100,000 (G7)."""
-    acks, one = PendingAcks(), consumer("a")
+    acks, reader = PendingAcks(), consumer("a")
     for offset in range(1_000):
-        deliver(acks, one, offset)
+        deliver(acks, reader, offset)
     seen = [next(acks.pop_through(offset + 1)).offset for offset in range(1_000)]
     assert seen == list(range(1_000))
     assert acks.oldest() is None
@@ -47,20 +47,20 @@ def test_an_entry_that_is_released_waits_for_its_next_delivery() -> None:
     released: list[int] = []
     acks = PendingAcks()
     acks.on_release = lambda item: released.append(item.offset)
-    one, two = consumer("a"), consumer("b")
-    pending = deliver(acks, one, 3)
+    reader, other = consumer("a"), consumer("b")
+    pending = deliver(acks, reader, 3)
     acks.release(pending)
     acks.release(pending)
-    assert (released, one.unacked, one.pending, acks.get((LEDGER, 3))) == ([3], 0, {}, pending)
-    again = deliver(acks, two, 3)
-    assert (len(acks), two.unacked) == (1, 1)
+    assert (released, reader.unacked, reader.pending, acks.get((LEDGER, 3))) == ([3], 0, {}, pending)
+    again = deliver(acks, other, 3)
+    assert (len(acks), other.unacked) == (1, 1)
     acks.settle(again)
-    assert (released, two.unacked, len(acks)) == ([3, 3], 0, 0)
+    assert (released, other.unacked, len(acks)) == ([3, 3], 0, 0)
 
 
 def test_an_acknowledgement_that_is_repeated_is_known() -> None:
-    acks, one = PendingAcks(), consumer("a")
-    pending = deliver(acks, one, 3)
+    acks, reader = PendingAcks(), consumer("a")
+    pending = deliver(acks, reader, 3)
     assert not acks.is_settled((LEDGER, 3))
     acks.settle(pending)
     assert acks.is_settled((LEDGER, 3))
@@ -79,16 +79,16 @@ def test_the_ledgers_whose_ids_are_kept_are_bounded() -> None:
 
 def test_a_late_acknowledgement_finds_what_was_retired(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_acks, "MAX_LATE", 4)
-    acks, one = PendingAcks(), consumer("a")
+    acks, reader = PendingAcks(), consumer("a")
     for offset in range(6):
-        deliver(acks, one, offset).redeliveries = 2
+        deliver(acks, reader, offset).redeliveries = 2
     acks.retire()
-    assert (len(acks), one.unacked) == (0, 0)
+    assert (len(acks), reader.unacked) == (0, 0)
     late = acks.get((LEDGER, 2))
     assert late is not None
     assert late.redeliveries == 0
     assert acks.get((LEDGER, 5)) is None, "only so many are kept"
-    deliver(acks, one, 0)
+    deliver(acks, reader, 0)
     assert len(acks) == 1
     assert offsets(list(acks.pop_through(3))) == [0, 1, 2]
     assert acks.get((LEDGER, 2)) is None

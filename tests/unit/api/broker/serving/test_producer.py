@@ -118,11 +118,11 @@ def test_one_that_waits_gets_its_turn_and_one_that_has_gone_does_not(run: Any) -
     async def test(topic: PersistentTopic) -> None:
         first, none = add(topic, "a", EXCLUSIVE)
         assert none is None
-        gone, its_turn = add(topic, "b", WAITING)
+        leaving, its_turn = add(topic, "b", WAITING)
         last, turn = add(topic, "c", WAITING)
         assert its_turn is not None
         assert turn is not None
-        topic.producers.remove(gone)
+        topic.producers.remove(leaving)
         assert its_turn.cancelled()
         topic.producers.remove(first)
         await turn

@@ -1,4 +1,4 @@
-"""What waits for its delivery: again, later, or for its own consumer."""
+"""Entries that wait for their delivery: again, later, or for their own consumer."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ def test_entries_are_due_in_the_order_of_their_times_and_never_before() -> None:
 
 
 def test_a_hash_stays_with_its_consumer_until_its_entries_are_settled() -> None:
-    draining, one, two = DrainingHashes(), consumer("a"), consumer("b")
-    assert draining.allows(5, one)
-    draining.add(5, one)
-    draining.add(5, one)
-    assert (draining.allows(5, one), draining.allows(5, two), draining.allows(6, two)) == (True, False, True)
+    draining, first, second = DrainingHashes(), consumer("a"), consumer("b")
+    assert draining.allows(5, first)
+    draining.add(5, first)
+    draining.add(5, first)
+    assert (draining.allows(5, first), draining.allows(5, second), draining.allows(6, second)) == (True, False, True)
     draining.remove(5)
-    assert not draining.allows(5, two)
+    assert not draining.allows(5, second)
     draining.remove(5)
-    assert draining.allows(5, two)
+    assert draining.allows(5, second)
     draining.remove(5)
-    assert draining.allows(5, one)
+    assert draining.allows(5, first)

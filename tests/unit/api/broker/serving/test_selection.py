@@ -1,4 +1,4 @@
-"""Which consumer an entry goes to: pure decisions, without a loop and without a topic."""
+"""The selectors of consumers: pure decisions, without a loop and without a topic."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def test_a_consumer_of_ranges_does_not_fit_the_ring() -> None:
 
 
 def test_the_chunks_of_a_message_stay_with_a_consumer_until_the_last() -> None:
-    chunks, one, two = ChunkAssignments(), consumer("a"), consumer("b")
-    chunks.note("m", one, is_last=False)
-    chunks.note("n", two, is_last=False)
-    assert (chunks.get("m"), chunks.get("n"), chunks.get("other")) == (one, two, None)
-    chunks.remove(two)
+    chunks, first, second = ChunkAssignments(), consumer("a"), consumer("b")
+    chunks.note("m", first, is_last=False)
+    chunks.note("n", second, is_last=False)
+    assert (chunks.get("m"), chunks.get("n"), chunks.get("other")) == (first, second, None)
+    chunks.remove(second)
     assert chunks.get("n") is None
-    chunks.note("m", one, is_last=True)
+    chunks.note("m", first, is_last=True)
     assert chunks.get("m") is None
 
 

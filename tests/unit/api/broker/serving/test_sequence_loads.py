@@ -35,13 +35,13 @@ class Threads:
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
-        self.held = self.most = 0
+        self.running = self.peak = 0
 
     async def run(self, work: Callable[[], None]) -> None:
-        self.held += 1
-        self.most = max(self.most, self.held)
+        self.running += 1
+        self.peak = max(self.peak, self.running)
         await self.gate.wait()
-        self.held -= 1
+        self.running -= 1
         work()
 
 
@@ -67,13 +67,13 @@ async def test_a_topic_that_hangs_holds_one_thread_and_no_other_topic() -> None:
         task.cancel()
     tasks = begun(loads, 1, again, again, again)
     await _turns()
-    assert hanging.most == 1
+    assert hanging.peak == 1
     current = threads
     await loads.load(2, cast(Deduplication, other))
     assert other.is_loaded
     hanging.gate.set()
     await asyncio.gather(*tasks)
-    assert (before.begun, again.begun, threads.most) == (1, 1, 1)
+    assert (before.begun, again.begun, threads.peak) == (1, 1, 1)
 
 
 @in_event_loop

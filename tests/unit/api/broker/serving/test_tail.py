@@ -22,8 +22,8 @@ def appended(offset: int, size: int = 10, messages: int = 1) -> tuple[bytes, App
 
 
 def offsets(tail: Tail, start: int) -> list[int] | None:
-    found = tail.read(start)
-    return None if found is None else [entry.offset for entry in found]
+    entries = tail.read(start)
+    return None if entries is None else [entry.offset for entry in entries]
 
 
 def test_entries_are_read_from_any_of_them_on() -> None:
