@@ -64,7 +64,7 @@ class EntryPages:
 
     def _read(self, skip_to: int | None) -> None:
         if not self._lock.acquire(timeout=_TURN_SECONDS):
-            raise Unavailable("a page that was asked for before is still being read", "try again")
+            raise Unavailable("another thread still reads a page for this subscription", "try again")
         try:
             self._go_back()
             if self._page is None and not self._is_closed:

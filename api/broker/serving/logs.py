@@ -199,7 +199,7 @@ class TopicLogs:
         idle = [item for item in self._open.values() if not item.users]
         if not idle:
             raise Unavailable(
-                f"{self._max_open} topics are written at once, as many as may be",
+                f"the service writes {self._max_open} topics at once, which is the limit",
                 "try again, or raise producers.max",
                 is_public=True,
             )

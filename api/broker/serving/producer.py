@@ -213,7 +213,7 @@ class ProducerRegistry:
         if epoch < (self._epoch or 0):
             raise self._fenced()
         if epoch > MAX_TOPIC_EPOCH:
-            raise InvalidTopicEpoch(f"the topic epoch {epoch} is none of {self._topic.name}", _CREATE_AGAIN)
+            raise InvalidTopicEpoch(f"{self._topic.name} has given no producer the topic epoch {epoch}", _CREATE_AGAIN)
 
     def _fenced(self) -> ProducerFenced:
         return ProducerFenced(f"another producer of {self._topic.name} has taken its place", _CREATE_AGAIN)
