@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from email import message_from_bytes
@@ -55,22 +56,26 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def installed(wheel: Path) -> Iterator[Path]:
     """Install the wheel, its requirements and a Java of pip in a new environment; yield its folder of programs."""
-    folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    lock = (ROOT / "requirements" / "runtime.lock").read_text(encoding="utf-8")
-    pins = folder / "constraints.txt"
-    pins.write_text(re.sub(r" \\\n +--hash=\S+", "", lock))
-    install = (*PIP, "install", "--no-compile", "--constraint", pins, f"{wheel}[java]")
-    done = subprocess.run(
-        [folder / "bin" / "python", *install], capture_output=True, text=True, timeout=SECONDS, check=False
-    )
-    if done.returncode and not IN_CI:
-        pytest.skip(f"pip cannot fill an environment here: {done.stderr.strip().splitlines()[-1]}")
-    assert done.returncode == 0, done.stderr
-    yield folder / "bin"
-    shutil.rmtree(folder)
+    # On disk: temporary folders may be in memory, which 1.2 GB of packages would fill.
+    (ROOT / ".cache").mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="wheel-", dir=ROOT / ".cache"))
+    try:
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        lock = (ROOT / "requirements" / "runtime.lock").read_text(encoding="utf-8")
+        pins = folder / "constraints.txt"
+        pins.write_text(re.sub(r" \\\n +--hash=\S+", "", lock))
+        install = (*PIP, "install", "--no-compile", "--constraint", pins, f"{wheel}[java]")
+        done = subprocess.run(
+            [folder / "bin" / "python", *install], capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        if done.returncode and not IN_CI:
+            pytest.skip(f"pip cannot fill an environment here: {done.stderr.strip().splitlines()[-1]}")
+        assert done.returncode == 0, done.stderr
+        yield folder / "bin"
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_the_wheel_has_every_file_of_the_packages_and_says_what_it_is(wheel: Path) -> None:
