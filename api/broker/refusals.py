@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from storage.errors import Conflict, InvalidInput, Unavailable
+from storage.advice import Advice, AdviceKind
+from storage.errors import Conflict, InvalidInput, NotFound, TopicNotFound, Unavailable
 from storage.metadata.records import ServiceRecord, TopicRecord
 from storage.model import TopicName
 from storage.owner import Owner
@@ -95,3 +96,44 @@ class BacklogQuotaExceeded(Conflict):
     def __init__(self, message: str, remedy: str, holds: bool) -> None:
         super().__init__(message, remedy)
         self.holds = holds
+
+
+class MissingTopic(TopicNotFound):
+    """No topic has this name. `topic`: the name."""
+
+    def __init__(self, topic: TopicName) -> None:
+        super().__init__(f"the topic {topic} does not exist", Advice(AdviceKind.LIST_TOPICS))
+        self.topic = topic
+
+
+class MissingPartition(MissingTopic):
+    """A partition of a partitioned topic does not exist; or none of a partitioned topic does."""
+
+
+class MissingPartitionedTopic(MissingTopic):
+    """The name is that of a partition, and its partitioned topic does not exist."""
+
+
+class MissingNamespace(NotFound):
+    """No namespace has this name. `namespace`: `tenant/namespace`."""
+
+    def __init__(self, namespace: str, cause: NotFound) -> None:
+        """`cause`: the error of the database, whose text this one has."""
+        super().__init__(cause.message, cause.advice or cause.remedy)
+        self.namespace = namespace
+
+
+class PartitionedTopicRefused(InvalidInput):
+    """An operation on one topic was requested for a partitioned topic. `topic`: its name."""
+
+    def __init__(self, topic: TopicName) -> None:
+        super().__init__(f"{topic} is a partitioned topic", "use its partitions")
+        self.topic = topic
+
+
+class PartitionPolicyRefused(InvalidInput):
+    """A policy of a single partition was requested. `topic`: the partition."""
+
+    def __init__(self, topic: TopicName) -> None:
+        super().__init__(f"{topic} is a partition, and has the policies of its topic", f"use those of {topic.whole}")
+        self.topic = topic

@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
+from api.broker import names
 from api.broker.threads import WaitsFor
 from api.dashboard.policy_table import policies_of
 from api.dashboard.rendering import HEADERS, TOPIC_PAGE, form_of, page, problem, rendered, require, topic_path
@@ -22,7 +23,6 @@ from api.http.dependencies import Broker, broker_of
 from api.http.paths import Topic
 from api.http.problems import RestException, public_reason
 from api.http.router import Routes
-from api.rest import resolve
 from api.rest.compaction import runs as run_routes, trigger
 from api.rest.compaction.trim import TrimRequest, trim_topic
 from api.rest.policies.scopes import PolicyScope
@@ -134,5 +134,5 @@ for _button in BUTTONS:
 def show_trim(broker: Broker, request: Request, topic: Topic) -> Response:
     """Asks what is to go."""
     require(request, AuthAction.ADMIN, topic=topic)
-    resolve.topics(broker, topic)
+    names.topics(broker.environment, topic)
     return rendered(request, "trim.html", name=topic, before="", reports=None, is_dry=True)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+from api.broker import names
 from api.broker.broker import Broker
-from api.http.problems import public_reason
-from api.rest import resolve
+from api.http.problems import public_reason, reported_as
 from storage.errors import CompactorError
 from storage.model import EARLIEST, Message, TopicName
 from storage.positions import StartOffset
@@ -54,8 +54,9 @@ class MessagesView:
 
 def messages_view(broker: Broker, name: TopicName, start: int) -> MessagesView:
     """For a thread that may wait for the store. Raises RestException (404, 405)."""
-    resolve.refuse_partitioned(broker, name, f"{name} is a partitioned topic: look at its partitions")
-    topic = Topic(broker.environment, resolve.topic(broker, name))
+    with reported_as(partitioned=f"{name} is a partitioned topic: look at its partitions"):
+        names.check_not_partitioned(broker.environment, name)
+    topic = Topic(broker.environment, names.topic(broker.environment, name))
     return MessagesView(name, start, _side(topic, start, False), _side(topic, start, True))
 
 

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 from fastapi import Request
 from starlette.responses import Response
 
+from api.broker import names
 from api.broker.threads import WaitsFor
 from api.dashboard.message_browser import messages_view
 from api.dashboard.partitioned_topic import partitioned_view
@@ -31,7 +32,6 @@ from api.http.dependencies import Broker
 from api.http.paths import Topic
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.rest import resolve
 from api.rest.compaction import runs as run_routes
 from api.settings.shown import described
 from storage.metadata.records import TopicSummary
@@ -57,7 +57,7 @@ def show_topics(broker: Broker, request: Request, q: str = "", sort: str = "name
     allowed: dict[str, bool] = {}
 
     def may_see(summary: TopicSummary) -> bool:
-        namespace = resolve.namespace_of(summary.name)
+        namespace = names.namespace_of(summary.name)
         if namespace not in allowed:
             try:
                 access.require(caller, ANY_ROLE, summary.name.tenant, summary.name.namespace)

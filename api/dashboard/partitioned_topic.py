@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from api.broker import names
 from api.broker.broker import Broker
 from api.dashboard.topics_table import TopicRow, rows_of
-from api.rest import resolve
 from storage.model import TopicName
 
 
@@ -40,6 +40,6 @@ def partitioned_view(broker: Broker, name: TopicName) -> PartitionedView | None:
     whole = metadata.partitions.find(name)
     if whole is None:
         return None
-    names = resolve.partition_names(whole)
-    by_name = {row.summary.name: row for row in rows_of(metadata, broker.environment.log, set(names).__contains__)}
-    return PartitionedView(name, [by_name[item] for item in names if item in by_name])
+    partitions = names.partition_names(whole)
+    by_name = {row.summary.name: row for row in rows_of(metadata, broker.environment.log, set(partitions).__contains__)}
+    return PartitionedView(name, [by_name[item] for item in partitions if item in by_name])

@@ -12,6 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from api.broker import names
 from api.broker.broker import Broker
 from api.broker.refusals import NotTheOwner
 from api.broker.serving.connected_clients import LiveTopicState
@@ -24,7 +25,6 @@ from api.dashboard.topic_picture import Extent, Mark, draw
 from api.http.problems import HTTP_WORDS, public_reason
 from api.observability.redaction import redacted
 from api.reports import run_document
-from api.rest import resolve
 from api.rest.compaction.runs import get_compaction_control
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from storage.errors import CompactorError
@@ -88,7 +88,7 @@ class KeyLookup:
 
 def look_up(broker: Broker, name: TopicName, key: str) -> KeyLookup:
     """For a thread that may wait for the store. Raises RestException (404)."""
-    record = resolve.topic(broker, name)
+    record = names.topic(broker.environment, name)
     is_sealed_only = False
     try:
         broker.ownership.check_for_reading(record)
@@ -104,11 +104,11 @@ def look_up(broker: Broker, name: TopicName, key: str) -> KeyLookup:
 def topic_view(broker: Broker, name: TopicName, *, in_full: bool, with_subscriptions: bool) -> TopicView:
     """Return what the page shows. `with_subscriptions`: the picture marks them. Raises RestException (404)."""
     environment = broker.environment
-    record = resolve.topic(broker, name)
+    record = names.topic(broker.environment, name)
     snapshot = environment.metadata.snapshot(record.id)
     stats = stats_snapshot(environment, name)
     if stats is None:
-        raise resolve.not_found(broker, name)
+        raise names.missing(broker.environment, name)
     compacted = snapshot.compacted
     manifest, problem = None, ""
     if compacted is not None:

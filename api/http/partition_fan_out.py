@@ -17,13 +17,13 @@ from urllib.parse import quote, unquote
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
+from api.broker import names
 from api.broker.refusals import NotTheOwner
 from api.broker.threads import WaitsFor
 from api.http.context import HttpContext, context_of
 from api.http.dependencies import broker_of
 from api.http.paths import segment
 from api.http.problems import RestException, answer
-from api.rest import resolve
 from api.rest.messages.single_messages import AGE
 from storage.errors import TopicNotFound
 from storage.metadata.records import PartitionedTopic
@@ -64,7 +64,7 @@ async def answered(request: Request, other: NotTheOwner) -> Response:
         return await context.proxy.forward(request, other.service)
     body = await request.body()
     found = []
-    for item in resolve.partition_names(partitioned):
+    for item in names.partition_names(partitioned):
         path[_TOPIC_AT] = segment(item.topic)
         try:
             found.append(await _asked(request, context, item, "/".join(path), body))

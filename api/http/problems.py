@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
+from api.broker import refusals as broker_refusals
 from api.broker.refusals import PoolBusy
 from api.observability.error_text import OPERATOR_WORDS, one_line
 from api.observability.logs import LogThrottle
@@ -44,6 +45,16 @@ BY_KIND: Mapping[type[Exception], int] = {
     errors.DataLoss: 507,
 }
 """The first that fits decides. 507: what was stored cannot be given (R8); 503: an operator, or time, helps."""
+PULSAR_WORDS: Mapping[type[errors.CompactorError], tuple[int, str]] = {
+    broker_refusals.MissingPartition: (404, "Topic partitions were not yet created"),
+    broker_refusals.MissingPartitionedTopic: (404, "Partitioned Topic not found: {topic} has zero partitions"),
+    broker_refusals.MissingTopic: (404, "Topic {topic} not found"),
+    broker_refusals.MissingNamespace: (404, "Namespace does not exist"),
+    broker_refusals.PartitionedTopicRefused: (405, "{topic} is a partitioned topic: use its partitions"),
+    broker_refusals.PartitionPolicyRefused: (412, "Not allowed to set/get topic policy for a partition"),
+}
+"""Status and reason of refusals for which a real broker has words, with fields of the error. The first that fits
+decides."""
 
 
 _ERRORS = 10
@@ -93,10 +104,15 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 @contextmanager
-def reported_as(not_found: str = "", conflict: str = "") -> Iterator[None]:
-    """Inside it, what does not exist (404) and what conflicts (409) is reported in these words of a broker, if any."""
+def reported_as(not_found: str = "", conflict: str = "", partitioned: str = "") -> Iterator[None]:
+    """Report errors inside the context in these words of a broker, if any: 404, 409, and 405 for a partitioned topic
+    that an operation refuses."""
     try:
         yield
+    except broker_refusals.PartitionedTopicRefused as error:
+        if not partitioned:
+            raise
+        raise RestException(405, partitioned) from error
     except (errors.NotFound, errors.Conflict) as error:
         status, reason = (404, not_found) if isinstance(error, errors.NotFound) else (409, conflict)
         if not reason:
@@ -105,12 +121,22 @@ def reported_as(not_found: str = "", conflict: str = "") -> Iterator[None]:
 
 
 def status_of(error: Exception) -> int:
-    """The status of an error; 500 for an unexpected one."""
+    """Return the status of an error; 500 for an unexpected one."""
+    words = _pulsar_words(error)
+    if words is not None:
+        return words[0]
     return next((status for kind, status in BY_KIND.items() if isinstance(error, kind)), 500)
 
 
+def _pulsar_words(error: Exception) -> tuple[int, str] | None:
+    return next((words for kind, words in PULSAR_WORDS.items() if isinstance(error, kind)), None)
+
+
 def public_reason(error: errors.CompactorError) -> str:
-    """An error in one line, for a caller over HTTP."""
+    """Return an error in one line, for a caller over HTTP."""
+    words = _pulsar_words(error)
+    if words is not None:
+        return words[1].format_map(vars(error))
     return " ".join(errors.public_text(error, HTTP_WORDS).split())
 
 

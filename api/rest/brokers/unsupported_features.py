@@ -18,12 +18,12 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
+from api.broker import names
 from api.http.access import ANY_USE, AuthAction, require_here
 from api.http.dependencies import Broker
 from api.http.paths import Namespace, Topic
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.rest import resolve
 from api.rest.models import done, unset
 
 REFUSAL = "not offered here: {}"
@@ -248,7 +248,7 @@ def check_no_shadow(properties: Mapping[str, str]) -> None:
 def _of_topic(row: UnsupportedRoute) -> Callable[..., Response]:
     def answer(request: Request, broker: Broker, topic: Topic) -> Response:
         _may_change(request, AuthAction.ADMIN)
-        resolve.topics(broker, topic)
+        names.topics(broker.environment, topic)
         return row.answer(request.method)
 
     return answer
@@ -257,7 +257,7 @@ def _of_topic(row: UnsupportedRoute) -> Callable[..., Response]:
 def _of_namespace(row: UnsupportedRoute) -> Callable[..., Response]:
     def answer(request: Request, broker: Broker, namespace: Namespace) -> Response:
         _may_change(request, AuthAction.ADMIN)
-        resolve.namespace(broker, namespace)
+        names.namespace(broker.environment, namespace)
         return row.answer(request.method)
 
     return answer

@@ -21,6 +21,7 @@ from fastapi import Path, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
+from api.broker import names
 from api.documents import RunReport
 from api.http.access import AuthAction, InFull, allowed_on
 from api.http.context import Context
@@ -29,7 +30,6 @@ from api.http.paths import TOPIC_PATH, Topic
 from api.http.router import Routes
 from api.http.single_flight import MAX_AGE_MS
 from api.reports import document_of, run_document, shown_error
-from api.rest import resolve
 from api.rest.models import LONG
 from storage.errors import NotFound
 from storage.metadata.records import CompactionControl, RunRecord, RunState, TopicRecord
@@ -102,7 +102,7 @@ class SchedulerStatus(BaseModel):
 )
 def get_topic_compactions(broker: Broker, topic: Topic, in_full: InFull, state: State = None, limit: Limit = 50) -> Any:
     """The runs of a topic, or of all partitions of one, the newest first."""
-    topic_ids = [record.id for record in resolve.topics(broker, topic)]
+    topic_ids = [record.id for record in names.topics(broker.environment, topic)]
     return _shown(broker, broker.environment.metadata.runs.newest(limit, topic_ids=topic_ids, state=state), in_full)
 
 
@@ -157,7 +157,7 @@ def cancel_compaction(
 @router.get(TOPIC_PATH + "/compaction/control", AuthAction.COMPACT, AuthAction.ADMIN)
 def get_compaction_control(broker: Broker, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
     """What is wanted of the compaction of a topic, or of each of its partitions."""
-    return [_now(broker, record, in_full) for record in resolve.topics(broker, topic)]
+    return [_now(broker, record, in_full) for record in names.topics(broker.environment, topic)]
 
 
 @router.post(TOPIC_PATH + "/compaction/pause", AuthAction.COMPACT, AuthAction.ADMIN)
@@ -166,7 +166,7 @@ def pause_compaction(broker: Broker, topic: Topic, in_full: InFull) -> list[Comp
 
     Of a partitioned topic all partitions are paused, or none.
     """
-    records = resolve.topics(broker, topic)
+    records = names.topics(broker.environment, topic)
     controls = broker.environment.metadata.compaction_control.pause([record.id for record in records])
     return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 
@@ -174,7 +174,7 @@ def pause_compaction(broker: Broker, topic: Topic, in_full: InFull) -> list[Comp
 @router.post(TOPIC_PATH + "/compaction/resume", AuthAction.COMPACT, AuthAction.ADMIN, refuses=(409,))
 def resume_compaction(broker: Broker, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
     """Take back one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
-    records = resolve.topics(broker, topic)
+    records = names.topics(broker.environment, topic)
     controls = broker.environment.metadata.compaction_control.resume([record.id for record in records])
     return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 
@@ -182,7 +182,7 @@ def resume_compaction(broker: Broker, topic: Topic, in_full: InFull) -> list[Com
 @router.post(TOPIC_PATH + "/compaction/abort", AuthAction.COMPACT, AuthAction.ADMIN, refuses=(409,))
 def abort_compaction(broker: Broker, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
     """Stop a run that is under way, and drop the request for one; later ones are made as before."""
-    records = resolve.topics(broker, topic)
+    records = names.topics(broker.environment, topic)
     controls = broker.environment.metadata.compaction_control.abort([record.id for record in records])
     return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
 

@@ -6,13 +6,13 @@ comes from the runs in SQL, and survives as well (S7).
 
 from __future__ import annotations
 
+from api.broker import names
 from api.http.access import ANY_USE, AuthAction, CallerName, InFull
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
-from api.http.problems import RestException
+from api.http.problems import RestException, reported_as
 from api.http.router import Routes
 from api.reports import shown_error
-from api.rest import resolve
 from api.rest.models import PulsarAnswer
 from compactor.scheduling import status
 from compactor.scheduling.status import CompactionStatus, StatusAndError
@@ -35,8 +35,9 @@ class LongRunningProcessStatus(PulsarAnswer):
 @router.put(TOPIC_PATH + "/compaction", AuthAction.COMPACT, refuses=(409,))
 def compact(broker: Broker, caller: CallerName, topic: Topic) -> None:
     """Compact a topic, or every partition of one. 409 while it, or any of them, is compacted or paused."""
-    resolve.namespace(broker, resolve.namespace_of(topic), "Namespace not found")
-    records = resolve.topics(broker, topic)
+    with reported_as("Namespace not found"):
+        names.namespace(broker.environment, names.namespace_of(topic))
+    records = names.topics(broker.environment, topic)
     if len(records) > 1:
         now = {item.id: broker.environment.metadata.compaction_control.activity(item.id) for item in records}
         if any(item.running for item in now.values()):
@@ -49,14 +50,14 @@ def compact(broker: Broker, caller: CallerName, topic: Topic) -> None:
         except CompactionRunning as error:
             raise RestException(409, RUNNING) from error
         except TopicNotFound as error:
-            raise resolve.not_found(broker, record.name) from error
+            raise names.missing(broker.environment, record.name) from error
 
 
 @router.get(TOPIC_PATH + "/compaction", *ANY_USE)
 def compaction_status(broker: Broker, topic: Topic, in_full: InFull) -> LongRunningProcessStatus:
     """How compaction stands; of a partitioned topic: RUNNING if any partition is, then ERROR, then NOT_RUN."""
     found = {}
-    for record in resolve.topics(broker, topic):
+    for record in names.topics(broker.environment, topic):
         state = status.compaction_status(broker.environment.metadata, record.id)
         found[record.name] = StatusAndError(state.status, shown_error(state.last_error, in_full=in_full) or "")
     whole = summed(found)

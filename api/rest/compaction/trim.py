@@ -12,16 +12,16 @@ from typing import Annotated, Any
 
 from fastapi import Body, Query
 
+from api.broker import names
 from api.broker.threads import WaitsFor
 from api.documents import TrimReport
 from api.formats.position_text import parse_trim_place
 from api.http.access import AuthAction, InFull
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
-from api.http.problems import RestException
+from api.http.problems import RestException, reported_as
 from api.http.router import Routes
 from api.reports import trim_document
-from api.rest import resolve
 from api.rest.models import StrictBody, done
 from compactor.maintenance.retention import Retention
 
@@ -63,10 +63,11 @@ def trim_topic(
     wanted = wanted or TrimRequest()
     place = None if wanted.before is None else parse_trim_place(str(wanted.before))
     if place is not None:
-        resolve.refuse_partitioned(
-            broker, topic, "Trim before a message is not allowed for a partitioned topic: trim its partitions"
-        )
-    records = resolve.local_topics(broker, topic)
+        with reported_as(
+            partitioned="Trim before a message is not allowed for a partitioned topic: trim its partitions"
+        ):
+            names.check_not_partitioned(broker.environment, topic)
+    records = names.local_topics(broker, topic)
     retention = Retention(broker.patient)
     found = []
     for record in records:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from api.broker import names
 from api.broker.threads import WaitsFor
 from api.documents import VerifyReport
 from api.http.access import AuthAction, InFull
@@ -15,7 +16,6 @@ from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.reports import verify_document
-from api.rest import resolve
 from compactor.engines.engine import InProcessEngine
 from compactor.verify.verify import Verifier
 
@@ -32,7 +32,7 @@ router = Routes("compactions", known_query=True)
 )
 def verify_topic(broker: Broker, topic: Topic, in_full: InFull) -> Any:
     """A report of the topic, or one of each partition. 409 while another one is under way here."""
-    records = resolve.topics(broker, topic)
+    records = names.topics(broker.environment, topic)
     if not broker.verify_lock.acquire(blocking=False):
         raise RestException(409, "another topic is being verified by this service: try again when it has finished")
     try:

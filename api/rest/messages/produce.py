@@ -16,6 +16,7 @@ from fastapi import Path, Query, Request
 from starlette.responses import Response
 
 from api.background.maintenance_loop import QUOTA_CHECK_MS
+from api.broker import names
 from api.broker.refusals import NotTheOwner
 from api.broker.serving.key_routing import partition_of
 from api.broker.threads import WaitsFor
@@ -28,7 +29,6 @@ from api.http.problems import RestException, log_for_operators, public_reason, s
 from api.http.query_parameters import AUTHORITATIVE
 from api.http.router import Routes
 from api.observability.redaction import excerpt
-from api.rest import resolve
 from api.rest.messages.produce_models import JSON_LINES, NewMessage, ProducerAck, ProducerAcks, ProducerMessages, parsed
 from api.rest.models import INT
 from storage.entries.encode import encode_message
@@ -114,15 +114,15 @@ def _records(broker: Broker, name: TopicName) -> list[TopicRecord | None]:
     whole = broker.environment.metadata.partitions.find(name)
     if whole is None:
         return _alone(broker, name)
-    there = {partition.name: partition for partition in resolve.partitions(broker, whole)}
+    there = {partition.name: partition for partition in names.partitions(broker.environment, whole)}
     if not there:
         raise RestException(404, "Topic partitions were not yet created")
-    return [there.get(item) for item in resolve.partition_names(whole)]
+    return [there.get(item) for item in names.partition_names(whole)]
 
 
 def _alone(broker: Broker, name: TopicName) -> list[TopicRecord | None]:
     """The topic, or partition. Raises NotTheOwner, RestException."""
-    record = resolve.topic(broker, name)
+    record = names.topic(broker.environment, name)
     _check_here(broker, record)
     return [record]
 

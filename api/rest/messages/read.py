@@ -23,6 +23,7 @@ import pyarrow as pa
 from fastapi import Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
+from api.broker import names
 from api.broker.positions import check_start
 from api.broker.threads import WaitsFor
 from api.formats.jsonl import JsonLinesWriter
@@ -33,9 +34,8 @@ from api.http.context import context_of
 from api.http.dependencies import Broker
 from api.http.owner_proxy import FORWARDED
 from api.http.paths import TOPIC_PATH, Topic
-from api.http.problems import RestException, refusals
+from api.http.problems import RestException, refusals, reported_as
 from api.http.router import Routes
-from api.rest import resolve
 from storage.errors import InvalidInput, OffsetOutOfRange, SegmentNotLocal
 from storage.ledger import rows
 from storage.model import Message, TopicName
@@ -148,8 +148,9 @@ async def read_messages(
 def _opened(broker: Broker, name: TopicName, state: ContinuationToken) -> OpenTopic:
     """The topic, if this service can read it from there. Raises RestException, NotTheOwner, OffsetOutOfRange."""
     reason = f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on"
-    resolve.refuse_partitioned(broker, name, reason)
-    record = resolve.topic(broker, name)
+    with reported_as(partitioned=reason):
+        names.check_not_partitioned(broker.environment, name)
+    record = names.topic(broker.environment, name)
     broker.ownership.check_for_reading(record, state.start)
     source = OpenTopic(broker.environment, record)
     if state.compacted is not None:

@@ -15,6 +15,7 @@ from fastapi import Path, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from api.broker import names
 from api.broker.serving.key_routing import partition_of
 from api.broker.threads import WaitsFor
 from api.formats.jsonl import JsonLinesWriter
@@ -22,10 +23,9 @@ from api.formats.text_encoding import TextEncoding, to_bytes
 from api.http.access import AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic, decoded
-from api.http.problems import RestException
+from api.http.problems import RestException, reported_as
 from api.http.query_parameters import AUTHORITATIVE
 from api.http.router import Routes
-from api.rest import resolve
 from api.rest.messages.entry_response import (
     ENTRY,
     MOST_ENTRIES,
@@ -81,7 +81,8 @@ def get_last_message_id(
     read_compacted: Annotated[bool, Query(alias="readCompacted", description="Of a reader with the flag.")] = False,
 ) -> MessageIdAnswer:
     """The id of the last message that a reader gets; -1:-1 if there is none (R6)."""
-    resolve.refuse_partitioned(broker, topic, "GetLastMessageId is not allowed on partitioned-topic")
+    with reported_as(partitioned="GetLastMessageId is not allowed on partitioned-topic"):
+        names.check_not_partitioned(broker.environment, topic)
     opened = _opened(broker, topic)
     last = opened.last_message_id(read_compacted)
     size = _batch_size(opened, last, read_compacted) if last.batch_index >= 0 else 0
@@ -95,12 +96,12 @@ def get_message_id_by_timestamp(
     broker: Broker, topic: Topic, timestamp: Annotated[int, Path(ge=0, le=LONG)]
 ) -> MessageIdAnswer:
     """The first entry that was published at that time (ms) or later: of the compacted ledger, if it has one."""
-    resolve.refuse_partitioned(
-        broker,
-        topic,
+    reason = (
         "Get message ID by timestamp on a partitioned topic is not allowed, please try do it on specific topic "
-        "partition",
+        "partition"
     )
+    with reported_as(partitioned=reason):
+        names.check_not_partitioned(broker.environment, topic)
     opened = _opened(broker, topic)
     found = opened.first_at(StartTime(timestamp), read_compacted=True)
     if found is not None:
@@ -112,11 +113,8 @@ def get_message_id_by_timestamp(
 @router.get(TOPIC_PATH + "/ledger/{ledger}/entry/{entry}", AuthAction.CONSUME, AUTHORITATIVE, **ENTRY)
 def get_message_by_id(broker: Broker, topic: Topic, ledger: _Id, entry: _Id) -> Response:
     """One raw entry, by its id."""
-    resolve.refuse_partitioned(
-        broker,
-        topic,
-        "GetMessageById is not allowed on partitioned-topic",
-    )
+    with reported_as(partitioned="GetMessageById is not allowed on partitioned-topic"):
+        names.check_not_partitioned(broker.environment, topic)
     return entry_of(_opened(broker, topic), ledger, entry)
 
 
@@ -131,12 +129,11 @@ def examine_message(
     ] = 1,
 ) -> Response:
     """The raw entry that is the n-th from the beginning, or that holds the n-th message from the end."""
-    resolve.refuse_partitioned(
-        broker,
-        topic,
-        "Examine messages on a partitioned topic is not allowed, please try examine message on specific topic "
-        "partition",
+    reason = (
+        "Examine messages on a partitioned topic is not allowed, please try examine message on specific topic partition"
     )
+    with reported_as(partitioned=reason):
+        names.check_not_partitioned(broker.environment, topic)
     if initial_position == "earliest":
         refuse_far(message_position)
     opened = _opened(broker, topic)
@@ -209,7 +206,7 @@ def _of_key(
         wanted = to_bytes(key, encoding)
     except ValueError as error:
         raise RestException(400, f"the key is not of the given encoding: {error}") from error
-    records = resolve.topics(broker, topic) if sealed_only else resolve.local_topics(broker, topic)
+    records = names.topics(broker.environment, topic) if sealed_only else names.local_topics(broker, topic)
     of_partitions = _newest(broker, records, wanted, sealed_only)
     found = [(_age(broker, record, message), message) for record, message in of_partitions]
     age, newest = max(found, key=lambda item: item[0], default=(None, None))
@@ -252,7 +249,7 @@ def _age(broker: Broker, record: TopicRecord, message: Message) -> tuple[int, in
 
 
 def _opened(broker: Broker, name: TopicName) -> OpenTopic:
-    return OpenTopic(broker.environment, resolve.local_topic(broker, name))
+    return OpenTopic(broker.environment, names.local_topic(broker, name))
 
 
 def _answer(found: MessageId, topic: TopicName, batch_index: int = -1, batch_size: int = 0) -> MessageIdAnswer:

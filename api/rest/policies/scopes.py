@@ -12,9 +12,9 @@ from typing import Any
 
 from fastapi import Depends
 
+from api.broker import names
 from api.broker.broker import Broker
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic
-from api.rest import resolve
 from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.model import TopicName
 from storage.options.resolution import PolicyOrigin, PolicyResolution
@@ -32,10 +32,10 @@ class PolicyScope:
     def keys(self, broker: Broker) -> list[str]:
         """The keys of PolicyStore under which its policies are stored, at least one. Raises RestException: 404, 412."""
         if self.topic is not None:
-            return list(map(topic_scope, resolve.with_policies(broker, self.topic)))
+            return list(map(topic_scope, names.policy_topics(broker.environment, self.topic)))
         if self.namespace is None:
             return [BROKER]
-        resolve.namespace(broker, self.namespace)
+        names.namespace(broker.environment, self.namespace)
         return [namespace_scope(self.namespace)]
 
     def resolved(self, broker: Broker) -> PolicyResolution:
@@ -43,7 +43,7 @@ class PolicyScope:
         RestException: 404, 412."""
         store = broker.environment.metadata.policies
         if self.topic is not None:
-            return store.resolved(resolve.with_policies(broker, self.topic)[0])
+            return store.resolved(names.policy_topics(broker.environment, self.topic)[0])
         return store.resolved_around(self.keys(broker)[0])
 
     def settings(self, broker: Broker) -> dict[str, object]:

@@ -12,15 +12,15 @@ from typing import Annotated, Any
 
 from fastapi import Body, Path, Request
 
+from api.broker import names
 from api.broker.refusals import NotTheOwner
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
 from api.http.context import context_of
 from api.http.dependencies import Broker
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded, segment
-from api.http.problems import RestException
+from api.http.problems import RestException, reported_as
 from api.http.router import Routes
-from api.rest import resolve
 from api.rest.messages.entry_response import MOST_ENTRIES, entries
 from api.rest.models import PulsarAnswer
 from api.rest.subscriptions.cursor_access import (
@@ -67,8 +67,9 @@ class AnalyzedBacklog(PulsarAnswer):
 @router.put(TOPIC_PATH + "/backlogSize", AuthAction.CONSUME, refuses=(405,), waits_for=WaitsFor.STORE)
 def get_backlog_size_by_message_id(broker: Broker, topic: Topic, place: Annotated[ResetCursorData, Body()]) -> int:
     """About how many bytes are at a message or behind it; -1:-1: how many there are."""
-    resolve.refuse_partitioned(broker, topic, "calculate backlog size is not allowed for partitioned-topic")
-    record = resolve.local_topic(broker, topic)
+    with reported_as(partitioned="calculate backlog size is not allowed for partitioned-topic"):
+        names.check_not_partitioned(broker.environment, topic)
+    record = names.local_topic(broker, topic)
     environment = broker.environment
     some = extents(environment.metadata.snapshot(record.id), environment.log)
     if place.message_id == EARLIEST:
@@ -88,12 +89,10 @@ def analyze_subscription_backlog(
     broker: Broker, topic: Topic, subscription: Subscription, place: Annotated[ResetCursorData | None, Body()] = None
 ) -> AnalyzedBacklog:
     """Read and count what a subscription has before it, from its position or a message on, to 10,000 entries."""
-    resolve.refuse_partitioned(
-        broker,
-        topic,
-        "Analyze backlog on a partitioned topic is not allowed, please try do it on specific topic partition",
-    )
-    name, record = decoded(subscription), resolve.local_topic(broker, topic)
+    reason = "Analyze backlog on a partitioned topic is not allowed, please try do it on specific topic partition"
+    with reported_as(partitioned=reason):
+        names.check_not_partitioned(broker.environment, topic)
+    name, record = decoded(subscription), names.local_topic(broker, topic)
     with subscription_of(record, name):
         mark = broker.environment.metadata.cursors.get(record.id, name).mark_delete
     source = opened(broker, record)
@@ -219,7 +218,7 @@ async def _forward(
 
 
 def _topics(broker: Broker, namespace: str, bundle: str | None) -> list[TopicRecord]:
-    resolve.namespace(broker, namespace)
+    names.namespace(broker.environment, namespace)
     wanted = None if bundle is None else check_bundle(bundle)
     found = broker.environment.metadata.topics.in_namespace(namespace)
     return [item for item in found if wanted is None or bundle_of(item.name) == wanted]

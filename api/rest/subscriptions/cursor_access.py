@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from fastapi import Body, Path, Request
 from pydantic import Field
 
+from api.broker import names
 from api.broker.broker import Broker
 from api.broker.positions import After, CursorPosition
 from api.broker.threads import WaitsFor
@@ -20,7 +21,6 @@ from api.http.access import AuthAction, require_here
 from api.http.dependencies import broker_of
 from api.http.paths import TOPIC_PATH, decoded
 from api.http.problems import RestException, reported_as
-from api.rest import resolve
 from api.rest.models import INT, LONG, PulsarBody, TextByName
 from storage.cursor import Cursor
 from storage.errors import Conflict, NotFound
@@ -122,7 +122,7 @@ def each(
     A partition may lack it because the same request failed behind it: asked again, it is done to the others.
     """
     name = decoded(subscription)
-    records = resolve.local_topics(broker, topic) if reads else resolve.topics(broker, topic)
+    records = names.local_topics(broker, topic) if reads else names.topics(broker.environment, topic)
     for record in records:  # the cursor of connected consumers is where they are
         broker.ownership.check_for_clients(record)
     missing = 0

@@ -12,15 +12,15 @@ from typing import Annotated
 from fastapi import Body, Depends, Path, Query
 from starlette.responses import Response
 
+from api.broker import names
 from api.broker.positions import After, CursorPosition, is_after_end, mark_delete_before
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic, decoded
-from api.http.problems import RestException
+from api.http.problems import RestException, reported_as
 from api.http.query_parameters import AUTHORITATIVE
 from api.http.router import Routes
-from api.rest import resolve
 from api.rest.messages.entry_response import ENTRY, MOST_ENTRIES, NOT_FOUND, entries, entry_response, refuse_far
 from api.rest.models import LONG, TextByName
 from api.rest.subscriptions.cursor_access import (
@@ -53,7 +53,7 @@ Seconds = Annotated[int, Path(ge=0, le=LONG // 1000)]
 @router.get(TOPIC_PATH + "/subscriptions", AuthAction.ADMIN, AuthAction.CONSUME, AUTHORITATIVE)
 def get_subscriptions(broker: Broker, topic: Topic) -> list[str]:
     """Their names; of a partitioned topic those of all partitions."""
-    records = resolve.topics(broker, topic)
+    records = names.topics(broker.environment, topic)
     return sorted({item.name for record in records for item in broker.environment.metadata.cursors.of_topic(record.id)})
 
 
@@ -63,7 +63,7 @@ def create_subscription(
 ) -> None:
     """Make one; without a place it begins with messages that are still to come. What it needs is not trimmed."""
     name, position = decoded(subscription), position_of(place)
-    records = resolve.local_topics(broker, topic)
+    records = names.local_topics(broker, topic)
     first = position.message_id if isinstance(position, After) else position
     if records and all(is_after_end(opened(broker, record), first) for record in records):
         raise RestException(412, f"Unable to find position for position specified: {first} is after the end of {topic}")
@@ -92,7 +92,7 @@ def get_subscription_properties(broker: Broker, topic: Topic, subscription: Subs
     """The properties of a subscription."""
     found: dict[str, str] = {}
     name = decoded(subscription)
-    for record in resolve.topics(broker, topic):
+    for record in names.topics(broker.environment, topic):
         with subscription_of(record, name):
             found |= broker.environment.metadata.cursors.get(record.id, name).properties
     return found
@@ -121,9 +121,10 @@ def peek_nth_message(
     """An entry that is still to be delivered. As in a broker, a subscription that does not exist is made, at the
     earliest message."""
     refuse_far(position)
-    resolve.refuse_partitioned(broker, topic, "Peek messages on a partitioned topic is not allowed")
+    with reported_as(partitioned="Peek messages on a partitioned topic is not allowed"):
+        names.check_not_partitioned(broker.environment, topic)
     name = decoded(subscription)
-    record = resolve.local_topic(broker, topic)
+    record = names.local_topic(broker, topic)
     cursors = broker.environment.metadata.cursors
     if name == COMPACTION_CURSOR:
         with subscription_of(record, name):
@@ -158,7 +159,8 @@ def reset_cursor_to_time(
 @router.post(ONE + "/resetcursor", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE)
 def reset_cursor(broker: Broker, topic: Topic, subscription: Subscription, place: PlaceBody = None) -> None:
     """Move a subscription to a message, which it delivers next."""
-    resolve.refuse_partitioned(broker, topic, "Reset-cursor at position is not allowed for partitioned-topic")
+    with reported_as(partitioned="Reset-cursor at position is not allowed for partitioned-topic"):
+        names.check_not_partitioned(broker.environment, topic)
 
     def reset(record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
@@ -172,7 +174,8 @@ def skip_messages(
     broker: Broker, topic: Topic, subscription: Subscription, count: Annotated[int, Path(ge=0, le=LONG)]
 ) -> None:
     """Acknowledge the first `count` messages that are not."""
-    resolve.refuse_partitioned(broker, topic, "Skip messages on a partitioned topic is not allowed")
+    with reported_as(partitioned="Skip messages on a partitioned topic is not allowed"):
+        names.check_not_partitioned(broker.environment, topic)
 
     def skip(record: TopicRecord, name: str) -> None:
         with OwnedCursor(broker, record, name) as owned:
@@ -200,7 +203,8 @@ def expire_messages_to_position(
     broker: Broker, topic: Topic, subscription: Subscription, place: Annotated[ResetCursorData, Body()]
 ) -> None:
     """Acknowledge the messages before one; `excluded`: that one, too."""
-    resolve.refuse_partitioned(broker, topic, "Expire message at position is not supported for partitioned-topic")
+    with reported_as(partitioned="Expire message at position is not supported for partitioned-topic"):
+        names.check_not_partitioned(broker.environment, topic)
 
     def expire(record: TopicRecord, name: str) -> None:
         with OwnedCursor(broker, record, name) as owned:
@@ -218,7 +222,7 @@ def expire_messages_to_position(
 )
 def expire_messages_for_all_subscriptions(broker: Broker, topic: Topic, seconds: Seconds) -> None:
     """Acknowledge older messages for all subscriptions but `__compaction`."""
-    for record in resolve.local_topics(broker, topic):
+    for record in names.local_topics(broker, topic):
         for cursor in broker.environment.metadata.cursors.of_topic(record.id):
             if cursor.name != COMPACTION_CURSOR:
                 _expire(broker, record, cursor.name, seconds)

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 from fastapi import Body
 from pydantic import ConfigDict, Field, ValidationError
 
+from api.broker import names
 from api.http.access import ANY_USE, AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import NAMESPACE_PATH, Namespace
 from api.http.problems import RestException, reported_as, shown_errors
 from api.http.router import Routes
-from api.rest import resolve
 from api.rest.models import LONG, PulsarBody
 from api.rest.policies.backlog_quotas import BacklogQuota, QuotaType, quota_values, quotas_of
 from api.rest.policies.namespace_policies import policies_document, unsupported
@@ -69,7 +69,7 @@ def list_namespaces(broker: Broker, tenant: Tenant) -> list[str]:
 def get_policies(broker: Broker, namespace: Namespace) -> dict[str, Any]:
     """All policies that Pulsar has for a namespace; those that this service has not are at their defaults."""
     metadata = broker.environment.metadata
-    found = resolve.namespace(broker, namespace, NO_NAMESPACE)
+    found = names.namespace(broker.environment, namespace)
     settings = metadata.policies.of_scope(namespace_scope(namespace))
     quotas = {kind.value: quota.model_dump(by_alias=True) for kind, quota in quotas_of(settings).items()}
     return policies_document(
@@ -121,7 +121,7 @@ def delete_namespace(broker: Broker, namespace: Namespace, force: bool = False) 
 @router.get(NAMESPACE_PATH + "/topics", *ANY_USE)
 def list_namespace_topics(broker: Broker, namespace: Namespace, mode: str = "PERSISTENT") -> list[str]:
     """The topics of a namespace, partitions one by one; none for the mode NON_PERSISTENT."""
-    resolve.namespace(broker, namespace)
+    names.namespace(broker.environment, namespace)
     if mode == "NON_PERSISTENT":
         return []
     return [str(item.name) for item in broker.environment.metadata.topics.in_namespace(namespace)]
@@ -130,14 +130,14 @@ def list_namespace_topics(broker: Broker, namespace: Namespace, mode: str = "PER
 @router.get(NAMESPACE_PATH + "/bundles", AuthAction.ADMIN)
 def get_bundles(broker: Broker, namespace: Namespace) -> dict[str, Any]:
     """The ranges of hashes into which topics fall: the same four for every namespace."""
-    resolve.namespace(broker, namespace)
+    names.namespace(broker.environment, namespace)
     return BUNDLES
 
 
 @router.get(NAMESPACE_PATH + "/replication", AuthAction.ADMIN)
 def get_namespace_replication_clusters(broker: Broker, namespace: Namespace) -> list[str]:
     """The one cluster."""
-    resolve.namespace(broker, namespace)
+    names.namespace(broker.environment, namespace)
     return [broker.settings.cluster_name]
 
 
@@ -154,9 +154,9 @@ def unload_namespace_bundle(broker: Broker, namespace: Namespace, bundle: str) -
 
 
 def _unload(broker: Broker, namespace: str, bundle: str | None = None) -> None:
-    resolve.namespace(broker, namespace)
+    names.namespace(broker.environment, namespace)
     for record in broker.logs.topics:
-        if resolve.namespace_of(record.name) == namespace and bundle in (None, bundle_of(record.name)):
+        if names.namespace_of(record.name) == namespace and bundle in (None, bundle_of(record.name)):
             broker.logs.close_topic(record.id)
 
 

@@ -13,12 +13,12 @@ from typing import Annotated
 
 from fastapi import Body, Path
 
+from api.broker import names
 from api.http.access import GRANTABLE, AuthAction, topic_grants
 from api.http.dependencies import Broker
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded
 from api.http.problems import RestException, reported_as
 from api.http.router import Routes
-from api.rest import resolve
 from api.rest.policies.namespace_policies import for_pulsar
 from api.rest.tenancy.tenants import NO_TENANT, Tenant
 
@@ -33,7 +33,7 @@ Actions = Annotated[list[str], Body(description="All that the role may do there,
 @router.get(NAMESPACE_PATH + "/permissions", AuthAction.ADMIN)
 def get_namespace_permissions(broker: Broker, namespace: Namespace, all: bool = False) -> dict[str, list[str]]:
     """What was granted in the namespace, by role. `all`: with what Pulsar's clients do not know."""
-    found = resolve.namespace(broker, namespace).permissions
+    found = names.namespace(broker.environment, namespace).permissions
     return {role: list(actions) for role, actions in found.items()} if all else for_pulsar(found)
 
 
@@ -55,10 +55,10 @@ def revoke_namespace_permission(broker: Broker, namespace: Namespace, role: Role
 @router.get(TOPIC_PATH + "/permissions", AuthAction.ADMIN)
 def get_topic_permissions(broker: Broker, topic: Topic, all: bool = False) -> dict[str, list[str]]:
     """What its namespace and the topic itself grant, by role. `all`: with what Pulsar's clients do not know."""
-    resolve.topics(broker, topic)
+    names.topics(broker.environment, topic)
     tenancy = broker.environment.metadata.tenancy
     found: dict[str, list[str]] = {}
-    for granted in (tenancy.namespace(resolve.namespace_of(topic)).permissions, *topic_grants(tenancy, topic)):
+    for granted in (tenancy.namespace(names.namespace_of(topic)).permissions, *topic_grants(tenancy, topic)):
         for role, actions in granted.items():
             found[role] = sorted({*found.get(role, ()), *actions})
     return found if all else for_pulsar(found)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from api.broker import names
 from api.broker.stats import EntryPosition, StatsSnapshot, stats_snapshot
 from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.router import Routes
-from api.rest import resolve
 from api.rest.models import moment
 from api.rest.topics.stats import of_topic, partitioned
 from api.rest.topics.stats_models import (
@@ -131,6 +131,6 @@ def _numbers(record: CursorRecord) -> dict[str, int]:
 
 
 def _partitions(broker: Broker, whole: PartitionedTopic) -> dict[str, StatsSnapshot]:
-    names = resolve.partition_names(whole)
-    snapshots = {str(name): stats_snapshot(broker.environment, name, lines=True) for name in names}
+    partitions = names.partition_names(whole)
+    snapshots = {str(name): stats_snapshot(broker.environment, name, lines=True) for name in partitions}
     return {name: snapshot for name, snapshot in snapshots.items() if snapshot is not None}

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from fastapi import Body, Query
 from pydantic import BaseModel, Field
 
+from api.broker import names
 from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE, AuthAction
 from api.http.dependencies import Broker
@@ -19,7 +20,6 @@ from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import RestException, reported_as
 from api.http.query_parameters import AUTHORITATIVE, KNOWN_QUERY
 from api.http.router import Routes
-from api.rest import resolve
 from api.rest.brokers.unsupported_features import check_no_shadow
 from api.rest.models import StrictBody, TextByName
 from api.rest.tenancy.bundles import bundle_of, check_bundle
@@ -59,10 +59,10 @@ def list_topics(
     bundle: Annotated[str | None, Query(description="Only of this bundle.")] = None,
 ) -> list[str]:
     """The topics of a namespace, partitions one by one."""
-    resolve.namespace(broker, namespace)
+    names.namespace(broker.environment, namespace)
     wanted = None if bundle is None else check_bundle(bundle)
-    names = (item.name for item in broker.environment.metadata.topics.in_namespace(namespace))
-    return [str(name) for name in names if wanted is None or bundle_of(name) == wanted]
+    topics = (item.name for item in broker.environment.metadata.topics.in_namespace(namespace))
+    return [str(name) for name in topics if wanted is None or bundle_of(name) == wanted]
 
 
 @router.put(TOPIC_PATH, AuthAction.ADMIN, refuses=(409,))
@@ -76,7 +76,7 @@ def create_topic(broker: Broker, topic: Topic, properties: Properties = None) ->
     with reported_as(NO_NAMESPACE, EXISTS):
         metadata.tenancy.create_topic(topic, properties or {})
     if whole is not None:
-        resolve.share_policies(broker, whole)
+        names.share_policies(broker.environment, whole)
 
 
 @router.delete(TOPIC_PATH, AuthAction.ADMIN, refuses=(409,), waits_for=WaitsFor.LOG)
@@ -90,7 +90,7 @@ def delete_topic(broker: Broker, topic: Topic, force: bool = False) -> None:
     if metadata.partitions.find(topic) is not None:
         advice = "instead of calling delete topic, please call delete-partitioned-topic."
         raise RestException(409, f"{topic} is a partitioned topic, {advice}")
-    record = resolve.topic(broker, topic)
+    record = names.topic(broker.environment, topic)
     if not force:
         refuse_clients(broker, topic)
     broker.logs.close_topic(record.id)
@@ -99,7 +99,7 @@ def delete_topic(broker: Broker, topic: Topic, force: bool = False) -> None:
     except LeaseHeld as error:
         raise RestException(412, connected()) from error
     except NotFound as error:
-        raise resolve.not_found(broker, topic) from error
+        raise names.missing(broker.environment, topic) from error
 
 
 def refuse_clients(broker: Broker, *topics: TopicName) -> None:
@@ -118,7 +118,7 @@ def truncate_topic(broker: Broker, topic: Topic) -> None:
 
     What cursors and compaction have not read is lost to them.
     """
-    records = resolve.local_topics(broker, topic)
+    records = names.local_topics(broker, topic)
     for record in records:
         broker.ownership.check_for_clients(record)
     truncate(broker.patient, records)
@@ -133,7 +133,7 @@ def get_topic_properties(broker: Broker, topic: Topic) -> dict[str, str]:
     whole = metadata.partitions.find(topic)
     if whole is not None:
         return dict(whole.properties)
-    return metadata.topics.properties(resolve.topic(broker, topic).id)
+    return metadata.topics.properties(names.topic(broker.environment, topic).id)
 
 
 @router.put(TOPIC_PATH + "/properties", AuthAction.ADMIN)
@@ -147,7 +147,7 @@ def update_topic_properties(
     if metadata.partitions.find(topic) is not None:
         metadata.partitions.set_properties(topic, properties)
     else:
-        metadata.topics.set_properties(resolve.topic(broker, topic).id, properties)
+        metadata.topics.set_properties(names.topic(broker.environment, topic).id, properties)
 
 
 @router.delete(TOPIC_PATH + "/properties", AuthAction.ADMIN)
@@ -161,14 +161,14 @@ def remove_topic_property(
     if metadata.partitions.find(topic) is not None:
         metadata.partitions.set_properties(topic, {}, [key])
     else:
-        metadata.topics.remove_property(resolve.topic(broker, topic).id, key)
+        metadata.topics.remove_property(names.topic(broker.environment, topic).id, key)
 
 
 @router.put(TOPIC_PATH + "/unload", AuthAction.ADMIN)
 def unload_topic(broker: Broker, topic: Topic) -> None:
     """Gives up the writer's lease, and tells clients to look the topic up again. A compaction continues, and its status
     stays (S7)."""
-    for record in resolve.topics(broker, topic):
+    for record in names.topics(broker.environment, topic):
         broker.ownership.check_for_clients(record)
         broker.logs.close_topic(record.id)
 
@@ -183,7 +183,7 @@ def release_lease(
 ) -> Any:
     """Release the writer's lease of a topic, or of each partition. A dry run by default."""
     found = []
-    for record in resolve.topics(broker, topic):
+    for record in names.topics(broker.environment, topic):
         lease = broker.environment.metadata.leases.end(record.id, force=wanted.force, dry_run=wanted.dry_run)
         owner, until = (None, None) if lease is None else (lease.owner, lease.expires_at)
         found.append(LeaseReport(topic=str(record.name), dry_run=wanted.dry_run, owner=owner, expires_at=until))

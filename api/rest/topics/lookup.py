@@ -9,11 +9,12 @@ from urllib.parse import urlsplit
 from fastapi import Request
 from starlette.responses import Response
 
+from api.broker import names
 from api.http.access import ANY_USE
 from api.http.dependencies import Broker
 from api.http.paths import Topic
+from api.http.problems import reported_as
 from api.http.router import Routes
-from api.rest import resolve
 from api.rest.models import PulsarAnswer
 from api.rest.tenancy.bundles import bundle_of
 from storage.errors import TopicNotFound
@@ -38,7 +39,8 @@ class LookupData(PulsarAnswer):
 @router.get("/topic/persistent/{tenant}/{namespace}/{topic}", *ANY_USE)
 def lookup_topic(broker: Broker, request: Request, topic: Topic) -> LookupData:
     """The service that has the topic's lease, or else this one."""
-    resolve.namespace(broker, resolve.namespace_of(topic), "Namespace not found")
+    with reported_as("Namespace not found"):
+        names.namespace(broker.environment, names.namespace_of(topic))
     http, binary = service_urls(broker, request, topic)
     holder = _holder(broker, topic)
     tls = broker.settings.broker_service_url_tls if holder is None else holder.broker_service_url_tls
@@ -53,7 +55,8 @@ def lookup_topic(broker: Broker, request: Request, topic: Topic) -> LookupData:
 )
 def lookup_bundle(broker: Broker, topic: Topic) -> Response:
     """The bundle that a topic is in, one of those of its namespace."""
-    resolve.namespace(broker, resolve.namespace_of(topic), "Namespace not found")
+    with reported_as("Namespace not found"):
+        names.namespace(broker.environment, names.namespace_of(topic))
     return Response(bundle_of(topic), media_type="text/plain")
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from api.broker import names
 from api.http.access import ANY_USE, AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import Namespace
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.rest import resolve
 
 router = Routes("topics")
 
@@ -22,14 +22,14 @@ ONLY_PERSISTENT = "Only persistent topics can be stored and compacted: use persi
 @router.get("/non-persistent/{tenant}/{namespace}", *ANY_USE)
 def list_non_persistent_topics(broker: Broker, namespace: Namespace) -> list[str]:
     """None."""
-    resolve.namespace(broker, namespace)
+    names.namespace(broker.environment, namespace)
     return []
 
 
 @router.get("/non-persistent/{tenant}/{namespace}/partitioned", *ANY_USE)
 def list_partitioned_non_persistent_topics(broker: Broker, namespace: Namespace) -> list[str]:
     """None."""
-    resolve.namespace(broker, namespace)
+    names.namespace(broker.environment, namespace)
     return []
 
 

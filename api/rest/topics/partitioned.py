@@ -7,13 +7,13 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Request
 from pydantic import BaseModel, ValidationError
 
+from api.broker import names
 from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE, AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import RestException, reported_as
 from api.http.router import Routes
-from api.rest import resolve
 from api.rest.models import UNREADABLE, MissingBody, PulsarBody, int_number, parsed, read_body, unreadable
 from api.rest.topics.lifecycle import EXISTS, NO_NAMESPACE, connected, refuse_clients, written_by_a_service
 from storage.errors import Conflict, LeaseHeld, NotFound, TopicNotFound
@@ -91,7 +91,7 @@ Wanted = Annotated[_PartitionsBody, Depends(_wanted_body)]
 @router.get("/persistent/{tenant}/{namespace}/partitioned", *ANY_USE)
 def list_partitioned_topics(broker: Broker, namespace: Namespace) -> list[str]:
     """The partitioned topics of a namespace, without their partitions."""
-    resolve.namespace(broker, namespace)
+    names.namespace(broker.environment, namespace)
     return [str(item.name) for item in broker.environment.metadata.partitions.in_namespace(namespace)]
 
 
@@ -124,14 +124,14 @@ def update_partitioned_topic(
         after = broker.environment.metadata.partitions.update(topic, wanted.partitions)
     except Conflict as error:
         raise RestException(409, " ".join(str(error).split())) from error
-    resolve.share_policies(broker, after)
+    names.share_policies(broker.environment, after)
 
 
 @router.post(TOPIC_PATH + "/createMissedPartitions", AuthAction.ADMIN, refuses=(409,))
 def create_missed_partitions(broker: Broker, topic: Topic) -> None:
     """Bring back partitions that were deleted by themselves, empty, with the policies of the others."""
     whole = _whole(broker, topic, f"Topic {topic} is not the partitioned topic.", 409)
-    resolve.share_policies(broker, broker.environment.metadata.partitions.update(topic, whole.partitions))
+    names.share_policies(broker.environment, broker.environment.metadata.partitions.update(topic, whole.partitions))
 
 
 @router.get(TOPIC_PATH + "/partitions", *ANY_USE, response_model_exclude_none=True)
@@ -151,9 +151,10 @@ def get_partitioned_metadata(
     if whole is not None:
         return PartitionedTopicMetadata(partitions=whole.partitions, properties=dict(whole.properties) or None)
     if check_auto_creation and broker.settings.broker_auto_topic_creation and topic.partition < 0:
-        resolve.namespace(broker, resolve.namespace_of(topic), NO_NAMESPACE)
+        with reported_as(NO_NAMESPACE):
+            names.namespace(broker.environment, names.namespace_of(topic))
     else:
-        resolve.topic(broker, topic)
+        names.topic(broker.environment, topic)
     return PartitionedTopicMetadata(partitions=0)
 
 
@@ -164,7 +165,7 @@ def delete_partitioned_topic(broker: Broker, topic: Topic, force: bool = False) 
     whole = metadata.partitions.find(topic)
     if whole is None:
         raise _not_partitioned(broker, topic)
-    each = resolve.partitions(broker, whole)
+    each = names.partitions(broker.environment, whole)
     if not force:
         refuse_clients(broker, *(item.name for item in each))
     for item in each:
@@ -202,6 +203,6 @@ def _check_number(partitions: int) -> None:
 def _whole(broker: Broker, topic: TopicName, reason: str, status: int) -> PartitionedTopic:
     whole = broker.environment.metadata.partitions.find(topic)
     if whole is None:
-        resolve.topic(broker, topic)
+        names.topic(broker.environment, topic)
         raise RestException(status, reason)
     return whole

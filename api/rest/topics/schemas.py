@@ -11,15 +11,15 @@ from typing import Annotated, Any
 from fastapi import Body, Path
 from pydantic import Field
 
+from api.broker import names
 from api.broker.schema_compatibility import SchemaType, join_parts, split_parts
 from api.broker.schemas import IncompatibleSchema, type_name
 from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE, AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import Topic
-from api.http.problems import RestException
+from api.http.problems import RestException, reported_as
 from api.http.router import Routes
-from api.rest import resolve
 from api.rest.models import PulsarAnswer, PulsarBody
 from storage.metadata.schemas import SchemaRecord
 from storage.model import TopicName
@@ -143,7 +143,8 @@ def get_schema_metadata(broker: Broker, topic: Topic) -> SchemaMetadata:
 )
 def post_schema(broker: Broker, topic: Topic, schema: Payload) -> Any:
     """Store a schema as the topic's next version, unless a version is the same; the topic need not exist."""
-    resolve.namespace(broker, resolve.namespace_of(topic), "Namespace not found")
+    with reported_as("Namespace not found"):
+        names.namespace(broker.environment, names.namespace_of(topic))
     stored = broker.schemas.ensure(topic, schema.record)
     return PostSchemaResponse(version=LongSchemaVersion(version=stored.version))
 

@@ -9,15 +9,15 @@ from urllib.parse import urlsplit
 from fastapi import Depends, Query, Request
 from pydantic.alias_generators import to_camel
 
+from api.broker import names
 from api.broker.serving.connected_clients import ConsumerStats, ProducerStats
 from api.broker.stats import EXCLUSIVE, StatsSnapshot, SubscriptionStats, TopicStats, stats_snapshot, topic_stats
 from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
-from api.http.problems import RestException
+from api.http.problems import RestException, public_reason
 from api.http.router import Routes
-from api.rest import resolve
 from api.rest.topics import stats_models as models
 from api.rest.topics.lookup import service_urls
 from api.rest.topics.stats_models import OfflineTopicStats, PartitionedMetadata, PartitionedTopicStats
@@ -90,7 +90,7 @@ def get_partitioned_stats(
     owner = {"owner_broker": _owner(broker, request)}
     policies: TopicPolicies | None = None
     each: dict[str, TopicStats] = {}
-    for name in resolve.partition_names(whole):
+    for name in names.partition_names(whole):
         snapshot = stats_snapshot(broker.environment, name, times=True)
         if snapshot is not None:
             # Policies are set for the whole topic, so the first partition's are those of all.
@@ -129,10 +129,10 @@ def of_topic(broker: Broker, topic: TopicName, *, lines: bool = False, times: bo
     the calls to use instead."""
     snapshot = stats_snapshot(broker.environment, topic, lines=lines, times=times)
     if snapshot is None:
-        error = resolve.not_found(broker, topic)
+        error = names.missing(broker.environment, topic)
         if broker.environment.metadata.partitions.find(topic) is not None:
             whole = "it is a partitioned topic, ask for partitioned-stats or partitioned-internalStats"
-            raise RestException(404, f"{error.detail}: {whole}")
+            raise RestException(404, f"{public_reason(error)}: {whole}")
         raise error
     return snapshot
 

@@ -1,0 +1,126 @@
+"""Names of topics and namespaces, and the records that they stand for.
+
+A partitioned topic is a row of its own and as many topics. An operation on it is executed on each of them. Policies of
+a partitioned topic are stored with each partition; a single partition has no policies of its own, as in Pulsar.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from api.broker.refusals import (
+    MissingNamespace,
+    MissingPartition,
+    MissingPartitionedTopic,
+    MissingTopic,
+    PartitionedTopicRefused,
+    PartitionPolicyRefused,
+)
+from storage.errors import NotFound, TopicNotFound
+from storage.metadata.policy_store import topic_scope
+from storage.options import policies
+
+if TYPE_CHECKING:
+    from api.broker.broker import Broker
+    from storage.environment import Environment
+    from storage.metadata.records import NamespaceRecord, PartitionedTopic, TopicRecord
+    from storage.model import TopicName
+
+
+def topic(environment: Environment, name: TopicName) -> TopicRecord:
+    """Return the topic, or the partition, of that name. Raise TopicNotFound, also for a partitioned topic."""
+    try:
+        return environment.metadata.topics.get(name)
+    except TopicNotFound as error:
+        raise missing(environment, name) from error
+
+
+def topics(environment: Environment, name: TopicName) -> list[TopicRecord]:
+    """Return the topic alone, or the partitions of the partitioned topic of that name, in order. Raise TopicNotFound,
+    also for a partitioned topic without partitions."""
+    partitioned = environment.metadata.partitions.find(name)
+    if partitioned is None:
+        return [topic(environment, name)]
+    records = partitions(environment, partitioned)
+    if not records:
+        raise MissingPartition(name)
+    return records
+
+
+def local_topic(broker: Broker, name: TopicName) -> TopicRecord:
+    """Return the topic if this service can read its newest messages. Raise TopicNotFound, NotTheOwner."""
+    record = topic(broker.environment, name)
+    broker.ownership.check_for_reading(record)
+    return record
+
+
+def local_topics(broker: Broker, name: TopicName) -> list[TopicRecord]:
+    """Return the topic, or all partitions, if this service can read the newest messages of each. Raise TopicNotFound,
+    NotTheOwner."""
+    records = topics(broker.environment, name)
+    for record in records:
+        broker.ownership.check_for_reading(record)
+    return records
+
+
+def policy_topics(environment: Environment, name: TopicName) -> list[TopicRecord]:
+    """Return the topics with which the policies of a topic are stored: itself, or its partitions. Raise TopicNotFound,
+    PartitionPolicyRefused for a single partition."""
+    if name.partition >= 0:
+        raise PartitionPolicyRefused(name)
+    return topics(environment, name)
+
+
+def share_policies(environment: Environment, partitioned: PartitionedTopic) -> None:
+    """Copy the policies of the first partition that has some to the partitions that have none.
+
+    Policies are set for all partitions together. This restores them for a partition that was created again, and after
+    a creation that was interrupted.
+    """
+    store = environment.metadata.policies
+    settings = [(scope, store.of_scope(scope)) for scope in map(topic_scope, partitions(environment, partitioned))]
+    shared = next((values for _, values in settings if values), {})
+    store.change(
+        [scope for scope, values in settings if not values],
+        {name: policies.to_json(name, value) for name, value in shared.items()},
+    )
+
+
+def check_not_partitioned(environment: Environment, name: TopicName) -> None:
+    """Raise PartitionedTopicRefused for a partitioned topic."""
+    if environment.metadata.partitions.find(name) is not None:
+        raise PartitionedTopicRefused(name)
+
+
+def partitions(environment: Environment, partitioned: PartitionedTopic) -> list[TopicRecord]:
+    """Return the existing partitions, in order. Single partitions can be deleted."""
+    names = partition_names(partitioned)
+    records = environment.metadata.topics.named(names)
+    return [records[name] for name in names if name in records]
+
+
+def partition_names(partitioned: PartitionedTopic) -> list[TopicName]:
+    """Return the names of all partitions, in order."""
+    return [partitioned.name.of_partition(number) for number in range(partitioned.partitions)]
+
+
+def namespace(environment: Environment, name: str) -> NamespaceRecord:
+    """Return the namespace `tenant/namespace`. Raise MissingNamespace."""
+    try:
+        return environment.metadata.tenancy.namespace(name)
+    except NotFound as error:
+        raise MissingNamespace(name, error) from error
+
+
+def namespace_of(name: TopicName) -> str:
+    """Return `tenant/namespace` of a topic."""
+    return f"{name.tenant}/{name.namespace}"
+
+
+def missing(environment: Environment, name: TopicName) -> MissingTopic:
+    """Return the error for a topic that does not exist; its class tells topics and partitions apart."""
+    if name.whole is None:
+        return MissingTopic(name)
+    if environment.metadata.partitions.find(name.whole) is None:
+        return MissingPartitionedTopic(name)
+    return MissingPartition(name)
