@@ -71,13 +71,14 @@ class Workers(Protocol):
 
 
 class LimitedWorkers:
-    """Workers that make at most `most` calls at once. For one event loop."""
+    """Workers that make at most `max_calls` calls at once. For one event loop."""
 
-    def __init__(self, workers: Workers, most: int, seconds: float) -> None:
-        """`seconds`: the time that a call waits for its turn."""
+    def __init__(self, workers: Workers, max_calls: int, seconds: float, callers: str) -> None:
+        """`seconds`: the time that a call waits for its turn; `callers`: the calls that it waits for, in an error."""
         self._workers = workers
-        self._turns = asyncio.Semaphore(most)
+        self._turns = asyncio.Semaphore(max_calls)
         self._seconds = seconds
+        self._callers = callers
 
     async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
         await self._take_turn()
@@ -101,7 +102,7 @@ class LimitedWorkers:
             await asyncio.wait_for(self._turns.acquire(), self._seconds)
         except TimeoutError as error:
             raise Unavailable(
-                f"other reads of the topic have not ended within {self._seconds:g} s", "try again", is_public=True
+                f"{self._callers} have not ended within {self._seconds:g} s", "try again", is_public=True
             ) from error
 
 

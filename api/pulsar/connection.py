@@ -3,9 +3,9 @@
 Frames are handled in turns with other connections (incoming.py). Before CONNECT nothing but CONNECT is read; what is no
 frame ends the connection, for the next one cannot be located.
 
-Back-pressure: while the session holds requests back, nothing is read from the socket; while the socket takes no more,
-nothing is dispatched to it. A client that asks and never reads is cut off, and so is one that is silent for two
-keep-alive intervals.
+Back-pressure: while the session holds requests back, the connection reads nothing from its socket. While the socket
+accepts no more bytes, consumers get no messages. The connection ends if the client sends requests without reading
+responses, or is silent for two keep-alive intervals.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from api.pulsar.incoming import Incoming
 from api.pulsar.session import Session
 from storage.entries.rebuild import DeliverableEntry
 
-MOST_UNREAD_BYTES = 16 << 20
-"""Answers that a client may leave unread, besides one message."""
+MAX_UNREAD_BYTES = 16 << 20
+"""Bytes of responses that a client may leave unread, besides one message."""
 _WRITE_BYTES = 1 << 20
 _TLS_HANDSHAKE = b"\x16\x03"
 
@@ -82,7 +82,9 @@ class Connection(asyncio.Protocol):
         self._heard_at = self._clock.now_ms()
         self._pinged = False
         if not self.session.is_connected and data.startswith(_TLS_HANDSHAKE):
-            self.cut_off("it speaks TLS at the port without it: name broker-service-port-tls, with pulsar+ssl")
+            self.cut_off(
+                "the client speaks TLS on the port without TLS: connect it to broker-service-port-tls, with pulsar+ssl"
+            )
             return
         self._incoming.put(data)
 
@@ -146,8 +148,8 @@ class Connection(asyncio.Protocol):
             self.transport.write(rest)
         if not self.is_writable:
             unread = self.transport.get_write_buffer_size()
-            if unread > MOST_UNREAD_BYTES + self.session.settings.max_message_size:
-                self.cut_off(f"it asks, and leaves {unread} bytes unread")
+            if unread > MAX_UNREAD_BYTES + self.session.settings.max_message_size:
+                self.cut_off(f"the client sends requests, and leaves {unread} bytes of responses unread")
 
     def connected(self) -> None:
         self._owner.connected(self)
@@ -184,8 +186,8 @@ class Connection(asyncio.Protocol):
             self.send(Ping())
 
     def cut_off(self, reason: str) -> None:
-        """End a connection that does what no client does, and log the reason."""
-        self._context.log_throttle.warn(f"{self.address} is cut off: {reason}", "cut off")
+        """End the connection of a client that breaks the protocol or a bound, and log the reason."""
+        self._context.log_throttle.warn(f"the connection of {self.address} is closed: {reason}", "cut off")
         self.close()
 
     def close(self) -> None:

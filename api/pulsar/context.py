@@ -1,4 +1,4 @@
-"""What the connections and sessions of one server share."""
+"""Shared state of the connections and sessions of one server."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from api.pulsar.topic_registry import TopicRegistry
 from api.pulsar.turns import Turns
 
 _RECEIVE_BYTES = 64 << 20
-"""Large frames that arrive at once."""
+"""Memory for large frames that arrive at the same time."""
 
 
 class ServerContext:
-    """State of one server. For one event loop."""
+    """The shared state of one server. For one event loop."""
 
     def __init__(
         self, broker: Broker, access: AuthorizationService, settings: PulsarSettings, address: LookupResult

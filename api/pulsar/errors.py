@@ -1,6 +1,6 @@
-"""Commands that the gateway sends, and which of the protocol's errors an error of this service is.
+"""Errors of this service as errors of Pulsar's protocol.
 
-A reason is what REST would give: it says what happened, to what, and what to do, and holds no secret.
+A message is the one that REST sends: what happened, to what, and what to do. It holds no secret.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ServerError(IntEnum):
 
 
 class Refused(Exception):
-    """A command that is answered with an error of the protocol."""
+    """The refusal of a request, with an error of the protocol."""
 
     def __init__(self, error: ServerError, message: str) -> None:
         message = excerpt(message)  # names of a client have any length
@@ -76,7 +76,7 @@ _BY_KIND: Mapping[type[Exception], ServerError] = {
     errors.Unavailable: ServerError.ServiceNotReady,
     errors.DataLoss: ServerError.PersistenceError,
 }
-"""The first that fits decides. ServiceNotReady: a client looks the topic up again and repeats what it asked for."""
+"""The first class that fits decides. After ServiceNotReady a client looks the topic up and repeats its request."""
 _WITHOUT_ADVICE = (ProducerBusy, ProducerFenced, InvalidTopicEpoch)
 """Refusals that the protocol sends without advice, as a broker does."""
 _BY_STATUS: Mapping[int, ServerError] = {
@@ -92,22 +92,19 @@ _BY_STATUS: Mapping[int, ServerError] = {
 
 
 def refusal(error: BaseException) -> Refused:
-    """An error as the protocol has it. What is not foreseen is logged, and an UnknownError without
-    details."""
+    """Return an error as the protocol has it. Log an unexpected one, which becomes an UnknownError without details."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, RestException):
-        return Refused(_BY_STATUS.get(error.status_code, ServerError.UnknownError), excerpt(str(error.detail)))
+        return Refused(_BY_STATUS.get(error.status_code, ServerError.UnknownError), str(error.detail))
     if isinstance(error, BacklogQuotaExceeded):
-        kind = ServerError.ProducerBlockedQuotaExceededException
-        return Refused(ServerError.ProducerBlockedQuotaExceededError if error.holds else kind, str(error))
+        if error.holds:
+            return Refused(ServerError.ProducerBlockedQuotaExceededError, str(error))
+        return Refused(ServerError.ProducerBlockedQuotaExceededException, str(error))
     if isinstance(error, errors.CompactorError):
-        kind = next((found for kind, found in _BY_KIND.items() if isinstance(error, kind)), ServerError.UnknownError)
-        return Refused(
-            kind,
-            error.message
-            if isinstance(error, _WITHOUT_ADVICE)
-            else excerpt(" ".join(errors.public_text(error).split())),
-        )
+        code = next((code for kind, code in _BY_KIND.items() if isinstance(error, kind)), ServerError.UnknownError)
+        if isinstance(error, _WITHOUT_ADVICE):
+            return Refused(code, error.message)
+        return Refused(code, " ".join(errors.public_text(error).split()))
     LOG.error("a command failed", exc_info=error)
-    return Refused(ServerError.UnknownError, "the service failed, and its log says how: try again")
+    return Refused(ServerError.UnknownError, "the service failed; its log has the reason: try again")

@@ -1,10 +1,10 @@
-"""Frames of Pulsar's binary protocol: bytes from a socket become commands, commands become bytes.
+"""Frames of Pulsar's binary protocol: the bytes of commands and entries on a connection.
 
-    4 size of all that follows | 4 size of the command | BaseCommand [ | an entry, as it is stored ]
+    4 bytes: size of the rest | 4 bytes: size of the command | BaseCommand [ | an entry, as it is stored ]
 
-Numbers are big-endian. An entry (storage/entries/entry.py) follows SEND and MESSAGE only, and is not looked into here.
-A command begins with its type, which decides whether and how far the rest is read (api/pulsar/codec/limits.py). A frame
-that is larger than allowed, or is no command, ends the connection: the next one cannot be located.
+Numbers are big-endian. An entry (storage/entries/entry.py) follows SEND and MESSAGE only; this module does not read it.
+A command begins with its type, which decides whether the rest is read. A frame that is too large, or has no command,
+ends the connection, because the next frame cannot be located. Must not know: protobuf.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _SIZE = Struct(">I")
 _SIZES = Struct(">II")
 _COPIED_BYTES = 16 << 10
 _TYPE_TAG = 0x08
-"""Of BaseCommand's first field, its type, of one byte."""
+"""The tag of BaseCommand's first field, its type."""
 PADDING_BYTES = 10 << 10
-"""What a frame may have besides the largest message, as in Pulsar (MESSAGE_SIZE_FRAME_PADDING)."""
+"""The size of a frame besides the largest message, as in Pulsar (MESSAGE_SIZE_FRAME_PADDING)."""
 
 
 class MalformedFrame(Exception):
-    """Bytes that are no frame of the protocol."""
+    """Bytes that are not a frame of the protocol, or a command out of order."""
 
 
 class Frame(NamedTuple):
-    """A command of a client as it was sent, its type, and the entry that follows it, if any."""
+    """The number of a command's type, the bytes of the command, and the entry that follows it, if any."""
 
     kind: int
     command: bytes
@@ -35,51 +35,52 @@ class Frame(NamedTuple):
 
 
 class FrameParser:
-    """Takes bytes in any pieces and returns complete frames. Holds one incomplete frame and the last piece."""
+    """A parser that gets bytes in any pieces and returns complete frames. It holds one incomplete frame and the last
+    piece."""
 
     def __init__(self, max_frame_bytes: int, kinds: Container[int]) -> None:
-        """`kinds`: the types of commands that are expected."""
+        """`kinds`: the types of commands that are expected before CONNECT."""
         self._pending = bytearray()
-        self._most = max_frame_bytes
+        self._max_bytes = max_frame_bytes
         self._kinds = kinds
         self._unexpected = "before CONNECT"
 
     def allow(self, max_frame_bytes: int, kinds: Container[int]) -> None:
-        """Accept frames up to that size, with commands of these types, from now on: the client is connected."""
-        self._most = max_frame_bytes
+        """Accept frames up to that size with commands of these types: the client is connected."""
+        self._max_bytes = max_frame_bytes
         self._kinds = kinds
         self._unexpected = "that a client does not send"
 
     def put(self, data: bytes) -> None:
-        """Add what a socket has received."""
+        """Add received bytes."""
         self._pending += data
 
     def clear(self) -> None:
-        """Drop what was received."""
+        """Drop all bytes."""
         self._pending = bytearray()
 
     @property
     def is_complete(self) -> bool:
-        """Return whether `take` has something to return, or to refuse."""
+        """Return whether `take` would return a frame, or raise an error."""
         size = self._first_bytes
-        return bool(size) and (size <= len(self._pending) or size > _SIZE.size + self._most)
+        return bool(size) and (size <= len(self._pending) or size > _SIZE.size + self._max_bytes)
 
     @property
     def incomplete_bytes(self) -> int:
-        """The size of the frame that arrives; 0: it is complete, or its size is not known."""
+        """Return the size of an incomplete frame; 0: it is complete, or its size is not known yet."""
         return 0 if self.is_complete else self._first_bytes
 
     @property
     def _first_bytes(self) -> int:
-        """The size of the first frame; 0: it is not known."""
+        """Return the size of the first frame; 0: it is not known yet."""
         return _SIZE.size + int(_SIZE.unpack_from(self._pending)[0]) if len(self._pending) >= _SIZE.size else 0
 
     def take(self) -> Frame | None:
-        """Return the next frame, or None until it is complete. Raises MalformedFrame."""
+        """Return the next frame, or None until it is complete. Raise MalformedFrame."""
         pending = self._pending
         end = self._first_bytes
-        if end and not _SIZE.size <= end - _SIZE.size <= self._most:
-            raise MalformedFrame(f"a frame of {end - _SIZE.size} bytes: {_SIZE.size} to {self._most} are allowed")
+        if end and not _SIZE.size <= end - _SIZE.size <= self._max_bytes:
+            raise MalformedFrame(f"a frame of {end - _SIZE.size} bytes: {_SIZE.size} to {self._max_bytes} are allowed")
         if len(pending) >= _SIZES.size + 2:
             self._check_type()
         if not end or end > len(pending):
@@ -98,7 +99,7 @@ class FrameParser:
         return frame
 
     def _check_type(self) -> None:
-        """Raises MalformedFrame for a command that is not expected, before its content is complete."""
+        """Raise MalformedFrame for a command that is not expected, before its content is complete."""
         tag, kind = self._pending[_SIZES.size : _SIZES.size + 2]
         if tag != _TYPE_TAG:
             raise MalformedFrame("a frame whose command does not begin with its type")

@@ -27,17 +27,17 @@ class Identity:
 
     @property
     def role(self) -> str:
-        """The client's role, or its address if it has none."""
+        """Return the client's role, or its address if it has none."""
         return self._caller.name
 
     @property
     def caller(self) -> Caller:
-        """The client as requests over HTTP have it."""
+        """Return the client as requests over HTTP have it."""
         return self._caller
 
     @property
     def threads(self) -> RoleThreads:
-        """The threads that work for the client's role."""
+        """Return the threads that work for the client's role."""
         if self._threads is None:
             self._threads = self._admission.threads(self.role)
         return self._threads
@@ -50,7 +50,7 @@ class Identity:
         from api.http.tokens import BadToken
 
         if connect.auth_method_name != "token" or not connect.auth_data:
-            raise Refused(ServerError.AuthenticationError, "a token is needed: authentication method `token`")
+            raise Refused(ServerError.AuthenticationError, "a token is required: use the authentication method `token`")
         try:
             self._token = connect.auth_data.decode("latin-1").strip()
             role = access.verifier.role(self._token)

@@ -1,9 +1,9 @@
-"""What a connection has received: its frames are handled in turns, and reading pauses while some of them wait.
+"""Received bytes of a connection: their frames are handled in turns, and reading pauses while frames wait.
 
-Nothing is read from the socket while frames wait for their turn (turns.py), while a large frame waits for memory
-(receive_buffers.py), or while the connection holds as many entries to append, or as many bytes of requests under way,
-as it may. So a connection has at most one
-frame and the last piece of its bytes in memory. Must not know: commands.
+The connection reads nothing from its socket while frames wait for their turn (turns.py), while a large frame waits for
+memory (receive_buffers.py), and while the session holds it back: too many entries wait to be appended, or too many
+bytes of requests are under way. So a connection has at most one frame and the last piece of its bytes in memory. Must
+not know: commands.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Client(Protocol):
     def address(self) -> str: ...
 
     def handle(self, frame: Frame) -> None:
-        """Handle a frame. Raises MalformedFrame."""
+        """Handle a frame. Raise MalformedFrame."""
 
     def pause_reading(self) -> None: ...
 
@@ -44,12 +44,12 @@ class Client(Protocol):
 
 
 class Incoming:
-    """The bytes of one connection."""
+    """The received bytes of one connection, and the worker that handles their frames (turns.py)."""
 
     def __init__(
         self, client: Client, turns: Turns, buffers: ReceiveBuffers, max_frame_bytes: int, kinds: Container[int]
     ) -> None:
-        """`kinds`: types of commands that are expected."""
+        """`kinds`: the types of commands that are expected."""
         self._client = client
         self._turns = turns
         self._buffers = buffers
@@ -66,12 +66,12 @@ class Incoming:
         self._frames.allow(max_frame_bytes, kinds)
 
     def put(self, data: bytes) -> None:
-        """Take bytes of the socket, and handle their frames now or in turn."""
+        """Add received bytes, and handle their frames at once or in turn."""
         self._frames.put(data)
         self._continue()
 
     def charge(self, seconds: float) -> None:
-        """Count time that a command costs the loop later, as if it was used now."""
+        """Count time that a command costs the loop later, as if the loop spent it now."""
         self._charged += seconds
 
     def hold(self, reason: str) -> None:
@@ -95,12 +95,12 @@ class Incoming:
         self._client.cut_off(reason)
 
     def end(self) -> None:
-        """Drop what was received: the connection has ended."""
+        """Drop received bytes: the connection has ended."""
         self._turns.remove(self)
         self._buffers.release(self)
         self._frames.clear()
 
-    # For Turns
+    # Calls of Turns
 
     @property
     def role(self) -> str:
@@ -124,14 +124,14 @@ class Incoming:
         except MalformedFrame as error:
             self._client.cut_off(str(error))
         except Exception:
-            LOG.exception("a command of %s failed, and it is cut off", self._client.address)
+            LOG.exception("a command of %s failed, and its connection is closed", self._client.address)
             self._client.close()
         finally:
             self._is_working = False
         self._update()
         return used
 
-    # How far the socket is read
+    # Reading
 
     def _continue(self) -> None:
         if not self._is_working and not self._client.is_closed:

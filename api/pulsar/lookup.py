@@ -1,7 +1,8 @@
-"""Lookup: which service has a topic, how many partitions it has, which topics a namespace has.
+"""Lookup of topics: their owner, their partitions, the topics of a namespace.
 
-A topic is where its writer's lease is, or its open segment; if it is nowhere, it is whoever was asked that has it, and
-the first producer or consumer makes it so. For threads: it reads SQL.
+The owner of a topic is the service that holds its writer's lease or its open segment. If no service owns the topic, the
+service that received the lookup claims it when the first producer or consumer connects. For threads: functions read
+SQL.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from storage.model import DOMAIN, TopicName
 
 
 def parse_name(text: str) -> TopicName:
-    """A topic's name as clients send it. Raises Refused for one that is not persistent, InvalidTopicName."""
+    """Return the topic's name that a client sent. Raise Refused for one that is not persistent, InvalidTopicName."""
     domain, separator, _ = text.partition("://")
     if separator and domain != DOMAIN:
         raise Refused(
@@ -30,22 +31,23 @@ def parse_name(text: str) -> TopicName:
 
 @dataclass(frozen=True)
 class LookupResult:
-    """Where a topic is served. An empty URL: not without TLS, or not with it."""
+    """The URLs of the service that owns a topic, without and with TLS; empty: the service does not listen there."""
 
     url: str
     tls_url: str
 
 
 def find_or_create(broker: Broker, name: TopicName, create: bool) -> tuple[TopicRecord, bool]:
-    """Return the topic, created if that is allowed, and whether it was created. Raises Refused, also for a partitioned
-    topic as a whole."""
+    """Return a topic and whether it was created now; `create`: creation is allowed. Raise Refused, also for a
+    partitioned topic."""
     metadata = broker.environment.metadata
     try:
         return metadata.topics.get(name), False
     except TopicNotFound:
         if metadata.partitions.find(name) is not None:
             raise Refused(
-                ServerError.NotAllowedError, f"{name} is a partitioned topic: use its partitions, as clients do"
+                ServerError.NotAllowedError,
+                f"{name} is a partitioned topic: connect to its partitions, as client libraries do",
             ) from None
     _check_creation(broker, name, create)
     _check_partition(broker, name)
@@ -53,7 +55,7 @@ def find_or_create(broker: Broker, name: TopicName, create: bool) -> tuple[Topic
 
 
 def _check_creation(broker: Broker, name: TopicName, create: bool) -> None:
-    """Check that a topic which does not exist may be created in its namespace. Raises Refused (TopicNotFound)."""
+    """Check that a topic that does not exist may be created in its namespace. Raise Refused (TopicNotFound)."""
     if not create:
         raise Refused(
             ServerError.TopicNotFound,
@@ -67,8 +69,7 @@ def _check_creation(broker: Broker, name: TopicName, create: bool) -> None:
 
 
 def _check_partition(broker: Broker, name: TopicName) -> None:
-    """Check that a name of a partition is that of one that may exist. Raises Refused: NotAllowedError,
-    TopicNotFound."""
+    """Check that a partition belongs to its partitioned topic. Raise Refused: NotAllowedError, TopicNotFound."""
     if name.whole is None:
         return
     whole = broker.environment.metadata.partitions.find(name.whole)
@@ -85,7 +86,7 @@ def _check_partition(broker: Broker, name: TopicName) -> None:
 
 
 def owner_of(broker: Broker, record: TopicRecord) -> ServiceRecord | None:
-    """The service that has a topic; None: this one may. Raises RestException (503)."""
+    """Return the service that owns a topic; None: this service owns it or may claim it. Raise Unavailable."""
     if broker.logs.is_open(record):
         return None
     try:
@@ -95,32 +96,32 @@ def owner_of(broker: Broker, record: TopicRecord) -> ServiceRecord | None:
     return None
 
 
-def look_up(broker: Broker, name: TopicName, ours: LookupResult, create: bool) -> LookupResult:
-    """Return where a topic is served. Raises Refused unless it exists or may be created."""
+def look_up(broker: Broker, name: TopicName, this_service: LookupResult, create: bool) -> LookupResult:
+    """Return the URLs of a topic's owner. Raise Refused unless the topic exists or may be created."""
     try:
         record = broker.environment.metadata.topics.get(name)
     except TopicNotFound:
         if broker.environment.metadata.partitions.find(name) is None:
             _check_creation(broker, name, create)
-        return ours
+        return this_service
     owner = owner_of(broker, record)
     if owner is None:
-        return ours
+        return this_service
     if owner.broker_service_url is None and owner.broker_service_url_tls is None:
         raise Refused(
             ServerError.ServiceNotReady,
-            f"{name} is written by {owner.name}, which does not speak Pulsar's protocol: end it, or set its "
+            f"{name} is owned by {owner.name}, which does not speak Pulsar's protocol: stop that service, or set its "
             "broker-service-port",
         )
     return LookupResult(owner.broker_service_url or "", owner.broker_service_url_tls or "")
 
 
 def partitions_of(broker: Broker, name: TopicName, create: bool) -> int:
-    """Return the number of a topic's partitions; 0: it is not partitioned, or may be created so. Raises Refused."""
+    """Return the number of a topic's partitions; 0: it is not partitioned, or may be created so. Raise Refused."""
     metadata = broker.environment.metadata
-    partitioned = metadata.partitions.find(name)
-    if partitioned is not None:
-        return partitioned.partitions
+    partitioned_topic = metadata.partitions.find(name)
+    if partitioned_topic is not None:
+        return partitioned_topic.partitions
     try:
         metadata.topics.get(name)
     except TopicNotFound:
@@ -129,5 +130,5 @@ def partitions_of(broker: Broker, name: TopicName, create: bool) -> int:
 
 
 def topics_of(broker: Broker, namespace: str) -> list[str]:
-    """Return the topics of a namespace, partitions one by one; none of one that does not exist, as a broker does."""
+    """Return the names of a namespace's topics, each partition by itself. A namespace that does not exist has none."""
     return [str(item.name) for item in broker.environment.metadata.topics.in_namespace(namespace)]

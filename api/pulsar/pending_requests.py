@@ -10,17 +10,17 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from api.pulsar.admission import MOST_OF_CONNECTION, Admission
+from api.pulsar.admission import MAX_OF_CONNECTION, Admission
 from api.pulsar.codec.requests import GetTopicsOfNamespace, Lookup, PartitionedMetadata
 from api.pulsar.codec.responses import Failure, Response
 from api.pulsar.errors import Refused, ServerError, refusal
 from api.pulsar.identity import Identity
 from api.pulsar.publish_budget import Holdable
 
-MOST_REQUEST_BYTES = 4 << 20
-"""Commands whose requests are under way; beyond, nothing more is read."""
+MAX_REQUEST_BYTES = 4 << 20
+"""The bytes of commands whose requests are under way; at this number the connection reads nothing more."""
 REQUEST_SECONDS = 0.000_15
-"""What the loop spends on a request besides its command: a task, a thread's answer."""
+"""The time that the event loop spends on a request besides its command: a task and a thread's result."""
 _LOOKUPS = (Lookup, PartitionedMetadata, GetTopicsOfNamespace)
 _REASON = "requests"
 Work = Coroutine[Any, Any, Response | None]
@@ -51,8 +51,8 @@ class PendingRequests:
         """Begin the work for a request. Return False for one that is refused because too many are under way."""
         role, is_lookup = self._identity.role, isinstance(request, _LOOKUPS)
         try:
-            if len(self._tasks) >= MOST_OF_CONNECTION:
-                reason = f"{MOST_OF_CONNECTION} requests of this connection are under way: wait for answers"
+            if len(self._tasks) >= MAX_OF_CONNECTION:
+                reason = f"{MAX_OF_CONNECTION} requests of this connection are under way: wait for responses"
                 raise Refused(ServerError.TooManyRequests, reason)
             self._admission.enter(role, is_lookup)
         except Refused as error:
@@ -64,13 +64,13 @@ class PendingRequests:
         self._tasks.add(task)
         size = self.command_bytes
         self._bytes += size
-        if self._bytes >= MOST_REQUEST_BYTES:
+        if self._bytes >= MAX_REQUEST_BYTES:
             self._channel.hold(_REASON)
 
         def ended(_: object) -> None:
             self._tasks.discard(task)
             self._bytes -= size
-            if self._bytes <= MOST_REQUEST_BYTES // 2:
+            if self._bytes <= MAX_REQUEST_BYTES // 2:
                 self._channel.go_on(_REASON)
             self._admission.leave(role, is_lookup)
 

@@ -36,8 +36,8 @@ class PublishBudget:
         if is_full:
             self._held.add(pending)
         elif self._held and self._bytes <= self._max_bytes // 2:
-            held, self._held = self._held, set()
-            for item in held:
+            connections, self._held = self._held, set()
+            for item in connections:
                 item.resume()
         return is_full
 

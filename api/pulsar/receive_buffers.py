@@ -1,9 +1,9 @@
 """Memory for large frames while they arrive: bounded for all connections together, and for those of one role.
 
-A frame up to `SMALL_BYTES` needs no grant. A larger one is granted its size, or waits for it: nothing more is read from
-its connection, and the client waits as for a slow network. One role, or one address without a role, holds at most half
-of the memory, so it cannot keep others from sending. A frame that has its grant for `STALLED_MS` while others wait
-ends with its connection. Must not know: sockets, commands.
+A frame up to `SMALL_BYTES` needs no grant. A larger frame needs a grant of its size. While it waits for one, its
+connection reads nothing, and the client waits as for a slow network. One role, or one address without a role, holds at
+most half of the memory, so it cannot keep others from sending. A connection is closed if its frame is incomplete
+`STALLED_MS` after the grant while other frames wait. Must not know: sockets, commands.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class _Grant:
 class ReceiveBuffers:
     """The memory of all connections. For one event loop."""
 
-    def __init__(self, most: int, clock: Clock) -> None:
-        """`most`: bytes; a larger frame arrives alone."""
-        self._most = most
+    def __init__(self, max_bytes: int, clock: Clock) -> None:
+        """`max_bytes`: of all grants together; a larger frame arrives alone."""
+        self._max_bytes = max_bytes
         self._clock = clock
         self._grants: dict[Receiver, _Grant] = {}
         self._of_role: Counter[str] = Counter()
@@ -49,11 +49,11 @@ class ReceiveBuffers:
 
     @property
     def reserved_bytes(self) -> int:
-        """The bytes of all grants."""
+        """Return the bytes of all grants."""
         return self._reserved
 
     def reserve(self, receiver: Receiver, role: str, size: int) -> bool:
-        """Grant memory for a frame; returns False if the receiver has to wait, and `granted` is called then."""
+        """Grant memory for a frame. Return False if the receiver has to wait; `granted` is called later."""
         if self._fits(role, size):
             self._grant(receiver, role, size)
             return True
@@ -61,7 +61,7 @@ class ReceiveBuffers:
         return False
 
     def release(self, receiver: Receiver) -> None:
-        """Return what a receiver was granted, or waits for; others get it."""
+        """End the grant of a receiver, or its wait, and grant memory to those that wait."""
         self._waiting.pop(receiver, None)
         grant = self._grants.pop(receiver, None)
         if grant is None:
@@ -77,7 +77,7 @@ class ReceiveBuffers:
                 waiting.granted()
 
     def end_stalled(self) -> None:
-        """Cut off connections whose frame does not arrive while other frames wait for memory."""
+        """Close connections whose frame does not arrive while other frames wait for memory."""
         if not self._waiting:
             return
         oldest = self._clock.now_ms() - STALLED_MS
@@ -89,10 +89,12 @@ class ReceiveBuffers:
                 )
 
     def _fits(self, role: str, size: int) -> bool:
-        held = self._of_role.get(role, 0)
+        size_of_role = self._of_role.get(role, 0)
         if not self._reserved:
             return True
-        return self._reserved + size <= self._most and (held == 0 or held + size <= self._most // 2)
+        return self._reserved + size <= self._max_bytes and (
+            size_of_role == 0 or size_of_role + size <= self._max_bytes // 2
+        )
 
     def _grant(self, receiver: Receiver, role: str, size: int) -> None:
         self._grants[receiver] = _Grant(role, size, self._clock.now_ms())

@@ -69,13 +69,15 @@ class PulsarServer:
         try:
             await self._read_limits()
         except CompactorError as error:  # it is read again with each keep-alive interval
-            LOG.warning("the broker's limit of messages is not known yet, and is taken as the default: %s", error)
+            LOG.warning(
+                "cannot read the broker's limit of message sizes now; the default holds until it is read: %s", error
+            )
         self.context.topics.start()
         self._broker.clients.connections = lambda: len(self._connections)
         settings = self._broker.settings
-        most = most_connections(settings.broker_max_connections, max(1, len(self._sockets)))
+        limit = most_connections(settings.broker_max_connections, max(1, len(self._sockets)))
         for listener, context in self._sockets:
-            listener.limit(most, self.context.log_throttle, plain=False)
+            listener.limit(limit, self.context.log_throttle, plain=False)
             seconds = settings.limits_header_timeout_ms / 1000 if context is not None else None
             self._servers.append(
                 await asyncio.get_running_loop().create_server(
@@ -140,9 +142,9 @@ class PulsarServer:
             try:
                 await work()
             except CompactorError as error:
-                self.context.log_throttle.warn(f"the gateway waits: {error}", work.__name__)
+                self.context.log_throttle.warn(f"the Pulsar server waits: {error}", work.__name__)
             except Exception:
-                LOG.exception("the gateway's %s failed", work.__name__)
+                LOG.exception("the job %s of the Pulsar server failed", work.__name__)
 
     async def _notify_watchers(self) -> None:
         sessions = [connection.session for connection in self._connections]
@@ -158,8 +160,8 @@ class PulsarServer:
     async def _read_limits(self) -> None:
         """Read the broker's limit of messages from its policies, for connections to come."""
         policies = self._broker.environment.metadata.policies
-        resolved = await self._broker.pools[WaitsFor.DATABASE].run(policies.resolved_around, BROKER)
-        size = resolved.policies.max_message_bytes
+        resolution = await self._broker.pools[WaitsFor.DATABASE].run(policies.resolved_around, BROKER)
+        size = resolution.policies.max_message_bytes
         self.context.settings = replace(self.context.settings, max_message_size=size)
 
     async def _end_slow(self) -> None:

@@ -49,7 +49,7 @@ class Channel(pending_requests.Channel, Protocol):
 
     @property
     def is_writable(self) -> bool:
-        """Whether the client takes more bytes now."""
+        """Return whether the client accepts more bytes now."""
 
     def deliver(
         self,
@@ -120,7 +120,7 @@ class Session:
         self._requests = PendingRequests(channel, context.admission, self.identity)
         self._is_connected = False
         self._creating: dict[tuple[str, int], int] = {}
-        """The requests that create a producer or consumer of that kind and number now."""
+        """The requests that create a producer or consumer now, by its kind and number."""
         self._pong_waiters: list[asyncio.Future[None]] = []
 
     @property
@@ -204,10 +204,11 @@ class Session:
     def creating(self, kind: str, number: int, request_id: int) -> Iterator[Callable[[], bool]]:
         """Reserve the number of a producer or consumer while it is created.
 
-        Yield a function that returns False once the client has closed it. Raise Refused for a number that is reserved.
+        Yield a function that returns whether the reservation holds: False after the client has closed the producer or
+        consumer. Raise Refused for a number that is reserved already.
         """
         if (kind, number) in self._creating:
-            raise Refused(ServerError.ServiceNotReady, f"the {kind} {number} of this connection is being made")
+            raise Refused(ServerError.ServiceNotReady, f"the {kind} {number} of this connection is being created")
         self._creating[kind, number] = request_id
         try:
             yield lambda: self._creating.get((kind, number)) == request_id
@@ -246,7 +247,7 @@ class Session:
             connected.subscription.wake()
 
     def end(self) -> None:
-        """Remove producers and consumers from their topics, at once: others may use their names. Idempotent."""
+        """Remove producers and consumers from their topics at once, so that others may use their names. Idempotent."""
         self.is_closed = True
         self._creating.clear()
         self.context.publish_budget.discard(self.pending_publishes)

@@ -1,7 +1,7 @@
-"""Patterns of topics' names, in RE2's language: matching takes time that grows with the text alone.
+"""Patterns of topic names, as regular expressions of RE2: the time to match grows with the length of the name alone.
 
-Compiling is bounded by the pattern's length and by `COMPILED_BYTES`, and still takes milliseconds: it and matching are
-for threads. Must not know: connections.
+To compile a pattern is bounded by its length and by `COMPILED_BYTES`, and still takes milliseconds: threads compile and
+match. Must not know: connections.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import re2
 from api.pulsar.errors import Refused, ServerError
 from storage.model import DOMAIN
 
-MOST_CHARACTERS = 256
-"""Pulsar takes 50 (subscriptionPatternMaxLength)."""
+MAX_CHARACTERS = 256
+"""The longest pattern; Pulsar accepts 50 (subscriptionPatternMaxLength)."""
 COMPILED_BYTES = 256 << 10
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
@@ -27,20 +27,22 @@ _OF_PARTITION = re.compile(r"-partition-\d+$")
 
 
 class Pattern(Protocol):
-    """A compiled pattern, as RE2 has it."""
+    """A compiled pattern of RE2."""
 
     def fullmatch(self, text: str) -> object | None:
-        """Something if all of `text` fits."""
+        """Return a match if all of `text` matches."""
 
 
 def pattern_of(text: str) -> Pattern:
-    """Compile a pattern of topics' names, with or without their domain. Raises Refused."""
+    """Compile a pattern of topic names, with or without their domain. Raise Refused."""
     try:
-        if len(text) > MOST_CHARACTERS:
-            raise re2.error(f"it has more than {MOST_CHARACTERS} characters")
+        if len(text) > MAX_CHARACTERS:
+            raise re2.error(f"it has more than {MAX_CHARACTERS} characters")
         return cast(Pattern, re2.compile(text.removeprefix(f"{DOMAIN}://"), _OPTIONS))
     except re2.error as error:
-        raise Refused(ServerError.NotAllowedError, f"{text[:100]!r} is no pattern (RE2): {_reason(error)}") from error
+        raise Refused(
+            ServerError.NotAllowedError, f"{text[:100]!r} is not a regular expression of RE2: {_reason(error)}"
+        ) from error
 
 
 def _reason(error: Exception) -> str:
@@ -50,20 +52,20 @@ def _reason(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Matches:
-    """The topics that a pattern fits, in full and sorted, and Pulsar's hash of that list."""
+    """The full names of the topics that match a pattern, sorted, and Pulsar's hash of that list."""
 
     topics: tuple[str, ...]
     hash: str
 
     @classmethod
     def of(cls, pattern: str, names: Iterable[str]) -> Matches:
-        """Match a pattern's text with names. Raises Refused."""
+        """Return the names that match a pattern. Raise Refused."""
         topics = matching(pattern_of(pattern), names)
         return cls(tuple(topics), hash_of(topics))
 
 
 def matching(pattern: Pattern, names: Iterable[str]) -> list[str]:
-    """Return the names, in full, that a pattern fits; partitions go by the name of the whole."""
+    """Return the names that match a pattern, sorted; a partition matches by the name of its partitioned topic."""
     prefix = f"{DOMAIN}://"
     return sorted(name for name in names if pattern.fullmatch(_OF_PARTITION.sub("", name.removeprefix(prefix))))
 

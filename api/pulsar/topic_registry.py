@@ -73,7 +73,7 @@ class TopicRegistry:
         return iter(list(self._by_name.values()))
 
     def start(self) -> None:
-        """Note what is appended to open topics, by whatever door."""
+        """Register for appended entries, and offer statistics and subscriptions to other doors."""
         loop = asyncio.get_running_loop()
         self._broker.logs.on_appended = partial(self._appended, loop)
         clients = self._broker.clients
@@ -88,8 +88,8 @@ class TopicRegistry:
 
     async def close(self) -> None:
         """Close all topics."""
-        while some := list(itertools.islice(self._by_name.values(), _CLOSED_AT_ONCE)):
-            await asyncio.gather(*map(self._close_topic, some))
+        while topics := list(itertools.islice(self._by_name.values(), _CLOSED_AT_ONCE)):
+            await asyncio.gather(*map(self._close_topic, topics))
         self._broker.logs.on_appended = lambda _topic, _entries: None
 
     async def topic(self, name: TopicName, create: bool, audit: Audit) -> PersistentTopic:
@@ -97,7 +97,7 @@ class TopicRegistry:
         topic of another service."""
         async with self._opening.setdefault(name, asyncio.Lock()):
             if self._ends:
-                raise Refused(ServerError.ServiceNotReady, f"the service that had {name} ends: look it up again")
+                raise Refused(ServerError.ServiceNotReady, f"the service that owned {name} ends: look it up again")
             topic = self._by_name.get(name)
             if topic is not None and (topic.is_lost or await self._is_changed(topic)):
                 await self._close_topic(topic)
@@ -112,10 +112,10 @@ class TopicRegistry:
             return topic
 
     async def tick(self) -> None:
-        """Take rates; begin to close topics that are lost or idle. It waits for none of them."""
-        now, before = self._clock.now_ms(), self._ticked_ms
+        """Update rates, and begin to close topics that are lost or idle; it does not wait until they are closed."""
+        now, last = self._clock.now_ms(), self._ticked_ms
         self._ticked_ms = now
-        seconds = max(now - before, 1) / 1000  # the loop may have been late
+        seconds = max(now - last, 1) / 1000  # the loop may have been late
         for topic in self:
             if topic.is_lost:
                 self._lost(topic)
@@ -127,7 +127,7 @@ class TopicRegistry:
     # Opening
 
     async def _is_changed(self, topic: PersistentTopic) -> bool:
-        """Return whether it was opened with another policy than it has now."""
+        """Return whether the deduplication policy has changed since the topic was opened."""
         deduplicates = await self._broker.pools[WaitsFor.DATABASE].run(self._deduplicates, topic.record)
         return topic.is_deduplicating != deduplicates
 
@@ -137,15 +137,15 @@ class TopicRegistry:
         if is_new:
             audit("create_topic", name)
         storage = Topic(self._broker.environment, record)
-        held = await pools[WaitsFor.LOG].run(self._hold, storage)
+        log = await pools[WaitsFor.LOG].run(self._hold, storage)
         try:
             deduplicates, epoch = await pools[WaitsFor.DATABASE].run(self._producer_state, record)
         except BaseException:
-            await pools[WaitsFor.LOG].finish(held.release)
+            await pools[WaitsFor.LOG].finish(log.release)
             raise
         return PersistentTopic(
             storage,
-            held,
+            log,
             self._metadata,
             self._clock,
             pools,
@@ -170,7 +170,7 @@ class TopicRegistry:
         except LeaseHeld as error:
             with suppress(NotTheOwner):
                 self._broker.ownership.check_for_writing(storage.record)
-            self._log_throttle.warn(f"{storage.name} cannot be served here now: {error}", "held")
+            self._log_throttle.warn(f"{storage.name} cannot be served here now: {error}", "log")
             raise Refused(
                 ServerError.ServiceNotReady,
                 f"{storage.name} cannot be served here: another process still has its log open: look it up again",
@@ -212,14 +212,14 @@ class TopicRegistry:
         try:
             await topic.close()
         except CompactorError as error:
-            LOG.warning("%s is closed, but not all is written down: %s", topic.name, error)
+            LOG.warning("%s is closed, but some of its state was not stored: %s", topic.name, error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # For other doors
+    # Calls of other doors and threads
 
     def _appended(
         self, loop: asyncio.AbstractEventLoop, record: TopicRecord, entries: Sequence[tuple[bytes, AppendResult]]

@@ -1,9 +1,9 @@
 """Turns of connections on the event loop: a flood on one connection delays no other connection and no HTTP request.
 
-A connection handles what it has received at once while that takes little time; beyond, it waits for its turn. A turn of
-the loop handles frames for `TURN_SECONDS` at most, role by role and, of each role, connection by connection, each for
-`QUANTUM_SECONDS`; then everything else on the loop has its turn. So a role with a thousand connections gets as much of
-the loop as a role with one. Must not know: frames, sockets.
+A connection handles received frames at once while that takes little time. Otherwise it waits for its turn. In one
+iteration of the loop connections handle frames for at most `TURN_SECONDS`: role by role, and connection by connection
+of each role, each for `QUANTUM_SECONDS`. Then all other work of the loop runs. So a role with a thousand connections
+gets as much of the loop as a role with one. Must not know: frames, sockets.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Protocol
 TURN_SECONDS = 0.001
 QUANTUM_SECONDS = 0.000_25
 _WINDOW_SECONDS = 0.004
-"""In each window of this length frames are handled at once for `TURN_SECONDS` in all."""
+"""A window of time. In each, all connections together handle frames at once for `TURN_SECONDS`."""
 
 
 class Worker(Protocol):
-    """What has frames to handle."""
+    """A connection that has frames to handle."""
 
     @property
     def role(self) -> str:
-        """The role, or address, that the work is done for."""
+        """The client's role, or its address if it has none."""
 
     def work(self, seconds: float) -> float:
-        """Handle frames for about that time; returns the time that was used."""
+        """Handle frames for about that time. Return the seconds that it took."""
 
     @property
     def has_work(self) -> bool:
-        """Whether more can be handled now."""
+        """Return whether there are frames to handle now."""
 
 
 class Turns:
@@ -40,7 +40,7 @@ class Turns:
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], now: Callable[[], float] = time.perf_counter
     ) -> None:
-        """`call_soon`: as the loop's, which calls in its next turn; `now`: seconds."""
+        """`call_soon`: calls a function in the next iteration of the loop; `now`: seconds."""
         self._call_soon = call_soon
         self.now = now
         self._roles: OrderedDict[str, deque[Worker]] = OrderedDict()
@@ -50,7 +50,7 @@ class Turns:
         self._used = 0.0
 
     def add(self, worker: Worker) -> None:
-        """Let a worker work, at once or in turn."""
+        """Let a worker handle its frames, at once or in its turn."""
         if worker in self._queued:
             return
         if not self._roles and self._may_work_at_once():
@@ -59,7 +59,7 @@ class Turns:
             self._enqueue(worker)
 
     def remove(self, worker: Worker) -> None:
-        """Forget a worker that has ended."""
+        """Remove a worker that has ended."""
         role = self._queued.pop(worker, None)
         if role is not None:
             self._roles[role].remove(worker)

@@ -1,8 +1,8 @@
-"""Watching the topics of namespaces: clients learn which topics appear and disappear that fit their patterns.
+"""Watchers of namespaces: clients learn which topics that match their patterns appear and disappear.
 
-Each namespace that is watched is listed once a second, and matched again only if its list has changed, once for all
-that watch it with the same pattern. Of a core, watching takes a tenth at most: after a pass that took long, the next
-one comes later. Must not know: sockets.
+Once a second each watched namespace is listed. A list that has changed is matched again, once for all watchers with the
+same pattern. Watching takes at most a tenth of a core: after a long pass the next pass starts later. Must not know:
+sockets.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from api.pulsar.admission import Threads
+from api.broker.threads import Workers
 from api.pulsar.codec.responses import WatchTopicUpdate
 from api.pulsar.errors import Refused, ServerError
 from api.pulsar.topic_patterns import Matches
 
-MOST_WATCHERS = 100
-"""Of one connection."""
-_REST = 9
-"""Times the length of a pass until the next one."""
+MAX_WATCHERS = 100
+"""The watchers of one connection."""
+_PAUSE = 9
+"""The time from a pass to the next one, as a multiple of the pass's duration."""
 
 
 @dataclass(frozen=True)
-class Watched:
-    """What a client watches: the topics of a namespace that a pattern fits. `names`: of which list they were taken."""
+class WatchedTopics:
+    """The topics of a namespace that match a client's pattern. `names`: the list of topics that was matched."""
 
     namespace: str
     pattern: str
@@ -36,46 +36,46 @@ class Watchers:
     """The watchers of one connection."""
 
     def __init__(self) -> None:
-        self._by_id: dict[int, Watched | None] = {}
-        """None: the first list is being made."""
+        self._by_id: dict[int, WatchedTopics | None] = {}
+        """The watched topics of each watcher; None: their first list is not complete yet."""
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     @property
-    def all(self) -> list[tuple[int, Watched]]:
-        """Those that have their first list."""
-        return [(number, watched) for number, watched in self._by_id.items() if watched is not None]
+    def all(self) -> list[tuple[int, WatchedTopics]]:
+        """Return the watchers that have their first list."""
+        return [(number, topics) for number, topics in self._by_id.items() if topics is not None]
 
     def reserve(self, number: int) -> None:
-        """Take a place, before anything waits. Raises Refused (TooManyRequests)."""
-        if number not in self._by_id and len(self._by_id) >= MOST_WATCHERS:
+        """Add a watcher without a list. Call it before the first wait. Raise Refused (TooManyRequests)."""
+        if number not in self._by_id and len(self._by_id) >= MAX_WATCHERS:
             raise Refused(
                 ServerError.TooManyRequests,
-                f"this connection has {MOST_WATCHERS} watchers: close some, or connect again",
+                f"this connection has {MAX_WATCHERS} watchers: close some, or connect again",
             )
         self._by_id[number] = None
 
-    def set(self, number: int, watched: Watched) -> None:
-        """Keep what a watcher was sent last; nothing if it was closed meanwhile."""
+    def set(self, number: int, topics: WatchedTopics) -> None:
+        """Store the topics that a watcher was sent. Ignore a watcher that was closed meanwhile."""
         if number in self._by_id:
-            self._by_id[number] = watched
+            self._by_id[number] = topics
 
-    def is_current(self, number: int, watched: Watched) -> bool:
-        """Return whether a watcher still is the one that was listed."""
-        return self._by_id.get(number) is watched
+    def is_current(self, number: int, topics: WatchedTopics) -> bool:
+        """Return whether a watcher still has these topics: it was not closed and not created again."""
+        return self._by_id.get(number) is topics
 
     def remove(self, number: int) -> None:
         """Close a watcher."""
         self._by_id.pop(number, None)
 
     def clear(self) -> None:
-        """Close all."""
+        """Close all watchers."""
         self._by_id.clear()
 
 
 class WatchingClient(Protocol):
-    """A connection with watchers."""
+    """A session with watchers."""
 
     @property
     def watchers(self) -> Watchers: ...
@@ -84,12 +84,12 @@ class WatchingClient(Protocol):
 
 
 class NamespaceWatch:
-    """The lists of all namespaces that are watched. For one event loop."""
+    """The topics of all watched namespaces. For one event loop."""
 
     def __init__(
-        self, topics_of: Callable[[str], Awaitable[list[str]]], threads: Threads, now: Callable[[], float]
+        self, topics_of: Callable[[str], Awaitable[list[str]]], threads: Workers, now: Callable[[], float]
     ) -> None:
-        """`topics_of`: lists a namespace, empty if it was deleted; `threads`: for matching; `now`: seconds."""
+        """`topics_of`: returns the topics of a namespace, none of a deleted one; `threads`: match; `now`: seconds."""
         self._topics_of = topics_of
         self._threads = threads
         self._now = now
@@ -97,33 +97,33 @@ class NamespaceWatch:
         self._next = 0.0
 
     async def notify(self, clients: Iterable[WatchingClient]) -> None:
-        """Tell clients what has changed since they were told last."""
+        """Send each client the changes since its last update."""
         started = self._now()
         if started < self._next:
             return
-        watching = [(client, number, watched) for client in clients for number, watched in client.watchers.all]
-        namespaces = {watched.namespace for _, _, watched in watching}
+        watchers = [(client, number, topics) for client in clients for number, topics in client.watchers.all]
+        namespaces = {topics.namespace for _, _, topics in watchers}
         for namespace in self._lists.keys() - namespaces:
             del self._lists[namespace]
         for namespace in namespaces:
             names = tuple(await self._topics_of(namespace))
             if names != self._lists.get(namespace):
                 self._lists[namespace] = names
-        matched: dict[tuple[str, str], Matches] = {}
-        for client, number, watched in watching:
-            names = self._lists[watched.namespace]
-            if watched.names is names:
+        matches: dict[tuple[str, str], Matches] = {}
+        for client, number, topics in watchers:
+            names = self._lists[topics.namespace]
+            if topics.names is names:
                 continue
-            key = watched.namespace, watched.pattern
-            if key not in matched:
-                matched[key] = await self._threads.run(Matches.of, watched.pattern, names)
-            if client.watchers.is_current(number, watched):
-                client.watchers.set(number, Watched(watched.namespace, watched.pattern, names, matched[key]))
-                if matched[key] != watched.matches:
-                    client.send(_update(number, set(watched.matches.topics), matched[key]))
-        self._next = self._now() + _REST * (self._now() - started)
+            key = topics.namespace, topics.pattern
+            if key not in matches:
+                matches[key] = await self._threads.run(Matches.of, topics.pattern, names)
+            if client.watchers.is_current(number, topics):
+                client.watchers.set(number, WatchedTopics(topics.namespace, topics.pattern, names, matches[key]))
+                if matches[key] != topics.matches:
+                    client.send(_update(number, topics.matches, matches[key]))
+        self._next = self._now() + _PAUSE * (self._now() - started)
 
 
-def _update(number: int, before: set[str], matches: Matches) -> WatchTopicUpdate:
-    after = set(matches.topics)
-    return WatchTopicUpdate(number, sorted(after - before), sorted(before - after), matches.hash)
+def _update(number: int, earlier: Matches, current: Matches) -> WatchTopicUpdate:
+    new, deleted = set(current.topics) - set(earlier.topics), set(earlier.topics) - set(current.topics)
+    return WatchTopicUpdate(number, sorted(new), sorted(deleted), current.hash)

@@ -86,7 +86,9 @@ class PersistentTopic:
         self.tail = tail
         self.cursor_writer = cursor_writer
         self.page_budget = page_budget
-        self.store: Workers = LimitedWorkers(pools[WaitsFor.STORE], _STORE_CALLS, _STORE_SECONDS)
+        self.store: Workers = LimitedWorkers(
+            pools[WaitsFor.STORE], _STORE_CALLS, _STORE_SECONDS, "other reads of the topic"
+        )
         self.database: Workers = pools[WaitsFor.DATABASE]
         self.over_quota = over_quota
         self.producers = ProducerRegistry(storage.record, metadata, self.database, clock, producer_epoch)

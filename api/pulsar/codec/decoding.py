@@ -47,7 +47,7 @@ def decoded(frame: Frame) -> Any:
     except (DecodeError, limits.Unreadable) as error:
         raise MalformedFrame("a frame that holds no command") from error
     if command.type != kind or not command.HasField(field) or not command.IsInitialized():
-        raise MalformedFrame("a command that leaves out what it must hold")
+        raise MalformedFrame("a command without a required field")
     message = getattr(command, field)
     limits.check_fields(kind, message)
     return _MAKERS[kind](message, entry)

@@ -1,12 +1,12 @@
 """Bounds of every command that a client sends: its bytes, its texts, its repeated fields and its numbers.
 
-A command is checked twice. Before it is parsed its bytes are compared with what its type may have; a large one is
-walked over on the wire, field by field and without a copy, so that a command full of small fields costs no more than
-`STRUCTURE_BYTES` of them. After it is parsed each field is compared with its bound, and a text must be UTF-8, which
+A command is checked twice. Before it is parsed, its size is compared with the bound of its type. A large command is
+walked on the wire, field by field and without a copy, so a command full of small fields costs no more than
+`STRUCTURE_BYTES` of them. After it is parsed, each field is compared with its bound. A text must be UTF-8, which
 protobuf does not check. Both refusals name the command, the field and the limit.
 
-Values are those of a Pulsar broker where it has them (`maxConsumerMetadataSize`). A test compares the table with the
-protocol's definitions: a text, bytes or a repeated field without a bound does not pass. Must not know: connections.
+A bound that a Pulsar broker has, too, is the broker's (`maxConsumerMetadataSize`). A test compares the table with the
+protocol's definitions: every text, byte string and repeated field needs a bound. Must not know: connections.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ FIELDS: Mapping[int, str] = {
 }
 """The name of the field that holds the message of a command, by the number of the command's type."""
 STRUCTURE_BYTES = 16 << 10
-"""A command besides the bytes of a schema; up to this size it is parsed at once."""
+"""The size of a command without the bytes of a schema. A command up to this size is parsed without a walk."""
 METADATA_BYTES = 1_024
-"""Keys and values of the metadata of a producer or consumer, as Pulsar's maxConsumerMetadataSize."""
+"""Keys and values of the metadata of a producer or consumer, like Pulsar's maxConsumerMetadataSize."""
 PROPERTIES_BYTES = 4 << 10
 SCHEMA_BYTES = 1 << 20
 TOKEN_BYTES = 16 << 10
 NAME_BYTES = 1_024
-"""A name of a topic has three parts of 255 bytes each; Pulsar bounds no other name."""
+"""The size of any name. A topic's name has three parts of 255 bytes each; Pulsar bounds no other name."""
 PATTERN_BYTES = 1_024
 HASH_RANGES = 256
 MESSAGE_IDS = 50_000
-"""Acknowledged or redelivered by one command; Pulsar's clients group 1,000 acknowledgements."""
+"""Message ids in one ACK or REDELIVER; Pulsar's clients group 1,000 acknowledgements."""
 ACK_SET_WORDS = 4_096
-"""Of 64 messages each: the largest batch has 262,144."""
+"""Numbers of 64 bits, one bit a message: the largest batch has 262,144 messages."""
 CONNECT = int(BaseCommand.CONNECT)
 CONNECT_BYTES = 20 << 10
-"""A frame of a client that is not connected yet: a token and some texts."""
+"""The size of a CONNECT frame: a token and some texts."""
 _UNGROUPED_BYTES = 256
 _GROUPED_BYTES = 512 << 10
 _INT32, _INT64 = (1 << 31) - 1, (1 << 63) - 1
@@ -52,42 +52,42 @@ _SCHEMA_PROPERTIES_BYTES = 4 << 10
 class Text:
     """A text in UTF-8."""
 
-    most: int = NAME_BYTES
+    limit: int = NAME_BYTES
 
 
 @dataclass(frozen=True)
 class Data:
-    """Bytes that are not looked into."""
+    """Bytes without structure."""
 
-    most: int
+    limit: int
 
 
 @dataclass(frozen=True)
 class Number:
     """A number that is not negative."""
 
-    most: int
+    limit: int
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Keys with values, all of them together."""
+    """Keys and values; the limit holds for all bytes of them together."""
 
-    most: int
+    limit: int
     error: ServerError = ServerError.NotAllowedError
 
 
 @dataclass(frozen=True)
 class Items:
-    """A repeated field; `fields` are those of each item."""
+    """A repeated field; `fields`: the bounds of each item's fields."""
 
-    most: int
+    limit: int
     fields: Mapping[str, Bound] | None = None
 
 
 @dataclass(frozen=True)
 class Fields:
-    """A message inside of a command."""
+    """A message inside a command."""
 
     fields: Mapping[str, Bound]
 
@@ -97,10 +97,10 @@ Bound = Text | Data | Number | Pairs | Items | Fields
 
 @dataclass(frozen=True)
 class CommandLimits:
-    """The bounds of a type of command. `most_bytes`: without a walk over its fields; None: a large one is walked."""
+    """The bounds of a type of command. `max_bytes`: of a command that is never walked; None: a large one is walked."""
 
     fields: Mapping[str, Bound]
-    most_bytes: int | None = None
+    max_bytes: int | None = None
 
 
 _SCHEMA = Fields({"name": Text(), "schema_data": Data(SCHEMA_BYTES), "properties": Pairs(_SCHEMA_PROPERTIES_BYTES)})
@@ -179,12 +179,12 @@ LIMITS: Mapping[int, CommandLimits] = {
     BaseCommand.END_TXN: _REQUEST,
     BaseCommand.TC_CLIENT_CONNECT_REQUEST: _REQUEST,
 }
-"""Every command that a client may send. The ids in ACK and REDELIVER are bounded by the bytes of the command alone:
-looking at each would cost more than parsing them."""
+"""Every command that a client may send. The ids in ACK and REDELIVER are bounded by the bytes of the command alone: a
+check of each id would cost more than the parser."""
 
 
 class OverLimit(Refused):
-    """A command beyond its bounds. `request_id` None: it cannot be answered."""
+    """A command beyond its bounds. `request_id` None: no response is possible."""
 
     def __init__(self, kind: int, reason: str, request_id: int | None, error: ServerError) -> None:
         super().__init__(error, f"{BaseCommand.Type.Name(BaseCommand.Type.ValueType(kind))}: {reason}")
@@ -192,22 +192,22 @@ class OverLimit(Refused):
 
 
 class Unreadable(Exception):
-    """Bytes that are no fields of protobuf."""
+    """Bytes that are not fields of protobuf."""
 
 
 def check_bytes(kind: int, data: bytes) -> None:
-    """Check a command of that type, as it was sent, before it is parsed. Raises OverLimit and Unreadable."""
+    """Check the bytes of a command before it is parsed. Raise OverLimit and Unreadable."""
     limits = LIMITS[kind]
-    if limits.most_bytes is not None:
-        if len(data) > limits.most_bytes:
-            reason = f"the command has {len(data)} bytes, and at most {limits.most_bytes} are allowed"
+    if limits.max_bytes is not None:
+        if len(data) > limits.max_bytes:
+            reason = f"the command has {len(data)} bytes, and at most {limits.max_bytes} are allowed"
             raise OverLimit(kind, reason, None, ServerError.NotAllowedError)
     elif len(data) > STRUCTURE_BYTES:
         _Walk(kind).over(memoryview(data))
 
 
 def check_fields(kind: int, message: Message) -> None:
-    """Check the fields of a parsed command of that type. Raise OverLimit."""
+    """Check the fields of a parsed command. Raise OverLimit."""
     fields = LIMITS[kind].fields
     if fields:
         defect = _defect(message, fields, "")
@@ -219,7 +219,7 @@ _Defect = tuple[str, ServerError]
 
 
 def _defect(message: Message, fields: Mapping[str, Bound], path: str) -> _Defect | None:
-    """The first field beyond its bound: the reason and the error of the protocol."""
+    """Return the reason and the protocol's error of the first field beyond its bound; None: there is none."""
     for name, bound in fields.items():
         value = getattr(message, name)
         defect = _CHECKS[type(bound)](value, bound, path + name)
@@ -231,17 +231,19 @@ def _defect(message: Message, fields: Mapping[str, Bound], path: str) -> _Defect
 def _text_defect(value: str | bytes, bound: Text, path: str) -> _Defect | None:
     if not isinstance(value, str):
         return f"{path} is not UTF-8", ServerError.NotAllowedError
-    if len(value) <= bound.most // 4 or len(value.encode()) <= bound.most:
+    if len(value) <= bound.limit // 4 or len(value.encode()) <= bound.limit:
         return None
-    return _too_many(path, len(value.encode()), bound.most, "bytes")
+    return _too_many(path, len(value.encode()), bound.limit, "bytes")
 
 
 def _data_defect(value: bytes, bound: Data, path: str) -> _Defect | None:
-    return None if len(value) <= bound.most else _too_many(path, len(value), bound.most, "bytes")
+    return None if len(value) <= bound.limit else _too_many(path, len(value), bound.limit, "bytes")
 
 
 def _number_defect(value: int, bound: Number, path: str) -> _Defect | None:
-    return None if value <= bound.most else (f"{path} is {value}, and above {bound.most}", ServerError.NotAllowedError)
+    return (
+        None if value <= bound.limit else (f"{path} is {value}, and above {bound.limit}", ServerError.NotAllowedError)
+    )
 
 
 def _pairs_defect(items: Iterable[Message], bound: Pairs, path: str) -> _Defect | None:
@@ -252,12 +254,12 @@ def _pairs_defect(items: Iterable[Message], bound: Pairs, path: str) -> _Defect 
             if not isinstance(text, str):
                 return f"{path}.{part} is not UTF-8", ServerError.NotAllowedError
             size += len(text.encode())
-    return None if size <= bound.most else _too_many(path, size, bound.most, "bytes", bound.error)
+    return None if size <= bound.limit else _too_many(path, size, bound.limit, "bytes", bound.error)
 
 
 def _items_defect(items: list[Message], bound: Items, path: str) -> _Defect | None:
-    if len(items) > bound.most:
-        return _too_many(path, len(items), bound.most, "items")
+    if len(items) > bound.limit:
+        return _too_many(path, len(items), bound.limit, "items")
     if bound.fields is not None:
         for item in items:
             defect = _defect(item, bound.fields, f"{path}.")
@@ -280,21 +282,23 @@ _CHECKS: Mapping[type, Callable[..., _Defect | None]] = {
 }
 
 
-def _too_many(path: str, count: int, most: int, unit: str, error: ServerError = ServerError.NotAllowedError) -> _Defect:
-    return f"{path} has {count} {unit}, and at most {most} are allowed", error
+def _too_many(
+    path: str, count: int, limit: int, unit: str, error: ServerError = ServerError.NotAllowedError
+) -> _Defect:
+    return f"{path} has {count} {unit}, and at most {limit} are allowed", error
 
 
 _FIELD_BYTES = 8
-"""What a field counts besides its content: reading it takes time, however small it is."""
-MOST_FIELDS = STRUCTURE_BYTES // _FIELD_BYTES
+"""The size that a field counts besides its content, because even an empty field takes time to read."""
+MAX_FIELDS = STRUCTURE_BYTES // _FIELD_BYTES
 _PAIR_BYTES = 16
-"""What a key and its value have around them on the wire, at most, while both are small."""
+"""The largest overhead of a key and its value on the wire while both are small."""
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10
 
 
 class _Walk:
-    """A walk over the fields of a large command. It ends at its end, or after as many fields as a command may have."""
+    """A walk over the fields of a large command, up to `MAX_FIELDS` fields."""
 
     def __init__(self, kind: int) -> None:
         self._kind = kind
@@ -303,7 +307,7 @@ class _Walk:
         self._request_id: int | None = None
 
     def over(self, data: memoryview) -> None:
-        """Check a command. Raises OverLimit and Unreadable."""
+        """Check a command. Raise OverLimit and Unreadable."""
         at = 0
         while at < len(data):
             number, at, size, _ = _field(data, at)
@@ -322,8 +326,9 @@ class _Walk:
 
     @property
     def _is_over(self) -> bool:
-        """Return whether the answer is known: the refusal and the request that it answers."""
-        return self._defect is not None and (self._request_id is not None or self._fields > MOST_FIELDS)
+        """Return whether the walk may end: the refusal and the id of its request are known, or there are too many
+        fields."""
+        return self._defect is not None and (self._request_id is not None or self._fields > MAX_FIELDS)
 
     def _message(self, data: memoryview, parent: Any, bounds: Mapping[str, Bound], path: str) -> None:
         at = 0
@@ -339,15 +344,15 @@ class _Walk:
                 continue
             if isinstance(bound, Data):
                 self._count(0, name)
-                if size > bound.most:
-                    self._defect = self._defect or _too_many(name, size, bound.most, "bytes")
+                if size > bound.limit:
+                    self._defect = self._defect or _too_many(name, size, bound.limit, "bytes")
             elif isinstance(bound, Fields):
                 self._count(0, name)
                 self._message(data[at : at + size], field, bound.fields, f"{name}.")
             else:
-                if isinstance(bound, Text | Pairs) and size > bound.most + _PAIR_BYTES:
+                if isinstance(bound, Text | Pairs) and size > bound.limit + _PAIR_BYTES:
                     error = bound.error if isinstance(bound, Pairs) else ServerError.NotAllowedError
-                    self._defect = self._defect or _too_many(name, size, bound.most, "bytes", error)
+                    self._defect = self._defect or _too_many(name, size, bound.limit, "bytes", error)
                 self._count(size, name)
             at += size
 
@@ -360,9 +365,9 @@ class _Walk:
 
 
 def _field(data: memoryview, at: int) -> tuple[int, int, int | None, int]:
-    """Return a field's number, where its content begins and its length. Raises Unreadable.
+    """Return a field's number, the position and length of its content, and 0. Raise Unreadable.
 
-    Of a varint: where it ends, None, and its value.
+    For a varint return its number, the position after it, None, and its value.
     """
     tag, at = _varint(data, at)
     number, wire_type = tag >> 3, tag & 7

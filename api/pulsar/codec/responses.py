@@ -127,7 +127,7 @@ class SendError(Command):
 
 @dataclass(frozen=True)
 class ActiveConsumerChange(Command):
-    """Whether a failover consumer receives messages."""
+    """A change of a failover consumer: it receives messages now, or no more."""
 
     consumer_id: int
     is_active: bool

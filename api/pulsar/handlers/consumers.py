@@ -32,14 +32,14 @@ def subscribe(session: Session, request: requests.Subscribe) -> None:
     async def respond() -> responses.Success | None:
         if request.consumer_id in session.consumers:
             return responses.Success(request.request_id)
-        with session.creating("consumer", request.consumer_id, request.request_id) as is_wanted:
-            await _create(session, request, is_wanted)
+        with session.creating("consumer", request.consumer_id, request.request_id) as is_reserved:
+            await _create(session, request, is_reserved)
         return None
 
     session.begin(request, respond())
 
 
-async def _create(session: Session, request: requests.Subscribe, is_wanted: Callable[[], bool]) -> None:
+async def _create(session: Session, request: requests.Subscribe, is_reserved: Callable[[], bool]) -> None:
     context, identity = session.context, session.identity
     name = parse_name(request.topic)
     await identity.allow(name, AuthAction.CONSUME)
@@ -59,7 +59,7 @@ async def _create(session: Session, request: requests.Subscribe, is_wanted: Call
     if subscription.position.is_new:
         subscription.position.is_new = False
         identity.audit("create_subscription", topic.name, subscription.name)
-    if not is_wanted():
+    if not is_reserved():
         await topic.remove_consumer(subscription, consumer)
         return
     # The response goes first: a client takes no message of a consumer that it does not know yet.
@@ -185,7 +185,10 @@ def _refused_ack(consumer: Consumer, request: requests.Ack) -> Refused | None:
     if request.is_transactional:
         return Refused(ServerError.NotAllowedError, "transactions are not offered")
     if request.is_cumulative and consumer.type.is_individual:
-        return Refused(ServerError.NotAllowedError, "shared consumers acknowledge one by one")
+        return Refused(
+            ServerError.NotAllowedError,
+            "shared consumers acknowledge messages one by one",
+        )
     return None
 
 
@@ -204,7 +207,10 @@ def unsubscribe(session: Session, request: requests.Unsubscribe) -> None:
         return
     topic, subscription = connected.topic, connected.subscription
     if len(subscription.consumers) > 1 and not request.force:
-        error = Refused(ServerError.MetadataError, f"{subscription.name} has other consumers: it stays")
+        error = Refused(
+            ServerError.MetadataError,
+            f"the subscription {subscription.name} has other consumers: close them first, or unsubscribe by force",
+        )
         session.refuse(request, error)
         return
 
@@ -258,8 +264,9 @@ def last_message_id(session: Session, request: requests.GetLastMessageId) -> Non
 
     async def respond() -> responses.GetLastMessageIdResponse:
         last, before_first = await topic.store.run(_ends, topic.storage, subscription.position.read_compacted)
-        before = subscription.position.delivered_before
-        mark = before_first if before == EARLIEST else before
+        mark = subscription.position.delivered_before
+        if mark == EARLIEST:
+            mark = before_first
         return responses.GetLastMessageIdResponse(
             request.request_id,
             replace(last, partition=topic.name.partition),
@@ -276,9 +283,8 @@ def _ends(topic: Topic, read_compacted: bool) -> tuple[MessageId, MessageId]:
 
 
 def stats(session: Session, request: requests.ConsumerStats) -> None:
-    connected = session.consumers.get(request.consumer_id)
+    connected = _connected(session, request)
     if connected is None:
-        session.refuse(request, Refused(ServerError.ConsumerNotFound, "there is no such consumer"))
         return
     consumer = connected.consumer
     session.send(
@@ -298,7 +304,7 @@ def stats(session: Session, request: requests.ConsumerStats) -> None:
 
 
 def _connected(
-    session: Session, request: requests.Unsubscribe | requests.Seek | requests.GetLastMessageId
+    session: Session, request: requests.Unsubscribe | requests.Seek | requests.GetLastMessageId | requests.ConsumerStats
 ) -> SessionConsumer | None:
     """Return the consumer of a request. Without one, refuse the request and return None."""
     connected = session.consumers.get(request.consumer_id)

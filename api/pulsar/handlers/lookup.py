@@ -10,7 +10,7 @@ from api.pulsar.errors import Refused, ServerError
 from api.pulsar.lookup import parse_name
 from api.pulsar.session import Session
 from api.pulsar.topic_patterns import Matches
-from api.pulsar.watching import Watched
+from api.pulsar.watching import WatchedTopics
 from storage.model import TopicName
 
 
@@ -82,7 +82,7 @@ async def _watch(session: Session, request: requests.WatchTopicList) -> response
     except BaseException:
         session.watchers.remove(watcher_id)
         raise
-    session.watchers.set(watcher_id, Watched(namespace, pattern, names, matches))
+    session.watchers.set(watcher_id, WatchedTopics(namespace, pattern, names, matches))
     return responses.WatchTopicListSuccess(request.request_id, watcher_id, matches.topics, matches.hash)
 
 

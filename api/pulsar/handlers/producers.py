@@ -21,14 +21,14 @@ REPLICATOR_PREFIX = "pulsar.repl"
 
 def create(session: Session, request: requests.Producer) -> None:
     async def respond() -> responses.ProducerSuccess | None:
-        with session.creating("producer", request.producer_id, request.request_id) as is_wanted:
-            return await _create(session, request, is_wanted)
+        with session.creating("producer", request.producer_id, request.request_id) as is_reserved:
+            return await _create(session, request, is_reserved)
 
     session.begin(request, respond())
 
 
 async def _create(
-    session: Session, request: requests.Producer, is_wanted: Callable[[], bool]
+    session: Session, request: requests.Producer, is_reserved: Callable[[], bool]
 ) -> responses.ProducerSuccess | None:
     context = session.context
     name = parse_name(request.topic)
@@ -61,7 +61,7 @@ async def _create(
         # Its client may have lost the connection without our knowing; else it answers, and this one is refused.
         await other.channel.is_alive()
     await _settle_predecessor(connected)
-    if not is_wanted():
+    if not is_reserved():
         return None
     turn = topic.add_producer(producer)
     session.producers[request.producer_id] = connected

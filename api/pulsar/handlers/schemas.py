@@ -49,9 +49,9 @@ async def ensure_stored(session: Session, name: TopicName, schema: SchemaRecord)
     """Return the version that holds a client's schema, stored if it is new. Only a new one waits for a comparison.
     Raise CompactorError."""
     schemas, threads = session.context.broker.schemas, session.identity.threads
-    stored = await threads[WaitsFor.DATABASE].run(schemas.same, name, schema)
-    if stored is not None:
-        return stored
+    version = await threads[WaitsFor.DATABASE].run(schemas.same, name, schema)
+    if version is not None:
+        return version
     return await threads[WaitsFor.SCHEMAS].run(schemas.ensure, name, schema)
 
 

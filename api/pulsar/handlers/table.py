@@ -16,7 +16,7 @@ def _refuse_transaction(session: Session, request: requests.Request) -> None:
 
 
 def _ignore(_session: Session, _request: requests.AuthResponse) -> None:
-    """Return: the service sends no challenge. Connections end with their token, and clients connect with a new one."""
+    """Ignore a token: the service never asks for one. A connection ends with its token, and the client reconnects."""
 
 
 HANDLERS: Mapping[type, Callable[[Session, Any], None]] = {

@@ -62,14 +62,14 @@ async def test_a_request_does_not_wait_for_a_thread_of_its_role_for_ever() -> No
     threads = Admission({WaitsFor.DATABASE: pool}, 1, max_lookups=1).threads("role")[WaitsFor.DATABASE]
     held = [asyncio.create_task(threads.run(int)) for _ in range(2)]
     await turns()
-    with pytest.raises(Unavailable, match="held its threads for 1 ms"):
+    with pytest.raises(Unavailable, match=r"other requests of the role have not ended within 0\.001 s"):
         await threads.run(int)
     pool.ends.set()
     await asyncio.gather(*held)
 
 
 def test_lookups_of_a_service_and_requests_of_a_role_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "MOST_OF_ROLE", 2)
+    monkeypatch.setattr(admission, "MAX_OF_ROLE", 2)
     admitted = Admission({}, 1, max_lookups=1)
     admitted.enter("a", is_lookup=True)
     with pytest.raises(Refused, match="1 lookups are under way") as refused:

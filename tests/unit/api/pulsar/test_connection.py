@@ -11,7 +11,7 @@ from api.observability.redaction import SHOWN
 from api.pulsar.codec import requests
 from api.pulsar.codec.limits import CONNECT_BYTES
 from api.pulsar.codec.responses import Failure, Response
-from api.pulsar.connection import MOST_UNREAD_BYTES, Connection
+from api.pulsar.connection import MAX_UNREAD_BYTES, Connection
 from api.pulsar.context import ServerContext
 from api.pulsar.errors import Refused, ServerError
 from api.pulsar.handlers.table import HANDLERS
@@ -127,7 +127,7 @@ def test_a_client_that_asks_and_never_reads_is_cut_off() -> None:
     for _ in range(100):
         peer.connection.send(answer)
     assert peer.transport.ended == "aborted"
-    assert MOST_UNREAD_BYTES <= peer.transport.unread <= MOST_UNREAD_BYTES + MESSAGE_BYTES + (1 << 20)
+    assert MAX_UNREAD_BYTES <= peer.transport.unread <= MAX_UNREAD_BYTES + MESSAGE_BYTES + (1 << 20)
     assert "unread" in peer.warnings[0]
 
 

@@ -10,7 +10,7 @@ from api.pulsar.codec.requests import Unsubscribe
 from api.pulsar.codec.responses import Failure, Success
 from api.pulsar.errors import Refused, ServerError
 from api.pulsar.identity import Identity
-from api.pulsar.pending_requests import MOST_REQUEST_BYTES, PendingRequests
+from api.pulsar.pending_requests import MAX_REQUEST_BYTES, PendingRequests
 from tests.event_loop import in_event_loop
 from tests.unit.api.pulsar.test_session import RecordingChannel
 
@@ -46,7 +46,7 @@ async def test_large_requests_under_way_are_bounded() -> None:
         await answered.wait()
         return Success(1)
 
-    requests.command_bytes = MOST_REQUEST_BYTES // 2
+    requests.command_bytes = MAX_REQUEST_BYTES // 2
     assert requests.begin(REQUEST, work())
     assert not channel.holds
     assert requests.begin(REQUEST, work())

@@ -89,16 +89,16 @@ def test_a_protocol_that_is_too_old_is_refused() -> None:
 
 def test_a_creation_that_the_client_cancels_is_not_wanted() -> None:
     client, _ = session()
-    with client.creating("producer", 1, request_id=5) as is_wanted:
+    with client.creating("producer", 1, request_id=5) as is_reserved:
         with pytest.raises(Refused) as refused, client.creating("producer", 1, request_id=6):
             pass
         assert refused.value.error == ServerError.ServiceNotReady
-        assert is_wanted()
+        assert is_reserved()
         client.cancel_creation("producer", 1)
-        assert not is_wanted()
-        with client.creating("producer", 1, request_id=7) as is_second_wanted:
-            assert is_second_wanted()
-            assert not is_wanted()
+        assert not is_reserved()
+        with client.creating("producer", 1, request_id=7) as is_second_reserved:
+            assert is_second_reserved()
+            assert not is_reserved()
 
 
 @pytest.mark.parametrize(

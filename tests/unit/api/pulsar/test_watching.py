@@ -10,7 +10,7 @@ import pytest
 from api.pulsar.codec.responses import WatchTopicUpdate
 from api.pulsar.errors import Refused, ServerError
 from api.pulsar.topic_patterns import Matches
-from api.pulsar.watching import MOST_WATCHERS, NamespaceWatch, Watched, Watchers
+from api.pulsar.watching import MAX_WATCHERS, NamespaceWatch, WatchedTopics, Watchers
 from tests.event_loop import in_event_loop
 
 TOPICS = ("persistent://a/b/x1", "persistent://a/b/y")
@@ -38,7 +38,7 @@ class Client:
         matches = Matches.of("a/b/x.*", TOPICS)
         for number in range(count):
             self.watchers.reserve(number)
-            self.watchers.set(number, Watched("a/b", "a/b/x.*", TOPICS, matches))
+            self.watchers.set(number, WatchedTopics("a/b", "a/b/x.*", TOPICS, matches))
 
     def send(self, response: WatchTopicUpdate) -> None:
         self.sent.append(response)
@@ -63,22 +63,22 @@ class Namespace:
 
 def test_places_are_taken_before_the_first_list_is_made() -> None:
     watchers = Watchers()
-    for number in range(MOST_WATCHERS):
+    for number in range(MAX_WATCHERS):
         watchers.reserve(number)
     with pytest.raises(Refused) as refused:
-        watchers.reserve(MOST_WATCHERS)
+        watchers.reserve(MAX_WATCHERS)
     assert refused.value.error == ServerError.TooManyRequests
     watchers.reserve(0)
     watchers.remove(1)
-    watchers.reserve(MOST_WATCHERS)
-    assert len(watchers) == MOST_WATCHERS
+    watchers.reserve(MAX_WATCHERS)
+    assert len(watchers) == MAX_WATCHERS
 
 
 def test_a_watcher_that_was_closed_meanwhile_stays_closed() -> None:
     watchers = Watchers()
     watchers.reserve(1)
     watchers.remove(1)
-    watchers.set(1, Watched("a/b", "x", (), Matches((), "")))
+    watchers.set(1, WatchedTopics("a/b", "x", (), Matches((), "")))
     assert not watchers.all
 
 
