@@ -65,6 +65,13 @@ class TopicOwnership:
             if segment.log_uid in live:
                 raise NotTheOwner(live[segment.log_uid], topic)
 
+    def is_leased_by_service(self, topic_id: int) -> bool:
+        """Return whether a live service, this one for example, holds the topic's lease: its producers open it again."""
+        lease = self._metadata.leases.current(topic_id)
+        if lease is None:
+            return False
+        return same_process(lease.owner, self._process) or self._metadata.services.of_owner(lease.owner) is not None
+
     def _foreign_lease(self, topic: TopicRecord) -> Lease | None:
         """Return the topic's lease if a process that is no service holds it. Raises NotTheOwner if a service does."""
         lease = self._metadata.leases.current(topic.id)

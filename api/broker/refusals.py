@@ -137,3 +137,66 @@ class PartitionPolicyRefused(InvalidInput):
     def __init__(self, topic: TopicName) -> None:
         super().__init__(f"{topic} is a partition, and has the policies of its topic", f"use those of {topic.whole}")
         self.topic = topic
+
+
+class PartitionWithoutTopic(InvalidInput):
+    """A topic that is created has the name of a partition, and its partitioned topic does not exist.
+
+    `topic`: the name; `partitioned`: the name of the partitioned topic.
+    """
+
+    def __init__(self, topic: TopicName) -> None:
+        super().__init__(
+            f"{topic} is named like a partition, and there is no partitioned topic {topic.whole}",
+            "create that, or choose another name",
+        )
+        self.topic = topic
+        self.partitioned = topic.whole
+
+
+class NoSuchPartition(InvalidInput):
+    """A topic that is created has the name of a partition after the last one.
+
+    `topic`: the name; `partitioned`: the name of the partitioned topic.
+    """
+
+    def __init__(self, topic: TopicName, partitions: int) -> None:
+        super().__init__(f"{topic} does not exist", f"{topic.whole} has {partitions} partitions")
+        self.topic = topic
+        self.partitioned = topic.whole
+
+
+class NotPartitioned(Conflict):
+    """An operation on a partitioned topic was requested for a topic without partitions. `topic`: its name."""
+
+    def __init__(self, topic: TopicName) -> None:
+        super().__init__(f"{topic} is not a partitioned topic", "nothing was changed; choose another topic")
+        self.topic = topic
+
+
+class FewerPartitions(Conflict):
+    """A partitioned topic cannot lose partitions. `partitions`: the requested number; `current`: the present one."""
+
+    def __init__(self, topic: TopicName, current: int, partitions: int) -> None:
+        super().__init__(
+            f"{topic} has {current} partitions, and cannot be brought to {partitions}",
+            "partitions can only be added; make another topic",
+        )
+        self.current = current
+        self.partitions = partitions
+
+
+class ClientsConnected(Conflict):
+    """Producers or consumers are connected to a topic that is to be deleted. `topic`: its name."""
+
+    def __init__(self, topic: TopicName) -> None:
+        super().__init__(f"{topic} has active producers or subscriptions", "end them, or delete with force")
+        self.topic = topic
+
+
+class TopicHasWriter(Conflict):
+    """A process that is no service writes a topic that is to be deleted. `producers`: the number of such topics."""
+
+    def __init__(self, producers: int) -> None:
+        super().__init__("another process writes the topic", "end it, or delete with force")
+        self.producers = producers

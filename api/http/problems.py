@@ -51,6 +51,29 @@ PULSAR_WORDS: Mapping[type[errors.CompactorError], tuple[int, str]] = {
     broker_refusals.MissingTopic: (404, "Topic {topic} not found"),
     broker_refusals.MissingNamespace: (404, "Namespace does not exist"),
     broker_refusals.PartitionedTopicRefused: (405, "{topic} is a partitioned topic: use its partitions"),
+    broker_refusals.NotPartitioned: (409, "Topic {topic} is not the partitioned topic."),
+    broker_refusals.FewerPartitions: (
+        409,
+        "Desired partitions {partitions} can't be less than the current partitions {current}.",
+    ),
+    broker_refusals.PartitionWithoutTopic: (
+        412,
+        "Can't create topic {topic} with \"-partition-\" followed by numeric value if there isn't a partitioned topic "
+        "{partitioned} created.",
+    ),
+    broker_refusals.NoSuchPartition: (
+        412,
+        'Can\'t create topic {topic} with "-partition-" followed by a number smaller than number of partition of '
+        "partitioned topic {partitioned}",
+    ),
+    broker_refusals.ClientsConnected: (
+        412,
+        "Topic {topic} has active producers/subscriptions: end them, or delete with force",
+    ),
+    broker_refusals.TopicHasWriter: (
+        412,
+        "Topic has {producers} client connected Including 0 consumers, {producers} producers, and 0 replicators.",
+    ),
     broker_refusals.PartitionPolicyRefused: (412, "Not allowed to set/get topic policy for a partition"),
 }
 """Status and reason of refusals for which a real broker has words, with fields of the error. The first that fits

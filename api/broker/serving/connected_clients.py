@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from api.broker.refusals import ClientsConnected
 from storage.cursor import Cursor
 from storage.metadata.records import TopicRecord
 from storage.model import LogPosition, TopicName
@@ -172,3 +173,10 @@ class ConnectedClients:
     of_topic: Callable[[TopicName], LiveTopicState] = lambda _: LiveTopicState()
     counts: Callable[[], Iterable[tuple[TopicName, ClientCounts]]] = tuple
     connections: Callable[[], int] = int
+
+    def check_none(self, *names: TopicName) -> None:
+        """Raise ClientsConnected if producers or consumers are connected to one of the topics in this service."""
+        for name in names:
+            live = self.of_topic(name)
+            if live.clients.publishers or any(item.clients.consumers for item in live.subscriptions.values()):
+                raise ClientsConnected(name)

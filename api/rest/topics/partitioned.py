@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Request
 from pydantic import BaseModel, ValidationError
 
-from api.broker import names
+from api.broker import names, partitions
+from api.broker.refusals import NotPartitioned
 from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE, AuthAction
 from api.http.dependencies import Broker
@@ -15,11 +16,8 @@ from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import RestException, reported_as
 from api.http.router import Routes
 from api.rest.models import UNREADABLE, MissingBody, PulsarBody, int_number, parsed, read_body, unreadable
-from api.rest.topics.lifecycle import EXISTS, NO_NAMESPACE, connected, refuse_clients, written_by_a_service
-from storage.errors import Conflict, LeaseHeld, NotFound, TopicNotFound
+from api.rest.topics.lifecycle import EXISTS, NO_NAMESPACE
 from storage.metadata.partitions import MAX_PARTITIONS
-from storage.metadata.records import PartitionedTopic
-from storage.model import TopicName
 
 router = Routes("partitioned topics")
 
@@ -65,7 +63,7 @@ _BODY: dict[str, Any] = {
 }
 
 
-def _wanted(body: bytes) -> _PartitionsBody:
+def _parse(body: bytes) -> _PartitionsBody:
     """The body from either form. Raises UnreadableBody."""
     value = parsed(body)
     if isinstance(value, dict):
@@ -81,28 +79,27 @@ def _wanted(body: bytes) -> _PartitionsBody:
     return _PartitionsBody(partitions=int_number(body))
 
 
-async def _wanted_body(request: Request) -> _PartitionsBody:
-    return await read_body(request, _wanted)
+async def _parsed_body(request: Request) -> _PartitionsBody:
+    return await read_body(request, _parse)
 
 
-Wanted = Annotated[_PartitionsBody, Depends(_wanted_body)]
+Body = Annotated[_PartitionsBody, Depends(_parsed_body)]
 
 
 @router.get("/persistent/{tenant}/{namespace}/partitioned", *ANY_USE)
 def list_partitioned_topics(broker: Broker, namespace: Namespace) -> list[str]:
     """The partitioned topics of a namespace, without their partitions."""
-    names.namespace(broker.environment, namespace)
-    return [str(item.name) for item in broker.environment.metadata.partitions.in_namespace(namespace)]
+    return [str(name) for name in partitions.in_namespace(broker.environment, namespace)]
 
 
 @router.put(TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE)
-def create_partitioned_topic(broker: Broker, topic: Topic, wanted: Wanted) -> None:
+def create_partitioned_topic(broker: Broker, topic: Topic, body: Body) -> None:
     """Make a partitioned topic with its partitions."""
-    _check_number(wanted.partitions)
+    _check_number(body.partitions)
     if topic.partition >= 0:
         raise RestException(412, "Partitioned Topic Name should not contain '-partition-'")
     with reported_as(NO_NAMESPACE, EXISTS):
-        broker.environment.metadata.partitions.create(topic, wanted.partitions, wanted.properties or {})
+        partitions.create(broker.environment, topic, body.partitions, body.properties or {})
 
 
 @router.post(
@@ -111,27 +108,18 @@ def create_partitioned_topic(broker: Broker, topic: Topic, wanted: Wanted) -> No
 def update_partitioned_topic(
     broker: Broker,
     topic: Topic,
-    wanted: Wanted,
+    body: Body,
     force: bool = False,
 ) -> None:
     """Add partitions; they get the policies of those that there are. There can never be fewer."""
-    _check_number(wanted.partitions)
-    before = _whole(broker, topic, f"Topic {topic} is not the partitioned topic.", 409)
-    if wanted.partitions < before.partitions:
-        current = f"can't be less than the current partitions {before.partitions}."
-        raise RestException(409, f"Desired partitions {wanted.partitions} {current}")
-    try:
-        after = broker.environment.metadata.partitions.update(topic, wanted.partitions)
-    except Conflict as error:
-        raise RestException(409, " ".join(str(error).split())) from error
-    names.share_policies(broker.environment, after)
+    _check_number(body.partitions)
+    partitions.grow(broker.environment, topic, body.partitions)
 
 
 @router.post(TOPIC_PATH + "/createMissedPartitions", AuthAction.ADMIN, refuses=(409,))
 def create_missed_partitions(broker: Broker, topic: Topic) -> None:
     """Bring back partitions that were deleted by themselves, empty, with the policies of the others."""
-    whole = _whole(broker, topic, f"Topic {topic} is not the partitioned topic.", 409)
-    names.share_policies(broker.environment, broker.environment.metadata.partitions.update(topic, whole.partitions))
+    partitions.restore(broker.environment, topic)
 
 
 @router.get(TOPIC_PATH + "/partitions", *ANY_USE, response_model_exclude_none=True)
@@ -161,35 +149,12 @@ def get_partitioned_metadata(
 @router.delete(TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(409,), waits_for=WaitsFor.LOG)
 def delete_partitioned_topic(broker: Broker, topic: Topic, force: bool = False) -> None:
     """Delete it with its partitions, all or nothing; as `deleteTopic`."""
-    metadata = broker.environment.metadata
-    whole = metadata.partitions.find(topic)
-    if whole is None:
-        raise _not_partitioned(broker, topic)
-    each = names.partitions(broker.environment, whole)
-    if not force:
-        refuse_clients(broker, *(item.name for item in each))
-    for item in each:
-        broker.logs.close_topic(item.id)
-    written = [item for item in each if metadata.leases.current(item.id) is not None]
-    others = [item for item in written if not written_by_a_service(broker, item.id)]
-    if others and not force:
-        raise RestException(412, connected(len(others)))
     try:
-        metadata.partitions.delete(topic, force=force or bool(written))
-    except LeaseHeld as error:
-        raise RestException(412, connected()) from error
-    except NotFound as error:
-        raise RestException(404, f"Topic {topic} not found.") from error
-
-
-def _not_partitioned(broker: Broker, topic: TopicName) -> RestException:
-    """Why it cannot be deleted as a partitioned topic."""
-    try:
-        broker.environment.metadata.topics.get(topic)
-    except TopicNotFound:
-        return RestException(404, f"Topic {topic} not found.")
-    way = "Instead of calling delete-partitioned-topic please call delete."
-    return RestException(409, f"{topic} is a non-partitioned topic. {way}")
+        with reported_as(f"Topic {topic} not found."):
+            partitions.delete(broker, topic, force)
+    except NotPartitioned as error:
+        advice = "Instead of calling delete-partitioned-topic please call delete."
+        raise RestException(409, f"{topic} is a non-partitioned topic. {advice}") from error
 
 
 def _check_number(partitions: int) -> None:
@@ -198,11 +163,3 @@ def _check_number(partitions: int) -> None:
         raise RestException(406, "Number of partitions should be more than 0")
     if partitions > MAX_PARTITIONS:
         raise RestException(406, f"Number of partitions should be less than or equal to {MAX_PARTITIONS}")
-
-
-def _whole(broker: Broker, topic: TopicName, reason: str, status: int) -> PartitionedTopic:
-    whole = broker.environment.metadata.partitions.find(topic)
-    if whole is None:
-        names.topic(broker.environment, topic)
-        raise RestException(status, reason)
-    return whole

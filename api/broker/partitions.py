@@ -1,0 +1,82 @@
+"""Operations on partitioned topics as a whole: create, list, grow, restore and delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from api.broker import names
+from api.broker.refusals import FewerPartitions, NotPartitioned, TopicHasWriter
+from storage.errors import LeaseHeld
+
+if TYPE_CHECKING:
+    from api.broker.broker import Broker
+    from storage.environment import Environment
+    from storage.metadata.records import PartitionedTopic
+    from storage.model import TopicName
+
+
+def in_namespace(environment: Environment, namespace: str) -> list[TopicName]:
+    """Return the partitioned topics of `tenant/namespace`, without their partitions. Raise MissingNamespace."""
+    names.namespace(environment, namespace)
+    return [partitioned.name for partitioned in environment.metadata.partitions.in_namespace(namespace)]
+
+
+def get(environment: Environment, name: TopicName) -> PartitionedTopic:
+    """Return the partitioned topic of that name. Raise TopicNotFound, NotPartitioned."""
+    partitioned = environment.metadata.partitions.find(name)
+    if partitioned is None:
+        names.topic(environment, name)
+        raise NotPartitioned(name)
+    return partitioned
+
+
+def create(environment: Environment, name: TopicName, partitions: int, properties: Mapping[str, str]) -> None:
+    """Create a partitioned topic with its partitions.
+
+    Raise NotFound for its namespace, InvalidInput for the name, the number or the properties, Conflict if it or a topic
+    of its name or of one of its partitions exists.
+    """
+    environment.metadata.partitions.create(name, partitions, properties)
+
+
+def grow(environment: Environment, name: TopicName, partitions: int) -> None:
+    """Raise the number of partitions; new ones get the policies of the others.
+
+    Raise TopicNotFound, NotPartitioned, FewerPartitions, Conflict.
+    """
+    current = get(environment, name).partitions
+    if partitions < current:
+        raise FewerPartitions(name, current, partitions)
+    names.share_policies(environment, environment.metadata.partitions.update(name, partitions))
+
+
+def restore(environment: Environment, name: TopicName) -> None:
+    """Create the partitions that were deleted, empty, with the policies of the others.
+
+    Raise TopicNotFound, NotPartitioned.
+    """
+    current = get(environment, name).partitions
+    names.share_policies(environment, environment.metadata.partitions.update(name, current))
+
+
+def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
+    """Delete a partitioned topic with its partitions, all or nothing.
+
+    `force`: as of `topics.delete`. Raise TopicNotFound, NotPartitioned; ClientsConnected and TopicHasWriter unless
+    forced.
+    """
+    metadata = broker.environment.metadata
+    records = names.partitions(broker.environment, get(broker.environment, name))
+    if not force:
+        broker.clients.check_none(*(record.name for record in records))
+    for record in records:
+        broker.logs.close_topic(record.id)
+    leased = [record for record in records if metadata.leases.current(record.id) is not None]
+    foreign = [record for record in leased if not broker.ownership.is_leased_by_service(record.id)]
+    if foreign and not force:
+        raise TopicHasWriter(len(foreign))
+    try:
+        metadata.partitions.delete(name, force=force or bool(leased))
+    except LeaseHeld as error:
+        raise TopicHasWriter(1) from error

@@ -1,0 +1,134 @@
+"""Operations on topics: create, delete and truncate them, change their properties, release the writer's lease.
+
+`partitions.py` has the operations on partitioned topics as a whole. Truncation, unloading, properties and leases are
+for both: they take the name of either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from api.broker import names
+from api.broker.refusals import NoSuchPartition, PartitionWithoutTopic, TopicHasWriter
+from compactor.maintenance.truncation import truncate as truncate_all
+from storage.errors import LeaseHeld, NotFound
+
+if TYPE_CHECKING:
+    from api.broker.broker import Broker
+    from storage.environment import Environment
+    from storage.metadata.records import Lease, PartitionedTopic, TopicRecord
+    from storage.model import TopicName
+
+
+def in_namespace(environment: Environment, namespace: str) -> list[TopicName]:
+    """Return the topics of `tenant/namespace`, partitions one by one. Raise MissingNamespace."""
+    names.namespace(environment, namespace)
+    return [record.name for record in environment.metadata.topics.in_namespace(namespace)]
+
+
+def create(environment: Environment, name: TopicName, properties: Mapping[str, str]) -> None:
+    """Create a topic without partitions, or a partition that was deleted; that one gets the policies of the others.
+
+    Raise NotFound for its namespace, Conflict if a topic or partitioned topic of this name exists,
+    PartitionWithoutTopic, NoSuchPartition.
+    """
+    partitioned = _partitioned_topic_of(environment, name)
+    environment.metadata.tenancy.create_topic(name, properties)
+    if partitioned is not None:
+        names.share_policies(environment, partitioned)
+
+
+def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
+    """Delete a topic with its messages, cursors and runs; an active compaction never publishes (S8).
+
+    `force`: disconnect clients, and delete it although a process that is no service writes it, for example an import.
+    Raise TopicNotFound, PartitionedTopicRefused; ClientsConnected and TopicHasWriter unless forced.
+    """
+    metadata = broker.environment.metadata
+    names.check_not_partitioned(broker.environment, name)
+    record = names.topic(broker.environment, name)
+    if not force:
+        broker.clients.check_none(name)
+    broker.logs.close_topic(record.id)
+    try:
+        metadata.tenancy.delete_topic(record.id, force=force or broker.ownership.is_leased_by_service(record.id))
+    except LeaseHeld as error:
+        raise TopicHasWriter(1) from error
+    except NotFound as error:
+        raise names.missing(broker.environment, name) from error
+
+
+def truncate(broker: Broker, name: TopicName) -> None:
+    """Remove all messages of a topic, or of all partitions or none, raw and compacted; offsets continue.
+
+    Cursors and compaction lose what they have not read. Raise TopicNotFound, NotTheOwner.
+    """
+    records = names.local_topics(broker, name)
+    for record in records:
+        broker.ownership.check_for_clients(record)
+    truncate_all(broker.patient, records)
+    for record in records:
+        broker.clients.truncated(record)
+
+
+def unload(broker: Broker, name: TopicName) -> None:
+    """Release the writer's lease of a topic, or of each partition, and let clients look the topic up again.
+
+    A compaction continues, and its status stays (S7). Raise TopicNotFound, NotTheOwner.
+    """
+    for record in names.topics(broker.environment, name):
+        broker.ownership.check_for_clients(record)
+        broker.logs.close_topic(record.id)
+
+
+def properties(environment: Environment, name: TopicName) -> dict[str, str]:
+    """Return the properties of a topic or of a partitioned topic. Raise TopicNotFound."""
+    partitioned = environment.metadata.partitions.find(name)
+    if partitioned is not None:
+        return dict(partitioned.properties)
+    return environment.metadata.topics.properties(names.topic(environment, name).id)
+
+
+def set_properties(environment: Environment, name: TopicName, updates: Mapping[str, str]) -> None:
+    """Add or replace properties; the others stay. Raise TopicNotFound, InvalidInput."""
+    metadata = environment.metadata
+    if metadata.partitions.find(name) is not None:
+        metadata.partitions.set_properties(name, updates)
+    else:
+        metadata.topics.set_properties(names.topic(environment, name).id, updates)
+
+
+def remove_property(environment: Environment, name: TopicName, key: str) -> None:
+    """Remove a property if the topic has it. Raise TopicNotFound."""
+    metadata = environment.metadata
+    if metadata.partitions.find(name) is not None:
+        metadata.partitions.set_properties(name, {}, [key])
+    else:
+        metadata.topics.remove_property(names.topic(environment, name).id, key)
+
+
+def release_leases(
+    environment: Environment, name: TopicName, *, force: bool, dry_run: bool
+) -> list[tuple[TopicRecord, Lease | None]]:
+    """Release the writer's lease of a topic, or of each partition; return the lease that each had.
+
+    `force`: also if its owner is known to be alive. Raise TopicNotFound, LeaseHeld.
+    """
+    return [
+        (record, environment.metadata.leases.end(record.id, force=force, dry_run=dry_run))
+        for record in names.topics(environment, name)
+    ]
+
+
+def _partitioned_topic_of(environment: Environment, name: TopicName) -> PartitionedTopic | None:
+    """Return the partitioned topic that has this partition; None: the name is not that of a partition. Raise
+    PartitionWithoutTopic, NoSuchPartition."""
+    if name.whole is None:
+        return None
+    partitioned = environment.metadata.partitions.find(name.whole)
+    if partitioned is None:
+        raise PartitionWithoutTopic(name)
+    if name.partition >= partitioned.partitions:
+        raise NoSuchPartition(name, partitioned.partitions)
+    return partitioned
