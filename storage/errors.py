@@ -7,7 +7,7 @@
     │   ├── InvalidRecord     a line, row or file of an import; a message or entry that is appended
     │   │   └── ChecksumMismatch  of which the bytes changed on their way
     │   └── OffsetOutOfRange  the asked position is before the topic's first message
-    ├── NotFound              what was named does not exist
+    ├── NotFound              a named topic, run or other record does not exist
     │   └── TopicNotFound
     ├── Conflict              another caller was first; check, then try again
     │   ├── LeaseHeld         another writer has the topic
@@ -93,7 +93,7 @@ class OffsetOutOfRange(InvalidInput):
 
 
 class NotFound(CompactorError):
-    """What was named does not exist."""
+    """A named topic, run or other record does not exist."""
 
 
 class TopicNotFound(NotFound):
@@ -175,12 +175,12 @@ _FOR_OPERATORS: Mapping[type[CompactorError], tuple[str, str]] = {
 
 
 def meaning(error: BaseException) -> str:
-    """The text of an error's kind for the part that it comes from."""
+    """Return the text of an error's kind for the part that it comes from."""
     return next((meant for kind, (meant, _) in _FOR_OPERATORS.items() if isinstance(error, kind)), "fails")
 
 
 def public_text(error: BaseException, words: Words = NEUTRAL) -> str:
-    """The error for a caller that may not know hosts, paths, users and buckets."""
+    """Return the error's text for a caller that may not know hosts, paths, users and buckets."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if not isinstance(error, CompactorError):
@@ -197,22 +197,22 @@ def public_text(error: BaseException, words: Words = NEUTRAL) -> str:
 
 
 def recorded(error: BaseException) -> str:
-    """An error as it is kept: what anyone may read of it, and what operators may. See `public_part`, `full_part`."""
+    """Return the text to store for an error: its public text and its full one. See `public_part`, `full_part`."""
     public = public_text(error)
     return with_full(public, str(error) or public)
 
 
 def with_full(public: str, full: str) -> str:
-    """What anyone may read, and what operators may, as it is kept."""
+    """Return one text to store that holds the text for anyone and the text for operators."""
     return full if full == public else f"{public}{_IN_FULL}{full}"
 
 
 def public_part(record: str) -> str:
-    """Of texts that hold errors as they are kept, what anyone may read: nothing behind the first `in full`."""
+    """Return the public part of stored errors: the text before the first `in full`."""
     return record.partition(_IN_FULL)[0]
 
 
 def full_part(record: str) -> str:
-    """Of an error as it is kept, what operators may read; of one that an older version kept, all."""
-    public, there, full = record.partition(_IN_FULL)
-    return full if there else public
+    """Return the operators' part of a stored error; of an error that an older version stored, the whole."""
+    public, separator, full = record.partition(_IN_FULL)
+    return full if separator else public

@@ -1,4 +1,4 @@
-"""What one setting is: an option with a variable in the environment and Pulsar's and Kafka's own names."""
+"""The definition of a setting: an option with a variable in the environment and Pulsar's and Kafka's own names."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ class ExternalName:
 
 @dataclass(frozen=True)
 class Setting(Option):
-    """What may be set."""
+    """A setting: its option, the names that other systems have for it, and whether it is secret."""
 
     aliases: tuple[ExternalName, ...] = ()
     secret: bool = False
 
     @property
     def variable(self) -> str:
-        """Its variable in the environment."""
+        """Return its variable in the environment."""
         return ENVIRONMENT + self.name.upper().replace(".", "_").replace("-", "_")
 
-    def shown(self, value: object) -> object:
-        """The value as it may be shown, and as JSON has it: secrets redacted."""
+    def displayed(self, value: object) -> object:
+        """Return the value as JSON has it, with secrets redacted."""
         if self.secret and value and not str(value).startswith("file:"):
             return "***"
-        shown = self.kind.to_json(value)
-        return redacted(shown) if isinstance(shown, str) else shown
+        document = self.kind.to_json(value)
+        return redacted(document) if isinstance(document, str) else document
 
 
 def setting(
     default: Any, name: str, kind: ValueKind, doc: str, *aliases: str | ExternalName, secret: bool = False
 ) -> Any:
-    """A field of `api.settings.settings.Settings` that is a setting."""
+    """Return a field of `api.settings.settings.Settings` that is a setting."""
     others = tuple(alias if isinstance(alias, ExternalName) else ExternalName(alias) for alias in aliases)
     return option(Setting(name, kind, doc, default, aliases=others, secret=secret))

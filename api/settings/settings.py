@@ -486,78 +486,78 @@ class Settings:
 
     @classmethod
     def load(cls, environment: Mapping[str, str] = os.environ, config: str | None = None, **flags: object) -> Settings:
-        """From flags (by attribute; None: not given), the environment, the file, defaults.
+        """Return the settings from flags (by attribute; None: not set), the environment, the file and the defaults.
 
         Raises Misconfigured, which names where the value is set.
         """
         from api.settings.sources import read_file, read_values
 
         file = config or environment.get(CONFIG_VARIABLE) or ""
-        found = read_file(Path(file)) if file else None
-        values: dict[str, Any] = dict(found.settings) if found else {}
-        origins = dict.fromkeys([*values, *found.policies], f"file {file}") if found else {}
-        given, from_ = read_values(environment, flags)
+        content = read_file(Path(file)) if file else None
+        values: dict[str, Any] = dict(content.settings) if content else {}
+        origins = dict.fromkeys([*values, *content.policies], f"file {file}") if content else {}
+        overrides, from_ = read_values(environment, flags)
         return cls(
-            **{SETTINGS[name].attribute: value for name, value in {**values, **given}.items()},
+            **{SETTINGS[name].attribute: value for name, value in {**values, **overrides}.items()},
             origins={**origins, **from_},
-            policies=found.policies if found else {},
-            notes=found.notes if found else (),
+            policies=content.policies if content else {},
+            notes=content.notes if content else (),
         )
 
     def with_flags(self, **flags: object) -> Settings:
-        """These, but for the flags (by attribute) that are given. Raises Misconfigured."""
+        """Return a copy with the flags (by attribute) that are not None. Raises Misconfigured."""
         from api.settings.sources import read_values
 
-        given, from_ = read_values({}, flags)
-        changed: dict[str, Any] = {SETTINGS[name].attribute: value for name, value in given.items()}
+        overrides, from_ = read_values({}, flags)
+        changed: dict[str, Any] = {SETTINGS[name].attribute: value for name, value in overrides.items()}
         return replace(self, **changed, origins={**self.origins, **from_})
 
     def __repr__(self) -> str:
-        shown = {
-            setting.name: setting.shown(getattr(self, setting.attribute))
+        values = {
+            setting.name: setting.displayed(getattr(self, setting.attribute))
             for setting in SETTINGS.values()
             if self.origin(setting.name)
         }
-        return f"Settings({shown})"
+        return f"Settings({values})"
 
     def origin(self, name: str) -> str:
-        """Where a setting or policy comes from; empty: it is the default."""
+        """Return the source of a setting or policy; empty: it is the default."""
         return self.origins.get(name, "")
 
     @property
     def data_directory(self) -> Path:
-        """The data directory, absolute."""
+        """Return the absolute path of the data directory."""
         return Path(self.data).expanduser().absolute()
 
     @property
     def store_url(self) -> str:
-        """The object store's URL."""
+        """Return the object store's URL."""
         return self.store or (self.data_directory / "objects").as_uri()
 
     @property
     def log_directory(self) -> Path:
-        """Where segments are, absolute."""
+        """Return the absolute path of the directory of the segments."""
         return Path(self.log).expanduser().absolute() if self.log else self.data_directory / "log"
 
     @property
     def database_url(self) -> str:
-        """The database's URL."""
+        """Return the database's URL."""
         return self.database or f"sqlite:///{self.data_directory / 'metadata.db'}"
 
     @property
     def embedded_database(self) -> bool:
-        """Whether the database is the embedded default, which upgrades itself."""
+        """Return whether the database is the embedded default, which upgrades itself."""
         return not self.database
 
     @property
     def access_control(self) -> bool:
-        """Whether requests need a token."""
+        """Return whether requests need a token."""
         keys = self.auth_token_secret_key or self.auth_token_public_key or self.auth_jwks_file
         return bool(keys) if self.auth_enabled is None else self.auth_enabled
 
     @property
     def url(self) -> str:
-        """How others reach the service, once `port` is the one that was bound."""
+        """Return the URL of the service for others, once `port` is the bound port."""
         scheme = "https" if self.tls_certificate else "http"
         if "://" in self.advertised_url:
             return self.advertised_url.rstrip("/")
@@ -568,16 +568,16 @@ class Settings:
 
     @property
     def broker_service_url(self) -> str | None:
-        """How clients reach it by Pulsar's protocol, once the port is the one that was bound; None: they cannot."""
+        """Return the URL of Pulsar's protocol, once the port is the bound port; None: it is not served."""
         return _broker_url("pulsar", self.url, self.broker_service_port)
 
     @property
     def broker_service_url_tls(self) -> str | None:
-        """The same with TLS."""
+        """Return the URL of Pulsar's protocol with TLS; None: it is not served with TLS."""
         return _broker_url("pulsar+ssl", self.url, self.broker_service_port_tls)
 
     def make_data_directory(self) -> Path:
-        """The data directory, made if need be: embedded parts and Spark's log live there. Raises Misconfigured."""
+        """Create the directory of embedded parts and Spark's log, and return its path. Raises Misconfigured."""
         try:
             make_private(self.data_directory)
         except OSError as error:

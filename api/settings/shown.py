@@ -8,16 +8,16 @@ from api.settings.settings import SETTINGS, Settings
 
 
 def described(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Value and origin by name, as they may be shown: settings, then policies."""
+    """Return value and origin by name, with secrets masked: settings, then policies."""
     from storage.options import policies
 
-    found = {
+    values = {
         setting.name: {
-            "value": setting.shown(getattr(settings, setting.attribute)),
+            "value": setting.displayed(getattr(settings, setting.attribute)),
             "origin": settings.origin(setting.name) or "default",
         }
         for setting in SETTINGS.values()
     }
     for name, value in settings.policies.items():
-        found[name] = {"value": policies.to_json(name, value), "origin": settings.origin(name)}
-    return found
+        values[name] = {"value": policies.to_json(name, value), "origin": settings.origin(name)}
+    return values

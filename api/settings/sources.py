@@ -1,4 +1,4 @@
-"""Where settings come from: a file, the environment, flags. Reads texts and gives typed values by setting's name.
+"""The sources of settings: a file, the environment, flags. Reads texts and returns typed values by setting's name.
 
 A file is TOML, in which every name must be known, or, if its name ends in `.conf` or `.properties`, Java properties as
 Pulsar's `broker.conf` and Kafka's `server.properties` are: of these the names that are known count, and the rest are
@@ -41,18 +41,19 @@ class SettingsFile:
 def read_values(
     environment: Mapping[str, str], flags: Mapping[str, object]
 ) -> tuple[dict[str, object], dict[str, str]]:
-    """Values by name, and where each comes from. An empty one is not given."""
+    """Return the values by name, and the origin of each. An empty value counts as not set."""
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
+    value: object
     for setting in SETTINGS.values():
         flag = flags.get(setting.attribute)
-        given, origin = flag, "flag"
+        value, origin = flag, "flag"
         if flag is None:
-            given, origin = environment.get(setting.variable), f"environment {setting.variable}"
-        if given not in (None, "", (), []):
+            value, origin = environment.get(setting.variable), f"environment {setting.variable}"
+        if value not in (None, "", (), []):
             values[setting.name] = _parsed(
                 setting,
-                given if isinstance(given, list | bool | int) else str(given),
+                value if isinstance(value, list | bool | int) else str(value),
                 f"--{setting.name.replace('.', '-')}" if flag is not None else origin,
             )
             origins[setting.name] = origin
@@ -60,7 +61,7 @@ def read_values(
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Variables with the prefix of settings that are not settings: typing errors."""
+    """Return the variables that have the prefix of settings but are no settings: typing errors."""
     known = {setting.variable for setting in SETTINGS.values()} | {"COMPACTOR_CONFIG"}
     others = ("COMPACTOR_ADMIN_", "COMPACTOR_TEST_", "COMPACTOR_SOAK", *_OF_OTHERS)
     return sorted(
@@ -71,7 +72,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 
 
 def variable_notes(environment: Mapping[str, str]) -> list[str]:
-    """What a person should know about each of them, in a line."""
+    """Return a line of advice for each unknown variable."""
     known = {setting.variable.removeprefix("COMPACTOR_"): setting.variable for setting in SETTINGS.values()}
     notes = []
     for name in unknown_variables(environment):
@@ -82,7 +83,7 @@ def variable_notes(environment: Mapping[str, str]) -> list[str]:
 
 
 def read_file(path: Path) -> SettingsFile:
-    """The settings and policies of the file."""
+    """Return the settings and policies of the file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -92,9 +93,9 @@ def read_file(path: Path) -> SettingsFile:
         ) from error
     if path.suffix in _PROPERTIES:
         # Such a file lists all there is, much of it empty, which means the default.
-        return _found(path, {name: value for name, value in _properties(text).items() if value}, strict=False)
+        return _content(path, {name: value for name, value in _properties(text).items() if value}, strict=False)
     try:
-        return _found(path, dict(_flat("", tomllib.loads(text))), strict=True)
+        return _content(path, dict(_flat("", tomllib.loads(text))), strict=True)
     except tomllib.TOMLDecodeError as error:
         raise Misconfigured(
             f"the settings file {path} is no TOML ({error})",
@@ -102,9 +103,9 @@ def read_file(path: Path) -> SettingsFile:
         ) from error
 
 
-def _found(path: Path, given: Mapping[str, object], strict: bool) -> SettingsFile:
+def _content(path: Path, values: Mapping[str, object], strict: bool) -> SettingsFile:
     settings: dict[str, object] = {}
-    found: dict[str, object] = {}
+    defaults: dict[str, object] = {}
     unknown: list[str] = []
 
     def put(into: dict[str, object], name: str, value: object, called: str) -> None:
@@ -112,7 +113,7 @@ def _found(path: Path, given: Mapping[str, object], strict: bool) -> SettingsFil
             raise Misconfigured(f"{path}: {called} and another line give {name} different values", "leave one out")
         into[name] = value
 
-    for name, value in given.items():
+    for name, value in values.items():
         meant = _BY_NAME.get(name, ())
         for setting, alias in meant:
             put(settings, setting.name, _parsed(setting, _converted(alias, value), f"{path}: {name}", alias), name)
@@ -124,7 +125,7 @@ def _found(path: Path, given: Mapping[str, object], strict: bool) -> SettingsFil
             unknown.append(name)
             continue
         try:
-            put(found, known.name, policies.parse(name, value)[1], name)
+            put(defaults, known.name, policies.parse(name, value)[1], name)
         except InvalidInput as error:
             raise Misconfigured(f"{path}: {error.message}", error.remedy) from error
     if unknown and strict:
@@ -134,16 +135,16 @@ def _found(path: Path, given: Mapping[str, object], strict: bool) -> SettingsFil
             f"{f'did you mean {near}? ' if near else ''}see `compactor config show` and docs/settings.md",
         )
     try:
-        policies.check(found)
+        policies.check(defaults)
     except InvalidInput as error:
         raise Misconfigured(f"{path}: {error.message}", error.remedy) from error
-    return SettingsFile(settings, found, (_note(path, unknown),) if unknown else ())
+    return SettingsFile(settings, defaults, (_note(path, unknown),) if unknown else ())
 
 
 def _note(path: Path, unknown: list[str]) -> str:
-    shown = ", ".join(unknown[:_NAMES_SHOWN])
+    listed = ", ".join(unknown[:_NAMES_SHOWN])
     more = f" and {len(unknown) - _NAMES_SHOWN} more" if len(unknown) > _NAMES_SHOWN else ""
-    return f"{path}: not known here, and ignored: {shown}{more}"
+    return f"{path}: not known here, and ignored: {listed}{more}"
 
 
 def _names() -> dict[str, tuple[tuple[Setting, ExternalName | None], ...]]:
@@ -160,7 +161,7 @@ _BY_NAME = _names()
 
 
 def _converted(alias: ExternalName | None, value: object) -> object:
-    """A value in its alias's unit, as the setting takes it."""
+    """Return a value in its alias's unit as the setting takes it."""
     if alias is None or isinstance(value, bool):
         return value
     text = str(value).strip()
@@ -175,9 +176,9 @@ def _converted(alias: ExternalName | None, value: object) -> object:
     return value
 
 
-def _parsed(setting: Setting, given: object, where: str, alias: ExternalName | None = None) -> object:
+def _parsed(setting: Setting, value: object, where: str, alias: ExternalName | None = None) -> object:
     try:
-        return setting.kind.parse(setting.name, given)
+        return setting.kind.parse(setting.name, value)
     except InvalidInput as error:
         reason = f"the value of {setting.name} cannot be taken" if setting.secret else error.message
         unit = f" ({alias.name} in its own unit)" if alias and isinstance(setting.kind, Duration) else ""
@@ -193,7 +194,7 @@ def _flat(prefix: str, table: Mapping[str, object]) -> Iterator[tuple[str, objec
 
 
 def _properties(text: str) -> dict[str, str]:
-    """Java properties by name; the last of a name counts."""
+    """Return Java properties by name; the last of a name counts."""
     values: dict[str, str] = {}
     for line in _logical_lines(text):
         match = re.match(r"((?:\\.|[^\\\s=:])*)\s*[=:]?\s*(.*)", line, re.DOTALL)
@@ -203,7 +204,7 @@ def _properties(text: str) -> dict[str, str]:
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Lines without comments; one that ends in a backslash continues in the next."""
+    """Yield lines without comments; a line that ends in a backslash continues in the next."""
     begun = ""
     for raw in text.splitlines():
         line = raw.lstrip()

@@ -21,7 +21,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "settings.md").read_text(
 
 def line(setting: Setting) -> str:
     """The setting as the table has it."""
-    default = _cell(setting.shown(setting.default))
+    default = _cell(setting.displayed(setting.default))
     shown = f"`{default}`" if default else ""
     names = ", ".join(f"`{alias.name}`" for alias in setting.aliases)
     return f"| `{setting.name}` | `{setting.variable}` | {shown} | {setting.kind.allowed} | {setting.doc} | {names} |"

@@ -261,5 +261,5 @@ def test_every_setting_is_read_by_something() -> None:
 
 @pytest.mark.parametrize("name", ["database", "store", "s3-endpoint", "advertised-url"])
 def test_no_password_of_a_url_is_shown_whatever_it_holds(name: str) -> None:
-    shown = SETTINGS[name].shown("scheme://me:1234/pa ss'w\"rd@host:1/x?password=other&sslmode=require")
+    shown = SETTINGS[name].displayed("scheme://me:1234/pa ss'w\"rd@host:1/x?password=other&sslmode=require")
     assert shown == "scheme://me:***@host:1/x?password=***&sslmode=require"
