@@ -145,38 +145,48 @@ class Topic:
     def _resumed(self, start: StartPosition) -> ContinuationToken:
         """Return the state of a compacted read that has delivered the messages before `start`.
 
-        Raises StateMayBeStale.
+        The state says what the reader knows, since another compaction may publish before the first read. Raises
+        StateMayBeStale.
         """
         reader = self.snapshot_reader()
+        if isinstance(start, StartTime) or start in (EARLIEST, LATEST):
+            return ContinuationToken(start)
+        first = start.offset if isinstance(start, StartOffset) else self._offset_of(start, reader)
         compacted = reader.snapshot.compacted
-        if compacted is None or isinstance(start, StartTime) or start in (EARLIEST, LATEST):
-            return ContinuationToken(start)
-        first = start.offset if isinstance(start, StartOffset) else self._offset_of(start, reader.first_offset)
-        if compacted.horizon.offset < first if first is not None else compacted.horizon.message_id <= start:
-            return ContinuationToken(start)
+        if compacted is None or (first is None and compacted.horizon.message_id <= start):
+            return _resumed_at(start, first, CompactedProgress())
+        progress = CompactedProgress(compacted.ledger_id)
+        if first is not None and compacted.horizon.offset < first:
+            return _resumed_at(start, first, progress)
         try:
             manifest = reader.manifest(compacted)
         except ObjectMissing:  # a newer one serves already: the read itself discovers that
-            return ContinuationToken(start)
+            return _resumed_at(start, first, progress)
         if manifest.dropped_to < (0 if first is None else first):
-            return ContinuationToken(start)
+            by_event = bool(manifest.policies.get("event_time_order"))
+            return _resumed_at(start, first, replace(progress, by_event=by_event))
         if first is None or first < reader.first_offset:
             raise StateMayBeStale(
                 f"raw messages of {self.name} from {start} on are trimmed, and generation {manifest.generation} lacks "
                 f"deletions, or values that expired, up to offset {manifest.dropped_to}",
                 "read again from earliest, into an empty state",
             )
-        return ContinuationToken(StartOffset(first), compacted=CompactedProgress(is_raw=True))
+        return _resumed_at(start, first, CompactedProgress(is_raw=True))
 
-    def _offset_of(self, start: MessageId, first_offset: int) -> int | None:
+    def _offset_of(self, start: MessageId, reader: SnapshotReader) -> int | None:
         """Return the offset of the first message at or after an id; None: it may have been trimmed."""
+        first_offset, end = reader.first_offset, reader.end
         for read_compacted in (False, True):
+            is_after_all = not read_compacted and first_offset < end
             for batch in self.read(start, read_compacted, max_messages=1):
                 offset: int = batch.column("offset")[0].as_py()
                 at = batch.column("ledger_id")[0].as_py(), batch.column("entry_id")[0].as_py()
                 is_whole = not read_compacted and (not first_offset or offset > first_offset)
                 if is_whole or at == (start.ledger_id, start.entry_id):
                     return offset
+                is_after_all = False
+            if is_after_all:
+                return end
         return None
 
     def sequences(self, first_offset: int) -> Iterator[ScannedSequences]:
@@ -266,3 +276,8 @@ class Topic:
     def locate(self, offset: int) -> LogPosition | None:
         """Return the first raw message at or after an offset; None: there is none yet."""
         return self.first_at(StartOffset(offset))
+
+
+def _resumed_at(start: StartPosition, first: int | None, progress: CompactedProgress) -> ContinuationToken:
+    """Return the state of a read that knows everything before the offset `first`; None: it is unknown."""
+    return ContinuationToken(start) if first is None else ContinuationToken(StartOffset(first), compacted=progress)

@@ -49,6 +49,37 @@ def test_deletes_that_a_compaction_dropped_are_read_from_raw(bench: Workbench, t
     assert resumed(topic, StartOffset(1)) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("resumes_at", ["after the horizon", "at the end", "before the first compaction"])
+def test_a_compaction_between_the_opening_and_the_first_read_takes_no_delete(bench: Workbench, resumes_at: str) -> None:
+    topic = bench.topic("raced")
+    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"))])
+    if resumes_at != "before the first compaction":
+        bench.compact(topic)
+    last = ids(raw(topic))[-1]
+    start: StartPosition = StartOffset(2)
+    if resumes_at == "at the end":
+        start = MessageId(last.ledger_id, last.entry_id + 1)
+    reader = topic.entry_reader(start, read_compacted=True, resumes=True)
+    bench.append(topic, [content((b"a", None), (b"c", b"3"))])
+    bench.compact(topic)
+    assert bench.manifest(topic).dropped_to == 2
+    assert [entry.offset for entry in reader.read()] == [2, 3]
+    reader.close()
+
+
+def test_a_compaction_and_a_trim_before_the_first_read_are_reported(bench: Workbench) -> None:
+    topic = bench.topic("trimmed")
+    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"))])
+    bench.compact(topic)
+    reader = topic.entry_reader(StartOffset(2), read_compacted=True, resumes=True)
+    bench.append(topic, [content((b"a", None), (b"c", b"3"))])
+    bench.compact(topic)
+    trim(bench, topic)
+    with pytest.raises(StateMayBeStale, match="generation 2 lacks deletions"):
+        reader.read()
+    reader.close()
+
+
 def test_deletes_that_raw_has_lost_too_are_reported(bench: Workbench, topic: Topic) -> None:
     known = ids(raw(topic))
     trim(bench, topic)
