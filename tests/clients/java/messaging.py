@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from py4j.java_gateway import JavaGateway
+from py4j.protocol import Py4JJavaError
+
+from tests.clients.read_compacted import Pair, Received
 
 WAIT_SECONDS = 20
 """How long a message may take that is expected."""
 _API = "org.apache.pulsar.client.api."
-
-
-@dataclass(frozen=True)
-class Received:
-    """A message: its key, None for none; its payload; its id without the partition."""
-
-    key: str | None
-    value: bytes
-    position: tuple[int, int, int]
-    java: Any
-
-    @property
-    def pair(self) -> tuple[str | None, bytes]:
-        return self.key, self.value
 
 
 class JavaProducer:
@@ -38,7 +26,7 @@ class JavaProducer:
         """Send a message and wait for it; its id."""
         return self._message(key, value, options).send()
 
-    def send_together(self, messages: Iterable[tuple[str | None, bytes | None]]) -> None:
+    def send_together(self, messages: Iterable[Pair]) -> None:
         """Send messages, batched if the producer batches, and wait for all."""
         for key, value in messages:
             sent = self._message(key, value, {}).sendAsync()
@@ -77,6 +65,9 @@ class JavaReader:
             found.append(self.next())
         return found
 
+    def seek(self, message_id: Any) -> None:
+        self.java.seek(message_id)
+
 
 class JavaConsumer:
     """A consumer of bytes."""
@@ -97,11 +88,16 @@ class JavaConsumer:
         return None if found is None else received(found)
 
     def acknowledge(self, message: Received) -> None:
-        self.java.acknowledge(message.java)
+        self.java.acknowledge(message.native)
+
+    def close(self) -> None:
+        self.java.close()
 
 
 class JavaClient:
     """A client of one service."""
+
+    refusals = Py4JJavaError
 
     def __init__(self, gateway: JavaGateway, url: str) -> None:
         self._gateway = gateway
@@ -144,12 +140,14 @@ class JavaClient:
         return JavaReader(builder.create(), self.seconds)
 
     def consumer(
-        self, topic: str, subscription: str, kind: str = "Exclusive", *, compacted: bool = False, **options: Any
-    ) -> JavaConsumer:
+        self, topic: str, subscription: str, kind: str = "Exclusive", *, compacted: bool = False,
+        by_index: bool = False, **options: Any,
+    ) -> JavaConsumer:  # fmt: skip
         """A consumer; a new subscription begins at the first message."""
         builder = self.java.newConsumer().topic(self.strings(topic)).subscriptionName(subscription)
         builder.subscriptionType(getattr(self._of("SubscriptionType"), kind)).readCompacted(compacted)
         builder.subscriptionInitialPosition(self._of("SubscriptionInitialPosition").Earliest)
+        builder.enableBatchIndexAcknowledgment(by_index)
         for name, option in options.items():
             getattr(builder, name)(option)
         return JavaConsumer(builder.subscribe(), self.seconds)
@@ -184,7 +182,3 @@ def received(java: Any) -> Received:
 def place(message_id: Any) -> tuple[int, int, int]:
     """Ledger, entry and batch index of a Java message id; -1: not in a batch."""
     return message_id.getLedgerId(), message_id.getEntryId(), message_id.getBatchIndex()
-
-
-def pairs(messages: Sequence[Received]) -> list[tuple[str | None, bytes]]:
-    return [message.pair for message in messages]

@@ -9,8 +9,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from py4j.java_gateway import JavaGateway
 
-from tests.clients.java.messaging import JavaClient, JavaConsumer, Received, pairs
+from tests.clients.java.messaging import JavaClient, JavaConsumer
 from tests.clients.python.conftest import Admin, wait_for
+from tests.clients.read_compacted import Received, pairs
 from tests.servers.compactor_service import RunningService
 
 pytestmark = pytest.mark.slow
@@ -160,8 +161,8 @@ def test_a_dead_letter_topic_gets_what_failed_too_often(java: JavaClient, gatewa
 
     for count in range(3):
         message = consumer.receive()
-        assert message.java.getRedeliveryCount() == count
-        consumer.java.negativeAcknowledge(message.java)
+        assert message.native.getRedeliveryCount() == count
+        consumer.java.negativeAcknowledge(message.native)
     assert consumer.receive_now(SOON_MS) is None
 
     assert dead.receive().value == b"bad"
