@@ -74,17 +74,6 @@ def test_all_files_are_looked_for_before_any_is_imported(program: Program, folde
     program("topics", "stats", "t").refused(3, "persistent://public/default/t does not exist")
 
 
-def test_arguments_that_are_known_to_be_wrong_before_anything_is_opened(program: Program, folder: Path) -> None:
-    """Names, sizes and durations themselves are unit tests of their parsers."""
-    for arguments in (("import", "a/b", "-"), ("read", "a/b"), ("compact-topic", "--topic", "a/b"), ("verify", "a/b")):
-        program(*arguments).refused(2, "has 2 parts")
-    program("read", "non-persistent://public/default/t").refused(2, "not a persistent topic")
-    program("import", "t", "-", "--ledger-size=0").refused(2, "is not a size in bytes", "128M")
-    for port in ("99999", "-1", "x"):
-        program("serve", "--port", port).refused(2, "--port")
-    assert not (folder.parent / "data").exists()
-
-
 def test_the_help_of_a_refused_line_says_what_to_do(program: Program, folder: Path) -> None:
     """The whole line once, as a contract of its form: what, where, remedy."""
     (folder / "in.jsonl").write_bytes(b'{"key":"a","value":"1"}\n{"key":"a"}\n')

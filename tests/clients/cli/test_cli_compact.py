@@ -75,16 +75,9 @@ def compacted(*topics: str) -> list[bool]:
 # --- which topics --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ways", [[], ["--topic", "a", "--all"], ["--all", "--namespace", "public/default"]], ids=str)
-def test_topics_are_given_in_exactly_one_way(program: Program, folder: Path, ways: list[str]) -> None:
-    program("compact-topic", *ways).refused(2, "exactly one way", "--topic", "--all", "--namespace")
-    assert not (folder.parent / "data").exists()
-
-
 def test_topics_may_stand_by_themselves(program: Program, topics: tuple[str, ...]) -> None:
     program("compact-topic", "a", "b").done()
     assert compacted(*topics) == [True, True, False]
-    program("compact-topic", "a", "--all").refused(2, "exactly one way")
 
 
 def test_many_topics_are_one_job(program: Program, topics: tuple[str, ...], engine: Recording) -> None:
@@ -121,7 +114,6 @@ def test_a_namespace_and_all(program: Program, topics: tuple[str, ...], engine: 
 def test_a_namespace_without_topics(program: Program, topics: tuple[str, ...], no_spark: None) -> None:
     result = program("compact-topic", "--namespace", "team/nothing").done()
     assert (result.stdout, result.stderr) == ("", "The namespace team/nothing has no topics.\n")
-    program("compact-topic", "--namespace", "team").refused(2, "'team' is not a namespace")
 
 
 def test_nothing_new_anywhere_is_known_without_spark(
@@ -242,19 +234,6 @@ def test_the_garbage_ratio_decides_whether_a_part_is_written_anew(
         program("import", ratio, "more.jsonl").done()
         program("compact-topic", "--topic", ratio, "--max-garbage-ratio", ratio).done()
         assert runs(ratio)[0].statistics["parts_kept"] == kept
-
-
-def test_nonsense_is_refused(program: Program, folder: Path) -> None:
-    for options, parts in (
-        (["--key-ttl", "0"], ("--key-ttl", "too short", "at least 1 ms")),
-        (["--tombstone-retention=-1"], ("'-1' is not a duration for --tombstone-retention",)),
-        (["--event-time-max-lateness", "1d"], ("--event-time-order",)),
-        (["--max-garbage-ratio", "1.01"], ("--max-garbage-ratio", "from 0 to 1")),
-        (["--max-garbage-ratio", "nan"], ("--max-garbage-ratio",)),
-        (["--max-read-rate", "0"], ("'0' is not a size in bytes for --max-read-rate",)),
-    ):
-        program("compact-topic", "--topic", "t", *options).refused(2, *parts)
-    assert not (folder.parent / "data").exists(), "known before anything is opened"
 
 
 # --- dry runs and reports ------------------------------------------------------------------------------------------

@@ -66,16 +66,6 @@ def test_list(program: Program, history: str, in_process_engine: None) -> None:
     assert "3/7" in first
 
 
-def test_wrong_usage(program: Program, history: str) -> None:
-    program("compactions", "list", "--topic", "nope").refused(3, "nope does not exist")
-    program("compactions", "list", "--state", "DONE").refused(2, "'DONE'", "'CANCELLED'")
-    program("compactions", "list", "--limit", "0").refused(2, "--limit")
-    for command in ("show", "cancel"):
-        program("compactions", command, "x").refused(2, "'RUN'", "integer")
-        program("compactions", command, str(2**63)).refused(2, "RUN")
-        program("compactions", command, "9").refused(3, "the compaction run 9 does not exist")
-
-
 def test_show_a_run_that_is_done(program: Program, history: str, in_process_engine: None) -> None:
     program("compact-topic", "--topic", history, "--key-ttl", "36500d").done()
     shown = program.json("compactions", "show", "1")

@@ -104,16 +104,6 @@ def test_list_and_show(program: Program, topic: str, ids: list[str], metadata: M
     }
 
 
-def test_what_is_refused(program: Program, topic: str) -> None:
-    program("cursor", "create", topic, "c", "--at", "10").refused(2, "offset 10", "its end, which is 9")
-    program("cursor", "create", topic, "c", "--at=-5").refused(2, "-5")
-    program("cursor", "list", "nosuch").refused(3, "nosuch")
-    program("cursor", "create", topic, "").refused(2, "cursor name")
-    for command in (("show", topic, "c"), ("reset", topic, "c", "--to", "0"), ("delete", topic, "c")):
-        program("cursor", *command).refused(3, "no cursor 'c'")
-    assert program.json("cursor", "list", topic) == []
-
-
 def test_the_horizon_is_shown_and_stays(program: Program, topic: str, ids: list[str], in_process_engine: None) -> None:
     """A4."""
     program("cursor", "create", topic, "__compaction").refused(2, "__compaction", "horizon")

@@ -37,7 +37,6 @@ def test_offsets_ids_and_times(program: Program, topic: str) -> None:
     for start, first in (("3", 3), ("6", 6), ("2:0:-1", 2), ("3:1:-1", 5), (f"@{NOON + 1}", 1), ("@2026-01-01", 6)):
         assert values(program, "--from", start) == list(range(first, 6))
     assert values(program, "--from", "@2025-11-21T13:00:03.5+01:00", "--limit", "1") == [4]
-    program("read", "t", "--from=@noon").refused(2, "is not a time", "@2026-11-21T12:00:00Z")
 
 
 def test_a_start_that_was_trimmed(program: Program, topic: str) -> None:
@@ -58,12 +57,6 @@ def test_follow_up_to_a_limit(program: Program, topic: str, flag: list[str]) -> 
     assert values(program, "--follow", "--limit", "6", *flag) == list(range(6))
     assert values(program, "--follow", "--limit", "0", *flag) == []
     assert values(program, "--follow", "--limit", "2", "--from", "3", *flag) == [3, 4]
-
-
-def test_follow_shows_lines_alone(program: Program, topic: str) -> None:
-    refused = program("read", "t", "--follow", "--output", "table")
-    refused.refused(2, "--follow cannot be shown as table")
-    program("read", "t", "--follow", "--output", "parquet", "out.parquet").refused(2, "--follow")
 
 
 def test_what_another_process_produces_is_seen_as_it_comes(program: Program, topic: str) -> None:

@@ -58,7 +58,3 @@ def test_the_location_in_another_store_is_its_url() -> None:
         _location("s3://bucket/prefix", "topics/x/ledgers/1.parquet") == "s3://bucket/prefix/topics/x/ledgers/1.parquet"
     )
     assert _location("file:///a%20b/objects", "topics/x") == "/a b/objects/topics/x"
-
-
-def test_a_topic_that_does_not_exist(program: Program) -> None:
-    program("topics", "objects", "nothing").refused(3, "nothing")

@@ -99,30 +99,6 @@ def test_lags_are_changed_together_in_whatever_order(program: Program, topic: st
             assert shown(result)["max.compaction.lag.ms"] == (most, "topic")
 
 
-def test_nonsense_is_refused_and_changes_nothing(program: Program, topic: str) -> None:
-    cases: list[tuple[list[str], int, tuple[str, ...]]] = [
-        ([], 2, ("one of", "--namespace", "--broker")),
-        (["t", "--broker"], 2, ("one of",)),
-        (["--namespace", "public/default", "--broker"], 2, ("one of",)),
-        (["t", "--set", "retention.ms"], 2, ("NAME=VALUE",)),
-        (["t", "--set", "retention.mss=1"], 2, ("did you mean retention.ms?",)),
-        (["t", "--set", "retention.bytes=5", "--set", "retention.ms=soon"], 2, ("retention.ms", "soon")),
-        (["t", "--set", "retention.ms=5", "--remove", "log.retention.ms"], 2, ("both set and removed",)),
-        (["t", "--remove", "nosuch"], 2, ("no policy 'nosuch'",)),
-        (
-            ["t", "--set", "retention.bytes=5", "--set", "min.compaction.lag.ms=3", "--set", "max.compaction.lag.ms=2"],
-            2,
-            ("min.compaction.lag.ms",),
-        ),
-        (["nosuch"], 3, ("nosuch",)),
-        (["--namespace", "public"], 2, ("'public' is not a namespace",)),
-    ]
-    for arguments, code, parts in cases:
-        program("topics", "policies", *arguments).refused(code, *parts)
-    after = shown(program("topics", "policies", topic, "--output", "json"))
-    assert {origin for _, origin in after.values()} == {"default"}
-
-
 def test_a_run_takes_the_stored_policies_and_an_option_counts_before_them(
     program: Program, topic: str, in_process_engine: None
 ) -> None:

@@ -66,7 +66,6 @@ def test_the_key_of_lines_that_have_none(program: Program) -> None:
     assert "line 1" in without.stderr
     program("produce", "u", "--key", "/w==", *BASE64, stdin=b'{"value":"/w=="}').done()
     assert content(program("read", "u", *BASE64).messages)[0]["key"] == "/w=="
-    program("produce", "u", "--key", "no base64!", *BASE64).refused(2, "--key", "--key-encoding")
 
 
 def test_ids_are_those_that_readers_see(program: Program, folder: Path) -> None:
@@ -152,20 +151,6 @@ def test_one_producer_at_a_time(program: Program) -> None:
         assert ended(other) == 0
     program(*mine, stdin=b'{"key":"k","value":"mine"}\n').done()
     assert [message["value"] for message in program("read", "t").messages] == ["1", "2", "mine"]
-
-
-def test_what_is_refused(program: Program, folder: Path) -> None:
-    for arguments, says in (
-        (["t", "nosuch.jsonl"], "nosuch.jsonl"),
-        (["t", "--batch", "0"], "--batch"),
-        (["t", "--compression", "rar"], "--compression"),
-        (["t", "--wait", "-1"], "--wait"),
-        (["non-persistent://a/b/c"], "persistent"),
-    ):
-        refused = program("produce", *arguments)
-        assert (refused.exit_code, refused.raw_stdout) == (2, b"")
-        assert says in refused.stderr
-        assert "Traceback" not in refused.stderr
 
 
 def test_a_log_directory_of_its_own(program: Program, folder: Path) -> None:

@@ -42,29 +42,11 @@ def test_from(program: Program, history: str, start: str, offsets: list[int]) ->
     assert [message["offset"] for message in program("read", history, "--from", start).done().messages] == offsets
 
 
-def test_bad_starts(program: Program, history: str) -> None:
-    program("read", history, "--from=first").refused(2, "is not a start of a read", "earliest, latest")
-    program("read", history, "--from=1:").refused(2, "is not a message id", "ledger:entry:partition")
-
-
 def test_limit(program: Program, history: str) -> None:
     for limit, found in ((0, 0), (1, 1), (5, 5), (6, 6), (7, 6)):
         assert len(program("read", history, "--limit", str(limit)).done().messages) == found
     read = program("read", history, "--from", "1:4", "--limit", "1").done().messages
     assert ids(read) == ["1:4:-1"]
-    program("read", history, "--limit", "-1").refused(2, "--limit")
-    program("read", history, "--limit", "many").refused(2, "--limit")
-
-
-def test_a_read_from_behind_the_end_is_refused(program: Program, history: str) -> None:
-    """As REST's 416; right at the end is where a reader waits."""
-    starts = (("7", "the offset 7"), ("1:9:-1", "the message 1:9:-1"), ("2:0:-1", "the message 2:0:-1"))
-    ways = (("--read-compacted",), ("--follow",), ("--output", "parquet", "out.parquet"))
-    for (start, shown), way in [*((start, ()) for start in starts), *((starts[0], way) for way in ways[1:])]:
-        refused = program("read", history, "--from", start, *way)
-        assert "at offset 6" in refused.refused(2, f"{shown} is after the end of")
-    assert program("read", history, "--from", "6").done().messages == []
-    assert program("read", history, "--from", "latest").done().messages == []
 
 
 def test_the_table(program: Program, history: str) -> None:
@@ -126,14 +108,6 @@ def test_a_file_that_was_there_is_replaced_by_a_whole_one_or_stays(program: Prog
     program("read", "t", *out, "--value-encoding", "base64").done()
     assert pq.read_table(folder / "out.parquet").num_rows == 1
     assert sorted(folder.iterdir()) == before, "nothing half written is beside it"
-
-
-def test_parquet_belongs_to_a_file(program: Program, history: str, folder: Path) -> None:
-    program("read", history, "--output", "parquet").refused(2, "a FILE", "--output parquet out.parquet")
-    program("read", history, "out.parquet").refused(2, "--output parquet and a FILE belong together")
-    out = ("--output", "parquet")
-    program("read", history, *out, "no/such/out.parquet").refused(2, "no/such/out.parquet cannot be written")
-    program("read", history, *out, str(folder)).refused(2, "cannot be written (Is a directory)")
 
 
 def test_read_compacted(program: Program, history: str, folder: Path, in_process_engine: None) -> None:
@@ -238,11 +212,6 @@ def test_topics_stats(program: Program, history: str, in_process_engine: None) -
     assert shown["last_run.error"] == "-"
 
 
-def test_an_unknown_topic(program: Program, history: str) -> None:
-    for command in (("read", "nope"), ("compact-topic", "--topic", "nope"), ("topics", "stats", "nope")):
-        program(*command).refused(3, "persistent://public/default/nope", "compactor topics list")
-
-
 def test_store_check(program: Program, folder: Path) -> None:
     result = program("store", "check").done()
     assert result.stdout.splitlines()[-1].endswith("/data/objects can serve as object store")
@@ -303,7 +272,6 @@ def test_keys_and_values_that_are_no_text(program: Program, users: str) -> None:
     (message,) = program("get", users, "/wAB", *BASE64).done().messages
     assert (message["key"], message["value"]) == ("/wAB", "//4=")
     program("get", users, "/wAB", *BASE64[:2]).refused(2, "is not UTF-8 text", "--value-encoding base64")
-    program("get", users, "not base64!", *BASE64).refused(2, "is not base64", "--key-encoding")
 
 
 def test_no_value_is_an_exit_code_of_its_own(program: Program, users: str) -> None:

@@ -70,22 +70,6 @@ def test_a_token_holds_where_its_settings_do(program: Program, folder: Path, mon
     assert (claims["role"], claims["aud"]) == ("ops", "compactor")
 
 
-def test_tokens_that_cannot_be_made(program: Program) -> None:
-    create = ("tokens", "create", "--subject", "a")
-    program(*create).refused(2, "no key to sign")
-    program(*create, "--secret-key", "data:;base64,c2hvcnQ=").refused(5, "shorter than 32 bytes")
-    program(*create, "--secret-key", "nope").refused(5, "--secret-key names no existing file")
-    program("tokens", "create-secret-key", "--output", "k").done()
-    program(*create, "--secret-key", "k", "--private-key", "k").refused(2, "signed by one key")
-    program(*create, "--private-key", "k").refused(5, "no private key")
-    for bad in ("0d", "1", "-1d", "101y", "1 d"):
-        program(*create, "--secret-key", "k", f"--expiry-time={bad}").refused(2, "--expiry-time")
-    program("tokens", "create", "--subject", "", "--secret-key", "k").refused(2, "role")
-    program("tokens", "validate", "x.y.z", "--secret-key", "k").refused(2, "no JSON Web Token")
-    program("tokens", "validate", "x.y.z").refused(2, "no key to check")
-    program("tokens", "show", "x").refused(2, "no JSON Web Token")
-
-
 def test_settings_are_shown_with_their_origins_and_without_secrets(
     program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,8 +113,3 @@ def test_policies_of_the_file_are_the_brokers_defaults(program: Program, folder:
     assert set_["compaction.threshold.bytes"] == {"value": 5, "origin": "broker"}
     assert shown("t")["compaction.threshold.bytes"] == {"value": 5, "origin": "broker"}
     assert shown("t")["retention.ms"] == file["retention.ms"]
-
-
-def test_a_service_refuses_to_be_open_to_all(program: Program) -> None:
-    program("serve", "--host", "0.0.0.0").refused(5, "access control is off", "127.0.0.1")
-    program("serve", "--port", "99999").refused(2, "port")

@@ -116,16 +116,3 @@ def test_policies_that_are_held_back_are_no_failure(program: Program, topic: str
     )
     assert held.stdout == "", "nothing went"
     assert offsets(program, topic) == list(range(40))
-
-
-def test_nonsense_is_refused(program: Program, topic: str) -> None:
-    for arguments, code, text in (
-        (["users", "--before", "41"], 2, "from 0 to 40"),
-        (["users", "--before", "soon"], 2, "neither an offset nor a message id"),
-        (["users", "--before=-5"], 2, "neither an offset nor a message id"),
-        (["nosuch"], 3, "nosuch"),
-    ):
-        program("topics", "trim", *arguments).refused(code, text)
-    assert offsets(program, topic) == list(range(40))
-    program("topics", "policies", topic, "--set", "cleanup.policy=compact").done()
-    program("topics", "trim", topic, "--before", "3").refused(2, "cleanup policy compact", "--before")

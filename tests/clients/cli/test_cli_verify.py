@@ -30,10 +30,6 @@ def test_a_topic_that_was_never_compacted(program: Program, history: str) -> Non
     assert "no compacted ledger" in program("verify", history).done().stdout
 
 
-def test_an_unknown_topic(program: Program) -> None:
-    program("verify", "nosuch").refused(exit_codes.NOT_FOUND, "persistent://public/default/nosuch")
-
-
 def test_a_lost_object_is_named(program: Program, history: str, folder: Path) -> None:
     program("compact-topic", "--topic", history).done()
     (part,) = (folder.parent / "data" / "objects").glob("topics/*/runs/*/part-*")

@@ -5,8 +5,8 @@
     @ACTION ARGUMENTS       a preparation, one function of this module
     # …                     a comment
 
-`local.commands` are those of `compactor`, `admin.commands` those of `compactor-admin`. Time stands still, and what
-differs between two runs is replaced by a name, as in the record of REST.
+`usage.commands` and `local.commands` are those of `compactor`, `admin.commands` those of `compactor-admin`. Time stands
+still, and what differs between two runs is replaced by a name, as in the record of REST.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.serving import serving
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "recorded.json"
-TABLES = ("local", "admin")
+TABLES = ("usage", "local", "admin")
 
 
 @dataclass
@@ -75,7 +75,7 @@ def outcomes(table: str, folder: Path) -> list[list[Any]]:
         patch.setenv("COLUMNS", "200")
         (folder / "work").mkdir()
         patch.chdir(folder / "work")
-        if table == "local":
+        if table != "admin":
             program = Program("compactor", api.cli.main.main, folder, patch)
             return list(_replayed(table, program, Bench(folder / "work")))
         with serving(folder, limits_requests_per_second=0.0) as served:
@@ -134,6 +134,11 @@ def _objects(bench: Bench, kind: str) -> list[Path]:
     return paths
 
 
+def untouched(bench: Bench) -> None:
+    """Check that no command so far has opened the data folder."""
+    assert not (bench.folder.parent / "data").exists()
+
+
 def compact(bench: Bench) -> None:
     """Execute what is requested, as the service that leads does."""
     assert bench.scene is not None
@@ -147,4 +152,6 @@ def run(bench: Bench, topic: str) -> None:
     scene.metadata.runs.claim(scene.topic(topic).id, "worker:4711:cafe", {}, 60_000)
 
 
-ACTIONS: dict[str, Callable[..., None]] = {item.__name__: item for item in (write, claim, lose, damage, compact, run)}
+ACTIONS: dict[str, Callable[..., None]] = {
+    action.__name__: action for action in (write, claim, lose, damage, untouched, compact, run)
+}
