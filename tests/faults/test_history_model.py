@@ -35,13 +35,13 @@ def audit(history: History) -> Audit:
 def lost(history: History) -> None:
     stored(history, "k", "a", 1)
     _, other = stored(history, "k", "b", 2)
-    audit(history)._check_stored(history, [other])
+    audit(history).check_stored(history, [other])
 
 
 def moved(history: History) -> None:
     sent, read = stored(history, "k", "a", 1)
     sent.ids.add(slot(1, 9, -1))
-    audit(history)._check_stored(history, [ReadMessage(read.serial, slot(1, 9, -1), "k", read.value)])
+    audit(history).check_stored(history, [ReadMessage(read.serial, slot(1, 9, -1), "k", read.value)])
     raise AssertionError(*history.report.violations)
 
 
@@ -70,18 +70,18 @@ def foreign(history: History) -> None:
 
 def folded(history: History) -> None:
     raw = [stored(history, "k", value, entry)[1] for entry, value in enumerate(["a", "b"], 1)]
-    audit(history)._check_log(history, "topic", raw, raw[:1], slot(1, 2, -1))
+    audit(history).check_log(history, "topic", raw, raw[:1], slot(1, 2, -1))
 
 
 def sparse(history: History) -> None:
     raw = [stored(history, "k", "a", entry)[1] for entry in (1, 3)]
-    audit(history)._check_log(history, "topic", raw, raw, None)
+    audit(history).check_log(history, "topic", raw, raw, None)
 
 
 def outdated(history: History) -> None:
     old, _ = stored(history, "k1", "a", 1)
     stored(history, "k1", None, 2)
-    audit(history)._check_state(history, {"k1": old.value}, "a view", keeps_gone=False)
+    audit(history).check_state(history, {"k1": old.value}, "a view", keeps_gone=False)
 
 
 SEEDED: dict[Callable[[History], None], Kind] = {
@@ -111,8 +111,8 @@ def test_a_message_at_another_id_is_reported(history: History) -> None:
 def test_without_a_defect_nothing_is_reported(history: History) -> None:
     raw = [stored(history, "k", value, entry)[1] for entry, value in enumerate(["a", None, "b"], 1)]
     checks = audit(history)
-    checks._check_stored(history, raw)
-    checks._check_log(history, "topic", raw, raw[2:], slot(1, 3, -1))
+    checks.check_stored(history, raw)
+    checks.check_log(history, "topic", raw, raw[2:], slot(1, 3, -1))
     check_order(history, {"topic": raw})
     assert history.acceptable("k") == {raw[2].value}
     assert not history.report.violations

@@ -103,12 +103,12 @@ class Audit:
             raws[log] = raw
             views += view
             with self.report.collecting():
-                self._check_log(history, log, raw, view, horizon)
+                self.check_log(history, log, raw, view, horizon)
             with self.report.collecting():
                 self._check_verify(history, log)
         raw = [message for log in history.logs for message in raws[log]]
         with self.report.collecting():
-            self._check_stored(history, raw)
+            self.check_stored(history, raw)
         with self.report.collecting():
             check_order(history, raws)
         if history.traits.folds_by_id:
@@ -149,7 +149,7 @@ class Audit:
         cursor = stats.get("cursors", {}).get("__compaction")
         return MessageId.parse(cursor["markDeletePosition"]) if cursor else None
 
-    def _check_log(
+    def check_log(
         self, history: History, log: str, raw: list[ReadMessage], view: list[ReadMessage], horizon: MessageId | None
     ) -> None:
         """Check that offsets are dense and, where all raw is stored, that the view is the fold of raw."""
@@ -172,7 +172,7 @@ class Audit:
             )
             raise history.violation(Kind.VIEW, text, f"{log} {_few(missing)} {_few(extra)}")
 
-    def _check_stored(self, history: History, raw: list[ReadMessage]) -> None:
+    def check_stored(self, history: History, raw: list[ReadMessage]) -> None:
         """Check that nothing acknowledged is lost: it is at the acknowledged id; only a prefix may be trimmed."""
         if history.traits.expires and not raw:
             return
@@ -214,7 +214,7 @@ class Audit:
 
     def _check_keys(self, history: History, view: list[ReadMessage]) -> None:
         state: dict[str, str | None] = {item.key: item.value for item in view if item.key is not None}
-        self._check_state(history, state, "the compacted view", keeps_gone=False)
+        self.check_state(history, state, "the compacted view", keeps_gone=False)
         for key in self.chance.sample(KEYS, 4):
             answer = self.call.until("GET", f"{history.admin}/key/{key}", [200, 404])
             value = answer.json()["value"] if answer.status == 200 else None
@@ -222,7 +222,7 @@ class Audit:
                 text = f"a look-up of {key} returned {value!r}, not one of {history.acceptable(key)}"
                 raise history.violation(Kind.KEY, text, f"{key} {value}")
 
-    def _check_state(self, history: History, state: Mapping[str, str | None], name: str, *, keeps_gone: bool) -> None:
+    def check_state(self, history: History, state: Mapping[str, str | None], name: str, *, keeps_gone: bool) -> None:
         for key in KEYS:
             acceptable = history.acceptable(key, keeps_gone=keeps_gone)
             value = state.get(key) or None
@@ -247,7 +247,7 @@ class Audit:
                 raise follower.history.violation(Kind.STUCK, text, "follower")
         self.report.count("readers checked")
         state = {key: message.value for key, message in follower.state.items()}
-        self._check_state(follower.history, state, "a reader over REST", keeps_gone=True)
+        self.check_state(follower.history, state, "a reader over REST", keeps_gone=True)
 
 
 def _few(ids: set[MessageId]) -> str:

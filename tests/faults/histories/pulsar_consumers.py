@@ -16,6 +16,7 @@ import pulsar
 from tests.faults.histories.history import Fate, History, ReadMessage, Subscription
 from tests.faults.histories.pulsar_clients import ERRORS, ClientSource, Delivery, close, received
 from tests.faults.histories.report import Kind, Report
+from tests.faults.histories.subscribers import Subscriber
 
 _QUEUE = 200
 _TYPES: dict[str, tuple[pulsar.ConsumerType, int]] = {
@@ -51,8 +52,11 @@ def _subscribe(source: ClientSource, history: History, subscription: Subscriptio
     )
 
 
-class PulsarConsumer:
-    """An actor that connects consumers to one subscription for some seconds."""
+class PulsarConsumer(Subscriber):
+    """An actor that connects consumers of the Python client."""
+
+    errors = ERRORS
+    role = "consumers"
 
     def __init__(
         self,
@@ -62,34 +66,19 @@ class PulsarConsumer:
         report: Report,
         ended: threading.Event,
     ) -> None:
-        self._choices = [
-            (topic, subscription)
-            for topic in topics
-            for subscription in topic.subscriptions.values()
-            if consumed_by_client(subscription)
-        ]
+        super().__init__(topics, chance, report, ended, consumed_by_client)
         self._source = source
-        self._chance = chance
-        self._report = report
-        self._ended = ended
 
-    def step(self) -> None:
-        history, subscription = self._chance.choice(self._choices)
-        if not subscription.lock.acquire(blocking=False):
-            return
+    def consume(self, history: History, subscription: Subscription) -> None:
         consumers: list[tuple[pulsar.Consumer, Delivery]] = []
         try:
             for _ in range(self._chance.randint(1, _TYPES[subscription.name][1])):
                 delivery = Delivery(history, f"a consumer of {subscription.name}", _QUEUE)
                 consumers.append((_subscribe(self._source, history, subscription), delivery))
             self._consume(history, subscription, consumers)
-        except ERRORS as error:
-            self._report.count(f"consumers ended: {type(error).__name__}")
-            self._ended.wait(0.3)
         finally:
             for consumer, _ in consumers:
                 close(consumer, self._report, "consumer")
-            subscription.lock.release()
 
     def _consume(
         self, history: History, subscription: Subscription, consumers: list[tuple[pulsar.Consumer, Delivery]]

@@ -108,7 +108,7 @@ class LivingReader:
             self._check_complete(raw)
         if traits.expires or (traits.loses_raw and not self.compacted) or traits.hides:
             return
-        self._check_state(view, is_stale)
+        self.check_state(view, is_stale)
 
     def _read_to(self, final: MessageId, source: ClientSource) -> None:
         deadline, silent = time.monotonic() + _ENDS_WITHIN_SECONDS, 0
@@ -128,7 +128,7 @@ class LivingReader:
             text = f"{self.name} at {self.last} skipped {len(missed)} messages: {missed[:4]}"
             raise self.history.violation(Kind.READER, text, f"{self.name} {missed[0].serial}")
 
-    def _check_state(self, view: list[ReadMessage], is_stale: IsStale) -> None:
+    def check_state(self, view: list[ReadMessage], is_stale: IsStale) -> None:
         expected = values(fold(self.history, view))
         actual = values(self.state)
         if expected == actual:

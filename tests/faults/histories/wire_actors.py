@@ -12,6 +12,7 @@ from tests.faults.histories.history import History, Sender, SentMessage, Subscri
 from tests.faults.histories.report import Kind, Report
 from tests.faults.histories.rest_actors import draw
 from tests.faults.histories.services import Service
+from tests.faults.histories.subscribers import Subscriber
 from tests.faults.histories.wire_client import ERRORS, WireClient, ack_set, slots
 
 RECEIPTS, SHARED_RECEIPTS = "receipts", "shared-receipts"
@@ -86,8 +87,11 @@ class BreakingProducer:
                 raise history.violation(Kind.NEW_AS_DUPLICATE, text, message.serial)
 
 
-class ReceiptConsumer:
+class ReceiptConsumer(Subscriber):
     """A consumer that acknowledges with receipts: an acknowledged slot is not delivered to a later consumer."""
+
+    errors = ERRORS
+    role = "raw connections"
 
     def __init__(
         self,
@@ -97,38 +101,21 @@ class ReceiptConsumer:
         report: Report,
         ended: threading.Event,
     ) -> None:
-        self._choices = [
-            (topic, subscription)
-            for topic in topics
-            for subscription in topic.subscriptions.values()
-            if subscription.name in (RECEIPTS, SHARED_RECEIPTS)
-        ]
+        super().__init__(topics, chance, report, ended, lambda item: item.name in (RECEIPTS, SHARED_RECEIPTS))
         self._services = services
-        self._chance = chance
-        self._report = report
-        self._ended = ended
 
-    def step(self) -> None:
-        history, subscription = self._chance.choice(self._choices)
-        if not subscription.lock.acquire(blocking=False):
-            return
-        client: WireClient | None = None
+    def consume(self, history: History, subscription: Subscription) -> None:
+        ports = [service.broker_port for service in self._services]
+        client = WireClient.at_owner(ports, self._chance, history.full_name)
         try:
-            ports = [service.broker_port for service in self._services]
-            client = WireClient.at_owner(ports, self._chance, history.full_name)
             answer = client.subscribe(history.full_name, subscription.name, shared=subscription.name == SHARED_RECEIPTS)
             if answer.type == BaseCommand.SUCCESS:
                 self._consume(history, subscription, client)
             else:
                 self._report.count(f"raw subscriptions refused: {answer.error.error}")
-                self._ended.wait(0.3)
-        except ERRORS as error:
-            self._report.count(f"raw connections ended: {type(error).__name__}")
-            self._ended.wait(0.3)
+                self.pause()
         finally:
-            if client is not None:
-                client.close()
-            subscription.lock.release()
+            client.close()
 
     def _consume(self, history: History, subscription: Subscription, client: WireClient) -> None:
         chance = self._chance
