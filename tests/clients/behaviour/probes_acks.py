@@ -17,6 +17,7 @@ from tests.clients.behaviour.wire import (
     payloads,
     produced,
     produced_batches,
+    wire_consumer,
 )
 
 
@@ -45,9 +46,7 @@ def _counts(endpoint: Endpoint, topic: str, backlog: int) -> dict[str, Any]:
 def backlog_after_199_of_200(endpoint: Endpoint, topic: str) -> Any:
     """Acknowledge all of 200 messages but the first, one by one."""
     ids = produced(endpoint, topic, 200)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(1000)
+    with wire_consumer(endpoint, topic, 1000, sub_type=SHARED) as wire:
         wire.messages(200, quiet=0.05)
         wire.ack(ids[1:])
         return _counts(endpoint, topic, 1)
@@ -57,9 +56,7 @@ def backlog_after_199_of_200(endpoint: Endpoint, topic: str) -> Any:
 def backlog_after_every_other(endpoint: Endpoint, topic: str) -> Any:
     """Acknowledge every other of ten messages, beginning with the second."""
     ids = produced(endpoint, topic, 10)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(1000)
+    with wire_consumer(endpoint, topic, 1000, sub_type=SHARED) as wire:
         wire.messages(10, quiet=0.05)
         wire.ack(ids[1::2])
         return _counts(endpoint, topic, 5)
@@ -69,9 +66,7 @@ def backlog_after_every_other(endpoint: Endpoint, topic: str) -> Any:
 def backlog_after_batch_indexes(endpoint: Endpoint, topic: str) -> Any:
     """Acknowledge, of four batches of ten: five messages of the first by index, all of the second, all of the last."""
     ids = produced_batches(endpoint, topic, 4, 10)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(1000)
+    with wire_consumer(endpoint, topic, 1000, sub_type=SHARED) as wire:
         wire.messages(4, quiet=0.05)
         wire.ack([{**ids[0], "batch_index": 0, "batch_size": 10, "ack_set": [0b1111100000]}, ids[1], ids[3]])
         return _counts(endpoint, topic, 2)
@@ -81,9 +76,7 @@ def backlog_after_batch_indexes(endpoint: Endpoint, topic: str) -> Any:
 def backlog_after_all_indexes_of_a_batch(endpoint: Endpoint, topic: str) -> Any:
     """Acknowledge all messages of the first of two batches by index, in two halves."""
     ids = produced_batches(endpoint, topic, 2, 10)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(1000)
+    with wire_consumer(endpoint, topic, 1000, sub_type=SHARED) as wire:
         wire.messages(2, quiet=0.05)
         wire.ack([{**ids[0], "batch_index": 0, "batch_size": 10, "ack_set": [0b1111100000]}])
         half = _counts(endpoint, topic, 2)
@@ -95,9 +88,7 @@ def backlog_after_all_indexes_of_a_batch(endpoint: Endpoint, topic: str) -> Any:
 def backlog_without_a_consumer(endpoint: Endpoint, topic: str) -> Any:
     """Acknowledge some of ten messages, then disconnect."""
     ids = produced(endpoint, topic, 10)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(1000)
+    with wire_consumer(endpoint, topic, 1000, sub_type=SHARED) as wire:
         wire.messages(10, quiet=0.05)
         wire.ack([ids[0], ids[1], ids[5]])
     return _counts(endpoint, topic, 7)
@@ -107,15 +98,11 @@ def backlog_without_a_consumer(endpoint: Endpoint, topic: str) -> Any:
 def backlog_after_unload(endpoint: Endpoint, topic: str) -> Any:
     """Acknowledge some of ten messages, disconnect and unload the topic."""
     ids = produced(endpoint, topic, 10)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(1000)
+    with wire_consumer(endpoint, topic, 1000, sub_type=SHARED) as wire:
         wire.messages(10, quiet=0.05)
         wire.ack([ids[0], ids[1], ids[5]])
     endpoint.topic("PUT", topic, "/unload")
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(100)
+    with wire_consumer(endpoint, topic, 100, sub_type=SHARED) as wire:
         again = payloads(wire.messages(7))
         return _counts(endpoint, topic, 7) | {"delivered": again, "messagesConsumedCounter": None}
 
@@ -124,9 +111,7 @@ def backlog_after_unload(endpoint: Endpoint, topic: str) -> Any:
 def nondurable_exclusive_asked_again(endpoint: Endpoint, topic: str) -> Any:
     """Acknowledge three of six messages of a non-durable subscription and ask for all again."""
     produced(endpoint, topic, 10)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, durable=False, start_message_id=EARLIEST)
-        wire.flow(6)
+    with wire_consumer(endpoint, topic, 6, durable=False, start_message_id=EARLIEST) as wire:
         frames = wire.messages(6)
         wire.ack(ids_of(frames[:3]))
         wire.redeliver()
@@ -172,9 +157,7 @@ def nondurable_failover_taken_over(endpoint: Endpoint, topic: str) -> Any:
 def nondurable_cumulative(endpoint: Endpoint, topic: str) -> Any:
     """Acknowledge the first three of six messages cumulatively and ask for all again."""
     produced(endpoint, topic, 10)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, durable=False, start_message_id=EARLIEST)
-        wire.flow(6)
+    with wire_consumer(endpoint, topic, 6, durable=False, start_message_id=EARLIEST) as wire:
         frames = wire.messages(6)
         wire.ack([id_of(frames[2])], cumulative=True)
         wire.redeliver()
@@ -186,9 +169,7 @@ def nondurable_cumulative(endpoint: Endpoint, topic: str) -> Any:
 def acknowledged_again(endpoint: Endpoint, topic: str) -> Any:
     """Acknowledge messages twice, messages of a former connection, and ids that do not exist."""
     ids = produced(endpoint, topic, 10)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(100)
+    with wire_consumer(endpoint, topic, 100, sub_type=SHARED) as wire:
         wire.messages(10, quiet=0.05)
         seen = [wire.ack(ids[:3]), wire.ack(ids[:3]), wire.ack([ids[1]])]
     with Wire(endpoint) as wire:
@@ -205,9 +186,7 @@ def acknowledged_again(endpoint: Endpoint, topic: str) -> Any:
 def acknowledged_cumulatively(endpoint: Endpoint, topic: str) -> Any:
     """Acknowledge cumulatively: the fifth of ten, then the third, then all; on an exclusive subscription."""
     ids = produced(endpoint, topic, 10)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic)
-        wire.flow(100)
+    with wire_consumer(endpoint, topic, 100) as wire:
         wire.messages(10, quiet=0.05)
         seen = []
         for index, backlog in ((4, 5), (2, 5), (9, 0)):
@@ -220,9 +199,7 @@ def acknowledged_cumulatively(endpoint: Endpoint, topic: str) -> Any:
 def acknowledged_cumulatively_on_shared(endpoint: Endpoint, topic: str) -> Any:
     """Acknowledge cumulatively on a shared subscription."""
     ids = produced(endpoint, topic, 3)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(100)
+    with wire_consumer(endpoint, topic, 100, sub_type=SHARED) as wire:
         wire.messages(3)
         answered = wire.ack([ids[2]], cumulative=True)
         return {"answered": answered, "msgBacklog": endpoint.subscription(topic)["msgBacklog"]}

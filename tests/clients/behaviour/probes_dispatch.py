@@ -21,6 +21,7 @@ from tests.clients.behaviour.wire import (
     plain,
     produced,
     spread,
+    wire_consumer,
 )
 
 
@@ -41,9 +42,7 @@ def redelivery_count_after_16_disconnects(endpoint: Endpoint, topic: str) -> Any
 def redelivery_count_after_negative_acknowledgements(endpoint: Endpoint, topic: str) -> Any:
     """Count redeliveries after two requests, then after a disconnect, for another consumer."""
     produced(endpoint, topic, 3)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(100)
+    with wire_consumer(endpoint, topic, 100, sub_type=SHARED) as wire:
         frames = wire.messages(3)
         seen = [counts(frames)]
         for _ in range(2):
@@ -76,9 +75,7 @@ def redelivery_count_after_all_are_asked_again(endpoint: Endpoint, topic: str) -
 def redelivery_count_after_unload(endpoint: Endpoint, topic: str) -> Any:
     """Count redeliveries of messages that were asked again once, after the topic was unloaded."""
     produced(endpoint, topic, 3)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(100)
+    with wire_consumer(endpoint, topic, 100, sub_type=SHARED) as wire:
         wire.redeliver(ids_of(wire.messages(3)))
         before = counts(wire.messages(3))
         endpoint.topic("PUT", topic, "/unload")
@@ -235,13 +232,9 @@ def delayed_and_disconnected(endpoint: Endpoint, topic: str) -> Any:
         deliver_at = int(time.time() * 1000) + 8000
         sender.publish(plain("delayed", 0, deliver_at_time=deliver_at))
         sender.publish(plain("at once", 1), 1)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(100)
+    with wire_consumer(endpoint, topic, 100, sub_type=SHARED) as wire:
         first = payloads(wire.messages(1, quiet=0.3))
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(100)
+    with wire_consumer(endpoint, topic, 100, sub_type=SHARED) as wire:
         frames = wire.messages(1, quiet=0.3)
         early = payloads(frames)
         late = wire.messages(1)

@@ -21,6 +21,7 @@ from tests.clients.behaviour.wire import (
     payloads,
     plain,
     produced,
+    wire_consumer,
 )
 
 
@@ -28,9 +29,7 @@ from tests.clients.behaviour.wire import (
 def acknowledged_before_it_is_delivered(endpoint: Endpoint, topic: str) -> Any:
     """Acknowledge the fifth of five messages when two were delivered; what is delivered then, and the backlog."""
     ids = produced(endpoint, topic, 5)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(2)
+    with wire_consumer(endpoint, topic, 2, sub_type=SHARED) as wire:
         wire.messages(2)
         acknowledged = wire.ack([ids[4]])
         wire.flow(10)
@@ -43,9 +42,7 @@ def acknowledged_before_it_is_delivered(endpoint: Endpoint, topic: str) -> Any:
 def acknowledged_cumulatively_ahead(endpoint: Endpoint, topic: str) -> Any:
     """Acknowledge cumulatively past what was delivered, then past the end, then publish one more message."""
     ids = produced(endpoint, topic, 10)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic)
-        wire.flow(3)
+    with wire_consumer(endpoint, topic, 3) as wire:
         wire.messages(3)
         wire.ack([ids[7]], cumulative=True)
         backlog = settled(lambda: endpoint.subscription(topic)["msgBacklog"], 2)
@@ -60,15 +57,11 @@ def acknowledged_cumulatively_ahead(endpoint: Endpoint, topic: str) -> Any:
 def acknowledgements_outlive_the_consumer(endpoint: Endpoint, topic: str) -> Any:
     """Acknowledge some of ten messages without waiting for a receipt, and close the connection."""
     ids = produced(endpoint, topic, 10)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(100)
+    with wire_consumer(endpoint, topic, 100, sub_type=SHARED) as wire:
         wire.messages(10, quiet=0.1)
         wire.send(type=BaseCommand.ACK, ack={"consumer_id": 1, "ack_type": 0, "message_id": ids[1:6:2]})
         wire.close_consumer()
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(100)
+    with wire_consumer(endpoint, topic, 100, sub_type=SHARED) as wire:
         return payloads(wire.messages(7))
 
 

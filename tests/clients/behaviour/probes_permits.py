@@ -19,6 +19,7 @@ from tests.clients.behaviour.wire import (
     plain,
     produced_batches,
     slots,
+    wire_consumer,
 )
 
 
@@ -41,9 +42,7 @@ def _permits(endpoint: Endpoint, topic: str, frames: Sequence[Frame]) -> dict[st
 def permits_of_batches(endpoint: Endpoint, topic: str) -> Any:
     """Deliver batches of ten to a shared consumer that gave 15 permits."""
     produced_batches(endpoint, topic, 4, 10)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(15)
+    with wire_consumer(endpoint, topic, 15, sub_type=SHARED) as wire:
         return _permits(endpoint, topic, wire.messages(2))
 
 
@@ -51,15 +50,11 @@ def permits_of_batches(endpoint: Endpoint, topic: str) -> Any:
 def permits_of_partly_acknowledged_batches(endpoint: Endpoint, topic: str) -> Any:
     """Deliver batches of ten again, of which eight messages were acknowledged by index, for 15 permits."""
     ids = produced_batches(endpoint, topic, 4, 10)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(100)
+    with wire_consumer(endpoint, topic, 100, sub_type=SHARED) as wire:
         wire.messages(4)
         wire.ack([{**id, "batch_index": 0, "batch_size": 10, "ack_set": [0b1100000000]} for id in ids])
         first = _permits(endpoint, topic, [])
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=SHARED)
-        wire.flow(15)
+    with wire_consumer(endpoint, topic, 15, sub_type=SHARED) as wire:
         frames = wire.messages(2)
         sets = [list(frame.command.message.ack_set) for frame in frames]
         return {"before": first, "again": _permits(endpoint, topic, frames), "ack_sets": sets}

@@ -8,7 +8,18 @@ from typing import Any
 from api.pulsar.pulsar_api_pb2 import BaseCommand
 from tests.clients.behaviour.endpoint import Endpoint, settled
 from tests.clients.behaviour.probes import probe
-from tests.clients.behaviour.wire import EARLIEST, EXCLUSIVE, FAILOVER, SHARED, Wire, ids_of, payloads, plain, produced
+from tests.clients.behaviour.wire import (
+    EARLIEST,
+    EXCLUSIVE,
+    FAILOVER,
+    SHARED,
+    Wire,
+    ids_of,
+    payloads,
+    plain,
+    produced,
+    wire_consumer,
+)
 
 TYPES = {"exclusive": EXCLUSIVE, "failover": FAILOVER, "shared": SHARED}
 
@@ -20,9 +31,7 @@ def _backlog(endpoint: Endpoint, topic: str, *values: int) -> int:
 def _after(endpoint: Endpoint, topic: str, sub_type: int, below: str, backlog: int, expected: int) -> Any:
     """Return what a consumer with five of 20 messages gets after a REST command, with permits for the rest."""
     produced(endpoint, topic, 20)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic, sub_type=sub_type)
-        wire.flow(5)
+    with wire_consumer(endpoint, topic, 5, sub_type=sub_type) as wire:
         wire.messages(5, quiet=0.2)
         status = endpoint.topic("POST", topic, below).status_code
         counted = _backlog(endpoint, topic, backlog)
@@ -190,9 +199,7 @@ def unsubscribe_by_the_consumer(endpoint: Endpoint, topic: str) -> Any:
 def truncate_with_a_consumer(endpoint: Endpoint, topic: str) -> Any:
     """Truncate a topic whose consumer has five of 50 messages; what it gets then."""
     produced(endpoint, topic, 50)
-    with Wire(endpoint) as wire:
-        wire.subscribe(topic)
-        wire.flow(5)
+    with wire_consumer(endpoint, topic, 5) as wire:
         wire.messages(5, quiet=0.2)
         status = endpoint.topic("DELETE", topic, "/truncate").status_code
         closed = wire.consumer_closed(seconds=1)
@@ -209,7 +216,5 @@ def truncate_and_a_new_reader(endpoint: Endpoint, topic: str) -> Any:
     produced(endpoint, topic, 5)
     status = endpoint.topic("DELETE", topic, "/truncate").status_code
     produced(endpoint, topic, 1, 5)
-    with Wire(endpoint) as reader:
-        reader.subscribe(topic, "r", durable=False, start_message_id=EARLIEST)
-        reader.flow(100)
+    with wire_consumer(endpoint, topic, 100, "r", durable=False, start_message_id=EARLIEST) as reader:
         return {"status": status, "delivered": payloads(reader.messages(1))}

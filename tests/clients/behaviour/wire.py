@@ -9,8 +9,8 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -255,6 +255,17 @@ class Wire:
             if frame is None:
                 return changes
             changes.append(frame.command.active_consumer_change.is_active)
+
+
+@contextmanager
+def wire_consumer(
+    endpoint: Endpoint, topic: str, permits: int, name: str = "s", sub_type: int = EXCLUSIVE, **fields: Any
+) -> Iterator[Wire]:
+    """Connect and subscribe as `Wire.subscribe` does, with that many permits."""
+    with Wire(endpoint) as wire:
+        wire.subscribe(topic, name, sub_type, **fields)
+        wire.flow(permits)
+        yield wire
 
 
 def _next(pending: bytearray) -> Frame | None:
