@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.clients.cli.recorded.replay import RECORDED, TABLES, outcomes
+from tests.clients.rest.recorded.replay import differences
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_outcomes_are_as_recorded(table: str, tmp_path: Path) -> None:
-    expected = json.loads(RECORDED.read_text())[table]
-    actual = outcomes(table, tmp_path)
-    assert [line[0] for line in actual] == [line[0] for line in expected], "record again: another table"
-    wrong = [f"{new}\n  recorded: {old[1:]}" for new, old in zip(actual, expected, strict=True) if new != old]
+    wrong = differences(RECORDED, table, outcomes(table, tmp_path))
     assert not wrong, "\n".join(wrong)

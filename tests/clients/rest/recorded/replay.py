@@ -237,3 +237,10 @@ def document(recorded: dict[str, list[list[Any]]]) -> str:
         answers_of_scene = ",\n".join(f"    {json.dumps(line, ensure_ascii=False)}" for line in lines)
         scenes.append(f"  {json.dumps(scene)}: [\n{answers_of_scene}\n  ]")
     return "{\n" + ",\n".join(scenes) + "\n}\n"
+
+
+def differences(file: Path, table: str, actual: list[list[Any]]) -> list[str]:
+    """Return each line of a table that is not as the file has it, with both answers."""
+    expected = json.loads(file.read_text())[table]
+    assert [line[0] for line in actual] == [line[0] for line in expected], "record again: the table has other lines"
+    return [f"{new}\n  recorded: {old[1:]}" for new, old in zip(actual, expected, strict=True) if new != old]

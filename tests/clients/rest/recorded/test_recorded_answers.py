@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,12 @@ import pytest
 
 from api.app import ROUTERS
 from api.dashboard import DASHBOARD_ROUTERS
-from tests.clients.rest.recorded.replay import RECORDED, SCENES, answers, calls_of
+from tests.clients.rest.recorded.replay import RECORDED, SCENES, answers, calls_of, differences
 
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_answers_are_as_recorded(scene: str, tmp_path: Path) -> None:
-    expected = json.loads(RECORDED.read_text())[scene]
-    actual = answers(scene, tmp_path)
-    assert [line[0] for line in actual] == [line[0] for line in expected], "record again: another table"
-    wrong = [f"{new}\n  recorded: {old[1:]}" for new, old in zip(actual, expected, strict=True) if new != old]
+    wrong = differences(RECORDED, scene, answers(scene, tmp_path))
     assert not wrong, "\n".join(wrong)
 
 
