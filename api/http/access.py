@@ -26,6 +26,7 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.broker import tenants
 from api.broker.threads import WaitsFor
 from api.http.dependencies import broker_of
 from api.http.paths import decoded
@@ -229,17 +230,11 @@ class AuthorizationService:
             if namespace is not None:
                 found.update(self.tenancy.namespace(f"{tenant}/{namespace}").permissions.get(role, ()))
                 if topic is not None:
-                    for granted in topic_grants(self.tenancy, TopicName(tenant, namespace, topic)):
+                    for granted in tenants.topic_grants(self.tenancy, TopicName(tenant, namespace, topic)):
                         found.update(granted.get(role, ()))
         except (NotFound, InvalidInput):
             pass
         return frozenset(found)
-
-
-def topic_grants(tenancy: TenancyStore, topic: TopicName) -> list[Mapping[str, tuple[str, ...]]]:
-    """What a topic itself grants by role, and what the partitioned topic does that it is a partition of."""
-    whole = topic.whole
-    return list(tenancy.topic_permissions([topic] if whole is None else [topic, whole]).values())
 
 
 def _cookie(scope: Scope) -> str:

@@ -1,4 +1,4 @@
-"""What Pulsar's tools ask of a broker: the live brokers, its health, its version, its settings.
+"""Routes of the broker itself, for Pulsar's tools: the live brokers, its health, its version, its settings.
 
 No setting can be changed while the service runs, so there are no dynamic ones to list, and changes are refused.
 """
@@ -69,10 +69,10 @@ def get_leader_broker(broker: Broker) -> BrokerInfo:
     """The service that schedules compactions."""
     services = broker.environment.metadata.services
     name = services.leader()
-    found = next((item for item in services.live() if item.name == name), None)
-    if found is None:
+    leader = next((item for item in services.live() if item.name == name), None)
+    if leader is None:
         raise RestException(404, "Couldn't find leader broker")
-    return BrokerInfo(broker_id=urlsplit(found.url).netloc, service_url=found.url)
+    return BrokerInfo(broker_id=urlsplit(leader.url).netloc, service_url=leader.url)
 
 
 @router.get("/configuration", AuthAction.SUPERUSER)
@@ -120,7 +120,7 @@ def backlog_quota_check(broker: Broker) -> None:
 
 @router.get("/{cluster}", AuthAction.SUPERUSER, refuses=(404,))
 def list_cluster_brokers(broker: Broker, request: Request, cluster: str) -> list[str]:
-    """As `listBrokers`, of the one cluster."""
+    """Return the same list as `listBrokers`, for the one cluster."""
     if cluster != broker.settings.cluster_name:
         raise RestException(404, f"Cluster does not exist: cluster={cluster}")
     return _brokers(broker, request)

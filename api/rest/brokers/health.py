@@ -1,4 +1,4 @@
-"""What machines ask of a service: is it alive, is it ready, its numbers. None of it is Pulsar's admin tree.
+"""Routes for machines that watch a service: liveness, readiness, metrics. They are not part of Pulsar's admin tree.
 
 `/livez` shows that the process answers, and nothing more: an unreachable database is no reason to restart it. `/readyz`
 checks database, schema, object store and the room of the log directory, and names those that cannot serve. The cause is
@@ -31,7 +31,7 @@ _OK = "ok"
 
 
 class Readiness(BaseModel):
-    """What was checked: `ok`, or what is wrong. `reason`: all that is wrong, in one line."""
+    """The checks by name: `ok`, or the fault. `reason`: all faults, in one line."""
 
     reason: str
     checks: dict[str, str]
@@ -53,8 +53,8 @@ async def livez() -> str:
 @router.get("/readyz", responses={503: {"model": Readiness}})
 async def readyz(context: Context, in_full: InFull) -> Readiness:
     """The service can do its work: database, schema and object store answer, and the log directory has room."""
-    found: Mapping[str, HealthCheckResult] = await context.readiness.answer(lambda: _checked(context))
-    checks = {name: check.full if in_full else check.public for name, check in found.items()}
+    results: Mapping[str, HealthCheckResult] = await context.readiness.answer(lambda: _checked(context))
+    checks = {name: check.full if in_full else check.public for name, check in results.items()}
     wrong = [f"{name}: {result}" for name, result in checks.items() if result != _OK]
     answer = Readiness(reason="; ".join(wrong), checks=checks)
     return answer if not wrong else cast(Readiness, JSONResponse(answer.model_dump(), 503))
@@ -74,17 +74,17 @@ async def metrics(request: Request, context: Context) -> Response:
 
 def _checked(context: HttpContext) -> Mapping[str, HealthCheckResult]:
     environment = context.broker.environment
-    found = {
+    results = {
         "database": _checked_by(environment.metadata.metrics.ping),
         "schema": _checked_by(environment.metadata.check_schema),
         "store": _checked_by(lambda: _probe(environment.store.size)),
         "log": _checked_by(environment.log.check_room),
     }
-    for name, check in found.items():
+    for name, check in results.items():
         if check.full != context.failing_checks.get(name, _OK):
             LOG.warning("readiness: %s: %s", name, check.full)
         context.failing_checks[name] = check.full
-    return found
+    return results
 
 
 def _probe(size: Callable[[str], int]) -> None:

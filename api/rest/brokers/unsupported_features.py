@@ -59,12 +59,12 @@ class UnsupportedRoute:
         return REFUSAL.format(self.what)
 
     def answer(self, verb: str) -> Response:
-        """Raises RestException (405)."""
-        found = self.answers[verb]
-        if isinstance(found, str):
-            offered = sorted(name for name, answer in self.answers.items() if not isinstance(answer, str))
+        """Return the answer to a verb. Raise RestException (405)."""
+        answer = self.answers[verb]
+        if isinstance(answer, str):
+            offered = sorted(name for name, other in self.answers.items() if not isinstance(other, str))
             raise RestException(405, self.reason, {"Allow": ", ".join(offered)})
-        return done() if found is None else found.response
+        return done() if answer is None else answer.response
 
 
 REFUSED = "refused"

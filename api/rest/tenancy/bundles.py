@@ -24,13 +24,13 @@ _STARTS = tuple(int(boundary, 16) for boundary in _BOUNDARIES[:-1])
 
 
 def bundle_of(topic: TopicName) -> str:
-    """The name of the bundle that a topic is in."""
+    """Return the name of the bundle of a topic."""
     number = zlib.crc32(str(topic).encode())
     return RANGES[max(at for at, start in enumerate(_STARTS) if start <= number)]
 
 
 def check_bundle(bundle: str) -> str:
-    """The name of a bundle in a path. Raises RestException (412) for one that no namespace has."""
+    """Return the name of a bundle in a path. Raise RestException (412) for a name that no namespace has."""
     name = decoded(bundle)
     if name not in RANGES:
         raise RestException(412, f"Invalid bundle range: {name}: a namespace has {', '.join(RANGES)}")

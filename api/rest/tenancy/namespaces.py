@@ -1,4 +1,4 @@
-"""Namespaces: making, listing and deleting them, and their policies as one document of Pulsar's."""
+"""Routes of namespaces: create, list, unload and delete them; their policies as one document of Pulsar."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Body
 from pydantic import ConfigDict, Field, ValidationError
 
-from api.broker import names
+from api.broker import names, tenants
 from api.http.access import ANY_USE, AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import NAMESPACE_PATH, Namespace
@@ -43,7 +43,7 @@ QuotaKind = Annotated[QuotaType, Field(strict=False)]
 
 
 class _InitialPolicies(PulsarBody):
-    """Of Pulsar's policies of a namespace, those that a new one begins with."""
+    """The policies of Pulsar that a new namespace may begin with."""
 
     model_config = ConfigDict(alias_generator=None)
 
@@ -60,20 +60,20 @@ class _InitialPolicies(PulsarBody):
 
 @router.get("/namespaces/{tenant}", AuthAction.ADMIN, refuses=(404,))
 def list_namespaces(broker: Broker, tenant: Tenant) -> list[str]:
-    """The namespaces of a tenant, by name."""
+    """Return the namespaces of a tenant, by name."""
     with reported_as("Tenant not found"):
         return broker.environment.metadata.tenancy.namespaces(tenant)
 
 
 @router.get(NAMESPACE_PATH, AuthAction.ADMIN)
 def get_policies(broker: Broker, namespace: Namespace) -> dict[str, Any]:
-    """All policies that Pulsar has for a namespace; those that this service has not are at their defaults."""
+    """Return all policies that Pulsar has for a namespace; those that this service lacks are at their defaults."""
     metadata = broker.environment.metadata
-    found = names.namespace(broker.environment, namespace)
+    record = names.namespace(broker.environment, namespace)
     settings = metadata.policies.of_scope(namespace_scope(namespace))
     quotas = {kind.value: quota.model_dump(by_alias=True) for kind, quota in quotas_of(settings).items()}
     return policies_document(
-        found.permissions,
+        record.permissions,
         metadata.tenancy.topic_permissions_in(namespace),
         broker.settings.cluster_name,
         {
@@ -93,8 +93,8 @@ def create_namespace(
     namespace: Namespace,
     policies: Annotated[dict[str, Any] | None, Body(description="Pulsar's policies document; may be left out.")] = None,
 ) -> None:
-    """Make a namespace. Of its policies, retention, threshold, time to live, quotas, deduplication and schema strategy
-    are set; another one that is not at its default is refused."""
+    """Create a namespace with policies: retention, threshold, time to live, quotas, deduplication and schema strategy.
+    Another one that is not at its default is refused."""
     document = policies or {}
     unset = unsupported(document, _InitialPolicies.model_fields)
     if unset:
@@ -120,7 +120,7 @@ def delete_namespace(broker: Broker, namespace: Namespace, force: bool = False) 
 
 @router.get(NAMESPACE_PATH + "/topics", *ANY_USE)
 def list_namespace_topics(broker: Broker, namespace: Namespace, mode: str = "PERSISTENT") -> list[str]:
-    """The topics of a namespace, partitions one by one; none for the mode NON_PERSISTENT."""
+    """Return the topics of a namespace, partitions one by one; none for the mode NON_PERSISTENT."""
     names.namespace(broker.environment, namespace)
     if mode == "NON_PERSISTENT":
         return []
@@ -129,39 +129,33 @@ def list_namespace_topics(broker: Broker, namespace: Namespace, mode: str = "PER
 
 @router.get(NAMESPACE_PATH + "/bundles", AuthAction.ADMIN)
 def get_bundles(broker: Broker, namespace: Namespace) -> dict[str, Any]:
-    """The ranges of hashes into which topics fall: the same four for every namespace."""
+    """Return the ranges of hashes into which topics fall: the same four for every namespace."""
     names.namespace(broker.environment, namespace)
     return BUNDLES
 
 
 @router.get(NAMESPACE_PATH + "/replication", AuthAction.ADMIN)
 def get_namespace_replication_clusters(broker: Broker, namespace: Namespace) -> list[str]:
-    """The one cluster."""
+    """Return the one cluster."""
     names.namespace(broker.environment, namespace)
     return [broker.settings.cluster_name]
 
 
 @router.put(NAMESPACE_PATH + "/unload", AuthAction.ADMIN)
 def unload_namespace(broker: Broker, namespace: Namespace) -> None:
-    """Gives up the leases of the topics that this service writes, and tells their clients to look them up again."""
-    _unload(broker, namespace)
+    """Release the leases of the topics that this service writes. Their clients look them up again."""
+    tenants.unload_namespace(broker, namespace, lambda _: True)
 
 
 @router.put(NAMESPACE_PATH + "/{bundle}/unload", AuthAction.ADMIN)
 def unload_namespace_bundle(broker: Broker, namespace: Namespace, bundle: str) -> None:
-    """As of the namespace, of the topics of one bundle."""
-    _unload(broker, namespace, check_bundle(bundle))
-
-
-def _unload(broker: Broker, namespace: str, bundle: str | None = None) -> None:
-    names.namespace(broker.environment, namespace)
-    for record in broker.logs.topics:
-        if names.namespace_of(record.name) == namespace and bundle in (None, bundle_of(record.name)):
-            broker.logs.close_topic(record.id)
+    """Release the leases of the topics of one bundle that this service writes. Their clients look them up again."""
+    range_name = check_bundle(bundle)
+    tenants.unload_namespace(broker, namespace, lambda name: bundle_of(name) == range_name)
 
 
 def _initial_policies(document: Mapping[str, Any]) -> _InitialPolicies:
-    """Raises RestException 400."""
+    """Return the policies of a document. Raise RestException (400)."""
     try:
         return _InitialPolicies.model_validate(
             {name: document[name] for name in _InitialPolicies.model_fields if name in document}
@@ -171,7 +165,7 @@ def _initial_policies(document: Mapping[str, Any]) -> _InitialPolicies:
 
 
 def _values(initial: _InitialPolicies) -> dict[str, object]:
-    """The policies to set, by name. Raises RestException (412)."""
+    """Return the policies to set, by name. Raise RestException (412)."""
     values: dict[str, object] = {}
     if initial.retention_policies is not None:
         values |= retention_values(initial.retention_policies)

@@ -1,6 +1,6 @@
-"""Permissions: what roles may do in a tenant, in a namespace, or with a topic; for a topic all three hold.
+"""Permissions: the actions that roles may do in a tenant, in a namespace, or with a topic; for a topic all three hold.
 
-What is granted for a partitioned topic holds for its partitions.
+Permissions of a partitioned topic hold for its partitions.
 
 Pulsar's clients know `produce` and `consume`, and fail at words that they do not know; `compact` and `admin` are this
 service's own and are listed only where they are asked for (`?all=true`).
@@ -13,8 +13,8 @@ from typing import Annotated
 
 from fastapi import Body, Path
 
-from api.broker import names
-from api.http.access import GRANTABLE, AuthAction, topic_grants
+from api.broker import names, tenants
+from api.http.access import GRANTABLE, AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded
 from api.http.problems import RestException, reported_as
@@ -32,14 +32,14 @@ Actions = Annotated[list[str], Body(description="All that the role may do there,
 
 @router.get(NAMESPACE_PATH + "/permissions", AuthAction.ADMIN)
 def get_namespace_permissions(broker: Broker, namespace: Namespace, all: bool = False) -> dict[str, list[str]]:
-    """What was granted in the namespace, by role. `all`: with what Pulsar's clients do not know."""
-    found = names.namespace(broker.environment, namespace).permissions
-    return {role: list(actions) for role, actions in found.items()} if all else for_pulsar(found)
+    """Return the actions granted in the namespace, by role. `all`: also those that Pulsar's clients do not know."""
+    permissions = names.namespace(broker.environment, namespace).permissions
+    return {role: list(actions) for role, actions in permissions.items()} if all else for_pulsar(permissions)
 
 
 @router.post(NAMESPACE_PATH + "/permissions/{role}", AuthAction.ADMIN)
 def grant_namespace_permission(broker: Broker, namespace: Namespace, role: Role, actions: Actions) -> None:
-    """Let a role do exactly this in the namespace."""
+    """Grant a role exactly these actions in the namespace."""
     check_actions(actions)
     with reported_as("Namespace does not exist"):
         broker.environment.metadata.tenancy.permit(namespace, check_role(role), sorted(set(actions)))
@@ -47,26 +47,22 @@ def grant_namespace_permission(broker: Broker, namespace: Namespace, role: Role,
 
 @router.delete(NAMESPACE_PATH + "/permissions/{role}", AuthAction.ADMIN)
 def revoke_namespace_permission(broker: Broker, namespace: Namespace, role: Role) -> None:
-    """Take what was granted to a role in the namespace; nothing is no error."""
+    """Revoke all actions granted to a role in the namespace; none is no error."""
     with reported_as("Namespace does not exist"):
         broker.environment.metadata.tenancy.revoke(namespace, check_role(role))
 
 
 @router.get(TOPIC_PATH + "/permissions", AuthAction.ADMIN)
 def get_topic_permissions(broker: Broker, topic: Topic, all: bool = False) -> dict[str, list[str]]:
-    """What its namespace and the topic itself grant, by role. `all`: with what Pulsar's clients do not know."""
-    names.topics(broker.environment, topic)
-    tenancy = broker.environment.metadata.tenancy
-    found: dict[str, list[str]] = {}
-    for granted in (tenancy.namespace(names.namespace_of(topic)).permissions, *topic_grants(tenancy, topic)):
-        for role, actions in granted.items():
-            found[role] = sorted({*found.get(role, ()), *actions})
-    return found if all else for_pulsar(found)
+    """Return the actions that the topic and its namespace grant, by role. `all`: also those unknown to Pulsar's
+    clients."""
+    permissions = tenants.topic_permissions(broker.environment, topic)
+    return permissions if all else for_pulsar(permissions)
 
 
 @router.post(TOPIC_PATH + "/permissions/{role}", AuthAction.ADMIN)
 def grant_topic_permission(broker: Broker, topic: Topic, role: Role, actions: Actions) -> None:
-    """Let a role do exactly this with the topic, besides what its namespace grants."""
+    """Grant a role exactly these actions with the topic, besides those that its namespace grants."""
     check_actions(actions)
     with reported_as(f"Topic {topic} not found"):
         broker.environment.metadata.tenancy.permit(str(topic), check_role(role), sorted(set(actions)))
@@ -74,7 +70,7 @@ def grant_topic_permission(broker: Broker, topic: Topic, role: Role, actions: Ac
 
 @router.delete(TOPIC_PATH + "/permissions/{role}", AuthAction.ADMIN)
 def revoke_topic_permission(broker: Broker, topic: Topic, role: Role) -> None:
-    """Take what was granted to a role for the topic; 412 if that was nothing."""
+    """Revoke all actions granted to a role for the topic; 412 if none was granted."""
     with reported_as(f"Topic {topic} not found"):
         if not broker.environment.metadata.tenancy.revoke(str(topic), check_role(role)):
             raise RestException(412, NOT_SET)
@@ -82,15 +78,15 @@ def revoke_topic_permission(broker: Broker, topic: Topic, role: Role) -> None:
 
 @router.get("/tenants/{tenant}/permissions", AuthAction.ADMIN, refuses=(404,))
 def get_tenant_permissions(broker: Broker, tenant: Tenant) -> dict[str, list[str]]:
-    """What was granted in the tenant, for all its namespaces, by role. Pulsar has no such call."""
+    """Return the actions granted in the tenant, for all its namespaces, by role. Pulsar has no such call."""
     with reported_as(NO_TENANT):
-        found = broker.environment.metadata.tenancy.tenant(tenant).permissions
-    return {role: list(actions) for role, actions in found.items()}
+        permissions = broker.environment.metadata.tenancy.tenant(tenant).permissions
+    return {role: list(actions) for role, actions in permissions.items()}
 
 
 @router.post("/tenants/{tenant}/permissions/{role}", AuthAction.ADMIN, refuses=(404,))
 def grant_tenant_permission(broker: Broker, tenant: Tenant, role: Role, actions: Actions) -> None:
-    """Let a role do exactly this in all namespaces of the tenant. Pulsar has no such call."""
+    """Grant a role exactly these actions in all namespaces of the tenant. Pulsar has no such call."""
     check_actions(actions)
     with reported_as(NO_TENANT):
         broker.environment.metadata.tenancy.permit(tenant, check_role(role), sorted(set(actions)))
@@ -98,13 +94,13 @@ def grant_tenant_permission(broker: Broker, tenant: Tenant, role: Role, actions:
 
 @router.delete("/tenants/{tenant}/permissions/{role}", AuthAction.ADMIN, refuses=(404,))
 def revoke_tenant_permission(broker: Broker, tenant: Tenant, role: Role) -> None:
-    """Take what was granted to a role in the tenant. Pulsar has no such call."""
+    """Revoke all actions granted to a role in the tenant. Pulsar has no such call."""
     with reported_as(NO_TENANT):
         broker.environment.metadata.tenancy.revoke(tenant, check_role(role))
 
 
 def check_role(role: str) -> str:
-    """As it is kept. 412 for what no token can name."""
+    """Return the role of a path, decoded. Raise RestException (412) for a role that no token can name."""
     name = decoded(role)
     if not name.isprintable() or len(name.encode()) > MAX_ROLE_BYTES:
         raise RestException(412, f"A role is text that can be printed, of {MAX_ROLE_BYTES} bytes at most")
@@ -112,7 +108,7 @@ def check_role(role: str) -> str:
 
 
 def check_actions(actions: Sequence[str]) -> None:
-    """400 for a word that is no action."""
+    """Raise RestException (400) for a word that is no action."""
     unknown = sorted(set(actions) - set(GRANTABLE))
     if unknown:
         raise RestException(400, f"{unknown[0]!r} is no action: there are {', '.join(GRANTABLE)}")

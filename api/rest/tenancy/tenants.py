@@ -24,7 +24,7 @@ NO_TENANT = "Tenant does not exist"
 
 
 async def tenant_name(request: Request) -> str:
-    """The tenant of a path; it need not exist. 412 for one that cannot be."""
+    """Return the tenant of a path, which need not exist. Raise RestException (412) for an invalid name."""
     name = named(request, "tenant")
     try:
         TopicName(name, "any", "any")
@@ -38,14 +38,14 @@ Tenant = Annotated[str, Depends(tenant_name)]
 
 
 class TenantInfo(PulsarBody):
-    """What a tenant has: its administrators, and the clusters that it may use."""
+    """The administrators of a tenant, and the clusters that it may use."""
 
     admin_roles: list[str] | None = Field(default_factory=list)
     allowed_clusters: list[str] | None = Field(default_factory=list)
 
 
 class ClusterInfo(PulsarAnswer, extra="forbid"):
-    """Where a cluster is reached, as Pulsar has it; of the other fields of a broker none applies here."""
+    """The URLs of a cluster in Pulsar's fields; no other field of a broker applies here."""
 
     service_url: str
     broker_service_url: str
@@ -56,13 +56,13 @@ class ClusterInfo(PulsarAnswer, extra="forbid"):
 
 @router.get("/clusters", AuthAction.SUPERUSER)
 def list_clusters(broker: Broker) -> list[str]:
-    """The one cluster."""
+    """Return the one cluster."""
     return [broker.settings.cluster_name]
 
 
 @router.get("/clusters/{cluster}", AuthAction.SUPERUSER, refuses=(404,))
 def get_cluster(broker: Broker, request: Request, cluster: str) -> ClusterInfo:
-    """Where the cluster is reached."""
+    """Return the URLs of the cluster."""
     if cluster != broker.settings.cluster_name:
         raise RestException(404, "Cluster does not exist")
     http, binary = service_urls(broker, request)
@@ -71,7 +71,7 @@ def get_cluster(broker: Broker, request: Request, cluster: str) -> ClusterInfo:
 
 @router.put("/clusters/{cluster}", AuthAction.SUPERUSER, refuses=(405, 409))
 def create_cluster(broker: Broker, cluster: str) -> None:
-    """Refuse to make a cluster: the one cluster exists, and another one is not offered."""
+    """Refuse to create a cluster: the one cluster exists, and a second one is not offered."""
     if cluster == broker.settings.cluster_name:
         raise RestException(409, "Cluster already exists")
     raise RestException(405, REFUSAL.format(ONE_CLUSTER))
@@ -79,23 +79,23 @@ def create_cluster(broker: Broker, cluster: str) -> None:
 
 @router.get("/tenants", AuthAction.SUPERUSER)
 def list_tenants(broker: Broker) -> list[str]:
-    """All tenants, by name."""
+    """Return all tenants, by name."""
     return broker.environment.metadata.tenancy.tenants()
 
 
 @router.get("/tenants/{tenant}", AuthAction.ADMIN, refuses=(404,))
 def get_tenant(broker: Broker, tenant: Tenant) -> TenantInfo:
-    """The tenant's administrators and clusters."""
+    """Return the tenant's administrators and clusters."""
     with reported_as(NO_TENANT):
-        found = broker.environment.metadata.tenancy.tenant(tenant)
+        record = broker.environment.metadata.tenancy.tenant(tenant)
     return TenantInfo.model_validate(
-        {"adminRoles": sorted(found.admin_roles), "allowedClusters": sorted(found.allowed_clusters)}
+        {"adminRoles": sorted(record.admin_roles), "allowedClusters": sorted(record.allowed_clusters)}
     )
 
 
 @router.put("/tenants/{tenant}", AuthAction.SUPERUSER, refuses=(409,))
 def create_tenant(broker: Broker, tenant: Tenant, info: Annotated[TenantInfo | None, Body()] = None) -> None:
-    """Make a tenant."""
+    """Create a tenant."""
     roles, clusters = _checked(broker, info)
     with reported_as(conflict="Tenant already exist"):
         broker.environment.metadata.tenancy.create_tenant(tenant, roles, clusters)
@@ -103,7 +103,7 @@ def create_tenant(broker: Broker, tenant: Tenant, info: Annotated[TenantInfo | N
 
 @router.post("/tenants/{tenant}", AuthAction.SUPERUSER, refuses=(404,))
 def update_tenant(broker: Broker, tenant: Tenant, info: Annotated[TenantInfo, Body()]) -> None:
-    """Set a tenant's administrators and clusters, in place of what it has."""
+    """Replace a tenant's administrators and clusters."""
     roles, clusters = _checked(broker, info)
     with reported_as(NO_TENANT):
         broker.environment.metadata.tenancy.update_tenant(tenant, roles, clusters)
@@ -119,7 +119,7 @@ def delete_tenant(broker: Broker, tenant: Tenant, force: bool = False) -> None:
 
 
 def _checked(broker: Broker, info: TenantInfo | None) -> tuple[list[str], list[str]]:
-    """Roles and clusters. 412 in the words of a broker."""
+    """Return roles and clusters. Raise RestException (412) in the words of a broker."""
     roles = (info.admin_roles if info else None) or []
     clusters: list[Any] = (info.allowed_clusters if info else None) or []
     if any(not role or role != role.strip() for role in roles):

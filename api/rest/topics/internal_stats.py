@@ -48,7 +48,7 @@ def get_partitioned_internal_stats(broker: Broker, topic: Topic) -> PartitionedT
 
 @router.get(TOPIC_PATH + "/internal-info", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
 def get_internal_info(broker: Broker, topic: Topic) -> TopicInternalInfo:
-    """What metadata holds of a topic, or of each partition of a partitioned one."""
+    """Return the metadata of a topic, or of each partition of a partitioned topic."""
     whole = broker.environment.metadata.partitions.find(topic)
     if whole is None:
         return internal_info(of_topic(broker, topic, lines=True))

@@ -53,7 +53,7 @@ def list_topics(
     namespace: Namespace,
     bundle: Annotated[str | None, Query(description="Only of this bundle.")] = None,
 ) -> list[str]:
-    """The topics of a namespace, partitions one by one."""
+    """Return the topics of a namespace, partitions one by one."""
     listed = topics.in_namespace(broker.environment, namespace)
     range_name = None if bundle is None else check_bundle(bundle)
     return [str(name) for name in listed if range_name is None or bundle_of(name) == range_name]
@@ -85,14 +85,14 @@ def delete_topic(broker: Broker, topic: Topic, force: bool = False) -> None:
 def truncate_topic(broker: Broker, topic: Topic) -> None:
     """Clear a topic, or all partitions of one or none, raw and compacted; offsets continue.
 
-    What cursors and compaction have not read is lost to them.
+    Cursors and compaction lose the messages that they have not read.
     """
     topics.truncate(broker, topic)
 
 
 @router.get(TOPIC_PATH + "/properties", *ANY_USE)
 def get_topic_properties(broker: Broker, topic: Topic) -> dict[str, str]:
-    """The properties of a topic, or of a partitioned topic."""
+    """Return the properties of a topic, or of a partitioned topic."""
     return topics.properties(broker.environment, topic)
 
 
@@ -118,7 +118,7 @@ def remove_topic_property(
 
 @router.put(TOPIC_PATH + "/unload", AuthAction.ADMIN)
 def unload_topic(broker: Broker, topic: Topic) -> None:
-    """Gives up the writer's lease, and tells clients to look the topic up again. A compaction continues, and its status
+    """Release the writer's lease, and let clients look the topic up again. A compaction continues, and its status
     stays (S7)."""
     topics.unload(broker, topic)
 

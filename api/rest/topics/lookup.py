@@ -28,7 +28,7 @@ BINARY_PORT = 6650
 
 
 class LookupData(PulsarAnswer):
-    """Where a topic is served."""
+    """URLs of the service that serves a topic."""
 
     broker_url: str
     http_url: str
@@ -38,7 +38,7 @@ class LookupData(PulsarAnswer):
 
 @router.get("/topic/persistent/{tenant}/{namespace}/{topic}", *ANY_USE)
 def lookup_topic(broker: Broker, request: Request, topic: Topic) -> LookupData:
-    """The service that has the topic's lease, or else this one."""
+    """Return the service that has the topic's lease, or else this one."""
     with reported_as("Namespace not found"):
         names.namespace(broker.environment, names.namespace_of(topic))
     http, binary = service_urls(broker, request, topic)
@@ -54,18 +54,18 @@ def lookup_topic(broker: Broker, request: Request, topic: Topic) -> LookupData:
     responses={200: {"content": {"text/plain": {}}}},
 )
 def lookup_bundle(broker: Broker, topic: Topic) -> Response:
-    """The bundle that a topic is in, one of those of its namespace."""
+    """Return the bundle of a topic, one of those of its namespace."""
     with reported_as("Namespace not found"):
         names.namespace(broker.environment, names.namespace_of(topic))
     return Response(bundle_of(topic), media_type="text/plain")
 
 
 def service_urls(broker: Broker, request: Request, topic: TopicName | None = None) -> tuple[str, str]:
-    """URLs, for HTTP and for Pulsar's protocol, of the service that has the topic, or of this one."""
+    """Return URLs, for HTTP and for Pulsar's protocol, of the service that has the topic, or of this one."""
     settings = broker.settings
-    ours = settings.url if settings.advertised_url else str(request.base_url)
+    own_url = settings.url if settings.advertised_url else str(request.base_url)
     holder = None if topic is None else _holder(broker, topic)
-    http = (ours if holder is None else holder.url).rstrip("/")
+    http = (own_url if holder is None else holder.url).rstrip("/")
     owner = settings if holder is None else holder
     binary = owner.broker_service_url or owner.broker_service_url_tls
     host = urlsplit(http).hostname or settings.host
@@ -73,7 +73,7 @@ def service_urls(broker: Broker, request: Request, topic: TopicName | None = Non
 
 
 def _holder(broker: Broker, topic: TopicName) -> ServiceRecord | None:
-    """The service whose process holds the topic's lease, if one does."""
+    """Return the service whose process holds the topic's lease; None: no service does."""
     metadata = broker.environment.metadata
     try:
         lease = metadata.leases.current(metadata.topics.get(topic).id)

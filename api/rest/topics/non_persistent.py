@@ -21,20 +21,20 @@ ONLY_PERSISTENT = "Only persistent topics can be stored and compacted: use persi
 
 @router.get("/non-persistent/{tenant}/{namespace}", *ANY_USE)
 def list_non_persistent_topics(broker: Broker, namespace: Namespace) -> list[str]:
-    """None."""
+    """Return an empty list."""
     names.namespace(broker.environment, namespace)
     return []
 
 
 @router.get("/non-persistent/{tenant}/{namespace}/partitioned", *ANY_USE)
 def list_partitioned_non_persistent_topics(broker: Broker, namespace: Namespace) -> list[str]:
-    """None."""
+    """Return an empty list."""
     names.namespace(broker.environment, namespace)
     return []
 
 
 def refuse(rest: str) -> Response:
-    """Refused: 412, whatever is asked."""
+    """Raise RestException (412)."""
     raise RestException(412, ONLY_PERSISTENT)
 
 

@@ -1,4 +1,4 @@
-"""Partitioned topics as a whole: created, listed, grown, described, deleted."""
+"""Routes of partitioned topics as a whole: create, list, grow, describe, restore and delete them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ router = Routes("partitioned topics")
 
 
 class PartitionedTopicMetadata(BaseModel):
-    """How many partitions a topic has; 0: it is none of the partitioned ones."""
+    """The number of partitions of a topic; 0: it is not partitioned."""
 
     partitions: int
     deleted: bool = False
@@ -88,13 +88,13 @@ Body = Annotated[_PartitionsBody, Depends(_parsed_body)]
 
 @router.get("/persistent/{tenant}/{namespace}/partitioned", *ANY_USE)
 def list_partitioned_topics(broker: Broker, namespace: Namespace) -> list[str]:
-    """The partitioned topics of a namespace, without their partitions."""
+    """Return the partitioned topics of a namespace, without their partitions."""
     return [str(name) for name in partitions.in_namespace(broker.environment, namespace)]
 
 
 @router.put(TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE)
 def create_partitioned_topic(broker: Broker, topic: Topic, body: Body) -> None:
-    """Make a partitioned topic with its partitions."""
+    """Create a partitioned topic with its partitions."""
     _check_number(body.partitions)
     if topic.partition >= 0:
         raise RestException(412, "Partitioned Topic Name should not contain '-partition-'")
@@ -111,14 +111,14 @@ def update_partitioned_topic(
     body: Body,
     force: bool = False,
 ) -> None:
-    """Add partitions; they get the policies of those that there are. There can never be fewer."""
+    """Add partitions, which get the policies of the others. Partitions cannot be removed."""
     _check_number(body.partitions)
     partitions.grow(broker.environment, topic, body.partitions)
 
 
 @router.post(TOPIC_PATH + "/createMissedPartitions", AuthAction.ADMIN, refuses=(409,))
 def create_missed_partitions(broker: Broker, topic: Topic) -> None:
-    """Bring back partitions that were deleted by themselves, empty, with the policies of the others."""
+    """Create partitions that were deleted, empty, with the policies of the others."""
     partitions.restore(broker.environment, topic)
 
 
@@ -148,7 +148,7 @@ def get_partitioned_metadata(
 
 @router.delete(TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(409,), waits_for=WaitsFor.LOG)
 def delete_partitioned_topic(broker: Broker, topic: Topic, force: bool = False) -> None:
-    """Delete it with its partitions, all or nothing; as `deleteTopic`."""
+    """Delete a partitioned topic with its partitions, all or nothing. Refused and forced as `deleteTopic`."""
     try:
         with reported_as(f"Topic {topic} not found."):
             partitions.delete(broker, topic, force)
@@ -158,7 +158,7 @@ def delete_partitioned_topic(broker: Broker, topic: Topic, force: bool = False) 
 
 
 def _check_number(partitions: int) -> None:
-    """406 in the words of a broker."""
+    """Raise RestException (406) in the words of a broker."""
     if partitions <= 0:
         raise RestException(406, "Number of partitions should be more than 0")
     if partitions > MAX_PARTITIONS:

@@ -74,7 +74,7 @@ class PostSchemaResponse(PulsarAnswer):
 
 
 class IsCompatibilityResponse(PulsarAnswer):
-    """Whether a schema may be a topic's next, and the strategy that decides it."""
+    """The result of a compatibility check, and the strategy that decided it."""
 
     compatibility: bool
     schema_compatibility_strategy: str
@@ -107,13 +107,13 @@ Payload = Annotated[PostSchemaPayload, Body()]
 @router.get(PATH + "/schema", *ANY_USE)
 def get_schema(broker: Broker, topic: Topic) -> GetSchemaResponse:
     """The newest version of a topic's schema."""
-    return _shown(_found(broker, topic))
+    return _response(_schema(broker, topic))
 
 
 @router.get(PATH + "/schema/{version}", *ANY_USE)
 def get_schema_version(broker: Broker, topic: Topic, version: Version) -> GetSchemaResponse:
     """One version of a topic's schema."""
-    return _shown(_found(broker, topic, version))
+    return _response(_schema(broker, topic, version))
 
 
 @router.get(PATH + "/schemas", *ANY_USE)
@@ -122,7 +122,7 @@ def get_schemas(broker: Broker, topic: Topic) -> GetAllVersionsSchemaResponse:
     versions = broker.schemas.versions(topic)
     if not versions:
         raise _missing(topic)
-    return GetAllVersionsSchemaResponse(get_schema_responses=[_shown(item) for item in versions])
+    return GetAllVersionsSchemaResponse(get_schema_responses=[_response(item) for item in versions])
 
 
 @router.get(PATH + "/metadata", *ANY_USE)
@@ -160,7 +160,7 @@ def delete_schema(broker: Broker, topic: Topic, force: bool = False) -> Any:
 
 @router.post(PATH + "/compatibility", *ANY_USE, waits_for=WaitsFor.SCHEMAS, response_model=IsCompatibilityResponse)
 def check_schema(broker: Broker, topic: Topic, schema: Payload) -> Any:
-    """Whether a schema may be the topic's next version. Nothing is stored."""
+    """Check whether a schema may be the topic's next version. Nothing is stored."""
     registry, fits = broker.schemas, True
     try:
         registry.check(topic, schema.record)
@@ -172,25 +172,25 @@ def check_schema(broker: Broker, topic: Topic, schema: Payload) -> Any:
 @router.post(PATH + "/version", *ANY_USE, refuses=(404,), response_model=LongSchemaVersion)
 def get_version_of_schema(broker: Broker, topic: Topic, schema: Payload) -> Any:
     """The version of a topic's schema that is the same."""
-    found = broker.schemas.same(topic, schema.record)
-    if found is None:
+    stored = broker.schemas.same(topic, schema.record)
+    if stored is None:
         raise _missing(topic)
-    return LongSchemaVersion(version=found.version)
+    return LongSchemaVersion(version=stored.version)
 
 
-def _found(broker: Broker, topic: TopicName, version: int | None = None) -> SchemaRecord:
+def _schema(broker: Broker, topic: TopicName, version: int | None = None) -> SchemaRecord:
     """Raises RestException (404)."""
-    found = broker.schemas.find(topic, version)
-    if found is None:
+    schema = broker.schemas.find(topic, version)
+    if schema is None:
         raise _missing(topic)
-    return found
+    return schema
 
 
 def _missing(topic: TopicName) -> RestException:
     return RestException(404, f"Schema not found: {topic.whole or topic} has no such schema")
 
 
-def _shown(schema: SchemaRecord) -> GetSchemaResponse:
+def _response(schema: SchemaRecord) -> GetSchemaResponse:
     return GetSchemaResponse(
         version=schema.version,
         type=type_name(schema.type),

@@ -108,7 +108,7 @@ def get_partitioned_stats(
 
 @router.get(TOPIC_PATH + "/backlog", *ANY_USE, waits_for=WaitsFor.LOG)
 def get_backlog(broker: Broker, request: Request, topic: Topic) -> OfflineTopicStats:
-    """How much a topic holds, and how much of it is before its slowest cursor."""
+    """Return the size of a topic, and the size of the backlog of its slowest cursor."""
     snapshot = of_topic(broker, topic)
     backlogs = {cursor.record.name: snapshot.backlog(cursor) for cursor in snapshot.stats.cursors}
     return OfflineTopicStats(

@@ -15,7 +15,7 @@ NO_LIMIT = -1
 
 
 class CompactionStats(PulsarAnswer):
-    """What came of the newest compactions."""
+    """Results of the newest compactions."""
 
     last_compaction_removed_event_count: int = 0
     last_compaction_succeed_timestamp: int = 0
@@ -121,7 +121,7 @@ class TopicStats(PulsarAnswer):
 
 
 class PartitionedMetadata(PulsarAnswer):
-    """How many partitions a topic has."""
+    """The number of partitions of a topic."""
 
     partitions: int = 0
     deleted: bool = False
@@ -167,7 +167,7 @@ class CursorStats(PulsarAnswer):
 
 
 class TopicInternalStats(PulsarAnswer):
-    """What is behind a topic: ledgers, the compacted one, cursors."""
+    """The storage of a topic: ledgers, the compacted ledger, cursors."""
 
     entries_added_counter: int = 0
     number_of_entries: int = 0
@@ -223,7 +223,7 @@ class StoredCursorInfo(PulsarAnswer):
 
 
 class TopicInternalInfo(PulsarAnswer):
-    """What metadata holds of a topic, or, by full name, of the partitions of one."""
+    """The metadata of a topic, or, by full name, of the partitions of a partitioned topic."""
 
     version: int = 0
     creation_date: str | None = None
@@ -235,7 +235,7 @@ class TopicInternalInfo(PulsarAnswer):
 
 
 class OfflineTopicStats(PulsarAnswer):
-    """What is before the cursors of a topic, in the order in which a broker writes it."""
+    """The backlog of the cursors of a topic, with fields in the order of a broker."""
 
     topic_name: str
     broker_name: str
