@@ -57,9 +57,9 @@ def open_environment(settings: Settings) -> Iterator[Environment]:
 
 @contextmanager
 def open_for_writing(settings: Settings) -> Iterator[Environment]:
-    """As `open_environment`, for writers. Raises Misconfigured unless the store is the database's.
+    """Open the environment for a writer. Raises Misconfigured unless the store is the database's.
 
-    One small GET. A store that is away now is asked again before something is written to it: appends need no store.
+    One small GET. A store that is unavailable now is checked again before the first write to it: appends need no store.
     """
     with open_environment(settings) as environment:
         from storage.store_identity import StoreIdentity
@@ -70,7 +70,7 @@ def open_for_writing(settings: Settings) -> Iterator[Environment]:
 
 
 def store_trial(settings: Settings, environment: Environment) -> StoreTrial:
-    """The trial that the store must have passed before a service uses it."""
+    """Return the trial that the store must pass before a service uses it."""
     from storage.store_trial import StoreTrial
 
     return StoreTrial(environment.metadata, environment.store, settings.limits_request_timeout_ms / 1000)

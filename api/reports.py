@@ -1,7 +1,7 @@
-"""What is known of runs, verifications, trims and policies, as plain values: one form for the command line and REST.
+"""Reports of runs, verifications, trims and policies as plain values: one form for the command line and REST.
 
 A document is a dict with the fields of a class of `api/documents.py`, which REST declares as its answer.
-Times are milliseconds since 1970. `in_full`: for operators, who may read where database and store are.
+Times are milliseconds since 1970. `in_full`: for operators, who may read the locations of database and store.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _LOCATION = re.compile(r"\b(?:s3|file|sqlite|postgres(?:ql)?(?:\+\w+)?|https?):/
 
 
 def document_of(shape: type, record: object, /, **others: Any) -> dict[str, Any]:
-    """A document with the fields of `shape`: `others` as given, the rest as the record has it by the same name."""
+    """Return a document with the fields of `shape`: `others`, and the record's attributes of the same names."""
     return {name: others[name] if name in others else getattr(record, name) for name in shape.__annotations__}
 
 
 def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = True) -> dict[str, Any]:
-    """All that is known of a run."""
+    """Return a document with all fields of a run. `now`: milliseconds since 1970."""
     from api.documents import RunReport
     from compactor.two_phase import HEARTBEAT_MS
     from storage.metadata.liveness import is_alive
@@ -65,19 +65,19 @@ def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = 
 
 
 def shown_error(text: object, *, in_full: bool = True) -> str | None:
-    """A recorded error as documents show it, without secrets; None: there was none."""
+    """Return a recorded error as documents show it, without secrets; None: there was none."""
     if not text:
         return None
     return redacted(full_part(str(text))) if in_full else excerpt(without_places(public_part(str(text))))
 
 
 def without_places(text: str) -> str:
-    """A text without the URLs in it: an error that an older version stored does not mark which part is public."""
+    """Return a text without URLs: an error that an older version stored does not mark which part is public."""
     return _LOCATION.sub("…", text)
 
 
 def verify_document(report: Report, *, in_full: bool = True) -> dict[str, Any]:
-    """What a verification found."""
+    """Return the report of a verification as a document."""
     from api.documents import VerifyReport
 
     return document_of(
@@ -91,21 +91,21 @@ def verify_document(report: Report, *, in_full: bool = True) -> dict[str, Any]:
     )
 
 
-def _difference(found: Difference, in_full: bool) -> dict[str, Any]:
+def _difference(difference: Difference, in_full: bool) -> dict[str, Any]:
     from api.documents import VerifyDifference
 
     return document_of(
         VerifyDifference,
-        found,
-        kind=str(found.kind),
-        what=shown_error(found.what, in_full=in_full),
-        key=None if found.key is None else found.key.decode(errors="replace"),
-        key_base64=None if found.key is None else base64.b64encode(found.key).decode(),
+        difference,
+        kind=str(difference.kind),
+        what=shown_error(difference.what, in_full=in_full),
+        key=None if difference.key is None else difference.key.decode(errors="replace"),
+        key_base64=None if difference.key is None else base64.b64encode(difference.key).decode(),
     )
 
 
 def trim_document(trimmed: TrimResult, *, in_full: bool = True) -> dict[str, Any]:
-    """What a trim let go, or would."""
+    """Return a document of the ledgers that a trim removed; of a dry run, that it would remove."""
     from api.documents import TrimHold, TrimReport
 
     plan = trimmed.plan
@@ -139,7 +139,7 @@ def _trimmed_ledger(candidate: TrimCandidate) -> dict[str, Any]:
 
 
 def policies_document(resolved: PolicyResolution) -> dict[str, dict[str, Any]]:
-    """The policies of a topic: value and origin by name; and the value that would count, where that cannot be read."""
+    """Return a topic's policies: value and origin by name; and the stored value where it cannot be read."""
     from storage.options.policies import POLICIES
 
     document: dict[str, dict[str, Any]] = {}
@@ -152,7 +152,7 @@ def policies_document(resolved: PolicyResolution) -> dict[str, dict[str, Any]]:
 
 
 def settings_document(settings: Mapping[str, object], origin: PolicyOrigin) -> dict[str, dict[str, Any]]:
-    """What one scope sets: value and origin by name; what cannot be read as it is stored."""
+    """Return the settings of one scope: value and origin by name; an unreadable value as it is stored."""
     from storage.options.policies import UnreadableStoredValue, to_json
 
     return {

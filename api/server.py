@@ -71,7 +71,7 @@ def serve(settings: Settings) -> None:
                 (settings.broker_service_port_tls, "broker-service-port-tls"),
             )
         )
-        here = settings.with_flags(
+        bound_settings = settings.with_flags(
             port=listener.getsockname()[1],
             broker_service_port=None if broker is None else broker.getsockname()[1],
             broker_service_port_tls=None if broker_tls is None else broker_tls.getsockname()[1],
@@ -81,11 +81,11 @@ def serve(settings: Settings) -> None:
         from api.app import make_app
         from api.service import running
 
-        with running(here) as context:
+        with running(bound_settings) as context:
             from api.pulsar.server import open_server
 
             gateway = open_server(context.broker, context.access, broker, broker_tls)
-            serve_app(make_app(context), here, listener, context.polls.end, gateway)
+            serve_app(make_app(context), bound_settings, listener, context.polls.end, gateway)
     LOG.info("ended")
 
 
@@ -285,13 +285,15 @@ def plaintext_ports(settings: Settings) -> list[str]:
 
 @contextmanager
 def bound(host: str, port: int, option: str) -> Iterator[Listener]:
-    """A socket that listens soon, on host and port; `option`: which says what port. Raises Misconfigured,
-    Unavailable."""
+    """Yield a socket that is bound to host and port. `option`: the setting of the port, for errors.
+
+    Raises Misconfigured, Unavailable.
+    """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise Misconfigured(f"there is no address {host!r} ({error.strerror})", "set host") from error
-    family, kind, protocol, _, address = found[0]
+    family, kind, protocol, _, address = addresses[0]
     with Listener(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -305,9 +307,9 @@ def bound(host: str, port: int, option: str) -> Iterator[Listener]:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether all addresses of a host are this machine's own."""
+    """Return whether all addresses of a host are this machine's own."""
     try:
-        found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        return bool(found) and all(ipaddress.ip_address(str(item[4][0])).is_loopback for item in found)
+        addresses = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return bool(addresses) and all(ipaddress.ip_address(str(item[4][0])).is_loopback for item in addresses)
     except (OSError, ValueError):
         return False

@@ -1,6 +1,6 @@
-"""What a form of a topic's page changes: its compaction, its policies, its old raw ledgers.
+"""Changes by the forms of a topic's page: its compaction, its policies, its old raw ledgers.
 
-Each does what the call of REST does, for who may do that over REST, and comes from one of our pages (`form_of`).
+Each form does the same as the REST call, needs the same permission, and comes from a page of the service (`form_of`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ Change = Callable[[Broker, Request, TopicName, Form], Response]
 
 @dataclass(frozen=True)
 class Button:
-    """The last part of its path, its name in the audit log, the actions of which the caller may do any, and what it
-    does."""
+    """A form of a topic's page.
+
+    `path`: the last part of its path. `operation`: its name in the audit log. `needs`: actions, of which the caller
+    needs one. `press`: its function.
+    """
 
     path: str
     operation: str
@@ -89,9 +92,9 @@ def _set_policy(broker: Broker, request: Request, topic: TopicName, form: Form) 
 
 def _trim(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:
     before = form.get("before", "").strip()
-    wanted = TrimRequest(before=before or None)
+    trim = TrimRequest(before=before or None)
     is_dry = form.get("do") != "trim"
-    reports: list[dict[str, Any]] = trim_topic(broker, topic, False, wanted, is_dry)
+    reports: list[dict[str, Any]] = trim_topic(broker, topic, False, trim, is_dry)
     return rendered(request, "trim.html", name=topic, before=before, reports=reports, is_dry=is_dry)
 
 
@@ -107,7 +110,7 @@ BUTTONS = (
 
 
 def _offer(button: Button) -> None:
-    """The route of a button."""
+    """Register the route of a button."""
 
     @page
     def pressed(request: Request, broker: Broker, topic: TopicName, form: Form) -> Response:
@@ -132,7 +135,7 @@ for _button in BUTTONS:
 @router.get(f"{TOPIC_PAGE}/trim", include_in_schema=False)
 @page
 def show_trim(broker: Broker, request: Request, topic: Topic) -> Response:
-    """Asks what is to go."""
+    """Return the page that asks up to which message to trim."""
     require(request, AuthAction.ADMIN, topic=topic)
     names.topics(broker.environment, topic)
     return rendered(request, "trim.html", name=topic, before="", reports=None, is_dry=True)

@@ -11,7 +11,7 @@ NONE = "–"
 
 
 def size(value: int | None) -> str:
-    """Bytes, in the largest unit of which there is one."""
+    """Format bytes in the largest unit of which there is at least one."""
     if value is None:
         return NONE
     number, unit = float(value), 0
@@ -21,22 +21,22 @@ def size(value: int | None) -> str:
 
 
 def count(value: int | None) -> str:
-    """A number, with commas between thousands."""
+    """Format a number with commas between thousands."""
     return NONE if value is None else f"{value:,}"
 
 
 def share(value: float | None) -> str:
-    """Of one, in percent."""
+    """Format a fraction of one in percent."""
     return NONE if value is None else f"{100 * value:.0f} %"
 
 
 def time(value: int | None) -> str:
-    """Milliseconds since the Unix epoch, in UTC."""
+    """Format milliseconds since the Unix epoch as a time in UTC."""
     return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S") if value else NONE
 
 
 def duration(value: int | None) -> str:
-    """Milliseconds."""
+    """Format a duration in milliseconds."""
     if value is None:
         return NONE
     if value < 10_000:

@@ -34,8 +34,8 @@ class BrowsedMessage:
 
 @dataclass(frozen=True)
 class ReadSide:
-    """What one read gave. `following`: the offset of the next page; None: this is the last one. `problem`: why it ended
-    before its page was full."""
+    """The result of one read. `following`: the offset of the next page; None: this is the last one. `problem`: why it
+    ended before its page was full."""
 
     messages: Sequence[BrowsedMessage]
     following: int | None
@@ -53,7 +53,10 @@ class MessagesView:
 
 
 def messages_view(broker: Broker, name: TopicName, start: int) -> MessagesView:
-    """For a thread that may wait for the store. Raises RestException (404, 405)."""
+    """Read one page of both sides from offset `start`, in a thread that may wait for the store.
+
+    Raises RestException (404, 405).
+    """
     with reported_as(partitioned=f"{name} is a partitioned topic: look at its partitions"):
         names.check_not_partitioned(broker.environment, name)
     topic = Topic(broker.environment, names.topic(broker.environment, name))
@@ -63,11 +66,11 @@ def messages_view(broker: Broker, name: TopicName, start: int) -> MessagesView:
 def _side(topic: Topic, start: int, read_compacted: bool) -> ReadSide:
     with closing(topic.reader(StartOffset(start) if start else EARLIEST, read_compacted)) as reader:
         try:
-            found = reader.messages(_LIMITS).messages
+            messages = reader.messages(_LIMITS).messages
         except CompactorError as error:
             return ReadSide((), None, public_reason(error))
-    following = found[-1].offset + 1 if len(found) == PAGE_MESSAGES else None
-    return ReadSide([_row(message) for message in found], following, "")
+    following = messages[-1].offset + 1 if len(messages) == PAGE_MESSAGES else None
+    return ReadSide([_row(message) for message in messages], following, "")
 
 
 def _row(message: Message) -> BrowsedMessage:
@@ -76,10 +79,10 @@ def _row(message: Message) -> BrowsedMessage:
     return BrowsedMessage(message.offset, str(message.message_id), key, value, message.publish_time)
 
 
-def text_of(data: bytes, most: int = _CHARACTERS) -> str:
-    """As text, or as base64 if it is none; cut if it is long."""
+def text_of(data: bytes, limit: int = _CHARACTERS) -> str:
+    """Return the bytes as text, or as base64 if they are not UTF-8, cut after `limit` characters."""
     try:
-        text = data[: 4 * most].decode(errors="strict" if len(data) <= 4 * most else "ignore")
+        text = data[: 4 * limit].decode(errors="strict" if len(data) <= 4 * limit else "ignore")
     except UnicodeDecodeError:
-        text = base64.b64encode(data[: 4 * most]).decode()
-    return text if len(text) <= most else text[:most] + "…"
+        text = base64.b64encode(data[: 4 * limit]).decode()
+    return text if len(text) <= limit else text[:limit] + "…"

@@ -4,10 +4,10 @@
     /dashboard/topics/T/N/TOPIC         one topic: its picture, runs, subscriptions, policies; buttons
     …/messages, …/policies, …/trim      its messages raw and compacted, forms for its policies, and to trim it
     /dashboard/service                  the leader, the services, what is requested, what fails
-    /dashboard/settings                 the settings, and where each comes from
+    /dashboard/settings                 the settings, each with its origin
 
-What changes something is in changes.py. The one script swaps parts of a page while a compaction runs; without it the
-page loads itself again.
+Forms that change something are in changes.py. The one script swaps parts of a page while a compaction runs; without it
+the page loads itself again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ANY_ROLE = (*ANY_USE, AuthAction.ADMIN)
 @router.get("/", include_in_schema=False)
 @page
 def show_topics(broker: Broker, request: Request, q: str = "", sort: str = "name", page: int = 1) -> Response:
-    """The topics that the caller may see."""
+    """Return the page of the topics that the caller may see."""
     require(request, AuthAction.ANYONE)
     access, caller = context_of(request).access, caller_of(request)
     allowed: dict[str, bool] = {}
@@ -66,7 +66,7 @@ def show_topics(broker: Broker, request: Request, q: str = "", sort: str = "name
                 allowed[namespace] = False
         return allowed[namespace]
 
-    found = topics_page(
+    table = topics_page(
         broker.environment.metadata,
         broker.environment.log,
         broker.environment.clock.now_ms(),
@@ -77,31 +77,31 @@ def show_topics(broker: Broker, request: Request, q: str = "", sort: str = "name
     )
 
     def link(**changes: object) -> str:
-        wanted = {"q": q, "sort": sort, "page": found.number, **changes}
-        return "/?" + urlencode({name: value for name, value in wanted.items() if value not in ("", None)})
+        parameters = {"q": q, "sort": sort, "page": table.number, **changes}
+        return "/?" + urlencode({name: value for name, value in parameters.items() if value not in ("", None)})
 
-    return rendered(request, "topics.html", page=found, q=q, sort=sort, link=link)
+    return rendered(request, "topics.html", page=table, q=q, sort=sort, link=link)
 
 
 @router.get(TOPIC_PAGE, waits_for=WaitsFor.STORE, include_in_schema=False)
 @page
 def show_topic(broker: Broker, request: Request, topic: Topic, key: str | None = None) -> Response:
-    """One topic, and the newest message of a key if one is asked for; or the partitions of a partitioned one."""
+    """Return the page of a topic, with the newest message of `key`; of a partitioned topic, that of its partitions."""
     require(request, *ANY_ROLE, topic=topic)
     may_change = may(request, AuthAction.ADMIN, topic=topic)
     may_compact = may_change or may(request, AuthAction.COMPACT, topic=topic)
     partitions = partitioned_view(broker, topic)
     if partitions is not None:
         return rendered(request, "partitioned.html", view=partitions, may_compact=may_compact, may_change=may_change)
-    found = None
+    lookup = None
     if key is not None:
         require(request, AuthAction.CONSUME, topic=topic)
-        found = look_up(broker, topic, key)
+        lookup = look_up(broker, topic, key)
     may_consume = may(request, AuthAction.CONSUME, topic=topic)
     in_full = context_of(request).access.is_superuser(caller_of(request))
     view = topic_view(broker, topic, in_full=in_full, with_subscriptions=may_consume)
     return rendered(
-        request, "topic.html", view=view, lookup=found, may_compact=may_compact, may_change=may_change,
+        request, "topic.html", view=view, lookup=lookup, may_compact=may_compact, may_change=may_change,
         may_consume=may_consume,
     )  # fmt: skip
 
@@ -109,7 +109,7 @@ def show_topic(broker: Broker, request: Request, topic: Topic, key: str | None =
 @router.get(f"{TOPIC_PAGE}/messages", waits_for=WaitsFor.STORE, include_in_schema=False)
 @page
 def show_messages(broker: Broker, request: Request, topic: Topic, offset: int = 0) -> Response:
-    """Its messages from an offset on, raw and compacted side by side."""
+    """Return the page of a topic's messages from an offset on, raw and compacted side by side."""
     require(request, AuthAction.CONSUME, topic=topic)
     return rendered(request, "messages.html", view=messages_view(broker, topic, max(0, offset)))
 
@@ -117,7 +117,7 @@ def show_messages(broker: Broker, request: Request, topic: Topic, offset: int = 
 @router.get(f"{TOPIC_PAGE}/policies", include_in_schema=False)
 @page
 def show_policies(broker: Broker, request: Request, topic: Topic, changed: str = "") -> Response:
-    """Its policies, each with a form."""
+    """Return the page of a topic's policies, each with a form."""
     require(request, *ANY_ROLE, topic=topic)
     return rendered(
         request, "policies.html", name=topic, rows=policies_of(broker, topic), changed=changed, problem="",
@@ -138,7 +138,7 @@ async def watch_run(context: Context, run: run_routes.RunId) -> Response:
 @router.get("/dashboard/service", include_in_schema=False)
 @page
 def show_service(broker: Broker, request: Request) -> Response:
-    """The services and their work."""
+    """Return the page of the services and their work."""
     require(request, AuthAction.SUPERUSER)
     return rendered(request, "service.html", scheduler=run_routes.get_scheduler(broker))
 
@@ -146,14 +146,14 @@ def show_service(broker: Broker, request: Request) -> Response:
 @router.get("/dashboard/settings", include_in_schema=False)
 @page
 def show_settings(broker: Broker, request: Request) -> Response:
-    """The settings of this service, and where each comes from; no secret is shown."""
+    """Return the page of this service's settings and their origins, without secrets."""
     require(request, AuthAction.SUPERUSER)
     return rendered(request, "settings.html", settings=described(broker.settings))
 
 
 @router.get("/dashboard/{name}.{kind}", include_in_schema=False)
 def show_static(broker: Broker, name: str, kind: str) -> Response:
-    """How the pages look, their icon, and the script."""
+    """Return a static file: the style sheet, the icon or the script. Raises RestException (404)."""
     content, media_type = _STATIC.get(f"{name}.{kind}", (b"", ""))
     if not content:
         raise RestException(404, f"the dashboard has no file {name}.{kind}")

@@ -13,29 +13,29 @@ from storage.model import TopicName
 
 @dataclass(frozen=True)
 class PartitionedView:
-    """Its partitions, in their order."""
+    """A partitioned topic with its partitions, in their order."""
 
     name: TopicName
     rows: Sequence[TopicRow]
 
     @property
     def is_busy(self) -> bool:
-        """Whether a compaction of any is requested or under way."""
+        """Return whether a compaction of any partition is requested or under way."""
         return any(row.is_busy for row in self.rows)
 
     @property
     def messages(self) -> int:
-        """The messages of all partitions, sealed or not."""
+        """Return the number of messages in all partitions, sealed or not."""
         return sum(row.summary.all_messages for row in self.rows)
 
     @property
     def logical_bytes(self) -> int:
-        """The bytes that producers sent, sealed or not."""
+        """Return the number of bytes that producers sent, sealed or not."""
         return sum(row.summary.all_bytes for row in self.rows)
 
 
 def partitioned_view(broker: Broker, name: TopicName) -> PartitionedView | None:
-    """None: it is not partitioned."""
+    """Return the view of a partitioned topic; None: it is not partitioned."""
     metadata = broker.environment.metadata
     whole = metadata.partitions.find(name)
     if whole is None:

@@ -1,4 +1,4 @@
-"""The policies of a topic as its page shows them: what holds, where it is set, what it means."""
+"""The policies of a topic as its page shows them: each with its value, its origin and its meaning."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class PolicyRow:
 
     @property
     def is_here(self) -> bool:
-        """Whether the topic itself sets it."""
+        """Return whether the topic itself sets it."""
         return self.origin == PolicyOrigin.TOPIC
 
 
 def policies_of(broker: Broker, name: TopicName) -> Sequence[PolicyRow]:
-    """Of a topic, also a partitioned one as a whole. Raises RestException: 404, 412 for a partition."""
+    """Return the policies of a topic, also of a partitioned one. Raises RestException: 404, 412 for a partition."""
     return policy_rows(PolicyScope(PolicyOrigin.TOPIC, topic=name).resolved(broker))
 
 
 def policy_rows(resolved: PolicyResolution) -> Sequence[PolicyRow]:
-    """What is set first, then the defaults, each by name."""
-    found = policies_document(resolved)
+    """Return the rows: policies that are set first, then the defaults, each sorted by name."""
+    document = policies_document(resolved)
     rows = [
         PolicyRow(
             policy,
@@ -46,6 +46,6 @@ def policy_rows(resolved: PolicyResolution) -> Sequence[PolicyRow]:
             POLICIES[policy].doc,
             POLICIES[policy].kind.allowed,
         )
-        for policy, item in found.items()
+        for policy, item in document.items()
     ]
     return sorted(rows, key=lambda row: (row.origin == PolicyOrigin.DEFAULT, row.name))

@@ -1,7 +1,7 @@
-"""How a page is made: its template, its headers, its errors, and who may see it.
+"""The rendering of a page: its template, its headers, its errors, and the permission to see it.
 
-A browser sends a cookie by itself, so it counts for the dashboard's paths alone (`api/http/access.py`), and what
-changes something must come from one of these pages. Every answer forbids frames, inline scripts and other hosts.
+A browser sends a cookie by itself, so it counts for the dashboard's paths alone (`api/http/access.py`), and a request
+that changes something must come from one of these pages. Every answer forbids frames, inline scripts and other hosts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Page = Callable[..., Response]
 
 
 def page(endpoint: Page) -> Page:
-    """An error of a page is a page; who is not known is asked for a token."""
+    """Decorate an endpoint: its errors become pages, and a caller without a token is sent to the login page."""
 
     @functools.wraps(endpoint)
     def answer(request: Request, **values: Any) -> Response:
@@ -63,13 +63,13 @@ def page(endpoint: Page) -> Page:
 
 
 def require(request: Request, *actions: AuthAction, topic: TopicName | None = None) -> None:
-    """Raises RestException (401, 403) unless the caller may do any of `actions`."""
+    """Raise RestException (401, 403) unless the caller may do any of `actions`."""
     where = (None, None, None) if topic is None else (topic.tenant, topic.namespace, topic.topic)
     request.app.state.access.require(caller_of(request), actions, *where)
 
 
 def may(request: Request, *actions: AuthAction, topic: TopicName | None = None) -> bool:
-    """Whether the caller may do any of `actions`."""
+    """Return whether the caller may do any of `actions`."""
     try:
         require(request, *actions, topic=topic)
     except RestException:
@@ -78,7 +78,7 @@ def may(request: Request, *actions: AuthAction, topic: TopicName | None = None) 
 
 
 def rendered(request: Request, template: str, status: int = 200, **values: Any) -> Response:
-    """A page of that template."""
+    """Render a page from a template."""
     context = context_of(request)
     broker = context.broker
     content = _TEMPLATES.get_template(template).render(
@@ -93,12 +93,12 @@ def rendered(request: Request, template: str, status: int = 200, **values: Any) 
 
 
 def problem(request: Request, status: int, reason: str) -> Response:
-    """The page of an error."""
+    """Render the page of an error."""
     return rendered(request, "problem.html", status, reason=reason)
 
 
 def topic_path(topic: TopicName) -> str:
-    """The path of a topic's page."""
+    """Return the path of a topic's page."""
     return "/dashboard/topics/" + "/".join(map(segment, (topic.tenant, topic.namespace, topic.topic)))
 
 

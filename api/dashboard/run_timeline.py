@@ -21,12 +21,12 @@ PHASES = (
 
 
 def bar(run: Mapping[str, Any], longest_ms: int) -> Markup:
-    """One run's phases; the longest run of the table is as wide as the drawing."""
-    said: Mapping[str, Any] = run["statistics"]
+    """Draw one run's phases; a run of `longest_ms` is as wide as the drawing."""
+    statistics: Mapping[str, Any] = run["statistics"]
     boxes: list[Markup] = []
     left = 0.0
     for name, key, kind in PHASES:
-        took = int(said.get(key) or 0) + (int(said.get("publish_ms") or 0) if key == "verify_ms" else 0)
+        took = int(statistics.get(key) or 0) + (int(statistics.get("publish_ms") or 0) if key == "verify_ms" else 0)
         if not took:
             continue
         width = round(max(took / max(longest_ms, 1) * WIDTH, 1), 2)
@@ -42,15 +42,15 @@ def bar(run: Mapping[str, Any], longest_ms: int) -> Markup:
 
 
 def described(run: Mapping[str, Any]) -> str:
-    """The phases and bytes of a run in words."""
-    said: Mapping[str, Any] = run["statistics"]
-    words = [f"{name} {duration(int(said[key]))}" for name, key, _ in PHASES if said.get(key)]
+    """Return the phases and bytes of a run in words."""
+    statistics: Mapping[str, Any] = run["statistics"]
+    words = [f"{name} {duration(int(statistics[key]))}" for name, key, _ in PHASES if statistics.get(key)]
     for name, key in (("read", "bytes_read"), ("wrote", "bytes_written")):
-        if said.get(key) is not None:
-            words.append(f"{name} {size(int(said[key]))}")
+        if statistics.get(key) is not None:
+            words.append(f"{name} {size(int(statistics[key]))}")
     return ", ".join(words) or "no figures"
 
 
 def longest_ms(runs: Sequence[Mapping[str, Any]]) -> int:
-    """Of the runs that are told apart by their phases."""
+    """Return the sum of the phases, in milliseconds, of the longest run; 1 without runs."""
     return max((sum(int(run["statistics"].get(key) or 0) for _, key, _ in PHASES) for run in runs), default=1)

@@ -1,4 +1,4 @@
-"""What the page of a topic shows, from one moment of SQL and, where the topic is compacted, its manifest.
+"""The content of a topic's page, from one moment of SQL and, where the topic is compacted, its manifest.
 
 A manifest that cannot be read leaves the page as it is, with the reason and without the compacted parts in its picture:
 it is then that an operator needs the last error, the time of the next try, and the buttons.
@@ -55,17 +55,17 @@ class TopicView:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a compaction is requested or under way: the page then looks again by itself."""
+        """Return whether a compaction is requested or under way: the page then refreshes by itself."""
         return bool(self.control.state == "InProgress")
 
     @property
     def running(self) -> dict[str, Any] | None:
-        """The run that is under way."""
+        """Return the run that is under way; None: there is none."""
         return next((run for run in self.runs if run["state"] == "RUNNING"), None)
 
     @property
     def timelines(self) -> Mapping[int, Markup]:
-        """By run, what took how long."""
+        """Return the timeline of each run by its number."""
         longest = longest_ms(self.runs)
         return {run["run"]: bar(run, longest) for run in self.runs}
 
@@ -82,12 +82,12 @@ class KeyLookup:
 
     @property
     def value(self) -> str:
-        """As text, or as base64 if it is none; cut if it is long."""
+        """Return the value as text, or as base64 if it is not UTF-8, cut if it is long."""
         return text_of((self.message.payload if self.message else None) or b"", _VALUE_CHARACTERS)
 
 
 def look_up(broker: Broker, name: TopicName, key: str) -> KeyLookup:
-    """For a thread that may wait for the store. Raises RestException (404)."""
+    """Look up the newest message of a key, in a thread that may wait for the store. Raises RestException (404)."""
     record = names.topic(broker.environment, name)
     is_sealed_only = False
     try:

@@ -1,8 +1,8 @@
 """The table of topics on the first page: filtered, sorted and cut into pages here, so that a browser gets one page.
 
-Names, sizes and states come from three statements, whatever the number of topics; what is behind the horizon is asked
-for the topics of the page alone, and so is what their open segments hold, unless the table is sorted by it. Nothing of
-a store is asked.
+Names, sizes and states come from three statements, whatever the number of topics; backlogs and the counts of
+open segments are read for the topics of the page alone, unless the table is sorted by a count. The object store is not
+read.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ class TopicRow:
     summary: TopicSummary
     state: str
     backlog: Backlog | None = None
-    """What is behind its horizon, of the rows of a page; None: nothing can be due."""
+    """The backlog after its horizon, for the rows of a page; None: nothing can be due."""
     due: str | None = None
     """Why a compaction is due; None: it is not."""
 
     @property
     def saved(self) -> float | None:
-        """The share of the raw bytes that a compacted read need not read; None: it was never compacted."""
-        found = self.summary
-        if found.compacted_bytes is None or not found.logical_bytes:
+        """Return the share of the raw bytes that a compacted read need not read; None: it was never compacted."""
+        summary = self.summary
+        if summary.compacted_bytes is None or not summary.logical_bytes:
             return None
-        return max(0.0, 1 - found.compacted_bytes / found.logical_bytes)
+        return max(0.0, 1 - summary.compacted_bytes / summary.logical_bytes)
 
     @property
     def threshold_share(self) -> float | None:
-        """How much of the threshold in bytes its backlog is, 0 to 1 and more; None: there is no threshold."""
+        """Return its backlog as a share of the threshold in bytes, 0 to 1 and more; None: there is no threshold."""
         threshold = 0 if self.backlog is None else self.backlog.triggers.threshold_bytes
         return self.backlog.bytes / threshold if self.backlog is not None and threshold else None
 
     @property
     def is_busy(self) -> bool:
-        """Whether a compaction of it is requested or under way."""
+        """Return whether a compaction of it is requested or under way."""
         return self.state in (RUNNING, REQUESTED)
 
 
 @dataclass(frozen=True)
 class TopicsPage:
-    """One page. `number` and `pages` count from 1; `found`: topics that the filter lets through, of `total`."""
+    """One page. `number` and `pages` count from 1; `matches`: topics that pass the filter, of `total`."""
 
     rows: Sequence[TopicRow]
     number: int
     pages: int
-    found: int
+    matches: int
     total: int
 
 
@@ -81,9 +81,9 @@ _BY_COUNT = ("raw", "messages")
 """The sorts that need the open segments of all topics."""
 
 
-def rows_of(metadata: MetadataStore, log: LogDirectory, is_wanted: Callable[[TopicName], bool]) -> list[TopicRow]:
-    """The wanted topics, with their states."""
-    summaries = [item for item in metadata.topics.summaries() if is_wanted(item.name)]
+def rows_of(metadata: MetadataStore, log: LogDirectory, is_selected: Callable[[TopicName], bool]) -> list[TopicRow]:
+    """Return the selected topics with their states."""
+    summaries = [item for item in metadata.topics.summaries() if is_selected(item.name)]
     summaries = with_open_segments(metadata, log, summaries)
     states = _states(metadata)
     return [TopicRow(item, states.get(item.topic_id, "")) for item in summaries]
@@ -103,7 +103,7 @@ def topics_page(
     sort: str,
     page: int,
 ) -> TopicsPage:
-    """The topics whose name has `text` in it. `sort`: a key of _SORTS, with a minus for the largest first."""
+    """Return a page of the topics whose name contains `text`. `sort`: a key of _SORTS, with a minus if descending."""
     summaries = [item for item in metadata.topics.summaries() if may_see(item)]
     states = _states(metadata)
     key = sort.removeprefix("-")
@@ -115,15 +115,17 @@ def topics_page(
     pages = max(1, -(-len(rows) // PAGE_ROWS))
     number = min(max(page, 1), pages)
     start = (number - 1) * PAGE_ROWS
-    shown = rows[start : start + PAGE_ROWS]
+    on_page = rows[start : start + PAGE_ROWS]
     if key not in _BY_COUNT:
-        counted = with_open_segments(metadata, log, [row.summary for row in shown])
-        shown = [replace(row, summary=summary) for row, summary in zip(shown, counted, strict=True)]
+        counted = with_open_segments(metadata, log, [row.summary for row in on_page])
+        on_page = [replace(row, summary=summary) for row, summary in zip(on_page, counted, strict=True)]
     backlogs = BacklogReader(metadata, log)
-    behind = {item.topic.id: item for item in backlogs.of([row.summary.topic_id for row in shown])}
-    due = {topic_id: cause_of(backlog, now) for topic_id, backlog in behind.items()}
-    shown = [replace(row, backlog=behind.get(row.summary.topic_id), due=due.get(row.summary.topic_id)) for row in shown]
-    return TopicsPage(shown, number, pages, len(rows), len(summaries))
+    backlog_of = {item.topic.id: item for item in backlogs.of([row.summary.topic_id for row in on_page])}
+    due = {topic_id: cause_of(backlog, now) for topic_id, backlog in backlog_of.items()}
+    on_page = [
+        replace(row, backlog=backlog_of.get(row.summary.topic_id), due=due.get(row.summary.topic_id)) for row in on_page
+    ]
+    return TopicsPage(on_page, number, pages, len(rows), len(summaries))
 
 
 def _state(control: CompactionControl) -> str:
