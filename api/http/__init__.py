@@ -1,1 +1,1 @@
-"""What is true of every request: access, limits, threads, errors, and which process answers it."""
+"""HTTP plumbing of every request: access, limits, threads, errors, and the process that answers it."""

@@ -1,7 +1,7 @@
-"""Who may do what: the actions that routes ask for, and the one place that allows or refuses them.
+"""Access control: the actions that routes require, and the one place that allows or refuses them.
 
-A route says what it needs, `dependencies=[allowed(AuthAction.COMPACT)]`; the path's tenant, namespace and topic are the
-scope. Several actions: any of them is enough. Rules, the first that fits:
+A route states what it requires, `dependencies=[allowed(AuthAction.COMPACT)]`; the scope is the path's tenant, namespace
+and topic. Several actions: any of them is enough. Rules, the first that fits:
 
 - access control is off (only on loopback): everything is allowed;
 - no token, or one that does not hold: 401;
@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 
 
 class AuthAction(StrEnum):
-    """What a role may be permitted, for a tenant, a namespace or a topic. SUPERUSER: for the service; ANYONE: with a
-    token."""
+    """An action that a role may have for a tenant, a namespace or a topic.
+
+    SUPERUSER: for the service. ANYONE: any role with a valid token.
+    """
 
     PRODUCE = "produce"
     CONSUME = "consume"
@@ -80,9 +82,9 @@ _CHALLENGE: Mapping[str, str] = {"WWW-Authenticate": 'Bearer realm="compactor"'}
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a request: a role by its token; no role: `refused` is the reason.
+    """The sender of a request: a role by its token; without a role, `refused` is the reason.
 
-    `proxy`: the role of the proxy that sent it for `role`, which the proxy has authenticated.
+    `proxy`: the role of the proxy that sent the request for `role`, which the proxy has authenticated.
     """
 
     address: str
@@ -102,7 +104,7 @@ class Caller:
 
     @property
     def name(self) -> str:
-        """By what name it is written down."""
+        """The name in the audit log: the role, or the address without one."""
         return self.role or f"anonymous@{self.address}"
 
 
@@ -121,7 +123,7 @@ class AuthorizationService:
 
     @classmethod
     def of(cls, settings: Settings, tenancy: TenancyStore, clock: Clock) -> AuthorizationService:
-        """As the settings say. Raises Misconfigured for keys that cannot be used."""
+        """Return the service that the settings describe. Raises Misconfigured for unusable keys."""
         from api.http.token_key_reloader import TokenKeyReloader
 
         keys = TokenKeyReloader(settings, clock) if settings.access_control else None
@@ -130,22 +132,22 @@ class AuthorizationService:
 
     @property
     def verifier(self) -> TokenVerifier | None:
-        """What tokens are checked with now."""
+        """The verifier of the current keys; None: access control is off."""
         return None if self.keys is None else self.keys.verifier
 
     def caller(self, scope: Scope) -> Caller:
-        """Who sent this request, by its header."""
+        """Return the sender of a request by its Authorization header, or by its cookie for pages."""
         from api.http.tokens import BadToken
 
         address = (scope.get("client") or ("unknown", 0))[0]
         if self.verifier is None:
             return Caller(address)
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, token = given[0].decode("latin-1").strip().partition(" ") if len(given) == 1 else ("", "", "")
-        if not given and (scope["path"] == "/" or scope["path"].startswith(DASHBOARD)):
+        headers = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, token = headers[0].decode("latin-1").strip().partition(" ") if len(headers) == 1 else ("", "", "")
+        if not headers and (scope["path"] == "/" or scope["path"].startswith(DASHBOARD)):
             scheme, token = "bearer", _cookie(scope)
         if scheme.lower() != "bearer" or not token.strip():
-            message = "a token is needed, in the header" if not given else "the header is not"
+            message = "a token is needed, in the header" if not headers else "the header is not"
             return Caller(address, refused=f"{message} Authorization: Bearer TOKEN")
         originals = [value for name, value in scope["headers"] if name == ORIGINAL_PRINCIPAL]
         try:
@@ -170,7 +172,7 @@ class AuthorizationService:
         return Caller(caller.address, original, proxy=caller.role)
 
     def refusal_of(self, token: str) -> str:
-        """Why a token does not hold; empty: it does."""
+        """Return the reason why a token is invalid; empty: it is valid."""
         from api.http.tokens import BadToken
 
         if self.verifier is None:
@@ -211,30 +213,30 @@ class AuthorizationService:
             raise RestException(403, f"role {role!r} has no permission to {required} in {where}: ask its administrator")
 
     def is_superuser(self, caller: Caller) -> bool:
-        """Whether the caller may know everything of the service; anyone may if access control is off."""
+        """Return whether the caller is a superuser; anyone is if access control is off."""
         return self.verifier is None or (caller.role is not None and self.superusers.issuperset(caller.roles))
 
     def asks_sql(self, caller: Caller, actions: tuple[AuthAction, ...]) -> bool:
-        """Whether `require` may read grants, so that it needs a thread."""
+        """Return whether `require` may read grants from SQL, so that it needs a thread."""
         decided = self.verifier is None or self.superusers.issuperset(caller.roles)
         return not decided and not {AuthAction.ANYONE, AuthAction.SUPERUSER} & set(actions)
 
     def _granted(self, role: str, tenant: str, namespace: str | None, topic: str | None) -> frozenset[str]:
-        """What a role may do there, `admin` standing for everything."""
-        found: set[str] = set()
+        """Return the actions that are granted to a role; `admin` stands for all."""
+        granted_actions: set[str] = set()
         try:
             record = self.tenancy.tenant(tenant)
             if role in record.admin_roles:
                 return frozenset({"admin"})
-            found.update(record.permissions.get(role, ()))
+            granted_actions.update(record.permissions.get(role, ()))
             if namespace is not None:
-                found.update(self.tenancy.namespace(f"{tenant}/{namespace}").permissions.get(role, ()))
+                granted_actions.update(self.tenancy.namespace(f"{tenant}/{namespace}").permissions.get(role, ()))
                 if topic is not None:
                     for granted in tenants.topic_grants(self.tenancy, TopicName(tenant, namespace, topic)):
-                        found.update(granted.get(role, ()))
+                        granted_actions.update(granted.get(role, ()))
         except (NotFound, InvalidInput):
             pass
-        return frozenset(found)
+        return frozenset(granted_actions)
 
 
 def _cookie(scope: Scope) -> str:
@@ -270,12 +272,12 @@ class Authentication:
 
 
 def caller_of(request: Request) -> Caller:
-    """Who sent the request."""
+    """Return the sender of a request."""
     return cast(Caller, request.state.caller)
 
 
 async def caller_name(request: Request) -> str:
-    """By what name the caller is written down."""
+    """Return the caller's name for the audit log."""
     return caller_of(request).name
 
 
@@ -284,7 +286,7 @@ CallerName = Annotated[str, Depends(caller_name)]
 
 
 async def knows_places(request: Request) -> bool:
-    """Whether the caller may know where database and store are."""
+    """Return whether the caller may see the locations of database and store."""
     return cast(AuthorizationService, request.app.state.access).is_superuser(caller_of(request))
 
 
@@ -298,20 +300,20 @@ def allowed(*actions: AuthAction) -> Any:
 
 
 def allowed_on(where: Callable[[Request], TopicName | None], *actions: AuthAction) -> Any:
-    """As `allowed`, on the topic that `where` finds, in a thread, for a request whose path names none.
+    """Return the dependency of `allowed` for a request whose path names no topic: `where` finds the topic, in a thread.
 
-    None: there is none. 401; 403 in the same words whether there is one or not.
+    `where` returns None without a topic. The answer is 401, or 403 in the same words with and without a topic.
     """
 
-    def found(request: Request) -> Where:
+    def scope_of(request: Request) -> Where:
         topic = where(request)
         return (None, None, None) if topic is None else (topic.tenant, topic.namespace, topic.topic)
 
-    return Depends(PermissionCheck(actions, found, is_told=False))
+    return Depends(PermissionCheck(actions, scope_of, names_action=False))
 
 
 def require_here(request: Request, *actions: AuthAction) -> None:
-    """As `allowed`, for what only the request itself decides. Wants a thread. Raises RestException: 401, 403."""
+    """Check a permission that only the request itself decides. Needs a thread. Raises RestException: 401, 403."""
     access = cast(AuthorizationService, request.app.state.access)
     access.require(caller_of(request), actions, *_where(request))
 
@@ -326,10 +328,10 @@ def _where(request: Request) -> Where:
 
 
 class PermissionCheck:
-    """What a route requires of its caller. `api/http/router.py` checks it before the body is read; as a dependency it
+    """The permission that a route requires. `api/http/router.py` checks it before the body is read; as a dependency it
     states in the OpenAPI document that a token is needed, and checks what is not checked yet.
 
-    `is_told`: the refusal may name where permission is missing, since the path names it, too.
+    `names_action`: the refusal may name where permission is missing, since the path names it, too.
     """
 
     def __init__(
@@ -337,12 +339,12 @@ class PermissionCheck:
         actions: tuple[AuthAction, ...],
         where: Callable[[Request], Where],
         *,
-        is_told: bool = True,
+        names_action: bool = True,
     ) -> None:
         assert actions, "a route declares what it needs"
         self._actions = actions
         self._where = where
-        self._is_told = is_told
+        self._names_action = names_action
 
     async def __call__(self, request: Request, _: Annotated[object, Depends(_SCHEME)]) -> None:
         if self not in request.scope.get(_CHECKED, ()):
@@ -362,9 +364,9 @@ class PermissionCheck:
         try:
             access.require(caller, self._actions, *self._where(request))
         except RestException as error:
-            if self._is_told or error.status_code != 403:
+            if self._names_action or error.status_code != 403:
                 raise
-            wanted = " or ".join(action.value for action in self._actions)
+            actions = " or ".join(action.value for action in self._actions)
             raise RestException(
-                403, f"role {caller.role!r} has no permission to {wanted} what this names, or nothing is named so"
+                403, f"role {caller.role!r} has no permission to {actions} what this names, or nothing is named so"
             ) from error

@@ -1,4 +1,4 @@
-"""Who changed what: one line for each request that may change something, and an id for every request.
+"""Audit log: one line for each request that may change something, and an id for every request.
 
 The line is a log record of the logger `audit` with the fields `who`, `address`, `method`, `target` (the path without
 its query, which may hold anything), `action` (the route's name), `status`, `request_id`, `duration_ms`. Bodies, headers

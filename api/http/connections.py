@@ -75,14 +75,14 @@ class Listener(socket.socket):
         self._log_throttle: LogThrottle | None = None
         self._rests = False
 
-    def limit(self, most: int, log_throttle: LogThrottle, *, plain: bool) -> None:
-        """Hold at most that many connections. `plain`: without TLS, so that a refusal can be read."""
-        self._most, self._log_throttle, self._says_so = most, log_throttle, plain
+    def limit(self, most_connections: int, log_throttle: LogThrottle, *, plain: bool) -> None:
+        """Hold at most `most_connections`. `plain`: without TLS, so that a refusal can be read."""
+        self._most, self._log_throttle, self._says_so = most_connections, log_throttle, plain
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Return the next connection. Raises ConnectionAbortedError where one was closed: asyncio continues with other
         work and accepts again then."""
-        if self._rests:  # asyncio still accepts in the pass in which it was told to pause
+        if self._rests:  # asyncio still accepts in the pass in which it was paused
             self._rests = False
             raise ConnectionAbortedError
         if len(self._open) >= self._most and self._end_longest_idle():

@@ -51,7 +51,9 @@ def http_context(broker: Broker, access: AuthorizationService) -> HttpContext:
     return HttpContext(
         broker,
         access,
-        OwnerProxy(settings.forwarding_timeout_ms, ca_file=settings.tls_ca, most=settings.limits_requests_at_once),
+        OwnerProxy(
+            settings.forwarding_timeout_ms, ca_file=settings.tls_ca, connections=settings.limits_requests_at_once
+        ),
         LongPolls(metadata, log, clock, broker.pools, settings.limits_waiting_polls),
         RunPoller(metadata, clock, broker.pools[WaitsFor.DATABASE]),
         Metrics(metadata.metrics, clock, settings.metrics_max_topics, sources, settings.cluster_name),

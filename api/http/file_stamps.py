@@ -1,4 +1,4 @@
-"""Whether a file has changed since it was read: its inode, time of modification and size."""
+"""Stamps of files, which change with their content: inode, time of modification and size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused of any request: headers that are too large, two framings, another site's names.
+"""Checks of every request's headers: their size, two framings, names of another site.
 
     headers   request line and headers together are no larger than `limits.header-bytes`: 431
     host      `Host` is a name or an address, and perhaps a port, so that URLs can be made of it: 400
@@ -35,14 +35,14 @@ class HeaderRules:
 
     @classmethod
     def of(cls, settings: Settings) -> HeaderRules:
-        """As the settings say."""
+        """Return the rules that the settings describe."""
         if settings.access_control:
             return cls(settings.limits_header_bytes, None)
         names = (settings.host, urlsplit(settings.url).hostname, *settings.allowed_hosts)
         return cls(settings.limits_header_bytes, frozenset(name.lower().strip("[]") for name in names if name))
 
     def refusal(self, scope: Scope, *, names: bool) -> RestException | None:
-        """Why a request is refused; None: it is not. `names`: whether the names that it uses are checked."""
+        """Return the refusal of a request; None: it passes. `names`: check host and origin, too."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         line = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
         size = line + sum(len(name) + len(value) + _LINE_BYTES for name, value in headers)
@@ -60,8 +60,9 @@ class HeaderRules:
     def _of_another_site(self, headers: list[tuple[bytes, bytes]]) -> RestException | None:
         hosts = [value for name, value in headers if name == b"host"]
         origins = [value for name, value in headers if name == b"origin"]
-        if all(map(self._is_ours, hosts)) and all(
-            self._is_ours(site) and site in hosts for site in (origin.partition(b"://")[2] for origin in origins)
+        if all(map(self._names_this_service, hosts)) and all(
+            self._names_this_service(site) and site in hosts
+            for site in (origin.partition(b"://")[2] for origin in origins)
         ):
             return None
         return RestException(
@@ -70,8 +71,8 @@ class HeaderRules:
             "are answered: set advertised-url, or allowed-hosts, to the name that a proxy gives it",
         )
 
-    def _is_ours(self, host: bytes) -> bool:
-        """Whether host and port name this service. Any other name can be made to lead here by its owner."""
+    def _names_this_service(self, host: bytes) -> bool:
+        """Return whether host and port name this service. Others can let any other name lead to this address."""
         assert self.hosts is not None
         try:
             name = urlsplit(f"//{host.decode('latin-1')}").hostname or ""

@@ -28,14 +28,15 @@ class JsonBoundsError(ValueError):
 
 
 def check_bounds(text: bytes, values: int = VALUES, depth: int = DEPTH) -> list[int]:
-    """How many arrays and objects begin at each depth, from 0 on. Raises JsonBoundsError for more values, or deeper,
-    than that.
+    """Return the number of arrays and objects that begin at each depth, from 0 on.
+
+    Raises JsonBoundsError for more than `values` values, or more than `depth` levels.
 
     Several texts, one a line, count as one.
     """
     if b"\\" in text:
         text = b"".join(_without_escapes(text))
-    found = within = 0
+    count = within = 0
     begun = [0] * (depth + 1)
     for piece in _PIECE.finditer(text):
         sign = text[piece.end() - 1 : piece.end()]
@@ -44,8 +45,8 @@ def check_bounds(text: bytes, values: int = VALUES, depth: int = DEPTH) -> list[
             if within < 0:
                 break  # no JSON: a parser goes no further
             continue
-        found += 1
-        if found > values:
+        count += 1
+        if count > values:
             raise JsonBoundsError(f"it holds more than {values} values")
         if sign and sign in _OPENING:
             if within >= depth:

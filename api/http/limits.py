@@ -45,11 +45,11 @@ class _Bucket:
 class TokenBuckets:
     """Token buckets by name: `rate` a second, as many at once. The least used are dropped, which resets them."""
 
-    def __init__(self, rate: float, clock: Clock, most: int = MOST_BUCKETS) -> None:
+    def __init__(self, rate: float, clock: Clock, buckets: int = MOST_BUCKETS) -> None:
         self._rate = rate
         self._room = max(1.0, rate)
         self._clock = clock
-        self._most = most
+        self._most = buckets
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -136,30 +136,30 @@ class RequestLimiter:
             return RestException(429, "too many requests: slow down", {"Retry-After": str(math.ceil(seconds))})
         return None
 
-    def take(self, before: int, more: int, most: int) -> None:
+    def take(self, before: int, more: int, limit: int) -> None:
         """Count bytes of a body of which `before` were taken. Raises RestException: 413, 503."""
-        if before + more > most:
-            raise self.too_large(most)
+        if before + more > limit:
+            raise self.too_large(limit)
         if self._held + more > self._bodies:
             message = f"requests with {self._held // _SHOWN_KIB} KiB of bodies are under way: try again"
             raise RestException(503, message, {"Retry-After": "1", "Connection": "close"})
         self._held += more
 
-    def too_large(self, most: int) -> RestException:
-        """The refusal of a body of more than `most` bytes."""
-        raised = ", or raise limits.body-bytes" if most == self._body else ""
+    def too_large(self, limit: int) -> RestException:
+        """Return the refusal of a body of more than `limit` bytes."""
+        raised = ", or raise limits.body-bytes" if limit == self._body else ""
         return RestException(
-            413, f"the body is larger than {most // _SHOWN_KIB} KiB: send less at once{raised}", {"Connection": "close"}
+            413,
+            f"the body is larger than {limit // _SHOWN_KIB} KiB: send less at once{raised}",
+            {"Connection": "close"},
         )
 
 
-def hold_body_to(scope: Scope, most: int) -> None:
-    """Let at most that many bytes of a request's body be read. Raises RestException (413) if its length is declared as
-    more.
-    """
+def hold_body_to(scope: Scope, limit: int) -> None:
+    """Bound a request's body to `limit` bytes. Raises RestException (413) if its declared length is larger."""
     counted: _Counted | None = scope["state"].get(_BODY)
     if counted is not None:
-        counted.hold_to(most, _length(scope))
+        counted.hold_to(limit, _length(scope))
 
 
 def _logs_in(scope: Scope) -> bool:
@@ -173,17 +173,17 @@ def _length(scope: Scope) -> int:
 
 
 class _Counted:
-    """What a request's body is received by: it ends with the refusal when more comes than may."""
+    """The receiver of a request's body: it ends with the refusal if the body is longer than its limit."""
 
-    def __init__(self, receive: Receive, limits: RequestLimiter, most: int) -> None:
+    def __init__(self, receive: Receive, limits: RequestLimiter, limit: int) -> None:
         self._receive = receive
         self._limits = limits
-        self._most = most
+        self._most = limit
         self.taken = 0
 
-    def hold_to(self, most: int, length: int) -> None:
+    def hold_to(self, limit: int, length: int) -> None:
         """Take no more than that, nor a body that is declared longer. Raises RestException (413)."""
-        self._most = min(self._most, most)
+        self._most = min(self._most, limit)
         if length > self._most:
             raise self._limits.too_large(self._most)
 

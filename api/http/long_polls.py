@@ -43,13 +43,13 @@ class _Waiting:
 class LongPolls:
     """The reads that wait."""
 
-    def __init__(self, metadata: MetadataStore, log: LogDirectory, clock: Clock, pools: Pools, most: int) -> None:
-        """`pools`: whose threads poll; `most` reads of one caller wait at once."""
+    def __init__(self, metadata: MetadataStore, log: LogDirectory, clock: Clock, pools: Pools, limit: int) -> None:
+        """`pools`: whose threads poll; `limit` reads of one caller wait at once."""
         self._metadata = metadata
         self._log = log
         self._clock = clock
         self._pools = pools
-        self._most = most
+        self._most = limit
         self._of_caller: Counter[str] = Counter()
         self._waiting: set[_Waiting] = set()
         self._task: asyncio.Task[None] | None = None
@@ -105,18 +105,18 @@ class LongPolls:
         while self._waiting:
             waiting = list(self._waiting)
             try:
-                found = await self._ends_of(sorted({item.topic_id for item in waiting}))
+                ends = await self._ends_of(sorted({item.topic_id for item in waiting}))
             except Exception:  # each read finds out on its own, and reports it to its caller
-                found = None
+                ends = None
             for item in waiting:
-                seen = [] if found is None else [found.get(item.topic_id)]
+                seen = [] if ends is None else [ends.get(item.topic_id)]
                 if not seen or seen != item.seen:
                     item.seen = seen
                     item.woken.set()
             await asyncio.sleep(POLL_SECONDS)
 
     async def _ends_of(self, topic_ids: Sequence[int]) -> dict[int, _End]:
-        """By topic. Each part waits in its own threads: a log disk that hangs holds none of the database's."""
+        """Return the end of each topic. A log disk that hangs holds no thread of the database's."""
         segments = await self._pools[WaitsFor.DATABASE].run(self._metadata.segments.active_segments, topic_ids)
         if all(segment.open is None for segment in segments):
             return {segment.topic.id: (segment, None) for segment in segments}

@@ -55,13 +55,13 @@ class OwnerProxy:
         timeout_ms: int,
         transport: httpx.AsyncBaseTransport | None = None,
         ca_file: str = "",
-        most: int = MOST_CONNECTIONS,
+        connections: int = MOST_CONNECTIONS,
     ) -> None:
         """`transport`: as httpx has it; `ca_file`: certificates that others' are checked with, besides the usual ones;
-        `most`: requests that are forwarded at once."""
+        `connections`: requests that are forwarded at once."""
         self._seconds = timeout_ms / 1000
         self._transport = transport
-        self._most = most
+        self._most = connections
         # The file may be gone, or half written, when the first request is sent.
         self._trusted = _trusted(ca_file) if ca_file else None
         self._owner = Owner.current()
@@ -83,11 +83,11 @@ class OwnerProxy:
             content=request.stream() if has_body else None,
         )
         try:
-            found = await client.send(created, stream=True)
+            response = await client.send(created, stream=True)
         except httpx.HTTPError as error:
             return answer(503, _reason(service, error), {"Retry-After": "1"})
-        headers = {name: value for name, value in found.headers.items() if name.lower() not in _HOP_BY_HOP}
-        return _Passed(found, headers)
+        headers = {name: value for name, value in response.headers.items() if name.lower() not in _HOP_BY_HOP}
+        return _Passed(response, headers)
 
     async def send(
         self,
@@ -122,8 +122,8 @@ class OwnerProxy:
         headers = self._of_part(request)
         client = (request.client.host, request.client.port) if request.client else ("127.0.0.1", 0)
         transport = httpx.ASGITransport(request.app, raise_app_exceptions=False, client=client)
-        async with httpx.AsyncClient(transport=transport, base_url=str(request.base_url)) as here:
-            return await here.request(request.method, target, content=body, headers=headers)
+        async with httpx.AsyncClient(transport=transport, base_url=str(request.base_url)) as app_client:
+            return await app_client.request(request.method, target, content=body, headers=headers)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -134,8 +134,8 @@ class OwnerProxy:
     def _of_part(self, request: Request) -> dict[str, str]:
         return self._headers((name, value) for name, value in request.headers.items() if name != "content-length")
 
-    def _headers(self, given: Any) -> dict[str, str]:
-        passed = {name: value for name, value in given if name.lower() not in _NOT_PASSED}
+    def _headers(self, headers: Any) -> dict[str, str]:
+        passed = {name: value for name, value in headers if name.lower() not in _NOT_PASSED}
         return passed | {FORWARDED: f"{self._owner.host}:{self._owner.pid}"}
 
     def _not_again(self, request: Request, service: ServiceRecord) -> JSONResponse:
@@ -188,9 +188,9 @@ def _url(service: ServiceRecord, scope: Mapping[str, Any]) -> str:
 class _Passed(StreamingResponse):
     """An answer of another service, as it comes; its connection is released, also if the client has gone."""
 
-    def __init__(self, found: httpx.Response, headers: Mapping[str, str]) -> None:
-        super().__init__(found.aiter_raw(), found.status_code, headers)
-        self._found = found
+    def __init__(self, response: httpx.Response, headers: Mapping[str, str]) -> None:
+        super().__init__(response.aiter_raw(), response.status_code, headers)
+        self._found = response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -200,7 +200,7 @@ class _Passed(StreamingResponse):
 
 
 def _reason(service: ServiceRecord, error: httpx.HTTPError) -> str:
-    """Why the other service gave no answer, as far as the connection shows."""
+    """Return why the other service gave no answer, as far as the connection shows."""
     import httpx
 
     if isinstance(error, httpx.TimeoutException):

@@ -63,18 +63,18 @@ async def answered(request: Request, other: NotTheOwner) -> Response:
     if partitioned is None:
         return await context.proxy.forward(request, other.service)
     body = await request.body()
-    found = []
+    responses = []
     for item in names.partition_names(partitioned):
         path[_TOPIC_AT] = segment(item.topic)
         try:
-            found.append(await _asked(request, context, item, "/".join(path), body))
+            responses.append(await _asked(request, context, item, "/".join(path), body))
         except TopicNotFound:
             continue  # each can be deleted by itself
         except RestException as error:
             return answer(error.status_code, str(error.detail), error.headers)
-    if not found:
+    if not responses:
         return answer(404, "Topic partitions were not yet created")
-    return await broker_of(request).pools[WaitsFor.PARSING].run(together, request.method, found)
+    return await broker_of(request).pools[WaitsFor.PARSING].run(together, request.method, responses)
 
 
 async def _asked(request: Request, context: HttpContext, name: TopicName, path: str, body: bytes) -> httpx.Response:
@@ -90,11 +90,11 @@ async def _asked(request: Request, context: HttpContext, name: TopicName, path: 
     return await context.proxy.send_here(request, target, body)
 
 
-def together(method: str, found: Sequence[httpx.Response]) -> Response:
+def together(method: str, responses: Sequence[httpx.Response]) -> Response:
     """One answer of those of the partitions, which are at least one."""
-    dated = [item for item in found if AGE in item.headers]
-    good = [item for item in found if item.is_success]
-    bad = [item for item in found if not item.is_success and AGE not in item.headers]
+    dated = [item for item in responses if AGE in item.headers]
+    good = [item for item in responses if item.is_success]
+    bad = [item for item in responses if not item.is_success and AGE not in item.headers]
     tolerated = bool(good or dated) and all(item.status_code in _TOLERATED for item in bad) and method in ("GET", "PUT")
     if bad and not tolerated:
         return _passed(bad[0])

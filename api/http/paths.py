@@ -50,7 +50,7 @@ class EncodedSlashes:
 
 def decoded(part: str) -> str:
     """A part of the path with its slashes and percent signs; everything else is decoded already."""
-    return _ENCODED.sub(lambda found: "%" if found[0] == "%25" else "/", part) if "%" in part else part
+    return _ENCODED.sub(lambda match: "%" if match[0] == "%25" else "/", part) if "%" in part else part
 
 
 def named(request: Request, name: str) -> str:

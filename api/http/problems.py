@@ -122,7 +122,7 @@ class ErrorData(BaseModel):
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What a route declares of the answers it may give besides success: `responses=refusals(404, 409)`."""
+    """Return what a route declares of its answers besides success: `responses=refusals(404, 409)`."""
     return {status: {"model": ErrorData} for status in statuses}
 
 
@@ -219,10 +219,10 @@ async def _http(request: Request, error: Exception) -> Response:
 
 
 def _verbs(request: Request) -> list[str]:
-    """What can be done at this path: the router that refused a verb knows one route of several."""
+    """Return the verbs of a path, over all routers: the router that refused a verb knows one route of several."""
     routes = [route for router in getattr(request.app.state, "routers", ()) for route in router.routes]
-    there = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-    return sorted({verb for route in there for verb in getattr(route, "methods", None) or ()})
+    matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({verb for route in matching for verb in getattr(route, "methods", None) or ()})
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -237,8 +237,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 def shown_errors(error: RequestValidationError | ValidationError) -> str:
     """The first errors of a body or a query, each with its place."""
-    shown = ((".".join(str(part)[:_SHOWN] for part in item["loc"]), item["msg"]) for item in error.errors()[:_ERRORS])
-    return "; ".join(f"{place}: {what}" if place else what for place, what in shown)
+    places = ((".".join(str(part)[:_SHOWN] for part in item["loc"]), item["msg"]) for item in error.errors()[:_ERRORS])
+    return "; ".join(f"{place}: {what}" if place else what for place, what in places)
 
 
 async def _gone(_: Request, error: Exception) -> Response:

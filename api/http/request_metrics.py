@@ -1,4 +1,4 @@
-"""How long requests take, by the pattern of their path: what was asked for is never a label, so series stay few."""
+"""Durations of requests by the pattern of their path; names are no labels, so the number of series is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a request goes through a route: permission, body, threads; in this order, and the same for all.
+"""The way of a request through a route: permission, body, threads; in this order, and the same for all routes.
 
     permission   from the path alone (`api/http/access.py: allowed`), before a byte of the body is read
     body         read up to `BODY_BYTES` unless the route reads it itself; its JSON is parsed by a thread, within the
@@ -90,7 +90,7 @@ class Route(APIRoute):
         return call
 
     def _answer(self, endpoint: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-        """What an endpoint returns, as an answer. Runs in a thread."""
+        """Return the response of an endpoint. Runs in a thread."""
         result = endpoint(**values)
         if self.status_code == 204:
             return Response(status_code=204)
@@ -168,19 +168,19 @@ class Routes:
         return added
 
     def get(self, path: str, *needs: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
-        """As `route`."""
+        """Add a route of GET; see `route`."""
         return self.route("GET", path, *needs, **options)
 
     def put(self, path: str, *needs: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
-        """As `route`."""
+        """Add a route of PUT; see `route`."""
         return self.route("PUT", path, *needs, **options)
 
     def post(self, path: str, *needs: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
-        """As `route`."""
+        """Add a route of POST; see `route`."""
         return self.route("POST", path, *needs, **options)
 
     def delete(self, path: str, *needs: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
-        """As `route`."""
+        """Add a route of DELETE; see `route`."""
         return self.route("DELETE", path, *needs, **options)
 
 

@@ -36,7 +36,7 @@ class SingleFlight(Generic[Answer]):
         self._next: asyncio.Task[Answer] | None = None
 
     async def answer(self, make: Callable[[], Answer]) -> Answer:
-        """What `make` gives, called by a thread."""
+        """Return what `make` returns in a thread; callers that wait for the same answer share one call."""
         if self._next is None:
             self._next = asyncio.create_task(self._made(make))
         return await asyncio.shield(self._next)

@@ -35,9 +35,9 @@ Content = TypeVar("Content")
 class _Source(Generic[Content]):
     """Keys or ids, from the place that a setting names; `content` is what was read of them last."""
 
-    def __init__(self, given: str, read: Callable[[], Content]) -> None:
+    def __init__(self, value: str, read: Callable[[], Content]) -> None:
         """Raises Misconfigured."""
-        self.file = file_of(given)
+        self.file = file_of(value)
         self._read = read
         self._stamp = stamp_of(self.file)
         self._said = ""
@@ -68,7 +68,7 @@ class TokenKeyReloader:
         """Raises Misconfigured for keys that cannot be used."""
         self._clock = clock
         self._interval_ms = settings.auth_reload_interval_ms
-        self._keys = [_Source(given, read) for given, read in key_sources(settings)]
+        self._keys = [_Source(value, read) for value, read in key_sources(settings)]
         listed = settings.auth_revoked_tokens_file
         self._revoked: _Source[frozenset[str]] | None = None
         if listed:
@@ -107,7 +107,7 @@ class TokenKeyReloader:
         await asyncio.wait({result}, timeout=WAIT_MS / 1000)
 
     def is_due(self) -> bool:
-        """Whether the files are due for a check now; true for one caller, which then calls `check`."""
+        """Return whether the files are due for a check now; true for one caller, which then calls `check`."""
         with self._lock:
             waited = self._clock.now_ms() - self._checked_at
             if not self._has_files or self._checking or 0 <= waited < self._interval_ms:

@@ -68,7 +68,7 @@ class TokenKey:
 
 @dataclass(frozen=True)
 class TokenVerifier:
-    """Who bears a token, by some keys."""
+    """Verification of tokens with a set of keys."""
 
     keys: Sequence[TokenKey]
     clock: Clock
@@ -123,7 +123,7 @@ class TokenVerifier:
 
 
 def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[TokenKey]]]]:
-    """Where the settings say that keys stand, and what reads those of each. Reading raises Misconfigured."""
+    """Return the locations of keys in the settings, each with the function that reads it and raises Misconfigured."""
     secret, public, key_set = settings.auth_token_secret_key, settings.auth_token_public_key, settings.auth_jwks_file
     previous = settings.auth_token_previous_secret_key
 
@@ -142,7 +142,7 @@ def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[TokenKe
 
     # The previous key first: when both files change, its tokens hold at every moment.
     sources = ((previous, previous_secrets), (secret, secrets), (public, publics), (key_set, lambda: jwks(key_set)))
-    return [(given, read) for given, read in sources if given]
+    return [(value, read) for value, read in sources if value]
 
 
 def _time(claims: Mapping[str, Any], name: str) -> float | None:
@@ -161,7 +161,7 @@ def create(key: bytes | PrivateKey, subject: str, claims: Mapping[str, object]) 
     return jwt.encode({"sub": subject, **claims}, key, algorithm=algorithm, headers={"typ": None})
 
 
-def shown(token: str) -> dict[str, object]:
+def decoded_token(token: str) -> dict[str, object]:
     """Header and claims of a token whose signature is not checked. Raises InvalidInput."""
     try:
         return {
@@ -196,22 +196,22 @@ def new_key_pair(algorithm: str) -> tuple[bytes, bytes]:
     return encoded, public
 
 
-def secret_keys(name: str, given: str) -> list[bytes]:
-    """What a secret key may be: decoded Base64, then the bytes as they are (which Pulsar takes of a file)."""
-    content = _content(name, given)
+def secret_keys(name: str, value: str) -> list[bytes]:
+    """Return the possible secret keys of a value: its decoded Base64, then its bytes (which Pulsar takes of a file)."""
+    content = _content(name, value)
     if _is_of_a_pair(content):
         raise Misconfigured(f"{name} holds a key of a pair, which others may know: it is no secret", _KEPT)
-    found = [item for item in (_unbase64(content), content) if item is not None and len(item) >= SECRET_BYTES]
-    if not found:
+    keys = [item for item in (_unbase64(content), content) if item is not None and len(item) >= SECRET_BYTES]
+    if not keys:
         what = f"the secret key of {name} is shorter than {SECRET_BYTES} bytes"
-        if not given.startswith(("data:", "file:")) and not Path(given).exists():
+        if not value.startswith(("data:", "file:")) and not Path(value).exists():
             what = f"{name} names no existing file, and as Base64 it is shorter than {SECRET_BYTES} bytes"
         raise Misconfigured(what, _KEPT)
-    return found
+    return keys
 
 
 def _is_of_a_pair(content: bytes) -> bool:
-    """Whether it is a public or private key: with the public one used as a secret anyone could sign."""
+    """Return whether the content is a public or private key: anyone could sign with a public key used as a secret."""
     if b"-----BEGIN" in content:
         return True
     for der in (content, _unbase64(content) or b""):
@@ -224,32 +224,32 @@ def _is_of_a_pair(content: bytes) -> bool:
     return False
 
 
-def public_key(name: str, given: str) -> PublicKey:
+def public_key(name: str, value: str) -> PublicKey:
     """A public key, for RS256 or ES256."""
-    content = _content(name, given)
+    content = _content(name, value)
     try:
         if b"-----BEGIN" in content:
-            found: object = serialization.load_pem_public_key(content)
+            key: object = serialization.load_pem_public_key(content)
         else:
-            found = serialization.load_der_public_key(_unbase64(content) or content)
+            key = serialization.load_der_public_key(_unbase64(content) or content)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise Misconfigured(f"{name} holds no public key", _KEPT) from error
-    return _usable(name, found)
+    return _usable(name, key)
 
 
-def private_key(name: str, given: str) -> PrivateKey:
+def private_key(name: str, value: str) -> PrivateKey:
     """A private key, for RS256 or ES256."""
-    content = _content(name, given)
+    content = _content(name, value)
     try:
         if b"-----BEGIN" in content:
-            found: object = serialization.load_pem_private_key(content, None)
+            key: object = serialization.load_pem_private_key(content, None)
         else:
-            found = serialization.load_der_private_key(_unbase64(content) or content, None)
+            key = serialization.load_der_private_key(_unbase64(content) or content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise Misconfigured(f"{name} holds no private key without a password", _KEPT) from error
-    if isinstance(found, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
-        _usable(name, found.public_key())
-        return found
+    if isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
+        _usable(name, key.public_key())
+        return key
     raise _unusable(name)
 
 
@@ -257,9 +257,9 @@ def jwks(path: str) -> list[TokenKey]:
     """The public keys of a JWKS file that sign tokens; others are passed over."""
     content = _content("auth.jwks-file", path)
     try:
-        found = json.loads(content)["keys"]
+        entries = json.loads(content)["keys"]
         keys = []
-        for item in found:
+        for item in entries:
             if item["kty"] not in ("RSA", "EC") or item.get("use", "sig") != "sig" or "d" in item:
                 continue
             public = _usable("auth.jwks-file", jwt.PyJWK(item, RS256 if item["kty"] == "RSA" else ES256).key)
@@ -289,27 +289,27 @@ def _jwk(key: PublicKey) -> dict[str, str]:
     return {**members, "kid": thumbprint, "use": "sig", "alg": algorithm_of(key)}
 
 
-def revoked_tokens(given: str) -> frozenset[str]:
+def revoked_tokens(value: str) -> frozenset[str]:
     """The ids of a file of revoked tokens: one a line; `#` begins a comment."""
     try:
-        path = file_of(given) or Path(given)
+        path = file_of(value) or Path(value)
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise Misconfigured(
-            f"auth.revoked-tokens-file cannot be read from {given} ({error.strerror})", "name a text file"
+            f"auth.revoked-tokens-file cannot be read from {value} ({error.strerror})", "name a text file"
         ) from error
     except UnicodeDecodeError as error:
-        raise Misconfigured(f"auth.revoked-tokens-file {given} is no text", "give one id (jti) a line") from error
+        raise Misconfigured(f"auth.revoked-tokens-file {value} is no text", "give one id (jti) a line") from error
     return frozenset(token_id for line in lines if (token_id := line.partition("#")[0].strip()))
 
 
-def file_of(given: str) -> Path | None:
+def file_of(value: str) -> Path | None:
     """The file that a setting names for a key; None: the key is in the setting itself."""
-    if given.startswith("data:"):
+    if value.startswith("data:"):
         return None
-    path = Path(unquote(urlsplit(given).path) if given.startswith("file:") else given)
+    path = Path(unquote(urlsplit(value).path) if value.startswith("file:") else value)
     with suppress(OSError, ValueError):
-        return path if given.startswith("file:") or "/" in given[:2] or path.exists() else None
+        return path if value.startswith("file:") or "/" in value[:2] or path.exists() else None
     return path
 
 
@@ -330,31 +330,31 @@ def _unusable(name: str) -> Misconfigured:
     return Misconfigured(f"the key of {name} cannot be used", "give RSA of 2048 bits or more, or EC P-256")
 
 
-def _content(name: str, given: str) -> bytes:
+def _content(name: str, value: str) -> bytes:
     """The bytes of a key, from its file or setting. Never shows them."""
-    if given.startswith("data:"):
-        kind, comma, data = given[5:].partition(",")
+    if value.startswith("data:"):
+        kind, comma, data = value[5:].partition(",")
         if comma and kind.endswith(";base64"):
-            found = _unbase64(data.encode())
-            if found is not None:
-                return found
+            decoded_data = _unbase64(data.encode())
+            if decoded_data is not None:
+                return decoded_data
         raise Misconfigured(f"the key of {name} is no data:;base64,…", _KEPT)
-    path = file_of(given)
+    path = file_of(value)
     try:
         if path is not None:
             return path.read_bytes().strip(b"\r\n") if path.suffix in (".pem", ".json") else path.read_bytes()
     except (OSError, ValueError) as error:
-        if given.startswith("file:") or isinstance(error, PermissionError):
+        if value.startswith("file:") or isinstance(error, PermissionError):
             reason = getattr(error, "strerror", None) or "no such file"
             raise Misconfigured(f"the key of {name} cannot be read from {path} ({reason})", _KEPT) from error
-    decoded = _unbase64(given.encode())
+    decoded = _unbase64(value.encode())
     if decoded is None:
         raise Misconfigured(f"the key of {name} is neither a file nor Base64", _KEPT)
     return decoded
 
 
 def _unbase64(content: bytes) -> bytes | None:
-    """What a text in Base64 (either alphabet, with line ends) means, or None if it is none."""
+    """Return the bytes of a text in Base64 (either alphabet, with line ends); None: it is no Base64."""
     text = b"".join(content.split())
     if not text or not re.fullmatch(rb"[A-Za-z0-9+/_-]+={0,2}", text):
         return None

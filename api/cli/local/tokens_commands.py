@@ -106,9 +106,9 @@ def create_token(
 
 def show_token(token: Token = None) -> None:
     """Show header and claims of a token. It is not checked."""
-    from api.http.tokens import shown
+    from api.http.tokens import decoded_token
 
-    show(shown(_read_token(token)), OutputFormat.JSON)
+    show(decoded_token(_read_token(token)), OutputFormat.JSON)
 
 
 def validate_token(

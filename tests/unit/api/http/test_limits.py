@@ -212,7 +212,7 @@ def test_no_limit() -> None:
 
 
 def test_buckets_are_bounded_in_number() -> None:
-    buckets = TokenBuckets(1, ManualClock(), most=2)
+    buckets = TokenBuckets(1, ManualClock(), buckets=2)
     assert [buckets.take(name) for name in ("a", "b", "b")] == [0, 0, 1]
     assert buckets.take("c") == 0
     assert buckets.take("b") == 1, "the one that was used longest ago was purged"

@@ -34,9 +34,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_polls, "POLL_SECONDS", 0)
 
 
-def polls_of(bench: Workbench, most: int = 1000) -> LongPolls:
+def polls_of(bench: Workbench, limit: int = 1000) -> LongPolls:
     pools = {what: Pool(what, 2, 60_000, bench.clock) for what in WaitsFor}
-    return LongPolls(bench.metadata, bench.log, bench.clock, pools, most)
+    return LongPolls(bench.metadata, bench.log, bench.clock, pools, limit)
 
 
 def threads_of(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> list[str]:
@@ -100,7 +100,7 @@ async def test_a_deleted_topic_and_a_database_that_is_away_wake_who_waits(
 
 
 def test_one_caller_has_so_many_reads_that_wait_and_others_have_theirs(bench: Workbench) -> None:
-    polls = polls_of(bench, most=2)
+    polls = polls_of(bench, limit=2)
     with polls.turn("a"), polls.turn("a"), polls.turn("b"):
         with (
             pytest.raises(RestException, match=r"2 reads of a wait .* limits.waiting-polls") as refused,

@@ -22,12 +22,12 @@ from api.http.tokens import (
     BadToken,
     TokenVerifier,
     create,
+    decoded_token,
     key_set,
     new_key_pair,
     new_secret_key,
     private_key,
     public_key,
-    shown,
 )
 from api.settings.settings import Settings
 from storage.errors import InvalidInput, Misconfigured
@@ -66,7 +66,7 @@ def signer(algorithm: str) -> Any:
 def test_a_token_says_who_bears_it(algorithm: str) -> None:
     token = create(signer(algorithm), "ops", {"iat": NOW, "exp": NOW + 10})
     assert all_keys().role(token) == "ops"
-    assert shown(token) == {"header": {"alg": algorithm}, "claims": {"sub": "ops", "iat": NOW, "exp": NOW + 10}}
+    assert decoded_token(token) == {"header": {"alg": algorithm}, "claims": {"sub": "ops", "iat": NOW, "exp": NOW + 10}}
 
 
 def test_a_token_made_by_pulsar() -> None:
@@ -268,7 +268,7 @@ def test_jwks_files_that_cannot_be_used(text: str, tmp_path: Path) -> None:
 
 def test_what_is_no_token_cannot_be_shown() -> None:
     with pytest.raises(InvalidInput):
-        shown("nothing")
+        decoded_token("nothing")
 
 
 def test_a_new_secret_key_is_long_enough_and_new() -> None:
