@@ -13,8 +13,10 @@ from api.broker.refusals import (
     MissingPartition,
     MissingPartitionedTopic,
     MissingTopic,
+    NoSuchPartition,
     PartitionedTopicRefused,
     PartitionPolicyRefused,
+    PartitionWithoutTopic,
 )
 from storage.errors import NotFound, TopicNotFound
 from storage.metadata.policy_store import topic_scope
@@ -97,6 +99,21 @@ def partitions(environment: Environment, partitioned: PartitionedTopic) -> list[
     names = partition_names(partitioned)
     records = environment.metadata.topics.named(names)
     return [records[name] for name in names if name in records]
+
+
+def partitioned_topic_of(environment: Environment, name: TopicName) -> PartitionedTopic | None:
+    """Return the partitioned topic of a topic that is to be created; None: its name is not that of a partition.
+
+    Raise PartitionWithoutTopic, NoSuchPartition.
+    """
+    if name.whole is None:
+        return None
+    partitioned = environment.metadata.partitions.find(name.whole)
+    if partitioned is None:
+        raise PartitionWithoutTopic(name)
+    if name.partition >= partitioned.partitions:
+        raise NoSuchPartition(name, partitioned.partitions)
+    return partitioned
 
 
 def partition_names(partitioned: PartitionedTopic) -> list[TopicName]:

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from api.broker import names
-from api.broker.refusals import NoSuchPartition, PartitionWithoutTopic, TopicHasWriter
+from api.broker.refusals import TopicHasWriter
 from compactor.maintenance.truncation import truncate as truncate_all
 from storage.errors import LeaseHeld, NotFound
 
 if TYPE_CHECKING:
     from api.broker.broker import Broker
     from storage.environment import Environment
-    from storage.metadata.records import Lease, PartitionedTopic, TopicRecord
+    from storage.metadata.records import Lease, TopicRecord
     from storage.model import TopicName
 
 
@@ -33,7 +33,7 @@ def create(environment: Environment, name: TopicName, properties: Mapping[str, s
     Raise NotFound for its namespace, Conflict if a topic or partitioned topic of this name exists,
     PartitionWithoutTopic, NoSuchPartition.
     """
-    partitioned = _partitioned_topic_of(environment, name)
+    partitioned = names.partitioned_topic_of(environment, name)
     environment.metadata.tenancy.create_topic(name, properties)
     if partitioned is not None:
         names.share_policies(environment, partitioned)
@@ -119,16 +119,3 @@ def release_leases(
         (record, environment.metadata.leases.end(record.id, force=force, dry_run=dry_run))
         for record in names.topics(environment, name)
     ]
-
-
-def _partitioned_topic_of(environment: Environment, name: TopicName) -> PartitionedTopic | None:
-    """Return the partitioned topic that has this partition; None: the name is not that of a partition. Raise
-    PartitionWithoutTopic, NoSuchPartition."""
-    if name.whole is None:
-        return None
-    partitioned = environment.metadata.partitions.find(name.whole)
-    if partitioned is None:
-        raise PartitionWithoutTopic(name)
-    if name.partition >= partitioned.partitions:
-        raise NoSuchPartition(name, partitioned.partitions)
-    return partitioned

@@ -14,6 +14,7 @@ from api.broker.refusals import (
     ConsumerBusy,
     ConsumerNotAssigned,
     InvalidTopicEpoch,
+    NoSuchPartition,
     ProducerBusy,
     ProducerFenced,
 )
@@ -67,6 +68,7 @@ _BY_KIND: Mapping[type[Exception], ServerError] = {
     ProducerFenced: ServerError.ProducerFenced,
     IncompatibleSchema: ServerError.IncompatibleSchema,
     InvalidSchema: ServerError.IncompatibleSchema,
+    NoSuchPartition: ServerError.TopicNotFound,
     errors.TopicNotFound: ServerError.TopicNotFound,
     errors.InvalidTopicName: ServerError.InvalidTopicName,
     errors.InvalidInput: ServerError.NotAllowedError,

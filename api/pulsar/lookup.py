@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from api.broker import names
 from api.broker.broker import Broker
 from api.broker.refusals import NotTheOwner
 from api.pulsar.errors import Refused, ServerError
@@ -39,7 +40,7 @@ class LookupResult:
 
 def find_or_create(broker: Broker, name: TopicName, create: bool) -> tuple[TopicRecord, bool]:
     """Return a topic and whether it was created now; `create`: creation is allowed. Raise Refused, also for a
-    partitioned topic."""
+    partitioned topic; PartitionWithoutTopic, NoSuchPartition."""
     metadata = broker.environment.metadata
     try:
         return metadata.topics.get(name), False
@@ -50,7 +51,7 @@ def find_or_create(broker: Broker, name: TopicName, create: bool) -> tuple[Topic
                 f"{name} is a partitioned topic: connect to its partitions, as client libraries do",
             ) from None
     _check_creation(broker, name, create)
-    _check_partition(broker, name)
+    names.partitioned_topic_of(broker.environment, name)
     return metadata.tenancy.ensure_topic(name), True
 
 
@@ -66,23 +67,6 @@ def _check_creation(broker: Broker, name: TopicName, create: bool) -> None:
         broker.environment.metadata.tenancy.namespace(f"{name.tenant}/{name.namespace}")
     except NotFound as error:
         raise Refused(ServerError.TopicNotFound, f"Namespace not found: {error.message}") from error
-
-
-def _check_partition(broker: Broker, name: TopicName) -> None:
-    """Check that a partition belongs to its partitioned topic. Raise Refused: NotAllowedError, TopicNotFound."""
-    if name.whole is None:
-        return
-    whole = broker.environment.metadata.partitions.find(name.whole)
-    if whole is None:
-        raise Refused(
-            ServerError.NotAllowedError,
-            f"{name} is named like a partition, and there is no partitioned topic {name.whole}: create that, or choose "
-            "another name",
-        )
-    if name.partition >= whole.partitions:
-        raise Refused(
-            ServerError.TopicNotFound, f"{name} does not exist: {name.whole} has {whole.partitions} partitions"
-        )
 
 
 def owner_of(broker: Broker, record: TopicRecord) -> ServiceRecord | None:

@@ -23,8 +23,8 @@ from storage.model import TopicName
 
 if TYPE_CHECKING:
     from compactor.scheduling.backlog import UnsealedBacklog
+    from storage.environment import Environment
     from storage.metadata.records import TopicRecord, TopicSnapshot
-    from storage.metadata.store import MetadataStore
 
 T = TypeVar("T")
 _COLUMNS = ("topic", "messages", "unsealed", "size", "compacted")
@@ -133,7 +133,7 @@ def delete_topic(
     check_confirmation(yes, dry_run)
     with (open_for_writing if yes else open_environment)(context.obj) as environment:
         partitioned = environment.metadata.partitions.find(topic)
-        records = _records(environment.metadata, topic)
+        records = _records(environment, topic)
         messages, logical_bytes, cursors = 0, 0, 0
         for record in records:
             snapshot = environment.metadata.snapshot(record.id)
@@ -169,7 +169,7 @@ def release_lease(
         from storage.metadata.leases import shown_time
 
         held = False
-        for record in _records(environment.metadata, topic):
+        for record in _records(environment, topic):
             lease = environment.metadata.leases.end(record.id, force=force, dry_run=not yes)
             if lease is None:
                 put(f"Topic {record.name}: no process owns its lease")
@@ -302,12 +302,9 @@ def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, t
     }
 
 
-def _records(metadata: MetadataStore, name: TopicName) -> list[TopicRecord]:
-    """Return the topic, or the partitions of the partitioned topic of that name. Raises TopicNotFound."""
-    if metadata.partitions.find(name) is None:
-        return [metadata.topics.get(name)]
-    return [
-        record
-        for record in metadata.topics.in_namespace(f"{name.tenant}/{name.namespace}")
-        if record.name.whole == name
-    ]
+def _records(environment: Environment, name: TopicName) -> list[TopicRecord]:
+    """Return the topic, or the existing partitions of the partitioned topic of that name. Raise TopicNotFound."""
+    from api.broker import names
+
+    partitioned = environment.metadata.partitions.find(name)
+    return [names.topic(environment, name)] if partitioned is None else names.partitions(environment, partitioned)
