@@ -94,12 +94,12 @@ class MissingBody(UnreadableBody):
         super().__init__(EMPTY)
 
 
-def _of_unicode(given: dict[str, str]) -> dict[str, str]:
-    """JSON can tell of halves of surrogate pairs, but no answer could: UTF-8 has none."""
-    for text in (*given, *given.values()):
+def _of_unicode(texts: dict[str, str]) -> dict[str, str]:
+    """Return the texts. Raises ValueError for halves of surrogate pairs, which JSON can hold and UTF-8 cannot."""
+    for text in (*texts, *texts.values()):
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise ValueError(f"{text[:_SHOWN]!r} is no text of Unicode")
-    return given
+    return texts
 
 
 TextByName = Annotated[dict[str, str], AfterValidator(_of_unicode)]
@@ -107,18 +107,18 @@ TextByName = Annotated[dict[str, str], AfterValidator(_of_unicode)]
 
 
 async def read_body(request: Request, parse: Callable[[bytes], Value]) -> Value:
-    """What `parse` makes of the body, which has the bounds of all that produce nothing. Raises RestException (413)."""
+    """Parse the body, within the bounds of requests that produce nothing. Raises RestException (413)."""
     hold_body_to(request.scope, BODY_BYTES)
     return await parse_body(request, parse)
 
 
 async def long_body(request: Request) -> int:
-    """A whole number of 64 bits. Raises UnreadableBody, RestException (413)."""
+    """Parse a body that is a whole number of 64 bits. Raises UnreadableBody, RestException (413)."""
     return await read_body(request, long_number)
 
 
 def number_schema(description: str, example: int) -> dict[str, Any]:
-    """The OpenAPI of a body that is a number: `openapi_extra=number_schema(…)`."""
+    """Return the OpenAPI of a body that is a number: `openapi_extra=number_schema(…)`."""
     schema = {"type": "integer", "format": "int64", "example": example}
     return {
         "requestBody": {
@@ -129,9 +129,11 @@ def number_schema(description: str, example: int) -> dict[str, Any]:
     }
 
 
-def whole_number(body: bytes, java: str, most: int) -> int:
-    """The number that a JSON body is, from `-most - 1` to `most`; `java` names its type in errors. Raises
-    UnreadableBody."""
+def whole_number(body: bytes, java: str, greatest: int) -> int:
+    """Parse a JSON body that is a number from `-greatest - 1` to `greatest`. `java`: its type's name in errors.
+
+    Raises UnreadableBody.
+    """
     value = parsed(body)
     if value is None or value == "":
         raise MissingBody
@@ -143,23 +145,25 @@ def whole_number(body: bytes, java: str, most: int) -> int:
         )
     if isinstance(value, bool) or not isinstance(value, int):
         raise unreadable(f"Cannot deserialize value of type `{java}` from {_kind(value)}")
-    if not -most - 1 <= value <= most:
-        raise unreadable(f"Numeric value ({str(value)[:_SHOWN]}) out of range of `{java}` ({-most - 1} - {most})")
+    if not -greatest - 1 <= value <= greatest:
+        raise unreadable(
+            f"Numeric value ({str(value)[:_SHOWN]}) out of range of `{java}` ({-greatest - 1} - {greatest})"
+        )
     return value
 
 
 def long_number(body: bytes) -> int:
-    """A whole number of 64 bits. Raises UnreadableBody."""
+    """Parse a whole number of 64 bits. Raises UnreadableBody."""
     return whole_number(body, "long", LONG)
 
 
 def int_number(body: bytes) -> int:
-    """As `whole_number`, of 32 bits."""
+    """Parse a whole number of 32 bits. Raises UnreadableBody."""
     return whole_number(body, "int", INT)
 
 
 def parsed(body: bytes) -> Any:
-    """The JSON value; None for an empty body. Raises UnreadableBody."""
+    """Return the JSON value of a body; None for an empty body. Raises UnreadableBody."""
     if not body.strip():
         return None
     try:
@@ -174,7 +178,7 @@ def parsed(body: bytes) -> Any:
 
 
 def unreadable(what: str) -> UnreadableBody:
-    """With the place, as little as a broker gives of it. Halves of surrogate pairs, as JSON may hold, are `?`."""
+    """Return the error with the place, as little as a broker gives of it. Halves of surrogate pairs become `?`."""
     text = what.encode(errors="replace").decode()
     return UnreadableBody(
         f"{text}\n at [Source: REDACTED (`StreamReadFeature.INCLUDE_SOURCE_IN_LOCATION` disabled); line: 1, column: 1]"
@@ -182,7 +186,7 @@ def unreadable(what: str) -> UnreadableBody:
 
 
 def moment(milliseconds: int) -> str:
-    """As Pulsar writes times: 2026-11-21T11:44:01.827Z; the number itself where no calendar has it."""
+    """Return a time as Pulsar writes it: 2026-11-21T11:44:01.827Z; the number itself where no calendar has it."""
     try:
         whole = datetime.fromtimestamp(milliseconds // 1000, UTC)
     except (OverflowError, ValueError, OSError):
@@ -191,12 +195,12 @@ def moment(milliseconds: int) -> str:
 
 
 def done() -> Response:
-    """204: done, with no content."""
+    """Return 204: done, with no content."""
     return Response(status_code=204)
 
 
 def unset() -> Response:
-    """What a broker answers for a policy that is not set: 200, an empty body, no content type."""
+    """Return a broker's answer for a policy that is not set: 200, an empty body, no content type."""
     return Response(status_code=200)
 
 
@@ -207,7 +211,7 @@ _BOOLEANS: Mapping[str, bool] = {
 
 
 def _number_of(text: str) -> int | str:
-    """The number that Java parses from a text; the text itself, for an error that names it, if there is none."""
+    """Return the number that Java parses from a text; the text itself, for an error that names it, if there is none."""
     digits = text.strip(" \t\r\n")
     return int(digits) if _DIGITS.fullmatch(digits) else text
 
@@ -220,7 +224,7 @@ _CONVERSIONS: Mapping[type, Callable[[str], object]] = {int: _number_of, bool: _
 
 
 def _types(annotation: Any) -> Iterator[Any]:
-    """The types of a field: the members of a union, or the type itself; not those of the elements of a list."""
+    """Yield the types of a field: the members of a union, or the type itself; not those of the elements of a list."""
     members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     yield from members
 

@@ -22,7 +22,7 @@ router = Routes("garbage", known_query=True)
 
 
 class GarbageRequest(StrictBody):
-    """What to collect. `topics`: only these; `unknownTopics`: also objects of topics that this database does
+    """The garbage to collect. `topics`: only these; `unknownTopics`: also objects of topics that this database does
     not know; `graceMs`: how long garbage stays, by default the setting gc.grace."""
 
     dry_run: bool = Field(default=True, description="Say what would be deleted, and change nothing.")
@@ -39,7 +39,8 @@ class GarbageTotals(BaseModel):
 
 
 class TopicGarbage(BaseModel):
-    """What went of one topic, or would; `topic` null: the database does not know it. `error`: why nothing of it did."""
+    """The deletions of one topic, or a dry run's; `topic` null: the database does not know it. `error`: why none took
+    place."""
 
     topic: str | None
     topic_uid: str
@@ -64,25 +65,25 @@ class GarbageReport(BaseModel):
 @router.post(
     "/garbage", AuthAction.SUPERUSER, refuses=(404, 412), waits_for=WaitsFor.WORK, response_model=GarbageReport
 )
-def collect_garbage(broker: Broker, wanted: Annotated[GarbageRequest, Body()] = GarbageRequest()) -> Any:  # noqa: B008
+def collect_garbage(broker: Broker, options: Annotated[GarbageRequest, Body()] = GarbageRequest()) -> Any:  # noqa: B008
     """Delete what nothing refers to. A dry run by default."""
-    if wanted.topics is not None and wanted.unknown_topics:
+    if options.topics is not None and options.unknown_topics:
         raise RestException(400, "topics and unknownTopics do not go together: leave one of them out")
     environment, settings = broker.environment, broker.settings
-    grace = settings.gc_grace_ms if wanted.grace_ms is None else wanted.grace_ms
+    grace = settings.gc_grace_ms if options.grace_ms is None else options.grace_ms
     collector = GarbageCollector(broker.patient, grace)
-    if wanted.topics is None:
-        found = list(collector.collect_all(wanted.dry_run, wanted.unknown_topics))
+    if options.topics is None:
+        results = list(collector.collect_all(options.dry_run, options.unknown_topics))
     else:
-        names = [TopicName.parse(name) for name in dict.fromkeys(wanted.topics)]
+        names = [TopicName.parse(name) for name in dict.fromkeys(options.topics)]
         records = [environment.metadata.topics.get(name) for name in names]
-        found = [collector.collect(record, wanted.dry_run) for record in records]
-    counted = [item for item in found if item.topic is not None or item.deleted]
+        results = [collector.collect(record, options.dry_run) for record in records]
+    counted = [item for item in results if item.topic is not None or item.deleted]
     return {
-        "dry_run": wanted.dry_run,
+        "dry_run": options.dry_run,
         "objects": sum(item.total.count for item in counted),
         "bytes": sum(item.total.bytes for item in counted),
-        "topics": [_shown(item) for item in found if _has_something(item)],
+        "topics": [_shown(item) for item in results if _has_something(item)],
     }
 
 

@@ -47,19 +47,19 @@ State = Annotated[RunState | None, Query(description="Only in this state.")]
 
 
 def topic_of_run(request: Request) -> TopicName | None:
-    """The topic of the run that the path names; None: there is no such run."""
+    """Return the topic of the run that the path names; None: the run does not exist."""
     number, metadata = request.path_params["run"], broker_of(request).environment.metadata
     if not re.fullmatch(r"[0-9]{1,18}", number, re.ASCII):
         return None
     try:
-        found: TopicName = metadata.runs.named(int(number))[0]
+        topic: TopicName = metadata.runs.named(int(number))[0]
     except NotFound:
         return None
-    return found
+    return topic
 
 
 class CompactionControlReport(BaseModel):
-    """Whether a topic's compaction is wanted, paused (and how many times), or fails; as of one moment."""
+    """The control of a topic's compaction at one moment: requested, paused (and how many times), or failing."""
 
     topic: str
     state: str
@@ -83,7 +83,7 @@ class LiveService(BaseModel):
 
 
 class SchedulerStatus(BaseModel):
-    """Who schedules, what waits, what runs, and what fails or is paused."""
+    """The scheduler: its leader, the queue, the runs, and the topics that fail or are paused."""
 
     leader: str | None
     services: list[LiveService]
@@ -156,7 +156,7 @@ def cancel_compaction(
 
 @router.get(TOPIC_PATH + "/compaction/control", AuthAction.COMPACT, AuthAction.ADMIN)
 def get_compaction_control(broker: Broker, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
-    """What is wanted of the compaction of a topic, or of each of its partitions."""
+    """Return the control of the compaction of a topic, or of each of its partitions."""
     return [_now(broker, record, in_full) for record in names.topics(broker.environment, topic)]
 
 
@@ -198,9 +198,9 @@ def abort_compaction(broker: Broker, topic: Topic, in_full: InFull) -> list[Comp
 )
 async def watch_compaction(context: Context, run: RunId) -> Response:
     """Follow a run until it has ended."""
-    found = await context.runs.report(run)
+    report = await context.runs.report(run)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_events(context, run, found), media_type=EVENTS, headers=headers)
+    return StreamingResponse(_events(context, run, report), media_type=EVENTS, headers=headers)
 
 
 def _shown(broker: Broker, runs: list[tuple[TopicName, RunRecord]], in_full: bool) -> list[dict[str, Any]]:
@@ -209,8 +209,8 @@ def _shown(broker: Broker, runs: list[tuple[TopicName, RunRecord]], in_full: boo
 
 
 def _now(broker: Broker, topic: TopicRecord, in_full: bool) -> CompactionControlReport:
-    found = broker.environment.metadata.compaction_control.activity(topic.id)
-    return _control(topic, found.control, in_full, found.running)
+    activity = broker.environment.metadata.compaction_control.activity(topic.id)
+    return _control(topic, activity.control, in_full, activity.running)
 
 
 def _control(

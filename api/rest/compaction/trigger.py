@@ -26,7 +26,7 @@ RUNNING = "Compaction already in progress"
 
 
 class LongRunningProcessStatus(PulsarAnswer):
-    """How the newest compaction of a topic stands."""
+    """The status of the newest compaction of a topic."""
 
     status: CompactionStatus
     last_error: str = ""
@@ -55,21 +55,21 @@ def compact(broker: Broker, caller: CallerName, topic: Topic) -> None:
 
 @router.get(TOPIC_PATH + "/compaction", *ANY_USE)
 def compaction_status(broker: Broker, topic: Topic, in_full: InFull) -> LongRunningProcessStatus:
-    """How compaction stands; of a partitioned topic: RUNNING if any partition is, then ERROR, then NOT_RUN."""
-    found = {}
+    """Return the status of compaction; of a partitioned topic RUNNING if any partition is, then ERROR, then NOT_RUN."""
+    states = {}
     for record in names.topics(broker.environment, topic):
         state = status.compaction_status(broker.environment.metadata, record.id)
-        found[record.name] = StatusAndError(state.status, shown_error(state.last_error, in_full=in_full) or "")
-    whole = summed(found)
+        states[record.name] = StatusAndError(state.status, shown_error(state.last_error, in_full=in_full) or "")
+    whole = summed(states)
     return LongRunningProcessStatus(status=whole.status, last_error=whole.last_error)
 
 
-def summed(found: dict[TopicName, StatusAndError]) -> StatusAndError:
-    """The status of several topics as one; with several, the error names the topic."""
-    if len(found) == 1:
-        return next(iter(found.values()))
+def summed(states: dict[TopicName, StatusAndError]) -> StatusAndError:
+    """Return the status of several topics as one; with several, the error names the topic."""
+    if len(states) == 1:
+        return next(iter(states.values()))
     for worst in (CompactionStatus.RUNNING, CompactionStatus.ERROR, CompactionStatus.NOT_RUN):
-        of_it = {name: state for name, state in found.items() if state.status is worst}
+        of_it = {name: state for name, state in states.items() if state.status is worst}
         if of_it:
             errors = [f"{name}: {state.last_error}" for name, state in of_it.items() if state.last_error]
             return StatusAndError(worst, "; ".join(errors))

@@ -29,9 +29,9 @@ router = Routes("trim", known_query=True)
 
 
 class TrimRequest(StrictBody):
-    """What is to go. `before` (a message id or an offset): all messages before this one; without it, what the cleanup
-    policies let go. `force`: also what cursors and compaction still need; with a deletion that no run has seen, new
-    compacted readers get the deleted key back."""
+    """The messages to trim. `before` (a message id or an offset): all messages before this one; without it, those that
+    the cleanup policies no longer keep. `force`: also messages that cursors and compaction still need; with a deletion
+    that no run has seen, new compacted readers get the deleted key back."""
 
     before: str | int | None = None
     force: bool = False
@@ -54,14 +54,14 @@ def trim_topic(
     broker: Broker,
     topic: Topic,
     in_full: InFull,
-    wanted: Annotated[TrimRequest | None, Body()] = None,
+    trim: Annotated[TrimRequest | None, Body()] = None,
     dry_run: DryRun = None,
 ) -> Any:
     """Let raw ledgers of a topic, or of each partition, go; with `dryRun`, report them, or what would go."""
-    if wanted is not None and dry_run is None:
+    if trim is not None and dry_run is None:
         raise RestException(400, "a body needs dryRun in the query: dryRun=true reports, dryRun=false trims")
-    wanted = wanted or TrimRequest()
-    place = None if wanted.before is None else parse_trim_place(str(wanted.before))
+    trim = trim or TrimRequest()
+    place = None if trim.before is None else parse_trim_place(str(trim.before))
     if place is not None:
         with reported_as(
             partitioned="Trim before a message is not allowed for a partitioned topic: trim its partitions"
@@ -69,11 +69,11 @@ def trim_topic(
             names.check_not_partitioned(broker.environment, topic)
     records = names.local_topics(broker, topic)
     retention = Retention(broker.patient)
-    found = []
+    reports = []
     for record in records:
         if place is None:
-            trimmed = retention.apply(record, dry_run=bool(dry_run), force=wanted.force)
+            trimmed = retention.apply(record, dry_run=bool(dry_run), force=trim.force)
         else:
-            trimmed = retention.trim(record, place, dry_run=bool(dry_run), force=wanted.force)
-        found.append(trim_document(trimmed, in_full=in_full))
-    return done() if dry_run is None else found
+            trimmed = retention.trim(record, place, dry_run=bool(dry_run), force=trim.force)
+        reports.append(trim_document(trimmed, in_full=in_full))
+    return done() if dry_run is None else reports

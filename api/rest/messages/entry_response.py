@@ -49,7 +49,7 @@ ENTRY: dict[str, Any] = {
 def entries(
     topic: Topic, start: StartPosition, reset: OffsetReset = OffsetReset.EARLIEST
 ) -> Iterator[list[dict[str, Any]]]:
-    """The rows of each raw entry from `start` on; of the first one those from `start` on."""
+    """Yield the rows of each raw entry from `start` on; of the first entry only the rows from `start` on."""
     gathered: list[dict[str, Any]] = []
     try:
         for batch in topic.read(start, reset=reset):
@@ -71,7 +71,7 @@ def _id_of(entry: list[dict[str, Any]]) -> tuple[int, int]:
 
 
 def refuse_far(number: int) -> None:
-    """Raises RestException (412) for the number of an entry that would be counted to for too long."""
+    """Raise RestException (412) for an entry's number that is too large to count to."""
     if number > MOST_ENTRIES:
         raise RestException(
             412, f"entries are counted to {MOST_ENTRIES} at most: read from a place, at …/messages?start="
@@ -79,22 +79,22 @@ def refuse_far(number: int) -> None:
 
 
 def entry_of(topic: Topic, ledger_id: int, entry_id: int) -> Response:
-    """The entry of that id. Raises RestException (404)."""
+    """Return the answer for the entry of that id. Raises RestException (404)."""
     try:
-        found = next(entries(topic, MessageId(ledger_id, entry_id), OffsetReset.FAIL), None)
+        rows = next(entries(topic, MessageId(ledger_id, entry_id), OffsetReset.FAIL), None)
     except OffsetOutOfRange as error:
         raise RestException(404, NOT_FOUND) from error
-    if found is None or _id_of(found) != (ledger_id, entry_id):
+    if rows is None or _id_of(rows) != (ledger_id, entry_id):
         raise RestException(404, NOT_FOUND)
-    return entry_response(found)
+    return entry_response(rows)
 
 
 def entry_response(rows: list[dict[str, Any]]) -> Response:
-    """The answer that is this entry."""
+    """Return the answer for an entry, given its rows."""
     first = rows[0]
     batched = first["batch_index"] >= 0
     payload = _batch_payload(rows) if batched else first["payload"] or b""
-    found: dict[str, object] = {
+    values: dict[str, object] = {
         "Message-ID": f"{first['ledger_id']}:{first['entry_id']}",
         "publish-time": moment(first["publish_time"]),
         "sequence-id": first["sequence_id"],
@@ -102,9 +102,9 @@ def entry_response(rows: list[dict[str, Any]]) -> Response:
         "uncompressed-size": len(payload),
     }
     if batched:
-        found |= {"num-batch-message": len(rows), "batch-size": len(payload)}
+        values |= {"num-batch-message": len(rows), "batch-size": len(payload)}
     else:
-        found |= {
+        values |= {
             "event-time": None if first["event_time"] is None else moment(first["event_time"]),
             "PROPERTY": json.dumps(dict(first["properties"])) if first["properties"] else None,
             "null-value": "true" if first["payload"] is None else None,
@@ -113,9 +113,9 @@ def entry_response(rows: list[dict[str, Any]]) -> Response:
             "PROPERTY-CHUNK-ID": first["chunk_index"],
             **_key(first["key"]),
         }
-    headers = {_PREFIX + name: str(value) for name, value in found.items() if value is not None}
-    shown = {name: value for name, value in headers.items() if _fits(value)}
-    return Response(payload, media_type="application/octet-stream", headers=shown)
+    headers = {_PREFIX + name: str(value) for name, value in values.items() if value is not None}
+    fitting = {name: value for name, value in headers.items() if _fits(value)}
+    return Response(payload, media_type="application/octet-stream", headers=fitting)
 
 
 def _key(key: bytes | None) -> dict[str, str]:

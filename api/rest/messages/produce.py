@@ -106,7 +106,7 @@ async def produce_to_partition(
 
 
 def _records(broker: Broker, name: TopicName) -> list[TopicRecord | None]:
-    """The topic, or the partitions by their number; None: that one was deleted by itself. Raises RestException (404).
+    """Return the topic, or its partitions by number; None: that partition was deleted. Raises RestException (404).
 
     Raises NotTheOwner for a topic that another service writes, before the body is read: it goes there as it comes. A
     key's partition is found by the number of all, or its messages would be in two.
@@ -114,14 +114,14 @@ def _records(broker: Broker, name: TopicName) -> list[TopicRecord | None]:
     whole = broker.environment.metadata.partitions.find(name)
     if whole is None:
         return _alone(broker, name)
-    there = {partition.name: partition for partition in names.partitions(broker.environment, whole)}
-    if not there:
+    existing = {partition.name: partition for partition in names.partitions(broker.environment, whole)}
+    if not existing:
         raise RestException(404, "Topic partitions were not yet created")
-    return [there.get(item) for item in names.partition_names(whole)]
+    return [existing.get(item) for item in names.partition_names(whole)]
 
 
 def _alone(broker: Broker, name: TopicName) -> list[TopicRecord | None]:
-    """The topic, or partition. Raises NotTheOwner, RestException."""
+    """Return the record of one topic or partition. Raises NotTheOwner, RestException."""
     record = names.topic(broker.environment, name)
     _check_here(broker, record)
     return [record]
@@ -136,8 +136,8 @@ async def _produced(
     del body
     of_record = await parsing.run(_by_target, broker, messages, records)
     results: list[ProducerAck | None] = [None] * len(messages)
-    for number, mine in of_record.items():
-        record, some = records[number], [messages[at] for at in mine]
+    for number, places in of_record.items():
+        record, some = records[number], [messages[at] for at in places]
         try:
             if record is None:
                 raise RestException(404, f"the partition {number} was deleted: createMissedPartitions brings it back")
@@ -151,7 +151,7 @@ async def _produced(
                 raise
             log_for_operators(request, error)
             acks = [_failed(item, error) for item in some]
-        for at, ack in zip(mine, acks, strict=True):
+        for at, ack in zip(places, acks, strict=True):
             results[at] = ack
     return await parsing.run(_answered, results)
 
@@ -159,11 +159,11 @@ async def _produced(
 def _by_target(
     broker: Broker, messages: Sequence[NewMessage], records: Sequence[TopicRecord | None]
 ) -> dict[int, list[int]]:
-    """The messages, by their place in the body, of each of `records` that gets some, in its order."""
-    found: dict[int, list[int]] = {}
+    """Return the places in the body of each record's messages, by the record's index in `records`, in order."""
+    targets: dict[int, list[int]] = {}
     for at, message in enumerate(messages):
-        found.setdefault(_target(broker, message, records), []).append(at)
-    return dict(sorted(found.items()))
+        targets.setdefault(_target(broker, message, records), []).append(at)
+    return dict(sorted(targets.items()))
 
 
 def _answered(results: Sequence[ProducerAck | None]) -> Response:
@@ -172,14 +172,14 @@ def _answered(results: Sequence[ProducerAck | None]) -> Response:
 
 
 def _check_here(broker: Broker, record: TopicRecord) -> None:
-    """Raises NotTheOwner, RestException or StorageFull, unless this service writes the topic or may try to."""
+    """Raise NotTheOwner, RestException or StorageFull, unless this service writes the topic or may try to."""
     if not broker.logs.is_open(record):
         broker.ownership.check_for_writing(record)
     broker.environment.log.check_room()
 
 
 def _check_quota(broker: Broker, record: TopicRecord) -> None:
-    """Raises RestException (409, 503) while the topic's backlog is over a quota that keeps producers from it."""
+    """Raise RestException (409, 503) while the topic's backlog is over a quota that keeps producers from it."""
     over = broker.maintenance.maintenance.over_quota.get(record.id)
     if over is not None:
         again = {"Retry-After": str(QUOTA_CHECK_MS // 1000)} if over.action == HOLD else None
@@ -213,24 +213,24 @@ def _appended(broker: Broker, record: TopicRecord, messages: Sequence[NewMessage
 async def _sent(
     broker: Broker, request: Request, service: ServiceRecord, record: TopicRecord, messages: Sequence[NewMessage]
 ) -> list[ProducerAck]:
-    """The messages of one partition, sent to the service that has it."""
+    """Send the messages of one partition to the service that owns it, and return their results."""
     name, parsing = record.name, broker.pools[WaitsFor.PARSING]
     path = "/".join(("/topics/persistent", *map(segment, (name.tenant, name.namespace, name.topic))))
     target = f"{path}?keyEncoding=base64&valueEncoding=base64"
     body = await parsing.run(_forwarded_body, messages)
     json = {"content-type": "application/json"}
     try:
-        found = await context_of(request).proxy.send(request, service, "POST", target, body, json)
-        if found.status_code == 200:
-            acks = await parsing.run(ProducerAcks.model_validate_json, found.content)
+        answer = await context_of(request).proxy.send(request, service, "POST", target, body, json)
+        if answer.status_code == 200:
+            acks = await parsing.run(ProducerAcks.model_validate_json, answer.content)
             return acks.message_publish_results
-        raise RestException(found.status_code, str(found.json().get("reason", "")))
+        raise RestException(answer.status_code, str(answer.json().get("reason", "")))
     except (RestException, ValueError) as error:
         return [_failed(message, error) for message in messages]
 
 
 def _forwarded_body(messages: Sequence[NewMessage]) -> bytes:
-    """The messages as another service takes them: JSON, keys and payloads in base64."""
+    """Encode the messages for another service: JSON, with keys and payloads in base64."""
     lines = [
         {
             "key": None if message.key is None else to_text(message.key, TextEncoding.BASE64),
@@ -246,7 +246,10 @@ def _forwarded_body(messages: Sequence[NewMessage]) -> bytes:
 
 
 def _target(broker: Broker, message: NewMessage, records: Sequence[TopicRecord | None]) -> int:
-    """Which of `records`. Without a key it is the turn of those that are there. Raises RestException (400)."""
+    """Return the index in `records` for a message; without a key, partitions that exist take turns.
+
+    Raises RestException (400).
+    """
     partitions = len(records)
     if message.partition is not None:
         if message.partition >= partitions:
@@ -256,8 +259,8 @@ def _target(broker: Broker, message: NewMessage, records: Sequence[TopicRecord |
         return 0
     if message.key is not None:
         return partition_of(message.key, partitions, 0)
-    there = [number for number, record in enumerate(records) if record is not None]
-    return there[partition_of(None, len(there), broker.logs.turn())]
+    existing = [number for number, record in enumerate(records) if record is not None]
+    return existing[partition_of(None, len(existing), broker.logs.turn())]
 
 
 def _entry(message: NewMessage, now: int) -> bytes:

@@ -48,7 +48,7 @@ class ProducerMessage(PulsarBody):
 
 
 class ProducerMessages(PulsarBody):
-    """What is sent. Schemas are the JSON texts of Pulsar's SchemaInfo."""
+    """Messages to produce. Schemas are the JSON texts of Pulsar's SchemaInfo."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -60,7 +60,7 @@ class ProducerMessages(PulsarBody):
 
 
 class ProducerAck(PulsarAnswer):
-    """What came of one message. `errorCode` 0: it is acknowledged; 1: try again; 2: it cannot be taken."""
+    """The result of one message. `errorCode` 0: it is acknowledged; 1: try again; 2: it cannot be taken."""
 
     message_id: str | None = None
     error_code: int = 0
@@ -91,8 +91,8 @@ class NewMessage:
     context: str | None = None
 
 
-def parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncoding, most: int) -> list[NewMessage]:
-    """The messages of a body, at most that many. Raises RestException 400, 413 or 415, InvalidRecord; nothing is
+def parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncoding, limit: int) -> list[NewMessage]:
+    """Parse the messages of a body, at most `limit`. Raises RestException 400, 413 or 415, InvalidRecord; nothing is
     appended then.
 
     Runs in a thread.
@@ -101,9 +101,9 @@ def parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncodin
     if kind in JSON_LINES:
         if not body.strip():
             return []
-        if body.count(b"\n", 0, -1) >= most:
-            raise _too_many(most)
-        _check_bounds(body, most)
+        if body.count(b"\n", 0, -1) >= limit:
+            raise _too_many(limit)
+        _check_bounds(body, limit)
         return [
             NewMessage(
                 row.key, row.payload, row.properties or (), row.event_time, row.publish_time, number, DEFAULT_PRODUCER
@@ -114,8 +114,8 @@ def parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncodin
         raise RestException(
             415, f"the content type {kind[:_SHOWN]} is not known: send application/json or application/x-ndjson"
         )
-    if _check_bounds(body, most)[_MESSAGE_DEPTH] > most:
-        raise _too_many(most)
+    if _check_bounds(body, limit)[_MESSAGE_DEPTH] > limit:
+        raise _too_many(limit)
     try:
         sent = ProducerMessages.model_validate_json(body)
     except ValidationError as error:
@@ -125,15 +125,17 @@ def parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncodin
     return [_message(message, sent.producer_name or DEFAULT_PRODUCER, key, value) for message in sent.messages]
 
 
-def _check_bounds(body: bytes, most: int) -> list[int]:
+def _check_bounds(body: bytes, limit: int) -> list[int]:
     try:
-        return json_bounds.check_bounds(body, most * VALUES_A_MESSAGE)
+        return json_bounds.check_bounds(body, limit * VALUES_A_MESSAGE)
     except json_bounds.JsonBoundsError as error:
         raise RestException(413, f"the body cannot be taken, {error}: send less at once") from error
 
 
-def _too_many(most: int) -> RestException:
-    return RestException(413, f"the body holds more than {most} messages: send fewer at once, or raise limits.messages")
+def _too_many(limit: int) -> RestException:
+    return RestException(
+        413, f"the body holds more than {limit} messages: send fewer at once, or raise limits.messages"
+    )
 
 
 def _message(sent: ProducerMessage, producer: str, key: TextEncoding, value: TextEncoding) -> NewMessage:

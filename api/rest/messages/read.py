@@ -127,7 +127,7 @@ async def read_messages(
     if FORWARDED in request.headers:  # or the service that asks would take the silence for a dead one
         deadline -= max(wait_ms - settings.forwarding_timeout_ms // 2, 0)
     page, is_empty = await waiting.run(_page, reader, kind, limits)
-    if is_empty:  # what was found was there
+    if is_empty:  # a page with messages has a valid start
         await waiting.run(check_start, source, state.start)
     if is_empty and deadline > broker.environment.clock.now_ms():
         polls = context_of(request).polls
@@ -146,7 +146,7 @@ async def read_messages(
 
 
 def _opened(broker: Broker, name: TopicName, state: ContinuationToken) -> OpenTopic:
-    """The topic, if this service can read it from there. Raises RestException, NotTheOwner, OffsetOutOfRange."""
+    """Return the topic if this service can read it from there. Raises RestException, NotTheOwner, OffsetOutOfRange."""
     reason = f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on"
     with reported_as(partitioned=reason):
         names.check_not_partitioned(broker.environment, name)
@@ -159,7 +159,7 @@ def _opened(broker: Broker, name: TopicName, state: ContinuationToken) -> OpenTo
 
 
 def _check_ledger(broker: Broker, source: OpenTopic, state: ContinuationToken) -> None:
-    """Raises OffsetOutOfRange for a state in a compacted ledger that the topic never had."""
+    """Raise OffsetOutOfRange for a state in a compacted ledger that the topic never had."""
     ledger_id = None if state.compacted is None else state.compacted.ledger_id
     if ledger_id is not None and not broker.environment.metadata.runs.has_published(source.record.id, ledger_id):
         raise OffsetOutOfRange(
@@ -169,9 +169,9 @@ def _check_ledger(broker: Broker, source: OpenTopic, state: ContinuationToken) -
 
 
 def _kind_of(accept: str) -> str:
-    """The content type that the caller takes; JSON Lines if it takes anything."""
-    wanted = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
-    for item in wanted:
+    """Return the content type that the caller accepts; JSON Lines if it accepts any. Raises RestException (406)."""
+    accepted = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+    for item in accepted:
         if item == ARROW:
             return ARROW
         if item in ("*/*", "application/*", JSON_LINES, "application/json", "application/jsonl", "text/*", ""):
@@ -204,10 +204,10 @@ def _all(
         yield json.dumps({"next": reader.next.to_token()}).encode() + b"\n"
 
 
-def _lines(found: Iterable[Message], key: TextEncoding, value: TextEncoding) -> Iterator[bytes]:
+def _lines(messages: Iterable[Message], key: TextEncoding, value: TextEncoding) -> Iterator[bytes]:
     buffer = io.BytesIO()
     lines = JsonLinesWriter(buffer, key, value)
-    for count, message in enumerate(found, 1):
+    for count, message in enumerate(messages, 1):
         try:
             lines.write(message)
         except InvalidInput as error:
@@ -233,7 +233,7 @@ def _arrow(batches: Iterable[pa.RecordBatch], token: Callable[[], ContinuationTo
 
 
 def _taken(buffer: io.BytesIO) -> bytes:
-    """What a buffer holds, which is empty then."""
+    """Return the content of a buffer, and empty it."""
     content = buffer.getvalue()
     buffer.seek(0)
     buffer.truncate()

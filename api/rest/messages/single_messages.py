@@ -103,9 +103,9 @@ def get_message_id_by_timestamp(
     with reported_as(partitioned=reason):
         names.check_not_partitioned(broker.environment, topic)
     opened = _opened(broker, topic)
-    found = opened.first_at(StartTime(timestamp), read_compacted=True)
-    if found is not None:
-        return _answer(found.message_id, topic)
+    position = opened.first_at(StartTime(timestamp), read_compacted=True)
+    if position is not None:
+        return _answer(position.message_id, topic)
     last = opened.last_message_id()
     return _answer(MessageId(last.ledger_id, last.entry_id + 1) if last.ledger_id >= 0 else last, topic)
 
@@ -138,10 +138,10 @@ def examine_message(
         refuse_far(message_position)
     opened = _opened(broker, topic)
     if initial_position == "earliest":
-        found = next(islice(entries(opened, StartOffset(0)), message_position - 1, None), None)
-        if found is None:
+        entry = next(islice(entries(opened, StartOffset(0)), message_position - 1, None), None)
+        if entry is None:
             raise RestException(404, NOT_FOUND)
-        return entry_response(found)
+        return entry_response(entry)
     reader = opened.snapshot_reader()
     place = opened.locate(max(reader.end - message_position, reader.first_offset))
     if place is None:
@@ -189,7 +189,7 @@ def get_empty_key(
     value_encoding: ValueEncoding = TextEncoding.UTF8,
     sealed_only: SealedOnly = False,
 ) -> Any:
-    """As `…/key/{key}`, with the key as a query parameter: for keys that no path can hold."""
+    """Return the same as `…/key/{key}`, with the key as a query parameter: for keys that no path can hold."""
     return _of_key(broker, response, topic, key, key_encoding, value_encoding, sealed_only)
 
 
@@ -203,13 +203,13 @@ def _of_key(
     sealed_only: bool,
 ) -> Any:
     try:
-        wanted = to_bytes(key, encoding)
+        key_bytes = to_bytes(key, encoding)
     except ValueError as error:
         raise RestException(400, f"the key is not of the given encoding: {error}") from error
     records = names.topics(broker.environment, topic) if sealed_only else names.local_topics(broker, topic)
-    of_partitions = _newest(broker, records, wanted, sealed_only)
-    found = [(_age(broker, record, message), message) for record, message in of_partitions]
-    age, newest = max(found, key=lambda item: item[0], default=(None, None))
+    of_partitions = _newest(broker, records, key_bytes, sealed_only)
+    candidates = [(_age(broker, record, message), message) for record, message in of_partitions]
+    age, newest = max(candidates, key=lambda item: item[0], default=(None, None))
     headers = {} if age is None else {AGE: ":".join(map(str, age))}
     if newest is None or newest.is_tombstone:
         raise RestException(404, f"the key {key[:100]!r} of {topic} has no value", headers)
@@ -225,7 +225,7 @@ def _of_key(
 def _newest(
     broker: Broker, records: Sequence[TopicRecord], key: bytes, sealed_only: bool
 ) -> Iterator[tuple[TopicRecord, Message]]:
-    """The newest message of a key in each partition that has one, tombstones too."""
+    """Yield the newest message of a key in each partition that has one, tombstones too."""
     for record in records:
         message = OpenTopic(broker.environment, record).newest(key, sealed_only=sealed_only)
         if message is not None:
@@ -233,7 +233,7 @@ def _newest(
 
 
 def _age(broker: Broker, record: TopicRecord, message: Message) -> tuple[int, int, int]:
-    """By what messages of one key in several partitions are compared: the largest is the newest.
+    """Return the order of a message among those of one key in several partitions: the largest is the newest.
 
     Where event time decides in each partition (P9), it decides between them; then the publish time; then whether the
     partition is the one that the key goes to now. Partitions number their messages each for itself.
@@ -252,10 +252,10 @@ def _opened(broker: Broker, name: TopicName) -> OpenTopic:
     return OpenTopic(broker.environment, names.local_topic(broker, name))
 
 
-def _answer(found: MessageId, topic: TopicName, batch_index: int = -1, batch_size: int = 0) -> MessageIdAnswer:
+def _answer(message_id: MessageId, topic: TopicName, batch_index: int = -1, batch_size: int = 0) -> MessageIdAnswer:
     return MessageIdAnswer(
-        ledger_id=found.ledger_id,
-        entry_id=found.entry_id,
+        ledger_id=message_id.ledger_id,
+        entry_id=message_id.entry_id,
         partition_index=topic.partition,
         batch_size=batch_size,
         batch_index=batch_index,

@@ -29,19 +29,19 @@ _NO_LIMIT = -1
 
 
 class QuotaType(StrEnum):
-    """What a quota limits: the bytes of a backlog, or the age of its oldest message."""
+    """The measure that a quota limits: the bytes of a backlog, or the age of its oldest message."""
 
     SIZE = "destination_storage"
     AGE = "message_age"
 
     @property
     def policy(self) -> str:
-        """The policy that is its limit; `….action` is what happens beyond it."""
+        """Return the name of the policy with its limit; `….action` is the policy with the action beyond it."""
         return "backlog.quota.bytes" if self is QuotaType.SIZE else "backlog.quota.seconds"
 
 
 class OverQuotaAction(StrEnum):
-    """What happens beyond a quota."""
+    """The action beyond a quota."""
 
     HOLD = policies.HOLD
     REFUSE = policies.REFUSE
@@ -57,14 +57,14 @@ class BacklogQuota(PulsarBody):
     policy: Annotated[OverQuotaAction, Field(strict=False)]
 
     def limit_of(self, kind: QuotaType) -> int:
-        """Raises RestException (412) if the limit of that kind is not given."""
+        """Return the limit of that kind. Raises RestException (412) if the quota has none."""
         if kind is QuotaType.AGE:
-            name, found = "limitTime", self.limit_time
+            name, limit = "limitTime", self.limit_time
         else:
-            name, found = "limitSize", self.limit if self.limit_size is None else self.limit_size
-        if found is None:
+            name, limit = "limitSize", self.limit if self.limit_size is None else self.limit_size
+        if limit is None:
             raise RestException(412, f"a backlog quota of the type {kind} needs {name}")
-        return found
+        return limit
 
 
 class BacklogQuotaDocument(PulsarAnswer):
@@ -82,7 +82,7 @@ QuotaBody = Annotated[BacklogQuota, Body()]
 
 
 def _offer(scope_kind: ScopeKind, label: str) -> None:
-    """The routes of one scope. `label`: in operation ids."""
+    """Register the routes of one scope. `label`: in operation ids."""
     path, reads = scope_kind.path, ANY_USE if scope_kind is TOPIC else (AuthAction.ADMIN,)
 
     def set_in(broker: Broker, scope: PolicyScope) -> Quotas:
@@ -118,7 +118,7 @@ _offer(TOPIC, "")
 
 
 def quotas_of(settings: Mapping[str, object]) -> Quotas:
-    """The quotas that one scope has set."""
+    """Return the quotas that one scope sets."""
     return {
         kind: _model(kind, limit, str(settings.get(f"{kind.policy}.action", HOLD)))
         for kind in QuotaType
@@ -127,7 +127,7 @@ def quotas_of(settings: Mapping[str, object]) -> Quotas:
 
 
 def applied_quotas(held: TopicPolicies) -> Quotas:
-    """The quotas that hold for a topic; there is one of each type."""
+    """Return the quotas that hold for a topic, one of each type."""
     return {
         QuotaType.SIZE: _model(QuotaType.SIZE, held.backlog_quota_bytes, held.backlog_quota_bytes_action),
         QuotaType.AGE: _model(QuotaType.AGE, held.backlog_quota_seconds, held.backlog_quota_seconds_action),
@@ -135,7 +135,7 @@ def applied_quotas(held: TopicPolicies) -> Quotas:
 
 
 def quota_values(kind: QuotaType, quota: BacklogQuota) -> dict[str, object]:
-    """The policies to set. Raises RestException (412)."""
+    """Return the policies to set. Raises RestException (412)."""
     return {kind.policy: quota.limit_of(kind), f"{kind.policy}.action": quota.policy}
 
 

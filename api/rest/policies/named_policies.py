@@ -52,7 +52,7 @@ Values = Annotated[dict[str, Any], Body(description="Values by name.")]
 
 
 def _of_json(body: object) -> object:
-    """The value of a body that came without a JSON content type, as `curl -d` sends it."""
+    """Return the value of a body that came without a JSON content type, as `curl -d` sends it."""
     if not isinstance(body, bytes):
         return body
     try:
@@ -65,7 +65,7 @@ Value = Annotated[Any, BeforeValidator(_of_json), Body(description="A JSON value
 
 
 def _offer(kind: ScopeKind, reads: Sequence[AuthAction], changes: AuthAction) -> None:
-    """The routes of one scope. `reads`, `changes`: the actions of which a caller may do any, to get or to set."""
+    """Register the routes of one scope. `reads`, `changes`: a caller needs one of these actions to get or to set."""
     label, all_of, one_of = kind.label, kind.path + "/policies", kind.path + "/policies/{name}"
 
     @router.get(all_of, *reads, operation_id=f"get{label}Policies", response_model_exclude_unset=True)
@@ -76,10 +76,10 @@ def _offer(kind: ScopeKind, reads: Sequence[AuthAction], changes: AuthAction) ->
     @router.get(one_of, *reads, refuses=(404,), operation_id=f"get{label}Policy", response_model_exclude_unset=True)
     def get_policy(broker: Broker, name: Name, scope: PolicyScope = kind.of, applied: Applied = True) -> PolicyValue:
         """One policy of the scope. 404 if `applied` is false and the scope does not set it."""
-        found, known = _policies(broker, scope, applied), policies.policy(decoded(name)).name
-        if known not in found:
+        values, known = _policies(broker, scope, applied), policies.policy(decoded(name)).name
+        if known not in values:
             raise RestException(404, f"{known} is not set in this scope")
-        return found[known]
+        return values[known]
 
     @router.put(all_of, changes, operation_id=f"set{label}Policies")
     def set_policies(broker: Broker, values: Values, scope: PolicyScope = kind.of) -> None:

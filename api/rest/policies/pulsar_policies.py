@@ -54,10 +54,13 @@ Values = Mapping[str, object]
 
 @dataclass(frozen=True)
 class PulsarPolicy:
-    """What a call gets and sets. `names`: the policies that are removed together; `set_in`: the value that the settings
-    of one scope are, or None; `applied`: the value that holds; `values`: the policies to set for a value, raises
-    RestException (412); `answer`: how OpenAPI describes the answer of GET; `read`: the default of a route's parameter
-    that is the value to set; `options`: of that route."""
+    """The policies that a call gets and sets.
+
+    `names`: the policies that are removed together. `set_in`: the value that the settings of one scope are, or None.
+    `applied`: the value that holds. `values`: the policies to set for a value, raises RestException (412). `answer`:
+    the OpenAPI of the answer of GET. `read`: the default of a route's parameter that is the value to set. `options`: of
+    that route.
+    """
 
     names: tuple[str, ...]
     set_in: Callable[[Values], Any]
@@ -82,11 +85,11 @@ class PulsarCall:
     reads: tuple[AuthAction, ...] = ()
 
 
-def _in_range(name: str, most: int, problem: str) -> Callable[[int], Values]:
-    """The policy to set for a number from 0 to `most`; any other is refused as a broker does."""
+def _in_range(name: str, greatest: int, problem: str) -> Callable[[int], Values]:
+    """Return a function from a number to the policy to set; it refuses numbers outside 0 to `greatest`."""
 
     def values(number: int) -> Values:
-        if not 0 <= number <= most:
+        if not 0 <= number <= greatest:
             raise RestException(412, problem)
         return {name: number}
 
@@ -94,7 +97,7 @@ def _in_range(name: str, most: int, problem: str) -> Callable[[int], Values]:
 
 
 def _number(name: str, values: Callable[[int], Values], unit: str, meaning: str, example: int) -> PulsarPolicy:
-    """A policy that is a number."""
+    """Return a policy that is a number."""
     return PulsarPolicy(
         (name,),
         lambda settings: settings.get(name),
@@ -123,9 +126,9 @@ async def retention_body(retention: Annotated[RetentionPolicies, Body()]) -> Ret
     return retention
 
 
-async def flag_body(wanted: Annotated[bool, Body(description="`true`: on; `false`: off.")]) -> bool:
+async def flag_body(enabled: Annotated[bool, Body(description="`true`: on; `false`: off.")]) -> bool:
     """A route's dependency: its body is a boolean."""
-    return wanted
+    return enabled
 
 
 async def strategy_body(strategy: Annotated[SchemaCompatibilityStrategy, Body()]) -> SchemaCompatibilityStrategy:
@@ -213,7 +216,7 @@ _DEDUPLICATION = PulsarPolicy(
     (DEDUPLICATION,),
     lambda settings: settings.get(DEDUPLICATION),
     lambda resolved: resolved.policies.deduplication_enabled,
-    lambda wanted: {DEDUPLICATION: wanted},
+    lambda enabled: {DEDUPLICATION: enabled},
     {"description": "`true` or `false`; empty where neither is set.", "content": {"application/json": {}}},
     Depends(flag_body),
 )
@@ -259,7 +262,7 @@ CALLS = (
 
 
 def _offer(call: PulsarCall) -> None:
-    """The routes of a call."""
+    """Register the routes of a call."""
     routes, of, policy = call.routes, call.scope.of, call.policy
     path = f"{call.scope.path}/{call.path}"
     reads = call.reads or (ANY_USE if call.scope is TOPIC else (AuthAction.ADMIN,))
@@ -269,11 +272,11 @@ def _offer(call: PulsarCall) -> None:
         return unset() if value is None else value
 
     def get_set(broker: Broker, scope: PolicyScope = of) -> Any:
-        """What the scope sets; an empty answer if it sets nothing."""
+        """Return the value that the scope sets; an empty answer if it sets none."""
         return set_in(broker, scope)
 
     def get_applied(broker: Broker, scope: PolicyScope = of, applied: bool = False) -> Any:
-        """What the topic sets, or an empty answer; `applied`: what holds for it, wherever it is set."""
+        """Return the value that the topic sets, or an empty answer; `applied`: the value that holds for it."""
         return policy.applied(scope.resolved(broker)) if applied else set_in(broker, scope)
 
     def set_value(broker: Broker, scope: PolicyScope = of, value: Any = policy.read) -> None:

@@ -30,7 +30,7 @@ class PolicyScope:
     namespace: str | None = None
 
     def keys(self, broker: Broker) -> list[str]:
-        """The keys of PolicyStore under which its policies are stored, at least one. Raises RestException: 404, 412."""
+        """Return the keys of its policies in PolicyStore, at least one. Raises RestException: 404, 412."""
         if self.topic is not None:
             return list(map(topic_scope, names.policy_topics(broker.environment, self.topic)))
         if self.namespace is None:
@@ -39,19 +39,21 @@ class PolicyScope:
         return [namespace_scope(self.namespace)]
 
     def resolved(self, broker: Broker) -> PolicyResolution:
-        """The policies that hold in it, wherever they are set: for a topic, or for one that sets nothing. Raises
-        RestException: 404, 412."""
+        """Return the policies that hold in it, wherever they are set: for a topic, or for one that sets nothing.
+
+        Raises RestException: 404, 412.
+        """
         store = broker.environment.metadata.policies
         if self.topic is not None:
             return store.resolved(names.policy_topics(broker.environment, self.topic)[0])
         return store.resolved_around(self.keys(broker)[0])
 
     def settings(self, broker: Broker) -> dict[str, object]:
-        """What the scope itself sets, by name; also UnreadableStoredValue. Raises RestException: 404, 412."""
+        """Return the scope's own settings by name; also UnreadableStoredValue. Raises RestException: 404, 412."""
         return broker.environment.metadata.policies.settings(self.keys(broker)[0])
 
     def change(self, broker: Broker, values: Mapping[str, object], removed: Collection[str] | None = ()) -> None:
-        """As PolicyStore.change, under all its keys. Raises RestException: 404, 412."""
+        """Change the policies under all its keys, as PolicyStore.change does. Raises RestException: 404, 412."""
         broker.environment.metadata.policies.change(self.keys(broker), values, removed)
 
 

@@ -1,7 +1,7 @@
-"""What is before subscriptions, by Pulsar's calls: its size, what it is made of, and clearing it by namespace.
+"""Backlogs of subscriptions by Pulsar's calls: their size, their analysis, and clearing them by namespace.
 
-What is done to a namespace is done to its topics one by one, each where its messages are, so a service asks others for
-theirs. A failure ends it; what was done stays, and the same call does the rest.
+A call on a namespace runs topic by topic, each on the service that has its messages, so a service forwards parts to
+others. A failure ends the call; finished topics stay as they are, and the same call continues with the rest.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Bundle = Annotated[str, Path(description="One of the namespace's bundles: only i
 
 
 class AnalyzedBacklog(PulsarAnswer):
-    """What a subscription has before it, in the order in which a broker writes it; there are no filters."""
+    """A subscription's backlog in numbers, in a broker's order of fields; there are no filters."""
 
     entries: int = 0
     messages: int = 0
@@ -101,20 +101,20 @@ def analyze_subscription_backlog(
     if name != COMPACTION_CURSOR:
         end = source.snapshot_reader().end
         cursor = Cursor(broker.environment.metadata, broker.environment.clock, record, name, source.locate, lambda: end)
-    found = AnalyzedBacklog()
+    backlog = AnalyzedBacklog()
     for rows in islice(entries(source, start), MOST_ENTRIES + 1):
         remaining = [row for row in rows if cursor is None or not cursor.is_acknowledged(row["offset"])]
         if not remaining:
             continue
-        if found.entries == MOST_ENTRIES:
-            found.aborted = True
+        if backlog.entries == MOST_ENTRIES:
+            backlog.aborted = True
             break
-        found.entries += 1
-        found.messages += len(remaining)
-        found.first_message_id = found.first_message_id or _entry_id(remaining[0])
-        found.last_message_id = _entry_id(remaining[-1])
-    found.filter_accepted_entries, found.filter_accepted_messages = found.entries, found.messages
-    return found
+        backlog.entries += 1
+        backlog.messages += len(remaining)
+        backlog.first_message_id = backlog.first_message_id or _entry_id(remaining[0])
+        backlog.last_message_id = _entry_id(remaining[-1])
+    backlog.filter_accepted_entries, backlog.filter_accepted_messages = backlog.entries, backlog.messages
+    return backlog
 
 
 def _entry_id(row: dict[str, Any]) -> str:
@@ -170,10 +170,10 @@ async def unsubscribe_namespace_bundle(
 async def _clear(
     broker: Broker, request: Request, namespace: str, bundle: str | None, subscription: str | None
 ) -> None:
-    wanted = None if subscription is None else _no_compaction(subscription)
+    name_filter = None if subscription is None else _no_compaction(subscription)
     database, store = broker.pools[WaitsFor.DATABASE], broker.pools[WaitsFor.STORE]
     for record in await database.run(_topics, broker, namespace, bundle):
-        for name in await database.run(_subscriptions, broker, record, wanted):
+        for name in await database.run(_subscriptions, broker, record, name_filter):
             try:
                 await store.run(_clear_here, broker, record, name)
             except NotTheOwner as other:
@@ -181,7 +181,7 @@ async def _clear(
 
 
 def _clear_here(broker: Broker, record: TopicRecord, name: str) -> None:
-    """Raises NotTheOwner. What was deleted meanwhile has no backlog."""
+    """Clear a backlog whose topic this service owns; a deleted topic has none. Raises NotTheOwner."""
     try:
         broker.ownership.check_for_reading(record)
         clear_backlog(broker, record, name)
@@ -219,19 +219,21 @@ async def _forward(
 
 def _topics(broker: Broker, namespace: str, bundle: str | None) -> list[TopicRecord]:
     names.namespace(broker.environment, namespace)
-    wanted = None if bundle is None else check_bundle(bundle)
-    found = broker.environment.metadata.topics.in_namespace(namespace)
-    return [item for item in found if wanted is None or bundle_of(item.name) == wanted]
+    bundle_filter = None if bundle is None else check_bundle(bundle)
+    records = broker.environment.metadata.topics.in_namespace(namespace)
+    return [item for item in records if bundle_filter is None or bundle_of(item.name) == bundle_filter]
 
 
-def _subscriptions(broker: Broker, record: TopicRecord, wanted: str | None) -> list[str]:
+def _subscriptions(broker: Broker, record: TopicRecord, name_filter: str | None) -> list[str]:
     names = (item.name for item in broker.environment.metadata.cursors.of_topic(record.id))
-    return [name for name in names if name != COMPACTION_CURSOR and wanted in (None, name)]
+    return [name for name in names if name != COMPACTION_CURSOR and name_filter in (None, name)]
 
 
 def _no_compaction(subscription: str) -> str:
-    """The name of a subscription in a path. Raises RestException (412) for `__compaction`: it is a topic's horizon
-    (A4)."""
+    """Return the name of a subscription in a path.
+
+    Raises RestException (412) for `__compaction`: it is a topic's horizon (A4).
+    """
     name = decoded(subscription)
     if name == COMPACTION_CURSOR:
         raise RestException(

@@ -1,6 +1,6 @@
-"""What calls on subscriptions share: places as Pulsar's clients send them, a cursor's owner for the time of a request.
+"""Shared parts of calls on subscriptions: places as Pulsar's clients send them, a cursor's owner during a request.
 
-What is done to a subscription of a partitioned topic is done to that of each partition. `__compaction` is never moved
+A call on a subscription of a partitioned topic applies to that of each partition. `__compaction` is never moved
 (A4), and never expires (S9).
 """
 
@@ -51,7 +51,7 @@ class ResetCursorData(PulsarBody):
 
     @property
     def message_id(self) -> MessageId:
-        """The id; -1 for an entry: from the ledger's first."""
+        """Return the message id; -1 for an entry: the ledger's first."""
         if self.ledger_id == -1:
             return EARLIEST
         if self.ledger_id == LONG:
@@ -60,7 +60,7 @@ class ResetCursorData(PulsarBody):
 
     @property
     def position(self) -> CursorPosition:
-        """The first message to deliver: the one with the id, or the one after it."""
+        """Return the position of the first message to deliver: the message with the id, or the next one."""
         excluded = (self.excluded or self.is_excluded) and self.message_id not in (EARLIEST, LATEST)
         return After(self.message_id) if excluded else self.message_id
 
@@ -89,7 +89,7 @@ class OwnedCursor:
 
     @property
     def end(self) -> int:
-        """The offset of the next message. Raises SegmentNotLocal where it is not known here."""
+        """Return the offset of the next message. Raises SegmentNotLocal where it is not known here."""
         return self.topic.snapshot_reader().end
 
     def __enter__(self) -> OwnedCursor:
@@ -161,7 +161,7 @@ def opened(broker: Broker, record: TopicRecord) -> OpenTopic:
 
 
 def next_of(mark: LogPosition | None) -> StartOffset:
-    """Where a cursor continues that has this mark-delete position."""
+    """Return the position from which a cursor with this mark-delete position continues."""
     return StartOffset(mark.offset + 1 if mark else 0)
 
 

@@ -68,8 +68,8 @@ def create_subscription(
     if records and all(is_after_end(opened(broker, record), first) for record in records):
         raise RestException(412, f"Unable to find position for position specified: {first} is after the end of {topic}")
     properties = (place.properties or {}) if isinstance(place, ResetCursorData) else {}
-    found = [_created(broker, record, name, position, properties) for record in records]
-    if found and not any(found):
+    created = [_created(broker, record, name, position, properties) for record in records]
+    if created and not any(created):
         raise RestException(409, EXISTS)
 
 
@@ -90,12 +90,12 @@ def delete_subscription(
 @router.get(ONE + "/properties", AuthAction.CONSUME, AUTHORITATIVE)
 def get_subscription_properties(broker: Broker, topic: Topic, subscription: Subscription) -> dict[str, str]:
     """The properties of a subscription."""
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     name = decoded(subscription)
     for record in names.topics(broker.environment, topic):
         with subscription_of(record, name):
-            found |= broker.environment.metadata.cursors.get(record.id, name).properties
-    return found
+            properties |= broker.environment.metadata.cursors.get(record.id, name).properties
+    return properties
 
 
 @router.put(ONE + "/properties", AuthAction.CONSUME, Depends(changes_it), AUTHORITATIVE)
@@ -135,8 +135,8 @@ def peek_nth_message(
             _created(broker, record, name, EARLIEST, {})
         with OwnedCursor(broker, record, name) as owned:
             cursor = owned.cursor
-            found = entries(owned.topic, next_of(cursor.mark_delete))
-            rows = (item for item in found if not all(cursor.is_acknowledged(row["offset"]) for row in item))
+            remaining = entries(owned.topic, next_of(cursor.mark_delete))
+            rows = (item for item in remaining if not all(cursor.is_acknowledged(row["offset"]) for row in item))
     entry = next(islice(rows, position - 1, None), None)
     if entry is None:
         raise RestException(404, NOT_FOUND)
