@@ -73,7 +73,7 @@ def outcomes(table: str, folder: Path) -> list[list[Any]]:
         patch.setenv("COMPACTOR_SPARK_MASTER", "in-process")
         patch.setenv("HOME", str(folder))
         patch.setenv("COLUMNS", "200")
-        (folder / "work").mkdir()
+        (folder / "work").mkdir(exist_ok=True)
         patch.chdir(folder / "work")
         if table != "admin":
             program = Program("compactor", api.cli.main.main, folder, patch)
