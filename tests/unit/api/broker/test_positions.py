@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from api.broker.positions import mark_delete_before
 from api.formats.position_text import parse_place
 from storage.errors import InvalidInput
-from storage.model import LATEST, MessageId
+from storage.model import LATEST, LogPosition, MessageId
+from storage.positions import StartTime
 from storage.topic import Topic
+from tests.entries import one, produce
 from tests.workbench import Workbench, content, raw
 
 
@@ -77,3 +81,20 @@ def test_where_raw_is_trimmed(bench: Workbench, filled: Topic) -> None:
     latest = mark_delete_before(filled, LATEST)
     assert latest is not None
     assert latest.message_id == ids[8], "nothing of the compacted ledger either"
+
+
+def test_a_message_that_is_appended_during_the_search_is_not_before_a_time(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = Topic.first_at
+    produce(topic, [one(b"k", b"old", publish_time=1)])
+
+    def first_at(topic: Topic, *arguments: Any) -> LogPosition | None:
+        first = search(topic, *arguments)
+        produce(topic, [one(b"k", b"new", publish_time=3)])
+        return first
+
+    monkeypatch.setattr(Topic, "first_at", first_at)
+    mark = mark_delete_before(topic, StartTime(2))
+    assert mark is not None
+    assert mark.offset == 0
