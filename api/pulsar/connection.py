@@ -127,7 +127,9 @@ class Connection(asyncio.Protocol):
         """Send a response; nothing if the connection has ended."""
         # A transport that is closing has lost its client, and would log each write.
         if not self.is_closed and not self.transport.is_closing():
-            self._write(*encoded(response))
+            self.transport.write(encoded(response))
+            if not self.is_writable:
+                self._check_unread()
 
     def deliver(
         self,
@@ -139,17 +141,18 @@ class Connection(asyncio.Protocol):
         consumer_epoch: int | None,
     ) -> None:
         if not self.is_closed and not self.transport.is_closing():
-            self._write(*encoded_message(consumer_id, entry, live, redelivery_count, partition, consumer_epoch))
+            head, rest = encoded_message(consumer_id, entry, live, redelivery_count, partition, consumer_epoch)
+            self.transport.write(head)
+            if rest:
+                self.transport.write(rest)
+            if not self.is_writable:
+                self._check_unread()
 
-    def _write(self, head: bytes, rest: bytes) -> None:
-        """Write a frame. Cut off a client that reads nothing."""
-        self.transport.write(head)
-        if rest:
-            self.transport.write(rest)
-        if not self.is_writable:
-            unread = self.transport.get_write_buffer_size()
-            if unread > MAX_UNREAD_BYTES + self.session.settings.max_message_size:
-                self.cut_off(f"the client sends requests, and leaves {unread} bytes of responses unread")
+    def _check_unread(self) -> None:
+        """Cut off a client that sends requests and does not read responses."""
+        unread = self.transport.get_write_buffer_size()
+        if unread > MAX_UNREAD_BYTES + self.session.settings.max_message_size:
+            self.cut_off(f"the client sends requests, and leaves {unread} bytes of responses unread")
 
     def connected(self) -> None:
         self._owner.connected(self)

@@ -27,13 +27,13 @@ from storage.model import MessageId
 _UINT64 = (1 << 64) - 1
 
 
-def encoded(response: Response) -> tuple[bytes, bytes]:
-    """Return the frame of a response, in one piece or two."""
+def encoded(response: Response) -> bytes:
+    """Return the frame of a response."""
     if isinstance(response, SendReceipt):
         command = _send_receipt(response)
     else:
         command = _failure(response) if isinstance(response, Failure) else _by_name(response)
-    return framed(command.SerializeToString())
+    return framed(command.SerializeToString())[0]
 
 
 def encoded_message(

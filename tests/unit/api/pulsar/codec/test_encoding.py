@@ -41,7 +41,7 @@ BY_NAME = [
 
 def wire(response: Any) -> Any:
     """Return the message of a response as a client reads it."""
-    ((command, _),) = FrameParser().feed(b"".join(encoded(response)))
+    ((command, _),) = FrameParser().feed(encoded(response))
     return getattr(command, BaseCommand.DESCRIPTOR.fields_by_number[command.type].name)
 
 
@@ -88,7 +88,7 @@ def test_a_message_names_the_slots_to_deliver_unless_all_are(live: int, ack_set:
 )
 def test_a_refusal_has_the_type_that_its_request_expects(request_type: type | None, field: str) -> None:
     failure = responses.Failure(9, ServerError.MetadataError, "no", request_type)
-    ((command, _),) = FrameParser().feed(b"".join(encoded(failure)))
+    ((command, _),) = FrameParser().feed(encoded(failure))
     assert command.HasField(field)
     message = getattr(command, field)
     assert message.request_id == 9
