@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from compactor.maintenance.retention import Retention
+from storage.advice import AdviceKind
 from storage.errors import DataLoss, ObjectDamaged, ObjectMissing
 from storage.ledger.rows import RowType
 from storage.log.damaged import readable_rows
@@ -225,13 +226,14 @@ def test_a_damaged_segment_holds_up_nothing_behind_it_and_says_what_to_do(bench:
     sealing = topic.log_manager().seal(topic.record)
     assert [next(sealing).first_offset, next(sealing).first_offset] == [2, 3]
     with pytest.raises(
-        ObjectDamaged, match=r"00000000000000000001.log is damaged at byte 64 .* --accept-loss"
+        ObjectDamaged, match=r"00000000000000000001.log is damaged at byte 64 .* with the loss of the rest accepted"
     ) as answer:
         next(sealing)
-    assert f"compactor log seal {topic.name} --accept-loss" in answer.value.remedy
+    assert answer.value.advice is not None
+    assert answer.value.advice.kind is AdviceKind.ACCEPT_LOSS_ROLLED
     run = bench.compact(topic).run
     assert run is not None
-    assert "--accept-loss" in str(run.statistics["tail_left"])
+    assert "with the loss of the rest accepted" in str(run.statistics["tail_left"])
     horizon = topic.snapshot().horizon
     assert horizon is not None
     assert horizon.offset == 0, "nothing behind a segment that is not sealed is compacted"
@@ -239,7 +241,7 @@ def test_a_damaged_segment_holds_up_nothing_behind_it_and_says_what_to_do(bench:
     retention = Retention(bench)
     trimmed = retention.trim(topic.record, 3, force=True)
     assert (trimmed.topic.start_offset, len(trimmed.plan.candidates)) == (0, 1)
-    assert "--accept-loss" in trimmed.tail_left
+    assert "with the loss of the rest accepted" in trimmed.tail_left
     assert [remains.lost for remains in topic.log_manager().seal_damaged(topic.record)] == [1]
     bench.compact(topic)
     assert [message.offset for message in topic.messages(read_compacted=True)] == [0, 3]
