@@ -1,6 +1,6 @@
-"""What the documents of `api/reports.py` hold: one list of fields for the commands and REST.
+"""Models of the documents that `api/reports.py` builds: one list of fields for the commands and REST.
 
-Apart from the functions, since the commands import those at their start, and these cost some milliseconds.
+They are apart from the functions, which the commands import at their start: the models cost some milliseconds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class VerifyDifference:
 
 @dataclass
 class VerifyReport:
-    """What was checked, what could not be, and every difference; `total` also counts those that are not named."""
+    """The checked and unchecked objects, and the differences; `total` also counts differences that are not named."""
 
     topic: str
     compacted_ledger: int | None
@@ -90,7 +90,7 @@ class TrimHold:
 
 @dataclass
 class TrimReport:
-    """What went, or would; as `compactor topics trim --output json` has it."""
+    """The trimmed ledgers, or those that a trim would remove; as `compactor topics trim --output json` prints it."""
 
     topic: str
     dry_run: bool

@@ -348,5 +348,6 @@ def make_pools(settings: Settings, clock: Clock, expected_errors: tuple[type[Exc
         WaitsFor.SEQUENCES: (SEQUENCE_READERS, None),
     }
     return {
-        resource: Pool(resource, threads, most, clock, expected_errors) for resource, (threads, most) in sizes.items()
+        resource: Pool(resource, threads, deadline_ms, clock, expected_errors)
+        for resource, (threads, deadline_ms) in sizes.items()
     }
