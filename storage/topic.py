@@ -22,6 +22,7 @@ from storage.environment import Environment
 from storage.errors import ObjectMissing, StateMayBeStale
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
+from storage.ledger.seek import seek_position_of
 from storage.log.bulk_append import DEFAULT_LEDGER_BYTES, DEFAULT_WAIT_MS, BulkAppend
 from storage.log.lease import OnHeld
 from storage.log.lease_renewer import LeaseRenewer
@@ -155,16 +156,13 @@ class Topic:
         compacted = reader.snapshot.compacted
         if compacted is None or (first is None and compacted.horizon.message_id <= start):
             return _resumed_at(start, first, CompactedProgress())
-        progress = CompactedProgress(compacted.ledger_id)
-        if first is not None and compacted.horizon.offset < first:
-            return _resumed_at(start, first, progress)
         try:
             manifest = reader.manifest(compacted)
         except ObjectMissing:  # a newer one serves already: the read itself discovers that
-            return _resumed_at(start, first, progress)
-        if manifest.dropped_to < (0 if first is None else first):
+            return _resumed_at(start, first, CompactedProgress(compacted.ledger_id))
+        if manifest.dropped_to < (0 if first is None else first) or compacted.horizon.offset < (first or 0):
             by_event = bool(manifest.policies.get("event_time_order"))
-            return _resumed_at(start, first, replace(progress, by_event=by_event))
+            return _resumed_at(start, first, CompactedProgress(compacted.ledger_id, by_event))
         if first is None or first < reader.first_offset:
             raise StateMayBeStale(
                 f"raw messages of {self.name} from {start} on are trimmed, and generation {manifest.generation} lacks "
@@ -174,20 +172,19 @@ class Topic:
         return _resumed_at(start, first, CompactedProgress(is_raw=True))
 
     def _offset_of(self, start: MessageId, reader: SnapshotReader) -> int | None:
-        """Return the offset of the first message at or after an id; None: it may have been trimmed."""
-        first_offset, end = reader.first_offset, reader.end
-        for read_compacted in (False, True):
-            is_after_all = not read_compacted and first_offset < end
-            for batch in self.read(start, read_compacted, max_messages=1):
-                offset: int = batch.column("offset")[0].as_py()
-                at = batch.column("ledger_id")[0].as_py(), batch.column("entry_id")[0].as_py()
-                is_whole = not read_compacted and (not first_offset or offset > first_offset)
-                if is_whole or at == (start.ledger_id, start.entry_id):
-                    return offset
-                is_after_all = False
-            if is_after_all:
-                return end
-        return None
+        """Return the offset of the first message at or after an id; None: it may have been trimmed, or does not exist.
+
+        The first message that raw delivers is no proof that nothing before it was trimmed: raw may begin with rows that
+        no reader gets. So the id is compared with raw's first row.
+        """
+        first_offset = reader.first_offset
+        is_in_raw = not first_offset or not reader.is_below(seek_position_of(start))
+        for batch in self.read(start, read_compacted=not is_in_raw, max_messages=1):
+            offset: int = batch.column("offset")[0].as_py()
+            at = batch.column("ledger_id")[0].as_py(), batch.column("entry_id")[0].as_py()
+            is_known = self.snapshot_reader().first_offset == first_offset if is_in_raw else False
+            return offset if is_known or at == (start.ledger_id, start.entry_id) else None
+        return None if not is_in_raw or reader.is_after_end(start) else reader.end
 
     def sequences(self, first_offset: int) -> Iterator[ScannedSequences]:
         """Yield the sequence ids of producers of the raw entries from an offset on, up to the topic's end of now."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from compactor.maintenance.retention import Retention
+from compactor.run.plan import RunPolicies
 from storage.errors import StateMayBeStale
 from storage.model import MessageId
 from storage.positions import StartOffset, StartPosition
 from storage.topic import Topic
+from tests.entries import one, produce
+from tests.pulsar_entries import entry, metadata
 from tests.workbench import Workbench, content, ids, raw
 
 
@@ -108,6 +111,46 @@ def test_a_reader_that_has_read_up_to_the_horizon_misses_nothing(bench: Workbenc
     known = ids(raw(topic))
     trim(bench, topic)
     assert resumed(topic, entry_id(known[2])) == []
+
+
+@pytest.mark.parametrize(("appended", "expected"), [("marker", []), ("marker and message", [5])])
+def test_raw_that_begins_with_a_marker_hides_no_message_of_the_compacted_ledger(
+    bench: Workbench, appended: str, expected: list[int]
+) -> None:
+    topic = bench.topic("marked")
+    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"), (b"c", b"2"), (b"a", b"3"))])
+    bench.compact(topic)
+    second = entry_id(ids(raw(topic))[1])
+    produce(topic, [entry(metadata(marker_type=10), b"m")])
+    if appended != "marker":
+        produce(topic, [one(b"e", b"5")])
+    Retention(bench).trim(topic.record, 4, force=True)
+    assert resumed(topic, second) == [1, 2, 3, *expected]
+
+
+def test_the_order_of_the_compacted_ledger_is_known(bench: Workbench) -> None:
+    topic = bench.topic("by-event")
+    by_event = RunPolicies(event_time_order=True)
+    produce(topic, [one(b"a", b"0", event_time=9), one(b"b", b"1", event_time=9)])
+    bench.compactor().compact(topic.name, by_event)
+    reader = topic.entry_reader(StartOffset(2), read_compacted=True, resumes=True)
+    produce(topic, [one(b"c", b"2", event_time=9), one(b"d", b"3", event_time=9)])
+    bench.compactor().compact(topic.name, by_event)
+    trim(bench, topic)
+    offsets = [each.offset for _ in range(2) for each in reader.read()]
+    assert offsets == [2, 3]
+    reader.close()
+
+
+def test_a_start_after_the_end_waits_for_its_message(bench: Workbench) -> None:
+    topic = bench.topic("ahead")
+    produce(topic, [one(b"a", b"0"), one(b"b", b"1")])
+    last = ids(raw(topic))[-1]
+    start = MessageId(last.ledger_id, last.entry_id + 3)
+    reader = topic.entry_reader(start, read_compacted=True, resumes=True)
+    produce(topic, [one(b"c", b"2"), one(b"d", b"3"), one(b"e", b"4")])
+    assert [each.offset for each in reader.read()] == [4]
+    reader.close()
 
 
 def entry_id(message_id: MessageId) -> MessageId:
