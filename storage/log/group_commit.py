@@ -260,7 +260,7 @@ def _resolve(group: list[PendingAppend]) -> None:
 
 def copy_of(error: CompactorError) -> CompactorError:
     """Return a copy of an error for another thread to raise: a traceback belongs to one thread."""
-    copy: CompactorError = type(error)(error.message, error.remedy)
+    copy: CompactorError = type(error)(error.message, error.advice or error.remedy)
     copy.__cause__ = error
     return copy
 

@@ -260,7 +260,7 @@ class SegmentWriter:
         self._failed = True
         end = self._file.cut_back()
         if isinstance(error, CompactorError):
-            failure = type(error)(error.message, error.remedy)
+            failure = type(error)(error.message, error.advice or error.remedy)
         elif isinstance(error, OSError):
             failure = storage_error(error, self.path, "write to")
         else:

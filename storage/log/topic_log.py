@@ -219,7 +219,7 @@ class TopicLog:
         try:
             self._metadata.segments.roll_requested(self._topic.id)
         except TopicNotFound as error:
-            return TopicNotFound(error.message, error.remedy)
+            return TopicNotFound(error.message, error.advice or error.remedy)
         except CompactorError:
             pass  # the next writer reports it
         return Fenced(

@@ -225,7 +225,7 @@ async def _sent(
             acks = await parsing.run(ProducerAcks.model_validate_json, answer.content)
             return acks.message_publish_results
         raise RestException(answer.status_code, str(answer.json().get("reason", "")))
-    except (RestException, ValueError) as error:
+    except (CompactorError, RestException, ValueError) as error:  # other messages of the request are appended already
         return [_failed(message, error) for message in messages]
 
 

@@ -187,7 +187,7 @@ class Compacting:
                 return
         result, running.done = running.done, None
         if job.fenced:
-            job.fail(batch._why_fenced(job.run))
+            job.fail(batch._fencing_error(job.run))
         elif isinstance(result, CompactorError):
             job.fail(result)
         else:
