@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from api.broker.refusals import PoolBusy
+from api.broker.threads import WaitsFor
 from api.http.owner_proxy import FORWARDED
 from api.rest.messages import read
 from storage.metadata.records import ServiceRecord
@@ -207,6 +209,23 @@ def test_each_partition_goes_where_it_lies(two: Two) -> None:
     assert len(json.loads(request.content)["messages"]) == 1
     assert RestTopic(two.first, "spread-partition-0").values() == [(None, "first"), ("k", "zero")]
     assert RestTopic(two.second, "spread-partition-1").values() == [(None, "one")]
+
+
+def test_a_busy_pool_fails_the_forwarded_messages_alone(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    parted = RestTopic(two.first, "busy")
+    assert parted.ask("PUT", "/partitions", 2).status_code == 204
+    parted.produce({"payload": "first"}, query="/partitions/0")
+    pool = two.second.broker.pools[WaitsFor.PARSING]
+    run = type(pool).run
+
+    async def busy(work: Callable[..., Any], *arguments: Any) -> Any:
+        if arguments and isinstance(arguments[0], bytes):  # the other service's answer
+            raise PoolBusy("64 requests wait for the parsers already", "queue", "parsing")
+        return await run(pool, work, *arguments)
+
+    monkeypatch.setattr(pool, "run", busy)
+    acks = two.there(parted).produce({"payload": "zero", "partition": 0}, {"payload": "one", "partition": 1})
+    assert [ack.get("errorCode") for ack in acks] == [1, 0]
 
 
 def test_a_partitioned_topic_that_lies_with_both(two: Two) -> None:
