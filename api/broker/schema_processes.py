@@ -67,7 +67,7 @@ class _Child:
             self.is_running = True
         start = time.monotonic()
         self._connection.send(comparison)
-        if not self._connection.poll(max(0.0, seconds)):
+        if seconds <= 0 or not self._connection.poll(seconds):
             raise TimeoutError
         kind, text = self._connection.recv()
         return str(kind), str(text), time.monotonic() - start
