@@ -160,7 +160,7 @@ class Topic:
             manifest = reader.manifest(compacted)
         except ObjectMissing:  # a newer one serves already: the read itself discovers that
             return _resumed_at(start, first, CompactedProgress(compacted.ledger_id))
-        if manifest.dropped_to < (0 if first is None else first) or compacted.horizon.offset < (first or 0):
+        if min(manifest.dropped_to, compacted.horizon.offset) < (first or 0):
             by_event = bool(manifest.policies.get("event_time_order"))
             return _resumed_at(start, first, CompactedProgress(compacted.ledger_id, by_event))
         if first is None or first < reader.first_offset:
@@ -179,12 +179,12 @@ class Topic:
         """
         first_offset = reader.first_offset
         is_in_raw = not first_offset or not reader.is_below(seek_position_of(start))
-        for batch in self.read(start, read_compacted=not is_in_raw, max_messages=1):
-            offset: int = batch.column("offset")[0].as_py()
-            at = batch.column("ledger_id")[0].as_py(), batch.column("entry_id")[0].as_py()
-            is_known = self.snapshot_reader().first_offset == first_offset if is_in_raw else False
-            return offset if is_known or at == (start.ledger_id, start.entry_id) else None
-        return None if not is_in_raw or reader.is_after_end(start) else reader.end
+        first = self.first_at(start, read_compacted=not is_in_raw)
+        if first is None:
+            return None if not is_in_raw or reader.is_after_end(start) else reader.end
+        is_known = is_in_raw and self.snapshot_reader().first_offset == first_offset
+        is_exact = (first.message_id.ledger_id, first.message_id.entry_id) == (start.ledger_id, start.entry_id)
+        return first.offset if is_known or is_exact else None
 
     def sequences(self, first_offset: int) -> Iterator[ScannedSequences]:
         """Yield the sequence ids of producers of the raw entries from an offset on, up to the topic's end of now."""
