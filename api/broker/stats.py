@@ -18,6 +18,7 @@ from api.broker.serving.connected_clients import (
     SubscriptionClients,
     TopicClients,
 )
+from api.broker.serving.consumer import SubscriptionType
 from storage.environment import Environment
 from storage.errors import TopicNotFound
 from storage.log.unsealed_counts import UnsealedEnd, last_publish_time, unsealed_end
@@ -25,9 +26,9 @@ from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, RunRecord, Segme
 from storage.metadata.stats import CursorStatsRecord, TopicStatsRecord
 from storage.model import TopicName
 
-EXCLUSIVE = "Exclusive"
-"""The type of a subscription that one consumer reads."""
-ONE_ACTIVE = (EXCLUSIVE, "Failover")
+INDIVIDUAL = frozenset(kind.pulsar_name for kind in SubscriptionType if kind.is_individual)
+"""The types of subscriptions that acknowledge one by one."""
+ONE_ACTIVE = frozenset(kind.pulsar_name for kind in SubscriptionType) - INDIVIDUAL
 """The types of which one consumer is active."""
 NOT_COUNTED = -1
 """A subscription's backlog in bytes, where the caller did not request it."""

@@ -14,7 +14,7 @@ from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 
 from api.broker.serving.connected_clients import ConsumerStats, ProducerStats
-from api.broker.stats import SubscriptionStats, TopicStats, stats_snapshot, topic_stats
+from api.broker.stats import INDIVIDUAL, SubscriptionStats, TopicStats, stats_snapshot, topic_stats
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
 from api.http.dependencies import Broker
@@ -25,8 +25,6 @@ from storage.errors import CompactorError, NotFound
 from storage.model import TopicName
 
 router = Routes("brokers", "/admin/v2/broker-stats")
-INDIVIDUAL = ("Shared", "Key_Shared")
-"""The types of subscriptions that acknowledge one by one; a broker gives their unacknowledged messages."""
 
 
 @router.get(
@@ -110,7 +108,7 @@ def _fields(stats: TopicStats) -> dict[str, Any]:
 
 def _subscription(stats: SubscriptionStats) -> dict[str, Any]:
     clients = stats.clients
-    is_individual = clients.type in INDIVIDUAL
+    is_individual = clients.type in INDIVIDUAL  # a broker gives unacknowledged messages of these alone
     fields = {
         "consumers": [_consumer(item, is_individual) for item in clients.consumers],
         "msgBacklog": stats.msg_backlog,

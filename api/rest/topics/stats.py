@@ -11,7 +11,8 @@ from pydantic.alias_generators import to_camel
 
 from api.broker import names
 from api.broker.serving.connected_clients import ConsumerStats, ProducerStats
-from api.broker.stats import EXCLUSIVE, StatsSnapshot, SubscriptionStats, TopicStats, stats_snapshot, topic_stats
+from api.broker.serving.consumer import SubscriptionType
+from api.broker.stats import StatsSnapshot, SubscriptionStats, TopicStats, stats_snapshot, topic_stats
 from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE
 from api.http.dependencies import Broker
@@ -172,7 +173,9 @@ def _of_partition(stats: TopicStats) -> TopicStats:
     subscriptions: dict[str, SubscriptionStats] = dict(stats.subscriptions)
     if COMPACTION_CURSOR in subscriptions:
         cursor = subscriptions[COMPACTION_CURSOR]
-        subscriptions[COMPACTION_CURSOR] = replace(cursor, clients=replace(cursor.clients, type=EXCLUSIVE))
+        subscriptions[COMPACTION_CURSOR] = replace(
+            cursor, clients=replace(cursor.clients, type=SubscriptionType.EXCLUSIVE.pulsar_name)
+        )
     return replace(stats, subscriptions=subscriptions)
 
 
