@@ -1,4 +1,4 @@
-"""What commands print, refuse and advise is byte by byte what `recorded.json` holds.
+"""Compare, byte by byte, what commands print, refuse and advise with `recorded.json`.
 
 `python -m tests.clients.cli.recorded --write` records again: for a change that a user may see, and for no other.
 """

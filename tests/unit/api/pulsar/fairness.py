@@ -1,4 +1,4 @@
-"""What a connection shares with others of its service, for a server that a test makes."""
+"""Return the context that the connections of a test's server share."""
 
 from __future__ import annotations
 
