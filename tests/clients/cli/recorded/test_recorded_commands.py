@@ -1,4 +1,4 @@
-"""Compare, byte by byte, what commands print, refuse and advise with `recorded.json`.
+"""Comparison, byte by byte, of command output, refusals and advice with `recorded.json`.
 
 `python -m tests.clients.cli.recorded --write` records again: for a change that a user may see, and for no other.
 """

@@ -1,4 +1,4 @@
-"""Return the context that the connections of a test's server share."""
+"""Context that the connections of a test's server share."""
 
 from __future__ import annotations
 
