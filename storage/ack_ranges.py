@@ -217,7 +217,7 @@ class AcknowledgedOffsets:
         return changed
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """Count these ranges as changed again: they were taken and could not be written."""
+        """Mark ranges as changed again, after a failed write."""
         self._changed.update(number for number in numbers if number in self._ranges)
 
     def gaps(self, start: int, end: int) -> Iterator[range]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from string import Formatter
+from typing import Any, Self
 
 
 class AdviceKind(StrEnum):
-    """A kind of advice; its value is the wording of no door, with the advice's arguments as fields."""
+    """A kind of advice; its value is the wording of no door, with the advice's arguments as fields.
+
+    Stored errors hold the kind's name: a kind may get another wording, but keeps its name and its fields.
+    """
 
     LIST_TOPICS = "see the list of topics"
+    LIST_POLICIES = "{meant}see the list of policies"
     LIST_RUNS = "the list of compactions shows those that do"
     LIST_RUNS_AFTER_END = "nothing was changed and nothing is left to do; the list of compactions shows which continue"
     WATCH_OR_CANCEL_RUN = "wait for it to finish, or cancel run {run_id}"
@@ -48,6 +54,22 @@ class Advice:
 
     kind: AdviceKind
     arguments: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self | None:
+        """Return the advice of `to_json`.
+
+        Return None if there is none, if this version does not know its kind, or if a field of its wording is missing.
+        """
+        kind = AdviceKind.__members__.get(value["kind"]) if value else None
+        if kind is None:
+            return None
+        fields = {name for _, name, _, _ in Formatter().parse(kind.value) if name}
+        return cls(kind, value["arguments"]) if fields <= value["arguments"].keys() else None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the advice as a JSON object."""
+        return {"kind": self.kind.name, "arguments": {name: str(value) for name, value in self.arguments.items()}}
 
     def worded(self, words: Words) -> str:
         """Return the advice in the words of a door, or in those of its kind if the door has none."""

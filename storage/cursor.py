@@ -1,4 +1,4 @@
-"""A durable named cursor in the hands of an owner: acknowledge, flush, resume (Pulsar's ManagedCursor).
+"""A durable named cursor as its owner uses it: acknowledge, flush, resume (Pulsar's ManagedCursor).
 
     acknowledge             in memory: a contiguous offset moves the mark, others become bits (storage/ack_ranges.py)
     flush                   one transaction: mark-delete and the changed ranges are merged with the stored ones
@@ -13,9 +13,8 @@ Invariants:
   owner stays Fenced: it must open the cursor again.
 - Only existing messages can be acknowledged. The owner's `end` returns the topic's end; it is called when an
   acknowledgement goes beyond the end that it last returned, once a page for a reader at the topic's end.
-- No thread runs beside the owner. A flush is due by the number of unflushed acknowledgements, or by the age of the
-  oldest; the next call makes it, or `flush_due`, which an owner may call from a loop or thread of its own. With the
-  settings None, None only the owner flushes, as an event loop needs that must not wait for SQL.
+- Only `flush`, `close`, `reset` and `flush_together` write, when the owner calls them: an event loop must not wait for
+  SQL.
 
 The id of mark-delete is the exact one of its message. An owner passes ids with acknowledgements; if the mark comes to a
 message whose id is not known, `locate` is called, once a flush at most. If that message is deleted, mark-delete stays
@@ -29,10 +28,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
 
 from storage.ack_ranges import RANGE_OFFSETS, AcknowledgedOffsets, bitmap_of, joined
-from storage.clock import Clock
 from storage.errors import CompactorError, DataLoss, Fenced, InvalidInput, NotFound, OffsetOutOfRange, Unavailable
 from storage.metadata.cursor_ranges import CursorState, CursorUpdate, MergeResult
 from storage.metadata.records import TopicRecord
@@ -45,16 +43,8 @@ Locate = Callable[[int], LogPosition | None]
 """The first message at or after an offset that still exists, as `Topic.locate` returns it; None: there is none."""
 
 
-@dataclass(frozen=True)
-class CursorSettings:
-    """The times of flushes, and the bound of memory. None: no flush for this reason.
-
-    `max_held_bytes`: of bitmaps in memory; a flush needs as much again for the bitmaps that it writes.
-    """
-
-    flush_acknowledgements: int | None = 1000
-    flush_ms: int | None = 1000
-    max_held_bytes: int = 16 << 20
+MAX_HELD_BYTES = 16 << 20
+"""The default bound of the bitmaps in memory; a flush needs as much again for the bitmaps that it writes."""
 
 
 class Cursor:
@@ -63,41 +53,35 @@ class Cursor:
     def __init__(
         self,
         metadata: MetadataStore,
-        clock: Clock,
         topic: TopicRecord,
         name: str,
         locate: Locate,
         end: End,
-        settings: CursorSettings = CursorSettings(),
+        max_held_bytes: int = MAX_HELD_BYTES,
     ) -> None:
-        """Open the cursor, which must exist. Raises NotFound; InvalidInput for `__compaction` (A4)."""
+        """Open the cursor, which must exist. Raises NotFound, CompactionCursorProtected (A4)."""
         self._metadata = metadata
-        self._clock = clock
         self._topic = topic
         self._locate = locate
         self._end = end
         self._end_seen = 0
         """The topic's end as it was read last; it is read again for an offset at or after it."""
-        self._settings = settings
+        self._max_held_bytes = max_held_bytes
         self.name = name
         self._state = threading.Lock()
         self._flushing = threading.Lock()
-        self._in_flush: tuple[int, int | None] = (0, None)
-        """Of the flush under way: the number of acknowledgements, and the time of the oldest (ms)."""
         self._fenced: Fenced | None = None
-        self._resume(metadata.cursors.load(topic.id, name, settings.max_held_bytes))
+        self._resume(metadata.cursors.load(topic.id, name, max_held_bytes))
 
     def _resume(self, loaded: CursorState) -> None:
         self._incarnation = loaded.incarnation
         self._stored = self._position = loaded.record.mark_delete
-        self._offsets = AcknowledgedOffsets(_offset(self._stored), self._settings.max_held_bytes)
+        self._offsets = AcknowledgedOffsets(_offset(self._stored), self._max_held_bytes)
         for number, bitmap in loaded.ranges.items():
             self._offsets.adopt(number, bitmap)
         self._highest: LogPosition | None = None
         self._missing_mark = -1
         """The offset to which mark-delete cannot move, since its message is deleted."""
-        self._unflushed = 0
-        self._oldest: int | None = None
 
     @property
     def mark_delete(self) -> LogPosition | None:
@@ -137,9 +121,6 @@ class Cursor:
                 self._move(position)
             elif self._offsets.add(first, position.offset) and _offset(self._highest) < position.offset:
                 self._highest = position
-            is_due = self._count()
-        if is_due:
-            self.flush()
 
     def acknowledge_slots(self, base: int, mask: int, highest: LogPosition) -> None:
         """Acknowledge the offsets `base` + i for each set bit i of `mask`, in one step however many there are.
@@ -151,9 +132,6 @@ class Cursor:
             self._check()
             if self._offsets.add_slots(base, bitmap_of(mask)) and _offset(self._highest) < highest.offset:
                 self._highest = highest
-            is_due = self._count()
-        if is_due:
-            self.flush()
 
     def acknowledge_cumulative(self, position: LogPosition) -> None:
         """Acknowledge a message and all before it."""
@@ -176,9 +154,6 @@ class Cursor:
         with self._state:
             self._check()
             self._offsets.add(0, last)
-            is_due = self._count()
-        if is_due:
-            self.flush()
 
     def is_acknowledged(self, offset: int) -> bool:
         """Return whether an offset is acknowledged, flushed or not."""
@@ -227,48 +202,31 @@ class Cursor:
             with self._state:
                 self._check()
             self._metadata.cursors.reset(self._topic.id, self.name, position)
-            loaded = self._metadata.cursors.load(self._topic.id, self.name, self._settings.max_held_bytes)
+            loaded = self._metadata.cursors.load(self._topic.id, self.name, self._max_held_bytes)
             with self._state:
                 self._resume(loaded)
-
-    @property
-    def due(self) -> bool:
-        """True if a flush is due by the settings."""
-        with self._state:
-            return self._is_due()
-
-    def flush_due(self) -> bool:
-        """Flush if a flush is due. Returns False if it is not."""
-        with self._state:
-            self._check()
-            if not self._is_due():
-                return False
-        self.flush()
-        return True
 
     def flush(self) -> None:
         """Store all acknowledgements. Their messages are never delivered again once this has returned."""
         with self._flushing:
-            self._locate_mark()
-            update = self._take()
-            if update is None:
-                return
-            try:
-                merged = self._metadata.cursors.merge(
-                    update.topic_id, update.name, update.incarnation, update.mark_delete, update.changed
-                )
-            except BaseException as error:
-                self._put_back(update, error)
-                raise
-            self._note_written(update, merged)
+            self.locate_mark()
+            for error in _flush_held(self._metadata, [self]).values():
+                raise error
 
     def locate_mark(self) -> None:
-        """Find the id of the message at mark-delete if it is not known; the next flush stores it.
+        """Find the id of the message at mark-delete if it is not known; the next flush stores it. Raises Fenced.
 
-        Reads the topic, beside flushes: a store that hangs delays no flush. For owners that flush with
-        `flush_together`. Raises Fenced.
+        Reads the topic, beside flushes: a store that hangs delays no `flush_together` of the owner.
         """
-        self._locate_mark()
+        with self._state:
+            self._check()
+            if not self._lacks_mark():
+                return
+            end, highest, incarnation = self._offsets.end, self._highest, self._incarnation
+        position = self._located(end, highest)
+        with self._state:
+            if position is not None and self._incarnation == incarnation:  # else a reset came meanwhile
+                self._move(position)
 
     @property
     def progress(self) -> tuple[LogPosition | None, int]:
@@ -288,39 +246,22 @@ class Cursor:
         with self._state:
             return self._lacks_mark()
 
-    def _locate_mark(self) -> None:
-        with self._state:
-            self._check()
-            if not self._lacks_mark():
-                return
-            end, highest, incarnation = self._offsets.end, self._highest, self._incarnation
-        position = self._located(end, highest)
-        with self._state:
-            if position is not None and self._incarnation == incarnation:  # else a reset came meanwhile
-                self._move(position)
-
     def _take(self) -> CursorUpdate | None:
         """Return the update to store; None: there are no changes. For the holder of `_flushing`."""
         with self._state:
             self._check()
-            unflushed, self._unflushed = self._unflushed, 0
-            oldest, self._oldest = self._oldest, None
             if not self._is_dirty():
                 return None
-            self._in_flush = unflushed, oldest
             return CursorUpdate(
                 self._topic.id, self.name, self._incarnation, self._position, self._offsets.take_changed()
             )
 
     def _put_back(self, update: CursorUpdate, error: BaseException) -> None:
-        """Count an update that could not be stored as unflushed again. For the holder of `_flushing`."""
+        """Count an update that could not be stored as changed again. For the holder of `_flushing`."""
         if isinstance(error, Fenced):
             self._fenced = error
-        unflushed, oldest = self._in_flush
         with self._state:
             self._offsets.give_back(update.changed)
-            self._unflushed += unflushed
-            self._oldest = oldest if oldest is not None else self._oldest
 
     def _note_written(self, update: CursorUpdate, merged: MergeResult) -> None:
         """Adopt the stored state, which includes the updates of other owners. For the holder of `_flushing`."""
@@ -331,9 +272,6 @@ class Cursor:
                     self._move(acknowledged)
             for number, bitmap in merged.ranges.items():
                 self._offsets.adopt(number, bitmap)
-            if self._is_dirty() and self._oldest is None:
-                # Another owner's acknowledgements closed a hole: mark-delete moves with the next flush.
-                self._oldest = self._clock.now_ms()
 
     def close(self) -> None:
         """Flush. The object must not be used afterwards."""
@@ -381,13 +319,6 @@ class Cursor:
             self._position = position
             self._offsets.move_mark(position.offset)
 
-    def _count(self) -> bool:
-        """Count an acknowledgement. Return whether a flush is due."""
-        self._unflushed += 1
-        if self._oldest is None:
-            self._oldest = self._clock.now_ms()
-        return self._is_due()
-
     def _is_dirty(self) -> bool:
         return self._offsets.changed or self._lacks_mark() or _offset(self._position) > _offset(self._stored)
 
@@ -395,17 +326,9 @@ class Cursor:
         end = self._offsets.end
         return end > _offset(self._position) and end != self._missing_mark
 
-    def _is_due(self) -> bool:
-        settings = self._settings
-        if settings.flush_acknowledgements is not None and self._unflushed >= settings.flush_acknowledgements:
-            return True
-        if settings.flush_ms is None or self._oldest is None:
-            return False
-        return self._clock.now_ms() - self._oldest >= settings.flush_ms
-
     def _check(self) -> None:
         if self._fenced is not None:
-            raise Fenced(self._fenced.message, self._fenced.remedy)
+            raise self._fenced.copy()
 
 
 def flush_together(metadata: MetadataStore, cursors: Sequence[Cursor]) -> dict[Cursor, CompactorError]:
@@ -415,36 +338,41 @@ def flush_together(metadata: MetadataStore, cursors: Sequence[Cursor]) -> dict[C
     flushes is not waited for: its error is Unavailable. Raises the errors of the database; then none was stored.
     """
     errors: dict[Cursor, CompactorError] = {}
-    updates: dict[Cursor, CursorUpdate] = {}
-    held: list[Cursor] = []
-    try:
+    free: list[Cursor] = []
+    with ExitStack() as held:
         for cursor in cursors:
-            if not cursor._flushing.acquire(blocking=False):
-                errors[cursor] = Unavailable(f"the cursor {cursor.name!r} is being written already", "try again")
-                continue
-            held.append(cursor)
-            try:
-                update = cursor._take()
-            except Fenced as error:
-                errors[cursor] = error
-                continue
-            if update is not None:
-                updates[cursor] = update
-        try:
-            results = metadata.cursors.merge_all(list(updates.values())) if updates else []
-        except BaseException as error:
-            for cursor, update in updates.items():
-                cursor._put_back(update, error)
-            raise
-        for (cursor, update), result in zip(updates.items(), results, strict=True):
-            if isinstance(result, CompactorError):
-                cursor._put_back(update, result)
-                errors[cursor] = result
+            if cursor._flushing.acquire(blocking=False):
+                held.callback(cursor._flushing.release)
+                free.append(cursor)
             else:
-                cursor._note_written(update, result)
-    finally:
-        for cursor in held:
-            cursor._flushing.release()
+                errors[cursor] = Unavailable(f"the cursor {cursor.name!r} is being written already", "try again")
+        return errors | _flush_held(metadata, free)
+
+
+def _flush_held(metadata: MetadataStore, cursors: Sequence[Cursor]) -> dict[Cursor, CompactorError]:
+    """Store the acknowledgements of cursors as `flush_together` does. For the holder of their `_flushing` locks."""
+    errors: dict[Cursor, CompactorError] = {}
+    updates: dict[Cursor, CursorUpdate] = {}
+    for cursor in cursors:
+        try:
+            update = cursor._take()
+        except Fenced as error:
+            errors[cursor] = error
+            continue
+        if update is not None:
+            updates[cursor] = update
+    try:
+        results = metadata.cursors.merge(list(updates.values())) if updates else []
+    except BaseException as error:
+        for cursor, update in updates.items():
+            cursor._put_back(update, error)
+        raise
+    for (cursor, update), result in zip(updates.items(), results, strict=True):
+        if isinstance(result, CompactorError):
+            cursor._put_back(update, result)
+            errors[cursor] = result
+        else:
+            cursor._note_written(update, result)
     return errors
 
 

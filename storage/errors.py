@@ -6,10 +6,13 @@
     │   ├── InvalidMessageId
     │   ├── InvalidRecord     a line, row or file of an import; a message or entry that is appended
     │   │   └── ChecksumMismatch  of which the bytes changed on their way
-    │   └── OffsetOutOfRange  the asked position is before the topic's first message
+    │   ├── OffsetOutOfRange  the asked position is before the topic's first message
+    │   └── CompactionCursorProtected  __compaction is moved by compactions alone
     ├── NotFound              a named topic, run or other record does not exist
-    │   └── TopicNotFound
+    │   ├── TopicNotFound
+    │   └── CursorNotFound
     ├── Conflict              another caller was first; check, then try again
+    │   ├── CursorExists      the topic has a cursor of that name
     │   ├── LeaseHeld         another writer has the topic
     │   ├── CompactionRunning a run of the topic is under way
     │   ├── CompactionPaused  compaction of the topic is paused
@@ -29,16 +32,18 @@ Every error states what happened, to which topic, ledger or object, and what to 
 sentence, `remedy` the third. Faces print both on one line and never a traceback.
 
 Errors of the last three kinds are for operators: they name hosts, paths, users and buckets. Others get `public_text`,
-by the error's kind. What is kept for later, of a run for example, is `recorded`: both texts in one.
+by the error's kind. `ErrorText` keeps both texts of an error, for example in the row of a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import copyreg
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from storage.advice import NEUTRAL, Advice, Words
-
-_IN_FULL = "\nin full: "
 
 
 class CompactorError(Exception):
@@ -58,6 +63,16 @@ class CompactorError(Exception):
 
     def __str__(self) -> str:
         return self.worded(NEUTRAL)
+
+    def copy(self) -> Self:
+        """Return a copy for another caller to raise: a traceback belongs to one thread. Its cause is this error."""
+        error = copy.copy(self)
+        error.__cause__ = self
+        return error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle the attributes: a kind may have a constructor of its own."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def worded(self, words: Words) -> str:
         """Return message and remedy, with the advice in the words of a door."""
@@ -92,6 +107,20 @@ class OffsetOutOfRange(InvalidInput):
     """A read asks for what is before the topic's first message, and shall not be reset (L3)."""
 
 
+class CompactionCursorProtected(InvalidInput):
+    """A caller other than a compaction acknowledges on the cursor `__compaction`, or resets it (A4).
+
+    `verb`: the refused operation, "be reset or skipped" or "acknowledge".
+    """
+
+    def __init__(self, topic: object, verb: str = "be reset or skipped") -> None:
+        deletion = "" if verb == "acknowledge" else ", or delete the cursor to give up the compacted ledger"
+        super().__init__(
+            f"the cursor __compaction of {topic} cannot {verb}: it is the compaction horizon",
+            f"compact the topic to move it on{deletion}",
+        )
+
+
 class NotFound(CompactorError):
     """A named topic, run or other record does not exist."""
 
@@ -100,8 +129,26 @@ class TopicNotFound(NotFound):
     """The topic does not exist."""
 
 
+class CursorNotFound(NotFound):
+    """A topic has no cursor of a name. `topic`, `cursor`: the names."""
+
+    def __init__(self, topic: object, cursor: str) -> None:
+        super().__init__(f"the topic {topic} has no cursor {cursor!r}", "create it first, or check its name")
+        self.topic = topic
+        self.cursor = cursor
+
+
 class Conflict(CompactorError):
     """Another caller was first; check, then try again."""
+
+
+class CursorExists(Conflict):
+    """A topic has a cursor of that name already."""
+
+    def __init__(self, topic: object, cursor: str) -> None:
+        super().__init__(
+            f"the topic {topic} has a cursor {cursor!r} already", "reset it to move it, or choose another name"
+        )
 
 
 class LeaseHeld(Conflict):
@@ -196,23 +243,60 @@ def public_text(error: BaseException, words: Words = NEUTRAL) -> str:
     return f"{what}: {remedy}; see the log of the service" if remedy else f"{what}: see the log of the service"
 
 
-def recorded(error: BaseException) -> str:
-    """Return the text to store for an error: its public text and its full one. See `public_part`, `full_part`."""
-    public = public_text(error)
-    return with_full(public, str(error) or public)
+@dataclass(frozen=True)
+class ErrorText:
+    """The text of an error that is kept for later. False if there is no error.
+
+    `summary`: for every caller. `detail`: for operators; empty: the summary. `advice`: the part of these texts that
+    each door words itself; they contain it in the words of no door.
+    """
+
+    summary: str = ""
+    detail: str = ""
+    advice: Advice | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """Return the text of an error."""
+        summary, detail = public_text(error), str(error)
+        return cls(summary, "" if detail == summary else detail, getattr(error, "advice", None))
+
+    @classmethod
+    def joined(cls, texts: Sequence[ErrorText]) -> Self:
+        """Return several texts as one. It has the advice of the first as data."""
+        summary, detail = "; ".join(text.summary for text in texts), "; ".join(map(str, texts))
+        return cls(summary, detail, texts[0].advice if texts else None)
+
+    @classmethod
+    def from_fields(cls, name: str, fields: Mapping[Any, Any]) -> Self:
+        """Return the text whose parts are in the columns or JSON fields `name`, `name_detail` and `name_advice`."""
+        advice = Advice.from_json(fields.get(f"{name}_advice"))
+        return cls(fields.get(name, ""), fields.get(f"{name}_detail", ""), advice)
+
+    def fields(self, name: str) -> dict[str, Any]:
+        """Return the columns or JSON fields from which `from_fields` reads the text."""
+        advice = None if self.advice is None else self.advice.to_json()
+        return {name: _storable(self.summary), f"{name}_detail": _storable(self.detail), f"{name}_advice": advice}
+
+    def __bool__(self) -> bool:
+        return bool(self.summary)
+
+    def __str__(self) -> str:
+        return self.worded(NEUTRAL)
+
+    def after(self, prefix: str) -> Self:
+        """Return the text with a prefix."""
+        return replace(self, summary=prefix + self.summary, detail=self.detail and prefix + self.detail)
+
+    def worded(self, words: Words) -> str:
+        """Return the text for operators, with the advice in the words of a door."""
+        text = self.detail or self.summary
+        return text if self.advice is None else text.replace(self.advice.worded(NEUTRAL), self.advice.worded(words))
 
 
-def with_full(public: str, full: str) -> str:
-    """Return one text to store that holds the text for anyone and the text for operators."""
-    return full if full == public else f"{public}{_IN_FULL}{full}"
+NO_ERROR = ErrorText()
 
 
-def public_part(record: str) -> str:
-    """Return the public part of stored errors: the text before the first `in full`."""
-    return record.partition(_IN_FULL)[0]
-
-
-def full_part(record: str) -> str:
-    """Return the operators' part of a stored error; of an error that an older version stored, the whole."""
-    public, separator, full = record.partition(_IN_FULL)
-    return full if separator else public
+def _storable(text: str) -> str:
+    """Return a text as every database stores it: no NUL, no half surrogates."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")

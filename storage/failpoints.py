@@ -1,7 +1,7 @@
 """Failpoints: the named points at which work may be cut off, shared by the code and its crash tests.
 
 Code calls `failpoint(Failpoint.X)` right after the event that the table describes for X. Nothing listens in production,
-and the call reads one variable; a test listens with `observed` and simulates a crash, a fault or a racing process. No
+and the call reads one variable; a test sets `listeners` and simulates a crash, a fault or a racing process. No
 setting and no environment variable turns a failpoint on.
 
 tests/faults kills a process at each of these points, on each store that reaches it (`Failpoint.store`), and checks the
@@ -14,8 +14,7 @@ from any thread, and from many at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import Enum
 
 _LOCAL = "file"
@@ -107,27 +106,11 @@ class Failpoint(Enum):
         self.store = store
 
 
-Listener = Callable[[Failpoint], object]
-
-_listeners: tuple[Listener, ...] = ()
+listeners: tuple[Callable[[Failpoint], object], ...] = ()
+"""The functions that are called at each step of this process; tests set them."""
 
 
 def failpoint(step: Failpoint) -> None:
     """Report that `step` has happened. Raises the errors of a listening test; in production nothing listens."""
-    for listener in _listeners:
+    for listener in listeners:
         listener(step)
-
-
-@contextmanager
-def observed(listener: Listener) -> Iterator[None]:
-    """Call `listener` at each step of this process, in the thread that reached it, inside the context. For tests.
-
-    Contexts nest, and must not be entered from several threads at once.
-    """
-    global _listeners
-    before = _listeners
-    _listeners = (*before, listener)
-    try:
-        yield
-    finally:
-        _listeners = before

@@ -1,4 +1,4 @@
-"""Modes of files and folders: only their owner may read messages, unless a folder's mode is wider.
+"""Files and folders: only their owner may read messages, unless a folder's mode is wider; and durable folders.
 
 A folder that is created for segments, objects or the database is open to its owner only (0700). An existing folder
 keeps its mode, and files and folders inside it are as open as it is: so an operator shares a store with a group by the
@@ -34,7 +34,7 @@ def make_inside(folder: Path) -> None:
 
 
 def file_mode(folder: Path) -> int:
-    """Return the mode of a new file in a folder."""
+    """Return the permissions of a new file: the owner reads and writes; group and others as in its folder."""
     return _OWNER_READ_WRITE | (_mode(folder) & _READ_WRITE)
 
 
@@ -43,6 +43,15 @@ def is_open_to_others(folder: Path) -> bool:
     with suppress(FileNotFoundError, NotADirectoryError):
         return bool(_mode(folder) & OTHERS)
     return False
+
+
+def sync_folder(folder: Path) -> None:
+    """Make files durable that were created, linked or removed in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _mode(folder: Path) -> int:

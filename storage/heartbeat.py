@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
 
 from storage.errors import Fenced, TopicNotFound
 
@@ -40,8 +39,6 @@ class Heartbeat:
             except Exception:  # noqa: S112  a heartbeat that stops at the first fault would lose its owner's work
                 continue
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()

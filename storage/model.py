@@ -45,7 +45,7 @@ class TopicName:
                     f"the {part} {value!r} of a topic name has other characters than letters, digits, and _ - = : .",
                     _NAME_REMEDY,
                 )
-        if not self.topic or "/" in self.topic or _holds_control(self.topic):
+        if not self.topic or "/" in self.topic or _has_control_character(self.topic):
             raise InvalidTopicName(
                 f"the topic name {self.topic!r} is empty or holds a slash or a control character", _NAME_REMEDY
             )
@@ -98,7 +98,7 @@ class TopicName:
         return f"{DOMAIN}://{self.tenant}/{self.namespace}/{self.topic}"
 
 
-def _holds_control(text: str) -> bool:
+def _has_control_character(text: str) -> bool:
     """Return whether a text has a control character; `isprintable` is the faster test for most texts."""
     return not text.isprintable() and any(unicodedata.category(c) in _CONTROL for c in text)
 
@@ -244,6 +244,11 @@ class LedgerRecord:
     attempt_id: str
     created_at: int
     deleted_at: int | None = None
+
+    @property
+    def content(self) -> LedgerRecord:
+        """The offsets, counts and times of the messages, as `SegmentRecord.content` has them: this record itself."""
+        return self
 
     @property
     def rows_object(self) -> RowsObject:

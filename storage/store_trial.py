@@ -26,8 +26,8 @@ class StoreTrial:
 
     def require(self) -> bool:
         """Try the store unless it has passed before; return True if it was tried now. Raises Misconfigured."""
-        trials, location = self.metadata.store_trials, described(self.store.location)
-        if trials.has_passed(location):
+        binding, location = self.metadata.store_binding, described(self.store.location)
+        if binding.has_passed_trial(location):
             return False
         bounded = self.store.within(self.silence_seconds)
         try:
@@ -35,7 +35,7 @@ class StoreTrial:
         finally:
             if bounded is not self.store:
                 bounded.close()
-        trials.record_pass(location)
+        binding.record_trial(location)
         return True
 
 

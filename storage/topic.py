@@ -37,9 +37,9 @@ from storage.reading.compacted_reader import CompactedReader
 from storage.reading.entry_reader import EntryReader
 from storage.reading.key_lookup import point_read
 from storage.reading.last_message import LastMessageFinder
-from storage.reading.page_reader import PageReader, ReadLimits, limited
+from storage.reading.page_reader import PageBudget, PageReader, ReadLimits, limited
 from storage.reading.raw_reader import RawReader
-from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, retention_filter
+from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, filter_under
 
 
 class Topic:
@@ -109,10 +109,10 @@ class Topic:
         and pins its generation, when the first batch is requested; the pin is released when the compacted part ends or
         the iterator is closed. Raises DataLoss (R8), StateMayBeStale (R7), OffsetOutOfRange.
         """
-        limits = ReadLimits(max_messages, max_bytes)
+        budget = PageBudget(ReadLimits(max_messages, max_bytes))
         if read_compacted:
-            return limited(self._compacted_source(ContinuationToken(start), reset).tables(), limits)
-        return limited(self._raw_source(start, reset).tables(self.snapshot()), limits)
+            return limited(self._compacted_source(ContinuationToken(start), reset).tables(), budget)
+        return limited(self._raw_source(start, reset).tables(self.snapshot()), budget)
 
     def reader(
         self,
@@ -149,27 +149,46 @@ class Topic:
         The state says what the reader knows, since another compaction may publish before the first read. Raises
         StateMayBeStale.
         """
-        reader = self.snapshot_reader()
         if isinstance(start, StartTime) or start in (EARLIEST, LATEST):
             return ContinuationToken(start)
+        while True:
+            reader = self.snapshot_reader()
+            try:
+                return self._resumed_in(reader, start)
+            except ObjectMissing:  # it was collected, or trimmed, since the snapshot
+                current = self.snapshot()
+                if (current.extents, current.compacted) == (reader.extents, reader.snapshot.compacted):
+                    raise
+
+    def _resumed_in(self, reader: SnapshotReader, start: MessageId | StartOffset) -> ContinuationToken:
         first = start.offset if isinstance(start, StartOffset) else self._offset_of(start, reader)
         compacted = reader.snapshot.compacted
-        if compacted is None or (first is None and compacted.horizon.message_id <= start):
-            return _resumed_at(start, first, CompactedProgress())
+        if first is None and (compacted is None or compacted.horizon.message_id <= start):
+            if reader.is_after_end(start):
+                return ContinuationToken(start)
+            first = reader.first_offset if compacted is None else compacted.horizon.offset + 1
+        if compacted is None:
+            assert first is not None
+            return _resumed_at(first, CompactedProgress())
         try:
             manifest = reader.manifest(compacted)
-        except ObjectMissing:  # a newer one serves already: the read itself discovers that
-            return _resumed_at(start, first, CompactedProgress(compacted.ledger_id))
-        if min(manifest.dropped_to, compacted.horizon.offset) < (first or 0):
+            if first is None:  # the next message that the compacted ledger still has
+                table = next(reader.compacted(seek_position_of(start), manifest), None)
+                first = compacted.horizon.offset + 1 if table is None else int(table.column("offset")[0].as_py())
+        except ObjectMissing:
+            if first is None:  # the read could not discover what it misses
+                raise
+            return _resumed_at(first, CompactedProgress())
+        if min(manifest.dropped_to, compacted.horizon.offset) < first:
             by_event = bool(manifest.policies.get("event_time_order"))
-            return _resumed_at(start, first, CompactedProgress(compacted.ledger_id, by_event))
-        if first is None or first < reader.first_offset:
+            return _resumed_at(first, CompactedProgress(compacted.ledger_id, by_event))
+        if first < reader.first_offset:
             raise StateMayBeStale(
                 f"raw messages of {self.name} from {start} on are trimmed, and generation {manifest.generation} lacks "
                 f"deletions, or values that expired, up to offset {manifest.dropped_to}",
                 "read again from earliest, into an empty state",
             )
-        return _resumed_at(start, first, CompactedProgress(is_raw=True))
+        return _resumed_at(first, CompactedProgress(is_raw=True))
 
     def _offset_of(self, start: MessageId, reader: SnapshotReader) -> int | None:
         """Return the offset of the first message at or after an id; None: it may have been trimmed, or does not exist.
@@ -214,10 +233,11 @@ class Topic:
         """Return the filter of the compacted ledger for now; policies are read only if there is a compacted ledger."""
         if snapshot.compacted is None:
             return None
-        return retention_filter(self._environment.metadata, snapshot.topic, self._environment.clock.now_ms())
+        policies = self._environment.metadata.policies.effective(snapshot.topic)
+        return filter_under(policies, snapshot.topic.start_offset, self._environment.clock.now_ms())
 
     def snapshot_reader(self) -> SnapshotReader:
-        """Return a reader of the topic as it is now."""
+        """Return a reader of a snapshot that is taken now, raw and compacted."""
         snapshot = self.snapshot()
         return SnapshotReader(self._environment.store, snapshot, self._unsealed, self._retention_filter(snapshot))
 
@@ -265,7 +285,7 @@ class Topic:
                     raise
 
     def first_at(self, start: StartPosition, read_compacted: bool = False) -> LogPosition | None:
-        """Return the first message, or chunk of one, from a start on; None: there is none yet."""
+        """Return the position of the first message or chunk at or after `start`. None: the topic has none yet."""
         for batch in self.read(start, read_compacted, max_messages=1):
             return LogPosition(batch.column("offset")[0].as_py(), rows.message_id(batch, 0, self.name.partition))
         return None
@@ -275,6 +295,6 @@ class Topic:
         return self.first_at(StartOffset(offset))
 
 
-def _resumed_at(start: StartPosition, first: int | None, progress: CompactedProgress) -> ContinuationToken:
-    """Return the state of a read that knows everything before the offset `first`; None: it is unknown."""
-    return ContinuationToken(start) if first is None else ContinuationToken(StartOffset(first), compacted=progress)
+def _resumed_at(first: int, progress: CompactedProgress) -> ContinuationToken:
+    """Return the state of a read that knows everything before the offset `first`."""
+    return ContinuationToken(StartOffset(first), compacted=progress)

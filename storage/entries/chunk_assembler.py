@@ -8,9 +8,9 @@ messages are never delivered.
 
 `storage/ledger/chunk_table.py: assemble` is the same rule over records; a test keeps the two equal.
 
-Memory: pending messages are bounded in number and bytes (`ChunkLimits`). Beyond the limits the one that began first is
-dropped, counted and logged: the reader then misses that message, as Pulsar's readers do. A decompressed message is
-bounded, too.
+Memory: pending messages are bounded in number and bytes (MAX_PENDING, MAX_PENDING_BYTES). Beyond the limits the one
+that began first is dropped, counted and logged: the reader then misses that message, as Pulsar's readers do. A
+decompressed message is bounded, too.
 """
 
 from __future__ import annotations
@@ -32,20 +32,12 @@ from storage.model import Message, MessageId
 _log = logging.getLogger(__name__)
 
 MAX_PENDING = 100
-"""The default limit of chunked messages that are incomplete at the same time (Pulsar's consumers: 10)."""
+"""The default limit of a reader's chunked messages that are incomplete at the same time (Pulsar's consumers: 10)."""
 MAX_PENDING_BYTES = 512 << 20
 """The default for their payload bytes; a message of more is never delivered."""
 _ROWS = 1024
 _ROWS_BYTES = 1 << 20
 """The limits of rows that become messages together: their number, and their bytes if it is more than one row."""
-
-
-@dataclass(frozen=True)
-class ChunkLimits:
-    """The limits of a reader's incomplete messages: their number, and the bytes of their payloads."""
-
-    messages: int = MAX_PENDING
-    bytes: int = MAX_PENDING_BYTES
 
 
 @dataclass
@@ -59,8 +51,8 @@ class _Pending:
 class ChunkAssembler:
     """An assembler of chunks, in order. `dropped_messages`: incomplete messages dropped because of the limits."""
 
-    def __init__(self, limits: ChunkLimits = ChunkLimits()) -> None:
-        self._limits = limits
+    def __init__(self, max_messages: int = MAX_PENDING, max_bytes: int = MAX_PENDING_BYTES) -> None:
+        self._max_messages, self._max_bytes = max_messages, max_bytes
         self._pending: dict[tuple[str | None, bytes | None, int | None], _Pending] = {}
         self._bytes = 0
         self.dropped_messages = 0
@@ -85,7 +77,7 @@ class ChunkAssembler:
             return joined(pending.chunks)
         pending.bytes += len(chunk.payload or b"")
         self._bytes += len(chunk.payload or b"")
-        while len(self._pending) > self._limits.messages or self._bytes > self._limits.bytes:
+        while len(self._pending) > self._max_messages or self._bytes > self._max_bytes:
             self._drop_oldest()
         return None
 
@@ -96,7 +88,7 @@ class ChunkAssembler:
         self.dropped_messages += 1
         _log.warning(
             "dropped the chunked message %s, which began at %s: more than %d messages or %d bytes were incomplete",
-            identity[0], first.message_id, self._limits.messages, self._limits.bytes,
+            identity[0], first.message_id, self._max_messages, self._max_bytes,
         )  # fmt: skip
 
     def _drop(self, identity: tuple[str | None, bytes | None, int | None]) -> None:

@@ -55,14 +55,12 @@ class RowColumns:
         self._counts: list[int] = []
         self._all = Messages()
         self._chunks: list[tuple[int, ChunkRow]] = []
-        self.last_publish_time = 0
 
     def add(self, entry: EntryFields, messages: Messages, chunk: ChunkRow | None = None) -> None:
         """Append the rows of one entry; `chunk`: of its single row."""
         first, whole = len(self._all.keys), self._all
         self._entries.append(entry)
         self._counts.append(len(messages.keys))
-        self.last_publish_time = entry.publish_time
         if chunk is not None:
             self._chunks.append((first, chunk))
         whole.keys += messages.keys

@@ -18,7 +18,7 @@ from storage.ledger.rows import CompressionType
 _ARROW_NAMES = {CompressionType.LZ4: "lz4_raw", CompressionType.ZSTD: "zstd", CompressionType.SNAPPY: "snappy"}
 _LEVELS = {CompressionType.ZLIB: (1, 6, 9), CompressionType.ZSTD: (1, 3, 9)}
 """Levels of `compress_again`, the fastest first. The default level of clients is the second."""
-_LARGE_BYTES = 4 << 20
+LARGE_BYTES = 4 << 20
 """The size above which bytes are compressed again at a higher level: a client's largest message is 5 MiB by default."""
 
 
@@ -26,13 +26,13 @@ class Undecodable(Exception):
     """Bytes are not what their metadata states; their entry passes whole (P8)."""
 
 
-def compress(codec: CompressionType, data: bytes) -> bytes:
+def compress(codec: CompressionType, data: bytes, level: int | None = None) -> bytes:
     """Return `data` as `codec` stores it."""
     if codec == CompressionType.NONE:
         return data
     if codec == CompressionType.ZLIB:
-        return zlib.compress(data)
-    compressed: bytes = pa.Codec(_ARROW_NAMES[codec]).compress(data, asbytes=True)
+        return zlib.compress(data, zlib.Z_DEFAULT_COMPRESSION if level is None else level)
+    compressed: bytes = pa.Codec(_ARROW_NAMES[codec], level).compress(data, asbytes=True)
     return compressed
 
 
@@ -43,13 +43,8 @@ def compress_again(codec: CompressionType, data: bytes) -> bytes:
     """
     compressed = data
     for level in _LEVELS.get(codec, (None,)):
-        if level is None:
-            compressed = compress(codec, data)
-        elif codec == CompressionType.ZLIB:
-            compressed = zlib.compress(data, level)
-        else:
-            compressed = pa.Codec(_ARROW_NAMES[codec], compression_level=level).compress(data, asbytes=True)
-        if len(compressed) <= _LARGE_BYTES:
+        compressed = compress(codec, data, level)
+        if len(compressed) <= LARGE_BYTES:
             break
     return compressed
 

@@ -25,7 +25,7 @@ import pyarrow as pa
 from storage.entries.batch import Messages, add_properties, split_batch
 from storage.entries.columns import ChunkRow, EntryFields, RowColumns
 from storage.entries.compression import Undecodable, decompress
-from storage.entries.entry import EntryHeader, decode_key, inspect, parse
+from storage.entries.entry import EntryHeader, decode_key, parse
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.errors import InvalidRecord
 from storage.ledger.rows import CompressionType, RowType
@@ -44,69 +44,56 @@ _PAYLOAD_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """An entry of the log: its id, its first offset, its bytes. `header` None: not parsed yet."""
+    """An entry of the log: its id, its first offset, its bytes, and the header that `inspect` returned for them."""
 
     entry_id: int
     offset: int
     data: bytes
-    header: EntryHeader | None
+    header: EntryHeader
 
 
 def unpack(entries: Sequence[StoredEntry], ledger_id: int) -> pa.Table:
-    """Return the rows (rows.SCHEMA) of `entries`, which follow each other in one ledger.
-
-    An entry that was never inspected and cannot be parsed takes the offsets up to the next one, the last entry one
-    offset.
-    """
+    """Return the rows (rows.SCHEMA) of `entries`, which follow each other in one ledger."""
     columns = RowColumns()
-    for number, entry in enumerate(entries):
-        header = entry.header
+    for entry in entries:
         try:
-            header = header or inspect(entry.data)
-            _add(columns, entry, header)
+            _add(columns, entry)
         except (InvalidRecord, Undecodable):
-            if header is not None:
-                count = header.messages
-            else:
-                following = entries[number + 1].offset if number + 1 < len(entries) else 0
-                count = max(1, following - entry.offset)
-            _add_whole(columns, entry, header, count)
+            _add_whole(columns, entry)
     return columns.table(ledger_id)
 
 
-def _add(columns: RowColumns, entry: StoredEntry, header: EntryHeader) -> None:
+def _add(columns: RowColumns, entry: StoredEntry) -> None:
     """Add the rows of an entry. Raises InvalidRecord or Undecodable, and then has added none."""
     metadata, payload_at = parse(entry.data, checked=True)
     if metadata.HasField("marker_type"):
-        _add_marker(columns, entry, header, metadata, payload_at)
-    elif header.encrypted and header.batched:
-        _add_whole(columns, entry, header, 1)
-    elif header.batched:
-        _add_batch(columns, entry, header, metadata, payload_at)
+        _add_marker(columns, entry, metadata, payload_at)
+    elif entry.header.encrypted and entry.header.batched:
+        _add_whole(columns, entry)
+    elif entry.header.batched:
+        _add_batch(columns, entry, metadata, payload_at)
     else:
-        _add_message(columns, entry, header, metadata, payload_at)
+        _add_message(columns, entry, metadata, payload_at)
 
 
-def _add_batch(
-    columns: RowColumns, entry: StoredEntry, header: EntryHeader, metadata: MessageMetadata, payload_at: int
-) -> None:
+def _add_batch(columns: RowColumns, entry: StoredEntry, metadata: MessageMetadata, payload_at: int) -> None:
+    if metadata.num_chunks_from_msg > 1:
+        raise Undecodable("a batch is no chunk; the size that a chunk claims was not checked (entry.py)")
     codec = _codec(metadata)
     data = decompress(codec, entry.data[payload_at:], metadata.uncompressed_size)
     sequence_id, event_time = metadata.sequence_id, metadata.event_time
     # The batch's own metadata goes with each of its messages. A key and an ordering key are each message's own.
     _clear(metadata, *_COLUMN_FIELDS, *_PAYLOAD_FIELDS, "uncompressed_size", "ordering_key")
-    messages = split_batch(data, header.messages, sequence_id, event_time, metadata)
+    count = entry.header.messages
+    messages = split_batch(data, count, sequence_id, event_time, metadata)
     rest = metadata.SerializePartialToString() or None
-    common = _entry_rows(entry, header, batched=True, batch_size=header.messages, codec=codec, rest=rest)
-    columns.add(common, messages)
+    columns.add(_entry_rows(entry, batched=True, batch_size=count, codec=codec, rest=rest), messages)
 
 
-def _add_message(
-    columns: RowColumns, entry: StoredEntry, header: EntryHeader, metadata: MessageMetadata, payload_at: int
-) -> None:
+def _add_message(columns: RowColumns, entry: StoredEntry, metadata: MessageMetadata, payload_at: int) -> None:
     codec = _codec(metadata)
     is_chunk = metadata.num_chunks_from_msg > 1
-    opaque = is_chunk or header.encrypted
+    opaque = is_chunk or entry.header.encrypted
     stored = entry.data[payload_at:]
     messages = Messages(sequence_ids=[metadata.sequence_id])
     if metadata.HasField("partition_key"):
@@ -132,59 +119,51 @@ def _add_message(
         _clear(metadata, "uuid", "chunk_id", "num_chunks_from_msg")
     if not opaque:
         _clear(metadata, "uncompressed_size")
-    if header.encrypted and is_null and stored:
+    if entry.header.encrypted and is_null and stored:
         metadata.encrypted_null_value = stored
     rest = metadata.SerializePartialToString() or None
-    columns.add(_entry_rows(entry, header, codec=codec, rest=rest), messages, chunk)
+    columns.add(_entry_rows(entry, codec=codec, rest=rest), messages, chunk)
 
 
-def _add_marker(
-    columns: RowColumns, entry: StoredEntry, header: EntryHeader, metadata: MessageMetadata, payload_at: int
-) -> None:
+def _add_marker(columns: RowColumns, entry: StoredEntry, metadata: MessageMetadata, payload_at: int) -> None:
     sequence_id = metadata.sequence_id
     _clear(metadata, *_COLUMN_FIELDS)
-    messages = _one_and_fillers(entry.data[payload_at:], RowType.MARKER, sequence_id, header.messages)
     rest = metadata.SerializePartialToString() or None
-    columns.add(_entry_rows(entry, header, batch_size=_size_of_many(header.messages), rest=rest), messages)
+    _add_one_and_fillers(columns, entry, entry.data[payload_at:], RowType.MARKER, sequence_id, rest)
 
 
-def _add_whole(columns: RowColumns, entry: StoredEntry, header: EntryHeader | None, count: int) -> None:
-    sequence_id = header.sequence_id if header else 0
-    messages = _one_and_fillers(entry.data, RowType.WHOLE_ENTRY, sequence_id & ((1 << 64) - 1), count)
-    rows = _entry_rows(entry, header, batch_size=_size_of_many(count), publish_time=columns.last_publish_time)
-    columns.add(rows, messages)
+def _add_whole(columns: RowColumns, entry: StoredEntry) -> None:
+    sequence_id = entry.header.sequence_id & ((1 << 64) - 1)
+    _add_one_and_fillers(columns, entry, entry.data, RowType.WHOLE_ENTRY, sequence_id, None)
 
 
-def _one_and_fillers(payload: bytes, slot: RowType, sequence_id: int, count: int) -> Messages:
+def _add_one_and_fillers(
+    columns: RowColumns, entry: StoredEntry, payload: bytes, slot: RowType, sequence_id: int, rest: bytes | None
+) -> None:
+    count = entry.header.messages
     messages = Messages(keys=[None] * count, payloads=[None] * count, sequence_ids=[sequence_id] * count)
     messages.payloads[0] = payload
     messages.slots.append((0, slot))
     messages.slots += [(row, RowType.COMPACTED_OUT) for row in range(1, count)]
-    return messages
-
-
-def _size_of_many(count: int) -> int:
-    return count if count > 1 else 0
+    columns.add(_entry_rows(entry, batch_size=count if count > 1 else 0, rest=rest), messages)
 
 
 def _entry_rows(
     entry: StoredEntry,
-    header: EntryHeader | None,
     *,
     batched: bool = False,
     batch_size: int = 0,
     codec: CompressionType = CompressionType.NONE,
     rest: bytes | None = None,
-    publish_time: int = 0,
 ) -> EntryFields:
-    """Return the common fields of an entry's rows. `publish_time`: for an entry without a header."""
+    """Return the common fields of an entry's rows."""
     return EntryFields(
         entry_id=entry.entry_id,
         offset=entry.offset,
         batched=batched,
         batch_size=batch_size,
-        publish_time=header.publish_time if header else publish_time,
-        producer=header.producer if header else None,
+        publish_time=entry.header.publish_time,
+        producer=entry.header.producer,
         codec=int(codec),
         metadata=rest,
     )

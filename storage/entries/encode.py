@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from storage.checksums import crc32c
+from storage.checksums import crc32c, extend_crc32c
 from storage.entries.compression import compress
 from storage.entries.entry import MAGIC, MAX_BATCH_MESSAGES, U32
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
@@ -117,6 +117,11 @@ def _entry(metadata: MessageMetadata, payload: bytes, codec: CompressionType) ->
     metadata.uncompressed_size = len(payload)
     if codec != CompressionType.NONE:
         metadata.compression = int(codec)
+    return framed(metadata, compress(codec, payload))
+
+
+def framed(metadata: MessageMetadata, payload: bytes) -> bytes:
+    """Return the entry of a payload that is compressed as its metadata states, with its checksum."""
     described = metadata.SerializeToString()
-    body = b"".join((U32.pack(len(described)), described, compress(codec, payload)))
-    return MAGIC + U32.pack(crc32c(body)) + body
+    head = U32.pack(len(described)) + described
+    return b"".join((MAGIC, U32.pack(extend_crc32c(crc32c(head), payload)), head, payload))

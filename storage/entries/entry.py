@@ -46,9 +46,11 @@ _REMEDY = "send entries as Pulsar's clients encode them; nothing of this one was
 class EntryHeader:
     """The content of an entry's metadata. Times: milliseconds since the Unix epoch.
 
-    `messages`: the number of its offsets, 1 if it is encrypted. `logical_bytes`: of its payload, uncompressed;
-    `stored_bytes`: of its payload as it is; `codec`: the compression between the two, 0 for a payload that is kept as
-    it is. `key`: of a message that is not in a batch. `marker`: it is a broker's own, and no reader gets it.
+    `messages`: the number of its offsets, 1 if it is encrypted. `logical_bytes`: of its rows once it is sealed
+    (`rows.logical_sizes`): exact for a message that is not in a batch; for a batch at least as many, since the metadata
+    of its messages counts too, less what each needs. `payload_bytes`: of its payload, uncompressed; `stored_bytes`: of
+    its payload as it is; `codec`: the compression between the two, 0 for a payload that is kept as it is. `key`: of a
+    message that is not in a batch. `marker`: it is a broker's own, and no reader gets it.
     """
 
     messages: int
@@ -59,6 +61,7 @@ class EntryHeader:
     producer: str
     sequence_id: int
     key: bytes | None
+    payload_bytes: int
     marker: bool = False
     stored_bytes: int = 0
     codec: int = 0
@@ -76,19 +79,31 @@ def inspect(entry: bytes) -> EntryHeader:
     encrypted = len(metadata.encryption_keys) > 0
     batched = metadata.HasField("num_messages_in_batch")
     stored = len(entry) - payload_at
-    opaque = encrypted or metadata.num_chunks_from_msg > 1
-    codec = 0 if opaque else metadata.compression
-    logical_bytes = metadata.uncompressed_size if codec else stored
-    if logical_bytes > rows.MAX_MESSAGE_BYTES:
+    is_chunk = metadata.num_chunks_from_msg > 1
+    codec = 0 if encrypted or is_chunk else metadata.compression
+    payload_bytes = metadata.uncompressed_size if codec else stored
+    if payload_bytes > rows.MAX_MESSAGE_BYTES:
         raise InvalidRecord(
-            f"an entry of producer {producer!r} has {logical_bytes} bytes",
+            f"an entry of producer {producer!r} has {payload_bytes} bytes",
             f"an entry holds at most {rows.MAX_MESSAGE_BYTES} bytes, uncompressed; nothing of it was kept",
         )
     messages = 1
     if batched and not encrypted:
         messages = metadata.num_messages_in_batch
-        if not 1 <= messages <= min(MAX_BATCH_MESSAGES, logical_bytes // SMALLEST_IN_BATCH):
-            raise _invalid(f"it claims {messages} messages in {logical_bytes} bytes")
+        if not 1 <= messages <= min(MAX_BATCH_MESSAGES, payload_bytes // SMALLEST_IN_BATCH):
+            raise _invalid(f"it claims {messages} messages in {payload_bytes} bytes")
+    key = None if batched else _unbatched_key(metadata)
+    marker = metadata.HasField("marker_type")
+    if marker:
+        logical_bytes = stored
+    elif batched:
+        logical_bytes = len(entry) if encrypted else payload_bytes - SMALLEST_IN_BATCH * messages
+    else:
+        logical_bytes = payload_bytes if is_chunk or not metadata.null_value else 0
+        if key is not None:
+            logical_bytes += len(key)
+        for item in metadata.properties:
+            logical_bytes += _text_bytes(item.key) + _text_bytes(item.value)
     return EntryHeader(
         messages,
         batched,
@@ -97,8 +112,9 @@ def inspect(entry: bytes) -> EntryHeader:
         encrypted,
         producer,
         signed(metadata.sequence_id),
-        None if batched else _unbatched_key(metadata),
-        metadata.HasField("marker_type"),
+        key,
+        payload_bytes,
+        marker,
         stored,
         codec,
     )
@@ -157,6 +173,10 @@ def _unbatched_key(metadata: MessageMetadata) -> bytes | None:
         return decode_key(metadata.partition_key, metadata.partition_key_b64_encoded)
     except binascii.Error as error:
         raise _invalid("its key is marked as base64 and is not") from error
+
+
+def _text_bytes(text: str | bytes) -> int:
+    return len(text.encode() if isinstance(text, str) else text)  # protobuf gives bytes that are not UTF-8 as they are
 
 
 def _invalid(what: str, kind: type[InvalidRecord] = InvalidRecord) -> InvalidRecord:

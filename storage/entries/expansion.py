@@ -41,7 +41,7 @@ def check_expansion(header: EntryHeader, max_entry_bytes: int) -> None:
     """
     if header.codec == CompressionType.NONE:
         return
-    size, stored = header.logical_bytes, header.stored_bytes
+    size, stored = header.payload_bytes, header.stored_bytes
     about = f"an entry of producer {header.producer!r} with {stored} compressed bytes claims"
     if size > max(MOST_BYTES, max_entry_bytes):
         raise InvalidRecord(

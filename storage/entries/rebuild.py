@@ -25,9 +25,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.checksums import crc32c, extend_crc32c
 from storage.entries.compression import compress_again
-from storage.entries.entry import MAGIC, U32
+from storage.entries.encode import framed
+from storage.entries.entry import U32
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.ledger.rows import CompressionType, RowType
 
@@ -309,7 +309,7 @@ def _single(row: Mapping[str, Any]) -> bytes:
     if metadata.encryption_keys or row["slot"] == RowType.CHUNK:  # stored as it was sent
         if row["codec"] != CompressionType.NONE:
             metadata.compression = row["codec"]
-        return _entry(metadata, payload)
+        return framed(metadata, payload)
     return _compressed(metadata, payload, row["codec"])
 
 
@@ -388,13 +388,7 @@ def _compressed(metadata: MessageMetadata, payload: bytes, codec: int) -> bytes:
     if codec != CompressionType.NONE and payload:
         metadata.compression = codec
         payload = compress_again(CompressionType(codec), payload)
-    return _entry(metadata, payload)
-
-
-def _entry(metadata: MessageMetadata, payload: bytes) -> bytes:
-    described = metadata.SerializeToString()
-    head = U32.pack(len(described)) + described
-    return b"".join((MAGIC, U32.pack(extend_crc32c(crc32c(head), payload)), head, payload))
+    return framed(metadata, payload)
 
 
 def _varint(number: int) -> bytes:

@@ -117,8 +117,8 @@ def chunk_records(table: pa.Table, hasher: KeyHasher) -> Chunks:
     has_key = chunks.column("key").is_valid().to_numpy()
     empty = pc.fill_null(pc.binary_length(chunks.column("payload")), 0).to_numpy() == 0
     records = np.zeros(len(chunks), dtype=RECORD)
-    records["uuid_hi"], records["uuid_lo"] = hasher(_one_chunk(chunks.column("chunk_uuid").cast(pa.binary())))
-    hi, lo = hasher(_one_chunk(pc.fill_null(chunks.column("key"), b"")))
+    records["uuid_hi"], records["uuid_lo"] = hasher(rows.contiguous(chunks.column("chunk_uuid").cast(pa.binary())))
+    hi, lo = hasher(rows.contiguous(pc.fill_null(chunks.column("key"), b"")))
     records["key_hi"], records["key_lo"] = np.where(has_key, hi, np.uint64(0)), np.where(has_key, lo, np.uint64(0))
     flags = np.where(empty, EMPTY, np.uint64(0)) | np.where(has_key, KEYED, np.uint64(0))
     records["offset"] = chunks.column("offset").to_numpy().astype(np.uint64) | flags
@@ -269,7 +269,3 @@ def _messages(chunks: Chunks, begins: Mask) -> tuple[I64, I64, I64]:
                 lasts.append(at)
                 counted, since = [], at + 1
     return message, np.array(firsts, dtype=np.int64), np.array(lasts, dtype=np.int64)
-
-
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

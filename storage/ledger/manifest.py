@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from storage.checksums import crc32c
@@ -29,6 +29,20 @@ FORMAT_VERSION = 4
 OLDER_VERSIONS = (2, 3)
 """Versions without `dropped_to`: of what such a generation has dropped, only tombstones are known."""
 _REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
+
+# The fields of each value that are numbers or texts, and are stored under their own names.
+_PLAIN = ("topic", "topic_uid", "ledger_id", "generation", "run_id", "created_at", "frozen_at", "keys", "tombstones")
+_PART_NUMBERS = (
+    "messages",
+    "logical_bytes",
+    "min_publish_time",
+    "max_publish_time",
+    "offset_sum",
+    "oldest_value",
+    "oldest_tombstone",
+    "first_tombstone",
+)
+_CHUNK_NUMBERS = ("pending", "oldest_value", "oldest_tombstone", "first_tombstone", "oldest_pending")
 
 
 @dataclass(frozen=True)
@@ -149,19 +163,11 @@ class Manifest:
     def encode(self) -> bytes:
         """Return the manifest's bytes: JSON with sorted keys."""
         document: dict[str, Any] = {
+            **{name: getattr(self, name) for name in _PLAIN},
             "format_version": FORMAT_VERSION,
-            "topic": self.topic,
-            "topic_uid": self.topic_uid,
-            "ledger_id": self.ledger_id,
-            "generation": self.generation,
-            "run_id": self.run_id,
-            "created_at": self.created_at,
             "horizon": _position(self.horizon),
-            "frozen_at": self.frozen_at,
             "policies": dict(self.policies),
             "dropped_to": self.dropped_to,
-            "keys": self.keys,
-            "tombstones": self.tombstones,
             "parts": [_part(part) for part in self.parts],
             "index": {"levels": [[_index(location) for location in level] for level in self.index]},
         }
@@ -183,20 +189,12 @@ class Manifest:
                 )
             horizon = _parse_position(document["horizon"])
             return cls(
-                topic=document["topic"],
-                topic_uid=document["topic_uid"],
-                ledger_id=document["ledger_id"],
-                generation=document["generation"],
-                run_id=document["run_id"],
-                created_at=document["created_at"],
+                **{name: document[name] for name in _PLAIN},
                 horizon=horizon,
                 parts=tuple(_parse_part(part) for part in document["parts"]),
                 index=tuple(tuple(_parse_index(item) for item in level) for level in document["index"]["levels"]),
-                frozen_at=document["frozen_at"],
                 policies=document["policies"],
                 dropped_to=horizon.offset if version in OLDER_VERSIONS else document["dropped_to"],
-                keys=document["keys"],
-                tombstones=document["tombstones"],
                 chunks=tuple(_parse_chunk_table(item) for item in document.get("chunks", ())),
             )
         except (ValueError, KeyError, TypeError) as error:
@@ -219,14 +217,7 @@ def read_manifest(store: ObjectStore, stored: StoredObject) -> Manifest:
 
 
 def _position(position: LogPosition) -> dict[str, Any]:
-    message_id = position.message_id
-    return {
-        "offset": position.offset,
-        "ledger_id": message_id.ledger_id,
-        "entry_id": message_id.entry_id,
-        "partition": message_id.partition,
-        "batch_index": message_id.batch_index,
-    }
+    return {"offset": position.offset, **asdict(position.message_id)}
 
 
 def _parse_position(value: dict[str, Any]) -> LogPosition:
@@ -235,33 +226,17 @@ def _parse_position(value: dict[str, Any]) -> LogPosition:
 
 
 def _part(part: Part) -> dict[str, Any]:
-    deleted = part.deleted
     check = {} if part.oldest_row is None else {"oldest_row": part.oldest_row}
     return {
         **check,
+        **{name: getattr(part, name) for name in _PART_NUMBERS},
         "name": part.rows.stored.name,
         "size": part.rows.stored.size,
         "footer_size": part.rows.footer_size,
         "footer_crc32c": part.rows.stored.crc32c,
         "first": _position(part.first),
         "last": _position(part.last),
-        "messages": part.messages,
-        "logical_bytes": part.logical_bytes,
-        "min_publish_time": part.min_publish_time,
-        "max_publish_time": part.max_publish_time,
-        "offset_sum": part.offset_sum,
-        "oldest_value": part.oldest_value,
-        "oldest_tombstone": part.oldest_tombstone,
-        "first_tombstone": part.first_tombstone,
-        "deleted": None
-        if deleted is None
-        else {
-            "name": deleted.name,
-            "offset": deleted.offset,
-            "length": deleted.length,
-            "cardinality": deleted.cardinality,
-            "crc32c": deleted.crc32c,
-        },
+        "deleted": None if part.deleted is None else asdict(part.deleted),
     }
 
 
@@ -270,16 +245,9 @@ def _parse_part(value: dict[str, Any]) -> Part:
         rows=RowsObject(StoredObject(value["name"], value["size"], value["footer_crc32c"]), value["footer_size"]),
         first=_parse_position(value["first"]),
         last=_parse_position(value["last"]),
-        messages=value["messages"],
-        logical_bytes=value["logical_bytes"],
-        min_publish_time=value["min_publish_time"],
-        max_publish_time=value["max_publish_time"],
         deleted=None if value["deleted"] is None else DeletedRows(**value["deleted"]),
-        offset_sum=value["offset_sum"],
-        oldest_value=value["oldest_value"],
-        oldest_tombstone=value["oldest_tombstone"],
-        first_tombstone=value["first_tombstone"],
         oldest_row=value.get("oldest_row"),
+        **{name: value[name] for name in _PART_NUMBERS},
     )
 
 
@@ -295,9 +263,6 @@ def _index(location: IndexLocation) -> dict[str, Any]:
 def _parse_index(value: dict[str, Any]) -> IndexLocation:
     directory = base64.b64decode(value["directory"], validate=True)
     return IndexLocation(value["name"], value["offset"], value["length"], directory)
-
-
-_CHUNK_NUMBERS = ("pending", "oldest_value", "oldest_tombstone", "first_tombstone", "oldest_pending")
 
 
 def _chunk_table(table: ChunkTable) -> dict[str, Any]:

@@ -4,7 +4,7 @@ One row is one message, or one entry that passes whole (`slot`). Rows ascend by 
 A row group holds at most `GROUP_ROWS` rows and about `GROUP_BYTES` bytes, so that one without survivors is never read
 and Arrow's 32-bit offsets never overflow. All columns of every row are kept through compaction (W1).
 
-Column by column in docs/format.md; `COLUMN_DOCS` is the same table, and a test keeps them equal.
+Column by column in docs/format.md, whose table a test compares with the schema.
 """
 
 from __future__ import annotations
@@ -55,29 +55,6 @@ class CompressionType(IntEnum):
     ZSTD = 3
     SNAPPY = 4
 
-
-COLUMN_DOCS = {
-    "offset": "dense 64-bit position in the topic, never reused",
-    "ledger_id": "ledger part of the message id",
-    "entry_id": "entry part of the message id",
-    "batch_index": "index in the batch, -1 for a message that is not in a batch",
-    "batch_size": "messages in the batch as it was produced, 0 for a message that is not in a batch",
-    "key": "the key's bytes; null: no key",
-    "key_base64": "the producer gave the key as bytes (Pulsar's partition_key_b64_encoded)",
-    "payload": "uncompressed payload; null or empty with a key: a tombstone",
-    "publish_time": "milliseconds since the Unix epoch",
-    "event_time": "milliseconds since the Unix epoch; null: none given",
-    "producer": "name of the producer; null: not known (a bulk import)",
-    "sequence_id": "the producer's sequence id",
-    "properties": "the message's properties, in the order given; null: none",
-    "chunk_uuid": "id of the chunked message that this row is a chunk of",
-    "chunk_index": "number of the chunk, from 0",
-    "chunk_count": "number of chunks of the message",
-    "codec": "compression of the entry: 0 none, 1 LZ4, 2 ZLIB, 3 ZSTD, 4 SNAPPY",
-    "slot": "0 message, 1 compacted out, 2 whole entry, 3 chunk, 4 marker",
-    "metadata": "the rest of Pulsar's message metadata, as protobuf bytes",
-    "retained_at": "when a compaction first kept this tombstone, milliseconds since the Unix epoch; null: no such row",
-}
 
 SCHEMA = pa.schema(
     [
@@ -134,6 +111,11 @@ def constant(value: Any, name: str, length: int) -> pa.Array:
     """Return a column of SCHEMA that holds one value in every row."""
     data_type = SCHEMA.field(name).type
     return pa.nulls(length, data_type) if value is None else pa.repeat(pa.scalar(value, data_type), length)
+
+
+def contiguous(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array."""
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
 def message_id(table: pa.Table | pa.RecordBatch, row: int, partition: int = -1) -> MessageId:

@@ -84,7 +84,7 @@ def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.IndexRecords
     keyed = keyed_rows(table)
     if not pc.all(keyed).as_py():
         table = table.filter(keyed)
-    hi, lo = hasher(_one_chunk(table.column("key")))
+    hi, lo = hasher(rows.contiguous(table.column("key")))
     flagged = flagged_offsets(table)
     newest = key_index.latest(hi, lo)
     event_times = table.column("event_time")
@@ -120,7 +120,3 @@ def unkeyed_rows(table: pa.Table) -> dict[str, BitMap64]:
     }
     offsets = table.column("offset").to_numpy().astype(np.uint64)
     return {name: BitMap64(array("Q", offsets[mask.to_numpy()].tobytes())) for name, mask in masks.items()}
-
-
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

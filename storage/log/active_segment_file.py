@@ -28,9 +28,8 @@ from typing import Protocol, Self
 from storage.entries.entry import EntryHeader
 from storage.errors import LeaseHeld
 from storage.failpoints import Failpoint, failpoint
-from storage.file_modes import file_mode, make_inside
+from storage.file_modes import file_mode, make_inside, sync_folder
 from storage.log import recovery
-from storage.log.directory import sync_folder
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, frame_head
 from storage.log.high_watermark import HighWatermark, HighWatermarkWriter, read_high_watermark, read_writing_process
 from storage.log.orphan_segments import holds_data, set_aside
@@ -70,8 +69,6 @@ class ActiveSegmentFile:
         self.tally = recovered.tally
         self.written = recovered.end
         self.flushed = recovered.end
-        self.cut_bytes = recovered.size - recovered.end
-        """The bytes that recovery cut off."""
         self._seed = segment.header.checksum
         self._descriptor = descriptor
         self._pointers = recovered.pointers
@@ -225,7 +222,8 @@ class ActiveSegmentFile:
         os.close(self._descriptor)
 
     def _end_at(self, visible: int) -> HighWatermark:
-        return HighWatermark(self.flushed, visible, self.tally.entries, self.tally.next_offset)
+        tally = self.tally
+        return HighWatermark(self.flushed, visible, tally.entries, tally.next_offset, tally.logical_bytes)
 
     def _flush_aids(self) -> None:
         """Flush the side files, once, after a cut: a power cut could restore older ones, which name bytes that are cut
@@ -280,17 +278,15 @@ def _held(files: SegmentPaths) -> LeaseHeld:
 
 def _open_index(path: Path, index: bytes) -> int:
     """Rebuild the index and open it; return -1 if that fails: readers work without it."""
+    descriptor = -1
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(path.parent))
-    except OSError as error:
-        _log.warning("no index can be written at %s: %s", path, error)
-        return -1
-    try:
         os.ftruncate(descriptor, 0)
         _write_all(descriptor, [index], 0)
     except OSError as error:
         _log.warning("no index can be written at %s: %s", path, error)
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
         return -1
     return descriptor
 

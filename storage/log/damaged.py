@@ -24,7 +24,6 @@ import pyarrow as pa
 from storage.entries.batch import Messages
 from storage.entries.columns import EntryFields, RowColumns
 from storage.entries.decode import StoredEntry, unpack
-from storage.entries.entry import EntryHeader
 from storage.errors import ObjectMissing
 from storage.ledger.rows import RowType
 from storage.log.frames import SegmentHeader, frame_checksum
@@ -57,7 +56,7 @@ def readable_rows(segment: LocalSegment, content: SegmentContent) -> DamagedSegm
             tables.append(_fillers(header.ledger_id, position, start, publish_time, 1))
             lost += start[1] - position[1]
         tables.append(unpack(entries, header.ledger_id))
-        position, publish_time = _after(entries[-1]), _known(entries[-1]).publish_time
+        position, publish_time = _after(entries[-1]), entries[-1].header.publish_time
     if position != end:
         last = max(1, content.last_message_id.batch_index + 1)
         tables.append(_fillers(header.ledger_id, position, end, content.max_publish_time, last))
@@ -74,7 +73,7 @@ def _runs(entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
             yield run
             run, size = [], 0
         run.append(entry)
-        size += max(len(entry.data), _known(entry).logical_bytes)
+        size += max(len(entry.data), entry.header.payload_bytes)
     if run:
         yield run
 
@@ -98,7 +97,7 @@ def _believed(file: Path, header: SegmentHeader, end: _Place) -> Iterator[Stored
         doubtful: list[StoredEntry] = []
         unplaced: list[ScannedFrame] = []
         for frame in scanned.frames():
-            if frame.data is None:
+            if frame.data is None or frame.header is None:
                 doubtful, unplaced = [], []
             elif frame.entry_id is None or frame.offset is None:
                 doubtful = []
@@ -134,13 +133,8 @@ def _placed_before(frames: list[ScannedFrame], place: _Place, header: SegmentHea
     return placed[::-1]
 
 
-def _known(entry: StoredEntry) -> EntryHeader:
-    assert entry.header is not None, "a scan reads each entry that it can believe"
-    return entry.header
-
-
 def _after(entry: StoredEntry) -> _Place:
-    return entry.entry_id + 1, entry.offset + _known(entry).messages
+    return entry.entry_id + 1, entry.offset + entry.header.messages
 
 
 def _fits(start: _Place, end: _Place) -> bool:

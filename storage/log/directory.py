@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 
 from storage.errors import Misconfigured, SegmentNotLocal
-from storage.file_modes import file_mode, make_private
+from storage.file_modes import file_mode, make_private, sync_folder
 from storage.log.decode_budget import DecodeBudget
 from storage.log.log_space import LogSpace
 from storage.metadata.records import SegmentRecord
@@ -67,11 +67,6 @@ class LogDirectory:
         if "uid" not in self.__dict__ and (uid := self._known_uid()) is not None:
             self.__dict__["uid"] = uid  # where `cached_property` keeps it
         return self.__dict__.get("uid")
-
-    @property
-    def exists(self) -> bool:
-        """True if the directory was ever written to."""
-        return self._known_uid() is not None
 
     def check_room(self) -> None:
         """Raise StorageFull if nothing may be appended now."""
@@ -133,12 +128,3 @@ class LogDirectory:
         uid = self._known_uid()
         assert uid is not None, "it was just written"
         return uid
-
-
-def sync_folder(path: Path) -> None:
-    """Make files durable that were created, linked or removed in a folder."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

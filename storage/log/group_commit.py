@@ -1,9 +1,8 @@
-"""Group commit: entries that many threads and tasks append during one flush share the next one.
+"""Group commit: entries that many threads append during one flush share the next one.
 
 Entries wait in the order of their arrival; the committer takes all that wait, writes them, flushes once, and answers
 each. A thread that waits for an answer commits by itself if no other thread does, so a lone appender needs no second
-thread. For callbacks and tasks there is one thread, started on first use. The tasks of one event loop are answered in
-one call, since each call wakes the loop.
+thread. For callbacks there is one thread, started on first use.
 
 Answers are delivered in the order of the entries, in the thread that commits: a callback must be quick and must not
 append. The bytes of entries that wait or are being written are bounded: `submit` with a callback waits for room.
@@ -16,11 +15,11 @@ answer, and an answer does not change. Must not know: files, frames.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, Unavailable
@@ -36,14 +35,13 @@ _log = logging.getLogger(__name__)
 class PendingAppend:
     """An entry on its way into the segment. `entry_id` and `offset` are set when it gets its place."""
 
-    __slots__ = ("_commits", "answer", "data", "done", "entry_id", "future", "header", "is_delivered", "offset")
+    __slots__ = ("_commits", "answer", "data", "done", "entry_id", "header", "is_delivered", "offset")
 
     def __init__(self, commits: GroupCommit, data: bytes, header: EntryHeader, done: Done | None) -> None:
         self._commits = commits
         self.data = data
         self.header = header
         self.done = done
-        self.future: asyncio.Future[AppendResult] | None = None
         self.entry_id = -1
         self.offset = -1
         self.answer: Answer | None = None
@@ -54,35 +52,35 @@ class PendingAppend:
         while self.answer is None:
             self._commits.commit_until(self)
         if isinstance(self.answer, CompactorError):
-            raise copy_of(self.answer)
+            raise self.answer.copy()
         return self.answer
 
 
+class Committer(Protocol):
+    """The owner of the file. One thread at a time calls it, the holder of `committing`; any calls `due_seconds`."""
+
+    def commit(self, group: list[PendingAppend]) -> None:
+        """Write pending appends, and flush them if required. Raises on failure."""
+
+    def position_of(self, pending: PendingAppend) -> AppendResult:
+        """Return the position of a committed entry."""
+
+    def due_seconds(self) -> float | None:
+        """Return the time until `flush_due` must be called without an append; None: no call is due."""
+
+    def flush_due(self) -> object:
+        """Flush what is due; this is `guarded`."""
+
+    def break_off(self, error: BaseException) -> CompactorError:
+        """End the file's writing because of an error; return the error for the waiting appends."""
+
+
 class GroupCommit:
-    """The queue of one segment.
+    """The queue of one segment."""
 
-    `commit` writes pending appends and flushes them if required; it raises on failure, and is called by one thread at a
-    time. `answered` returns the position of a committed entry. `due_seconds`: the time until `tick`, which is
-    `guarded`, must be called without an append; None: no call is due. `broken`: called, once, with the error that ends
-    the queue.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        commit: Callable[[list[PendingAppend]], None],
-        answered: Callable[[PendingAppend], AppendResult],
-        due_seconds: Callable[[], float | None],
-        tick: Callable[[], object],
-        broken: Callable[[BaseException], CompactorError],
-        max_pending_bytes: int,
-    ) -> None:
+    def __init__(self, name: str, committer: Committer, max_pending_bytes: int) -> None:
         self._name = name
-        self._commit = commit
-        self._answered = answered
-        self._due_seconds = due_seconds
-        self._tick = tick
-        self._broken = broken
+        self._committer = committer
         self._max_pending_bytes = max_pending_bytes
         self.committing = threading.RLock()
         """Held by the thread that commits or flushes; only this thread touches the state of the file."""
@@ -91,34 +89,24 @@ class GroupCommit:
         self._work = threading.Condition(self._lock)
         self._pending: list[PendingAppend] = []
         self._pending_bytes = 0
-        self._refusal: CompactorError | None = None
+        self.refusal: CompactorError | None = None
+        """The error with which appends are refused; None: they are accepted."""
         self._thread: threading.Thread | None = None
         self._idle = False
         self._stopping = False
 
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of entries that wait, or are being written."""
-        return self._pending_bytes
-
-    @property
-    def refusal(self) -> CompactorError | None:
-        """The error with which appends are refused; None: they are accepted."""
-        return self._refusal
-
     def enqueue(self, pending: PendingAppend, place: Callable[[PendingAppend], None]) -> None:
         """Queue an append; `place` assigns its ids, in that order. Raises the error that ended the queue."""
-        background = pending.done is not None or pending.future is not None
         with self._lock:
-            if self._refusal is not None:
-                raise copy_of(self._refusal)
+            if self.refusal is not None:
+                raise self.refusal.copy()
             place(pending)
             self._pending.append(pending)
             self._pending_bytes += len(pending.data)
-            if background and (self._idle or self._thread is None):
-                self._wake()
             if pending.done is not None:
-                while self._pending_bytes > self._max_pending_bytes and self._refusal is None:
+                if self._idle or self._thread is None:
+                    self._wake()
+                while self._pending_bytes > self._max_pending_bytes and self.refusal is None:
                     self._room.wait()
 
     def commit_until(self, pending: PendingAppend) -> None:
@@ -127,7 +115,7 @@ class GroupCommit:
             if pending.answer is None:
                 self.commit_pending()
             if pending.answer is None:  # the committer was interrupted, and again while it reported that
-                pending.answer = self._refusal or closed_error("an append was cut off")
+                pending.answer = self.refusal or closed_error("an append was cut off")
 
     def commit_pending(self) -> None:
         """Commit the waiting entries. For the holder of `committing`."""
@@ -136,7 +124,7 @@ class GroupCommit:
             with self._lock:
                 group, self._pending = self._pending, group
             if group:
-                self._commit(group)
+                self._committer.commit(group)
                 self._answer(group)
         except BaseException as error:
             self._break(error, group)
@@ -147,7 +135,7 @@ class GroupCommit:
         size = 0
         for pending in group:
             size += len(pending.data)
-            pending.answer = self._answered(pending)
+            pending.answer = self._committer.position_of(pending)
         with self._lock:
             full = self._pending_bytes > self._max_pending_bytes
             self._pending_bytes -= size
@@ -162,8 +150,8 @@ class GroupCommit:
                 work()
             except BaseException as error:
                 self._break(error, [])
-                if isinstance(error, Exception) and self._refusal is not None:
-                    raise copy_of(self._refusal) from error
+                if isinstance(error, Exception) and self.refusal is not None:
+                    raise self.refusal.copy() from error
                 raise
 
     def wake(self) -> None:
@@ -174,8 +162,8 @@ class GroupCommit:
     def end(self, refusal: CompactorError, *, drop: bool) -> None:
         """Accept no more: commit the waiting entries or, with `drop`, fail them with `refusal`."""
         with self._lock:
-            if self._refusal is None:
-                self._refusal = refusal
+            if self.refusal is None:
+                self.refusal = refusal
             dropped: list[PendingAppend] = []
             if drop:
                 dropped, self._pending = self._pending, []
@@ -191,9 +179,9 @@ class GroupCommit:
             self._thread.join()
 
     def _break(self, error: BaseException, group: list[PendingAppend]) -> None:
-        refusal = self._broken(error)
+        refusal = self._committer.break_off(error)
         with self._lock:
-            self._refusal = refusal
+            self.refusal = refusal
             failed, self._pending = [*group, *self._pending], []
             self._pending_bytes = 0
             self._room.notify_all()
@@ -212,7 +200,7 @@ class GroupCommit:
         while True:
             with self._lock:
                 while not self._pending and not self._stopping:
-                    seconds = self._due_seconds() if self._refusal is None else None
+                    seconds = self._committer.due_seconds() if self.refusal is None else None
                     if seconds is not None and seconds <= 0:
                         break
                     self._idle = True
@@ -222,47 +210,20 @@ class GroupCommit:
                     return
             with self.committing:
                 self.commit_pending()
-                if self._refusal is None:
+                if self.refusal is None:
                     with suppress(CompactorError):  # it has ended the queue
-                        self._tick()
+                        self._committer.flush_due()
 
 
 def _deliver(group: list[PendingAppend]) -> None:
-    """Pass the answers of a group to callbacks and event loops, to each once."""
-    loops: dict[asyncio.AbstractEventLoop, list[PendingAppend]] = {}
+    """Pass the answers of a group to its callbacks, to each once."""
     for pending in group:
-        if pending.future is not None:  # may be delivered twice: `_resolve` checks
-            loops.setdefault(pending.future.get_loop(), []).append(pending)
-        elif pending.done is not None and pending.answer is not None and not pending.is_delivered:
+        if pending.done is not None and pending.answer is not None and not pending.is_delivered:
             pending.is_delivered = True
             try:
                 pending.done(pending.answer)
             except Exception:
                 _log.exception("a callback of an append failed; the entry %d is answered", pending.entry_id)
-    for loop, group in loops.items():
-        try:
-            loop.call_soon_threadsafe(_resolve, group)
-        except RuntimeError:
-            _log.debug("an event loop was closed before its appends were answered")
-
-
-def _resolve(group: list[PendingAppend]) -> None:
-    """Answer the tasks of an event loop, inside it."""
-    for pending in group:
-        future, answer = pending.future, pending.answer
-        if future is None or future.done():
-            continue  # its task was cancelled
-        if isinstance(answer, CompactorError):
-            future.set_exception(copy_of(answer))
-        elif answer is not None:
-            future.set_result(answer)
-
-
-def copy_of(error: CompactorError) -> CompactorError:
-    """Return a copy of an error for another thread to raise: a traceback belongs to one thread."""
-    copy: CompactorError = type(error)(error.message, error.advice or error.remedy)
-    copy.__cause__ = error
-    return copy
 
 
 def closed_error(what: str) -> Unavailable:

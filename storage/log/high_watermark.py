@@ -1,6 +1,7 @@
 """The high watermark of an open segment: a file of 256 bytes beside it, which its writer keeps mapped.
 
-    0, 64    two copies: 8 number | 8 flushed bytes | 8 visible bytes | 8 entries | 8 next offset | 1 version | 4 CRC32C
+    0, 64    two copies: 8 number | 8 flushed bytes | 8 visible bytes | 8 entries | 8 next offset | 8 logical bytes |
+             1 version | 4 CRC32C
     128      the writer: 4 process id | 1 length | host name | zeros | (at 252) 4 CRC32C
 
 Readers in other processes read up to the high watermark and no further, so no reader sees an entry that a power cut
@@ -10,8 +11,7 @@ previous value. The copy with the greater number counts. A reader to which both 
 read, and reads again. A copy's CRC32C continues from that of the segment's header, so the file of an earlier segment of
 the same name is never valid.
 
-Files of version 1 have no version byte, and two slots that are written in turn: if one of them is damaged, the other
-may be older than the last acknowledgement, so it is not `certain`, and the frames decide (segment_reader.py).
+Files of version 2 do not have the logical bytes. A writer that opens one writes version 3.
 
 The file is never flushed: after a power cut it is outdated or invalid, never ahead. Must not know: frames, their
 content.
@@ -23,17 +23,18 @@ import contextlib
 import mmap
 import os
 import socket
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import google_crc32c
 
 from storage.file_modes import file_mode
 
-_VALUES = Struct(">QQQQQ")
-_VERSION = b"\x02"
+_VALUES = Struct(">QQQQQQ")
+_VERSION = b"\x03"
+_FORMATS = ((_VALUES, _VERSION), (Struct(">QQQQQ"), b"\x02"))
 _CHECKSUM = Struct(">I")
 _COPIES_AT = (0, 64)
 _WRITER = Struct(">IB")
@@ -49,14 +50,14 @@ _HOST_BYTES = _WRITER_BYTES - _WRITER.size - _CHECKSUM.size
 class HighWatermark:
     """The durable bytes of the segment, the readable bytes, and the entries and offsets in these.
 
-    `certain`: False for a damaged file of version 1: more may have been flushed and visible.
+    `logical_bytes`: of these entries; None: they were not counted.
     """
 
     flushed: int
     visible: int
     entries: int
     next_offset: int
-    certain: bool = field(default=True, compare=False)
+    logical_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class HighWatermarkWriter:
     def publish(self, end: HighWatermark) -> None:
         """Let readers read up to `end`."""
         self._number += 1
-        copy = _VALUES.pack(self._number, end.flushed, end.visible, end.entries, end.next_offset) + _VERSION
+        values = end.flushed, end.visible, end.entries, end.next_offset, end.logical_bytes
+        copy = _VALUES.pack(self._number, *values) + _VERSION
         copy += _CHECKSUM.pack(google_crc32c.extend(self._seed, copy))
         for at in _COPIES_AT:
             self._map[at : at + len(copy)] = copy
@@ -103,12 +105,6 @@ class HighWatermarkWriter:
     def close(self) -> None:
         self._map.close()
         os.close(self._descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def read_high_watermark(path: Path, seed: int) -> HighWatermark | None:
@@ -144,30 +140,17 @@ class _Copy(NamedTuple):
 
 
 def _newest(data: bytes, seed: int) -> _Copy | None:
-    copies = [copy for at in _COPIES_AT if (copy := _whole(data, at, _VERSION, seed))]
-    if not copies:
-        return _newest_of_version_1(data, seed)
-    return max(copies, key=lambda copy: copy.number)
+    copies = [copy for at in _COPIES_AT for layout in _FORMATS if (copy := _whole(data, at, *layout, seed))]
+    return max(copies, key=lambda copy: copy.number, default=None)
 
 
-def _newest_of_version_1(data: bytes, seed: int) -> _Copy | None:
-    slots = [_whole(data, at, b"", seed) for at in _COPIES_AT]
-    whole = [slot for slot in slots if slot]
-    if not whole:
-        return None
-    newest = max(whole, key=lambda slot: slot.number)
-    unused = any(not any(data[at : at + _VALUES.size + _CHECKSUM.size]) for at in _COPIES_AT)
-    certain = len(whole) == len(slots) or unused
-    return _Copy(newest.number, replace(newest.end, certain=certain))
-
-
-def _whole(data: bytes, at: int, version: bytes, seed: int) -> _Copy | None:
+def _whole(data: bytes, at: int, layout: Struct, version: bytes, seed: int) -> _Copy | None:
     """Return the copy at that position, if it has that version and its checksum is right."""
-    end = at + _VALUES.size + len(version)
+    end = at + layout.size + len(version)
     copy, checksum = data[at:end], data[end : end + _CHECKSUM.size]
     if not copy.endswith(version) or checksum != _CHECKSUM.pack(google_crc32c.extend(seed, copy)):
         return None
-    number, *values = _VALUES.unpack_from(copy)
+    number, *values = layout.unpack_from(copy)
     return _Copy(number, HighWatermark(*values))
 
 

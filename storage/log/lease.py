@@ -7,19 +7,18 @@ earlier owners. This module waits for it, renews it every third of its TTL, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 from storage.environment import Environment
 from storage.errors import CompactorError, LeaseHeld
 from storage.heartbeat import Heartbeat
+from storage.log.lease_renewer import LeaseRenewer
 from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.records import Lease
 
 _POLL_SECONDS = 0.2
 OnHeld = Callable[[LeaseHeld], object]
 """A callback that is called once, with the current owner, when a lease must be waited for."""
-Renewing = Callable[[Lease, Callable[[], object]], AbstractContextManager[object]]
-"""A context manager that renews a lease, and calls the function if another owner has taken it."""
 
 
 @contextmanager
@@ -29,20 +28,20 @@ def writer_lease(
     owner: str,
     wait_ms: int,
     on_fenced: Callable[[], object] = lambda: None,
-    renewing: Renewing | None = None,
+    renewer: LeaseRenewer | None = None,
     on_held: OnHeld = lambda _: None,
 ) -> Iterator[Lease]:
     """Hold the topic's lease for `owner` inside the context; call `on_fenced` if another owner takes it.
 
-    Waits up to `wait_ms` for another owner to finish or expire, then raises LeaseHeld, which names it. `renewing`:
-    renews the lease; None: a thread of its own (for many leases: storage/log/lease_renewer.py).
+    Waits up to `wait_ms` for another owner to finish or expire, then raises LeaseHeld, which names it. `renewer`:
+    renews the lease, with many others; None: a thread of its own.
     """
     leases = environment.metadata.leases
     lease = _acquire(environment, topic_id, owner, wait_ms, on_held)
     with (
         afterwards(lambda: leases.release(lease)),
-        renewing(lease, on_fenced)
-        if renewing is not None
+        renewer.renewing(lease, on_fenced)
+        if renewer is not None
         else Heartbeat(lambda: leases.renew(lease, LEASE_TTL_MS), LEASE_TTL_MS / 3000, on_fenced),
     ):
         yield lease

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TypeVar
 
 from storage.clock import Clock, SystemClock
@@ -34,8 +33,8 @@ AT_ONCE = 500
 """The leases of one transaction."""
 POOL = 4
 """Logs that roll at the same time, and fenced ones that release their segments."""
-_TICKS = 10
-"""Ticks between two renewals: a lease whose row was locked is tried again a tick later."""
+TICKS = 10
+"""Ticks of an interval of renewal: a lease whose row was locked is tried again a tick later."""
 _log = logging.getLogger(__name__)
 
 
@@ -80,6 +79,8 @@ class LeaseRenewer:
         self._metadata = metadata
         self._clock = clock or SystemClock()
         self._renewed_at = self._clock.now_ms()
+        self._tick = 0
+        self._locked: list[_HeldLease] = []
         self._lock = threading.Lock()
         self._watched: dict[_Watched, None] = {}
         self._stop = threading.Event()
@@ -95,9 +96,7 @@ class LeaseRenewer:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._stop.set()
         for thread in self._threads:
@@ -140,9 +139,20 @@ class LeaseRenewer:
                 begun.append(self._begin(log, self._rolls, self._roll))
         return [work for work in begun if work is not None]
 
-    def renew(self) -> list[Future[None]]:
-        """Renew all leases once; return the work that begins for those that are lost."""
-        return self._renew(self._watched_of(_HeldLease))[0]
+    def tick(self) -> list[Future[None]]:
+        """Renew the leases that are due; return the work that begins for those that are lost.
+
+        All are due once in `TICKS` ticks, and after the process was paused for as long as a lease lasts, because
+        another process may have taken them. In every other tick, those are due whose row was locked in the last one.
+        """
+        self._tick = (self._tick + 1) % TICKS
+        now = self._clock.now_ms()
+        due = self._locked
+        if self._tick == 0 or abs(now - self._renewed_at) >= LEASE_TTL_MS:
+            self._renewed_at = now
+            due = self._watched_of(_HeldLease)
+        begun, self._locked = self._renew(due)
+        return begun
 
     def _watched_of(self, kind: type[AnyWatched]) -> list[AnyWatched]:
         with self._lock:
@@ -223,25 +233,11 @@ class LeaseRenewer:
                 failing = True
 
     def _run_renewals(self, seconds: float) -> None:
-        tick = 0
-        again: list[_HeldLease] = []
-        while not self._stop.wait(seconds / _TICKS):
-            tick = (tick + 1) % _TICKS
+        while not self._stop.wait(seconds / TICKS):
             try:
-                again = self._renew(self._due(tick, again))[1]
+                self.tick()
             except Exception:  # the thread must survive: it renews all leases
                 _log.exception("leases cannot be renewed now")
-
-    def _due(self, tick: int, again: list[_HeldLease]) -> list[_HeldLease]:
-        """Return the leases to renew in a tick: all of them once in `_TICKS` ticks, else those to try again.
-
-        All are due also after the process was paused for as long as a lease lasts: another process may have taken them.
-        """
-        now = self._clock.now_ms()
-        if tick and abs(now - self._renewed_at) < LEASE_TTL_MS:
-            return again
-        self._renewed_at = now
-        return self._watched_of(_HeldLease)
 
 
 def _is_old(log: _OpenLog) -> bool:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from storage.environment import Environment
-from storage.errors import CompactorError, DataLoss, LeaseHeld, Misconfigured, TopicNotFound, Unavailable
+from storage.errors import CompactorError, DataLoss, ErrorText, LeaseHeld, Misconfigured, TopicNotFound, Unavailable
 from storage.failpoints import Failpoint, failpoint
 from storage.heartbeat import Heartbeat
 from storage.ledger.hashing import Xxh3KeyHasher
@@ -110,12 +110,7 @@ class LogManager:
 
     def _unsealed(self, topic: TopicRecord, segment: SegmentRecord, wait_ms: int) -> LeaseHeld:
         """Return the error for a segment that its sealer did not seal in time."""
-        claims = {
-            attempt.attempt_id: attempt
-            for attempt in self.environment.metadata.attempts.of_topic(topic.id)
-            if attempt.finished_at is None
-        }
-        claim = claims.get(segment.sealing_attempt_id or "")
+        claim = self._claims(topic).get(segment.sealing_attempt_id or "")
         if claim is None:
             return LeaseHeld(
                 f"the segment {segment.ledger_id} of {topic.name} is not sealed: its sealer released it",
@@ -176,7 +171,7 @@ class LogManager:
         with writer_lease(self.environment, topic.id, self.owner, 0) as lease:
             roll_open_segment(self.environment, topic, lease, accept_loss=accept_loss)
 
-    def roll_old(self, failing: dict[str, str]) -> int:
+    def roll_old(self, failing: dict[str, ErrorText]) -> int:
         """Close the open segments here that are older than `segment.ms` and have no writer; return their number.
 
         A writer checks the age by itself. `failing`: the reasons for segments that cannot be rolled, by topic.
@@ -200,7 +195,7 @@ class LogManager:
             except (LeaseHeld, TopicNotFound):
                 continue  # it is written or compacted now, or was deleted
             except CompactorError as error:
-                failing[str(topic.name)] = str(error)
+                failing[str(topic.name)] = ErrorText.of(error)
         return rolled
 
     def _is_behind_its_log(self, topic: TopicRecord) -> bool:
@@ -267,7 +262,7 @@ class LogManager:
         self._check_abandoned(topic, waiting)
 
     def _sealable(self, topic: TopicRecord, end: int) -> list[SegmentRecord]:
-        """Return the segments that wait to be sealed and are here."""
+        """Return the rolled segments whose files are in this process's log directory."""
         uid = self.environment.log.known_uid
         return [segment for segment in self.rolled(topic, end) if segment.log_uid == uid]
 
@@ -317,12 +312,16 @@ class LogManager:
             return []
         now = self.environment.clock.now_ms()
         living = {
-            attempt.attempt_id
-            for attempt in self.environment.metadata.attempts.of_topic(topic.id)
-            if attempt.finished_at is None
-            and (is_alive_here(attempt.owner) or is_alive(attempt.owner, attempt.heartbeat_at, SEALER_DEAD_MS, now))
+            attempt_id
+            for attempt_id, claim in self._claims(topic).items()
+            if is_alive_here(claim.owner) or is_alive(claim.owner, claim.heartbeat_at, SEALER_DEAD_MS, now)
         }
         return [segment for segment in too_often if segment.sealing_attempt_id not in living]
+
+    def _claims(self, topic: TopicRecord) -> dict[str, Attempt]:
+        """Return the unfinished attempts on a topic, by id."""
+        attempts = self.environment.metadata.attempts.of_topic(topic.id)
+        return {attempt.attempt_id: attempt for attempt in attempts if attempt.finished_at is None}
 
     def _sealed(
         self, topic: TopicRecord, segment: SegmentRecord, attempt: Attempt, *, accept_loss: bool = False
@@ -370,14 +369,14 @@ class LogManager:
         readable = readable_rows(LocalSegment.of(self.environment.log, topic, segment), segment.content)
         return readable.table, readable.lost
 
-    def sweep(self, topic: TopicRecord | None = None, failing: dict[str, str] | None = None) -> int:
+    def sweep(self, topic: TopicRecord | None = None, failing: dict[str, ErrorText] | None = None) -> int:
         """Remove the files of segments that were sealed long enough ago; return their number (sweep.py).
 
         Of one topic, cheap enough to be called frequently; or of all topics, and then also files that no row names. A
         file that cannot be removed stops nothing else: `failing` gets a reason by topic (by uid, if it was deleted);
         without it, Unavailable is raised after all others.
         """
-        failed: dict[str, str] = {} if failing is None else failing
+        failed: dict[str, ErrorText] = {} if failing is None else failing
         removed = LogSweep(self.environment, self._adopt_lost).sweep(topic, failed)
         if failing is None and failed:
             owner, why = next(iter(failed.items()))

@@ -19,7 +19,7 @@ import re
 from itertools import count
 from pathlib import Path
 
-from storage.log.directory import sync_folder
+from storage.file_modes import sync_folder
 from storage.log.frames import HEADER_BYTES, SegmentHeader, read_header
 from storage.log.segment import SegmentPaths, naming_file
 
@@ -76,11 +76,8 @@ def set_aside(files: SegmentPaths) -> Path:
     """
     number = next(n for n in count(1) if not _aside(files.log, n).exists())
     size = files.log.stat().st_size
-    for path in (
-        files.end,
-        files.index,
-        files.log,
-    ):  # the log last: if interrupted, the next call continues
+    # The log last: if interrupted, the next call continues.
+    for path in (files.end, files.index, files.log):
         if path.exists():
             path.rename(_aside(path, number))
     sync_folder(files.folder)

@@ -28,14 +28,13 @@ RESTORE = "restore the file from a backup, or accept the loss of the bytes after
 class RecoveryResult:
     """The content of a segment up to `end`, the last byte of its last whole frame.
 
-    `problem`: the defect of the bytes after it, if there are any; `size`: the size of the file before recovery.
+    `problem`: the defect of the bytes after it, if there are any.
     """
 
     tally: SegmentTally
     pointers: SparseIndexBuilder
     index: bytes
     end: int
-    size: int
     problem: str | None
 
 
@@ -61,11 +60,10 @@ def scan(descriptor: int, size: int, segment: LocalSegment, options: WriterOptio
     pointers = SparseIndexBuilder(header.first_offset, seed, options.index_spacing)
     index = bytearray()
     for entry in frames:
-        assert entry.header is not None
         tally.add(entry.header)
         position = frames.position - FRAME_BYTES - len(entry.data)
         index += pointers.record(entry.entry_id, entry.offset, position, entry.header.publish_time)
-    return RecoveryResult(tally, pointers, bytes(index), frames.position, size, frames.problem)
+    return RecoveryResult(tally, pointers, bytes(index), frames.position, frames.problem)
 
 
 def check_loss(path: Path, result: RecoveryResult, end: HighWatermark | None) -> None:

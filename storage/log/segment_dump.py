@@ -102,14 +102,11 @@ class SegmentScan:
                 if frame.entry_id is not None and frame.offset is not None and frame.header is not None:
                     place = FramePosition(frame.entry_id + 1, frame.offset + frame.header.messages, position)
 
-    def close(self) -> None:
-        os.close(self._descriptor)
-
     def __enter__(self) -> SegmentScan:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        os.close(self._descriptor)
 
     def _frame(self, position: int, place: FramePosition | None) -> ScannedFrame:
         entry = self._frames.frame_at(position)

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from storage.entries.decode import StoredEntry
-from storage.entries.entry import EntryHeader
 from storage.errors import ObjectDamaged
 from storage.log.frame_reader import CHUNK_BYTES, FrameReader
 from storage.log.frames import HEADER_BYTES
@@ -66,7 +65,7 @@ class SegmentReader:
 
     def offset_of_entry(self, entry_id: int) -> int:
         """Return the first offset of an entry; for an id after the last entry, the next offset."""
-        return self._search(lambda place: place.entry_id <= entry_id, lambda entry, _: entry.entry_id >= entry_id)
+        return self._search(lambda place: place.entry_id <= entry_id, lambda entry: entry.entry_id >= entry_id)
 
     def offset_at_time(self, publish_time: int) -> int:
         """Return the first offset of the first entry published at a time or later; without one, the next offset.
@@ -74,7 +73,7 @@ class SegmentReader:
         Times need not ascend: all entries before it are older, those after it may be.
         """
         return self._search(
-            lambda place: place.time_before < publish_time, lambda _, header: header.publish_time >= publish_time
+            lambda place: place.time_before < publish_time, lambda entry: entry.header.publish_time >= publish_time
         )
 
     def last(self) -> LogPosition | None:
@@ -87,23 +86,21 @@ class SegmentReader:
             self._check(frames)
         if last is None:
             return None
-        return self._segment.last_position(last.entry_id, last.offset, _known(last))
+        return self._segment.last_position(last.entry_id, last.offset, last.header)
 
     def high_watermark(self) -> HighWatermark:
         """Return the readable end of the segment, which is open. Raises ObjectMissing, ObjectDamaged (the header)."""
         watermark = read_high_watermark(self._files.end, self._seed)
-        if watermark is not None and watermark.certain:
+        if watermark is not None:
             return watermark
         with naming_file(self._files.log, "read"), self._file() as descriptor:
-            return self._end_by_frames(descriptor, watermark)
+            return self._end_by_frames(descriptor)
 
-    def _search(
-        self, before: Callable[[FramePosition], bool], matches: Callable[[StoredEntry, EntryHeader], bool]
-    ) -> int:
+    def _search(self, before: Callable[[FramePosition], bool], matches: Callable[[StoredEntry], bool]) -> int:
         with self._opened() as (descriptor, end):
             frames = self._frames(descriptor, self._proved(descriptor, end, before), end)
             for entry in frames:
-                if matches(entry, _known(entry)):
+                if matches(entry):
                     return entry.offset
             self._check(frames)
             return frames.offset
@@ -125,14 +122,13 @@ class SegmentReader:
 
     def _visible_end(self, descriptor: int) -> int:
         watermark = read_high_watermark(self._files.end, self._seed)
-        if watermark is None or not watermark.certain:
+        if watermark is None:
             self._files.log.stat()  # raises if the segment was removed since it was opened: then it is not empty
-            watermark = self._end_by_frames(descriptor, watermark)
+            watermark = self._end_by_frames(descriptor)
         return watermark.visible
 
-    def _end_by_frames(self, descriptor: int, at_least: HighWatermark | None) -> HighWatermark:
-        """Return the end of the last whole frame, or `at_least` if that is larger: then frames before it are
-        damaged."""
+    def _end_by_frames(self, descriptor: int) -> HighWatermark:
+        """Return the end of the last whole frame."""
         size = os.fstat(descriptor).st_size
         frames = self._frames(descriptor, self._proved(descriptor, size, lambda _: True), max(size, HEADER_BYTES))
         for _ in frames:
@@ -147,7 +143,7 @@ class SegmentReader:
                 end.entries,
                 end.visible,
             )
-        return end if at_least is None or end.visible >= at_least.visible else at_least
+        return end
 
     def _proved(self, descriptor: int, end: int, test: Callable[[FramePosition], bool]) -> FramePosition:
         """Return the last place of the index that passes `test` and whose frame is valid; else the first
@@ -175,8 +171,3 @@ class SegmentReader:
             f"{frames.offset}): {frames.problem}",
             RESTORE,
         )
-
-
-def _known(entry: StoredEntry) -> EntryHeader:
-    assert entry.header is not None, "a walk reads each entry"
-    return entry.header

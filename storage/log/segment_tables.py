@@ -97,7 +97,7 @@ class SegmentTableReader:
 
     def _decoded_bytes(self, entries: list[StoredEntry]) -> int:
         """Return the bytes of a single large entry when decoded; 0: there is no large one."""
-        size = _logical_bytes(entries[0]) if len(entries) == 1 else 0
+        size = _decoded_size(entries[0]) if len(entries) == 1 else 0
         return size if size > TABLE_BYTES else 0
 
     def _unpacked(self, entries: list[StoredEntry], ledger_id: int) -> pa.Table:
@@ -116,7 +116,7 @@ class SegmentTableReader:
             return self._reader(topic, segment).last()
 
     def _gathered(self, entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
-        return _gathered(entries, TABLE_BYTES, _logical_bytes)
+        return _gathered(entries, TABLE_BYTES, _decoded_size)
 
     def _reader(self, topic: TopicRecord, segment: SegmentRecord) -> SegmentReader:
         self.log.check(topic.name, segment)
@@ -146,21 +146,15 @@ class SegmentEntryReader(SegmentTableReader):
     def _unpacked(self, entries: list[StoredEntry], ledger_id: int) -> pa.Table:
         self.data[:] = [entry.data for entry in entries]
         headers = [entry.header for entry in entries]
-        messages = [1 if header is None else header.messages for header in headers]
+        messages = [header.messages for header in headers]
         columns = [
             [entry.offset + count - 1 for entry, count in zip(entries, messages, strict=True)],
             [ledger_id] * len(entries),
             [entry.entry_id for entry in entries],
-            [
-                count - 1 if header is not None and header.batched else -1
-                for header, count in zip(headers, messages, strict=True)
-            ],
+            [header.messages - 1 if header.batched else -1 for header in headers],
             messages,
-            [0 if header is None else header.publish_time for header in headers],
-            [
-                int(rows.RowType.MARKER if header is not None and header.marker else rows.RowType.WHOLE_ENTRY)
-                for header in headers
-            ],
+            [header.publish_time for header in headers],
+            [int(rows.RowType.MARKER if header.marker else rows.RowType.WHOLE_ENTRY) for header in headers],
             range(len(entries)),
         ]
         return pa.table(
@@ -191,8 +185,8 @@ def _first_needed(reader: SegmentReader, segment: SegmentRecord, bound: SeekPosi
     return first
 
 
-def _logical_bytes(entry: StoredEntry) -> int:
-    return len(entry.data) if entry.header is None else max(len(entry.data), entry.header.logical_bytes)
+def _decoded_size(entry: StoredEntry) -> int:
+    return max(len(entry.data), entry.header.payload_bytes)
 
 
 def _gathered(

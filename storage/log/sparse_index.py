@@ -112,13 +112,9 @@ class IndexFile:
         offset, entry_id, position, before = _RECORD.unpack(record)
         return FramePosition(entry_id, self._first_offset + offset, position, before)
 
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)

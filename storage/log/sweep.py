@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.environment import Environment
-from storage.errors import CompactorError, LeaseHeld, TopicNotFound
+from storage.errors import CompactorError, ErrorText, LeaseHeld, TopicNotFound
 from storage.failpoints import Failpoint, failpoint
-from storage.log.directory import sync_folder
+from storage.file_modes import sync_folder
 from storage.log.orphan_segments import files_set_aside, holds_data, segments_in, set_aside
 from storage.log.segment import SegmentPaths
 from storage.metadata.policy_store import namespace_scope
@@ -34,7 +34,7 @@ class LogSweep:
     environment: Environment
     adopt: Callable[[TopicRecord], object]
 
-    def sweep(self, topic: TopicRecord | None, failed: dict[str, str]) -> int:
+    def sweep(self, topic: TopicRecord | None, failed: dict[str, ErrorText]) -> int:
         """Remove files, of one topic or of all; return the number of segments. `failed`: reasons for files that stay,
         by topic."""
         uid = self.environment.log.known_uid
@@ -67,7 +67,7 @@ class LogSweep:
                         removed += self._remove_deleted(folder, now, failed)
         return removed
 
-    def _remove_deleted(self, folder: Path, now: int, failed: dict[str, str]) -> int:
+    def _remove_deleted(self, folder: Path, now: int, failed: dict[str, ErrorText]) -> int:
         """Remove the files of a topic that was deleted long enough ago, and then its folder; return the number of
         segments.
 
@@ -95,7 +95,7 @@ class LogSweep:
             folder.rmdir()
         return removed
 
-    def _remove_orphans(self, topic: TopicRecord, failed: dict[str, str]) -> int:
+    def _remove_orphans(self, topic: TopicRecord, failed: dict[str, ErrorText]) -> int:
         """Remove files below the topic's end whose writer died before their row; return their number.
 
         Files that hold messages are kept (orphan_segments.py): from the topic's end on they are adopted, below it set
@@ -118,25 +118,25 @@ class LogSweep:
                     removed += 1
                 elif files.log.exists():
                     kept = set_aside(files)
-                    failed[str(topic.name)] = (
+                    failed[str(topic.name)] = ErrorText(
                         f"{files.log} holds messages and has no row, so the database must be older than the log; it "
                         f"was renamed to {kept.name} (docs/operations.md)"
                     )
         return removed
 
-    def _try_to_adopt(self, topic: TopicRecord, failed: dict[str, str]) -> None:
+    def _try_to_adopt(self, topic: TopicRecord, failed: dict[str, ErrorText]) -> None:
         try:
             self.adopt(topic)
         except (LeaseHeld, TopicNotFound):
             pass  # a writer has adopted them when it began; or the topic was deleted
         except CompactorError as error:
-            failed[str(topic.name)] = str(error)
+            failed[str(topic.name)] = ErrorText.of(error)
 
 
 @contextmanager
-def _noted(owner: str, failed: dict[str, str]) -> Iterator[None]:
+def _noted(owner: str, failed: dict[str, ErrorText]) -> Iterator[None]:
     """Note an error of the disk inside the context for `owner`, and let the sweep continue."""
     try:
         yield
     except OSError as error:
-        failed.setdefault(owner, f"{error.filename or 'a file'}: {error.strerror or error}")
+        failed.setdefault(owner, ErrorText(f"{error.filename or 'a file'}: {error.strerror or error}"))

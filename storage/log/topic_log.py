@@ -21,12 +21,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from types import TracebackType
 
 from storage.environment import Environment
 from storage.errors import CompactorError, Fenced, TopicNotFound
 from storage.heartbeat import Heartbeat
-from storage.log.group_commit import Done, copy_of
+from storage.log.group_commit import Done
 from storage.log.lease import OnHeld, writer_lease
 from storage.log.lease_renewer import POLL_SECONDS, LeaseRenewer
 from storage.log.segment import AppendResult
@@ -72,17 +71,8 @@ class TopicLog:
 
     def __enter__(self) -> TopicLog:
         with ExitStack() as opening:
-            lease = opening.enter_context(
-                writer_lease(
-                    self._environment,
-                    self._topic.id,
-                    self._owner,
-                    self._wait_ms,
-                    self._on_fenced,
-                    None if self._renewer is None else self._renewer.renewing,
-                    self._on_held,
-                )
-            )
+            owned = self._environment, self._topic.id, self._owner, self._wait_ms
+            lease = opening.enter_context(writer_lease(*owned, self._on_fenced, self._renewer, self._on_held))
             self._segments = SegmentLifecycle(self._environment, self._topic, lease)
             with self._lock:
                 self._writer = self._segments.adopt_lost(self._segments.recover())
@@ -90,9 +80,7 @@ class TopicLog:
             self._open = opening.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Flush the appended entries; the segment stays open for the next writer."""
         with self._open, self._lock:
             writer, self._writer = self._writer, None
@@ -121,12 +109,6 @@ class TopicLog:
             writer = self._current(entry)
             check()  # any failure from here on fails the writer, and with it this entry
             writer.submit(entry, done)
-
-    async def append_async(self, entry: bytes) -> AppendResult:
-        """Append an entry as `append` does, for the tasks of an event loop."""
-        with self._lock:
-            acknowledged = self._current(entry).append_async(entry)
-        return await acknowledged
 
     @property
     def is_fenced(self) -> bool:
@@ -200,7 +182,7 @@ class TopicLog:
 
     def _check_lease(self) -> None:
         if self._fenced is not None:
-            raise copy_of(self._fenced)
+            raise self._fenced.copy()
 
     def _on_fenced(self) -> None:
         """Abandon the segment at once: its lock blocks the lease's new owner for as long as this log lives.
@@ -219,7 +201,7 @@ class TopicLog:
         try:
             self._metadata.segments.roll_requested(self._topic.id)
         except TopicNotFound as error:
-            return TopicNotFound(error.message, error.advice or error.remedy)
+            return error.copy()
         except CompactorError:
             pass  # the next writer reports it
         return Fenced(

@@ -23,17 +23,20 @@ from storage.log.directory import LogDirectory
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
 from storage.log.segment import LocalSegment
 from storage.log.segment_reader import SegmentReader
-from storage.metadata.records import SegmentRecord, SegmentState, TopicActiveSegment, TopicRecord, TopicSummary
+from storage.metadata.records import SegmentRecord, TopicRecord, TopicSummary
 from storage.metadata.store import MetadataStore
 
 
 @dataclass(frozen=True)
 class UnsealedEnd:
-    """The readable end of an open segment; `size`: bytes of its entries as they were sent."""
+    """The readable end of an open segment.
+
+    `logical_bytes`: of its entries; their stored bytes, if its writer was of an older version or the file is damaged.
+    """
 
     next_offset: int
     entries: int
-    size: int
+    logical_bytes: int
 
 
 def unsealed_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> UnsealedEnd | None:
@@ -47,8 +50,10 @@ def unsealed_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) 
         watermark = SegmentReader(LocalSegment.of(log, topic, segment)).high_watermark()
     except DataLoss:
         return None
-    size = watermark.visible - HEADER_BYTES - watermark.entries * FRAME_BYTES
-    return UnsealedEnd(watermark.next_offset, watermark.entries, max(size, 0))
+    size = watermark.logical_bytes
+    if size is None:
+        size = max(watermark.visible - HEADER_BYTES - watermark.entries * FRAME_BYTES, 0)
+    return UnsealedEnd(watermark.next_offset, watermark.entries, size)
 
 
 def last_publish_time(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord, end: UnsealedEnd) -> int:
@@ -61,7 +66,6 @@ def last_publish_time(log: LogDirectory, topic: TopicRecord, segment: SegmentRec
     last = 0
     try:
         for entry in SegmentReader(LocalSegment.of(log, topic, segment)).entries(end.next_offset - 1):
-            assert entry.header is not None, "a walk reads each entry"
             last = entry.header.publish_time
     except (CompactorError, OSError):
         pass  # its reader or sealer reports why
@@ -114,7 +118,6 @@ class UnsealedCounter:
             counted = before
             for entry in SegmentReader(local, end.visible).entries(before.next_offset):
                 header = entry.header
-                assert header is not None, "a walk reads each entry"
                 at = header.publish_time
                 counted = replace(
                     counted,
@@ -137,25 +140,22 @@ def with_open_segments(
     if uid is None:
         return list(summaries)  # nothing was ever appended here
     listed = {summary.topic_id for summary in summaries}
-    written = [topic.id for topic in metadata.segments.topics_with([SegmentState.OPEN], uid) if topic.id in listed]
-    active = {item.topic.id: item for item in metadata.segments.active_segments(written)}
+    opened = {topic.id: (topic, segment) for topic, segment in metadata.segments.open_in(uid) if topic.id in listed}
     return [
-        _counted(log, summary, active[summary.topic_id]) if summary.topic_id in active else summary
+        _counted(log, summary, *opened[summary.topic_id]) if summary.topic_id in opened else summary
         for summary in summaries
     ]
 
 
-def _counted(log: LogDirectory, summary: TopicSummary, active: TopicActiveSegment) -> TopicSummary:
-    if active.open is None:
-        return summary
+def _counted(log: LogDirectory, summary: TopicSummary, topic: TopicRecord, segment: SegmentRecord) -> TopicSummary:
     try:
-        end = unsealed_end(log, active.topic, active.open)
+        end = unsealed_end(log, topic, segment)
     except (CompactorError, OSError):
         return summary
     if end is None:
         return summary
     return replace(
         summary,
-        unsealed_messages=summary.unsealed_messages + end.next_offset - active.open.first_offset,
-        unsealed_bytes=summary.unsealed_bytes + end.size,
+        unsealed_messages=summary.unsealed_messages + end.next_offset - segment.first_offset,
+        unsealed_bytes=summary.unsealed_bytes + end.logical_bytes,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Set
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, select
 
 from storage.errors import Fenced
 from storage.metadata import queries, row_mapping, topics
@@ -74,13 +74,7 @@ def purge(connection: Connection, topic_id: int, finished_before: int, keep: Set
 
 def lock_open(connection: Connection, attempt_ids: Collection[str]) -> list[str]:
     """Return the ids of those attempts that are not finished, in order; they stay so until this transaction ends."""
-    statement = (
-        select(attempts.c.attempt_id)
-        .where(attempts.c.attempt_id.in_(attempt_ids), attempts.c.finished_at.is_(None))
-        .order_by(attempts.c.attempt_id)
-        .with_for_update()
-    )
-    return list(connection.execute(statement).scalars())
+    return _lock_open(connection, attempts.c.attempt_id.in_(attempt_ids))
 
 
 def check_open(connection: Connection, attempt_ids: Collection[str]) -> None:
@@ -95,11 +89,8 @@ def check_open(connection: Connection, attempt_ids: Collection[str]) -> None:
 
 def finish_all(connection: Connection, attempt_ids: Collection[str], now: int) -> None:
     """Mark attempts as finished; those that are finished already keep their time."""
-    connection.execute(
-        update(attempts)
-        .where(attempts.c.attempt_id.in_(attempt_ids), attempts.c.finished_at.is_(None))
-        .values(finished_at=now)
-    )
+    is_open = attempts.c.attempt_id.in_(attempt_ids) & attempts.c.finished_at.is_(None)
+    queries.change_where(connection, attempts, is_open, finished_at=now)
 
 
 def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) -> list[str]:
@@ -109,16 +100,13 @@ def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) 
     alive, or fenced at its next heartbeat. Raises TopicNotFound.
     """
     topics.locked(connection, topic_id)
-    statement = (
-        select(attempts.c.attempt_id)
-        .where(
-            attempts.c.topic_id == topic_id,
-            attempts.c.finished_at.is_(None),
-            ~beating(older_than_ms, now).where(attempts.c.heartbeat_at),
-        )
-        .order_by(attempts.c.attempt_id)
-        .with_for_update()
-    )
-    expired = list(connection.execute(statement).scalars())
+    silent = ~beating(older_than_ms, now).where(attempts.c.heartbeat_at)
+    expired = _lock_open(connection, (attempts.c.topic_id == topic_id) & silent)
     finish_all(connection, expired, now)
     return expired
+
+
+def _lock_open(connection: Connection, condition: ColumnElement[bool]) -> list[str]:
+    """Lock the unfinished attempts that meet a condition, by id, and return their ids."""
+    is_open = select(attempts.c.attempt_id).where(condition, attempts.c.finished_at.is_(None))
+    return list(connection.execute(is_open.order_by(attempts.c.attempt_id).with_for_update()).scalars())

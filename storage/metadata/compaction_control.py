@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from sqlalchemy import Connection, func, select
 
 from storage.advice import Advice, AdviceKind
-from storage.errors import CompactionRunning, Conflict
+from storage.errors import CompactionRunning, Conflict, ErrorText
 from storage.metadata import compaction_control_rows, cursors, runs, services, topics
 from storage.metadata.leases import shown_time
 from storage.metadata.liveness import beating, is_alive
@@ -94,7 +94,19 @@ def request(connection: Connection, context: Context, topic_id: int, cause: str,
     `by`: the caller's name. Raises CompactionRunning if a run is requested or running (S4), CompactionPaused.
     """
     topic = topics.locked(connection, topic_id)
-    control = get(connection, context, topic_id)
+    _check_idle(connection, context, topic)
+    cursors.ensure(connection, topic_id, COMPACTION_CURSOR)
+    _request(connection, context, topic_id, cause, by)
+    return get(connection, context, topic_id)
+
+
+def check_idle(connection: Connection, context: Context, topic_id: int) -> None:
+    """Raise what `request` would raise now."""
+    _check_idle(connection, context, topics.by_id(connection, topic_id))
+
+
+def _check_idle(connection: Connection, context: Context, topic: TopicRecord) -> None:
+    control = get(connection, context, topic.id)
     compaction_control_rows.check_not_paused(topic, control)
     if control.requested_at is not None:
         raise CompactionRunning(
@@ -102,12 +114,9 @@ def request(connection: Connection, context: Context, topic_id: int, cause: str,
             f"({control.cause}, by {control.requested_by})",
             "wait for it to finish",
         )
-    last = runs.last(connection, topic_id)
+    last = runs.last(connection, topic.id)
     if last is not None and _lives(context, last):
         raise runs.is_running(topic, last)
-    cursors.ensure(connection, topic_id, COMPACTION_CURSOR)
-    _request(connection, context, topic_id, cause, by)
-    return get(connection, context, topic_id)
 
 
 def withdraw(
@@ -267,7 +276,7 @@ def record_failure(
     connection: Connection,
     context: Context,
     topic_id: int,
-    error: str,
+    error: ErrorText,
     retry_at: int,
     *,
     leader: int | None = None,
@@ -279,8 +288,7 @@ def record_failure(
     """
     topics.locked(connection, topic_id)
     before = get(connection, context, topic_id)
-    failures, last_error = before.failures + 1, runs.storable(error)
-    compaction_control_rows.put(connection, topic_id, failures=failures, retry_at=retry_at, last_error=last_error)
+    compaction_control_rows.failed(connection, topic_id, before.failures + 1, retry_at, error)
     if leader is not None:
         if requested_at in (None, before.requested_at):
             compaction_control_rows.put(connection, topic_id, requested_at=None, requested_by="")
@@ -289,7 +297,7 @@ def record_failure(
 
 
 def fail_run(
-    connection: Connection, context: Context, run: RunRecord, error: str, retry_at: Callable[[int], int]
+    connection: Connection, context: Context, run: RunRecord, error: ErrorText, retry_at: Callable[[int], int]
 ) -> int | None:
     """End the run of a worker that has stopped as ERROR, and have its topic tried again (S6).
 
@@ -302,8 +310,7 @@ def fail_run(
     if not was_running:
         return None
     failures = get(connection, context, run.topic_id).failures + 1
-    values = {"failures": failures, "retry_at": retry_at(failures), "last_error": runs.storable(error)}
-    compaction_control_rows.put(connection, run.topic_id, **values)
+    compaction_control_rows.failed(connection, run.topic_id, failures, retry_at(failures), error)
     return failures
 
 

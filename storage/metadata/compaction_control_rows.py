@@ -7,11 +7,11 @@ was never requested has no row; that is the same as a row of zeros. compaction_c
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, Row, bindparam, insert, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, select
 
 from storage.advice import Advice, AdviceKind
-from storage.errors import CompactionPaused, CompactionRunning, Fenced
-from storage.metadata import queries
+from storage.errors import NO_ERROR, CompactionPaused, CompactionRunning, ErrorText, Fenced
+from storage.metadata import queries, row_mapping
 from storage.metadata.liveness import is_alive
 from storage.metadata.records import CompactionControl, TopicRecord
 from storage.metadata.tables import controls, runs, topics as topics_table
@@ -29,20 +29,20 @@ _OF_TOPIC = _ROWS.where(controls.c.topic_id == bindparam("topic"))
 
 def find(connection: Connection, topic_id: int, now: int, dead_ms: int) -> CompactionControl:
     """Return the control of a topic. `dead_ms`: a run without a heartbeat for that long is dead."""
-    row = connection.execute(_OF_TOPIC, {"topic": topic_id}).one_or_none()
+    row = connection.execute(_OF_TOPIC, {"topic": topic_id}).mappings().one_or_none()
     return _record(row, now, dead_ms) if row is not None else CompactionControl()
 
 
 def of_all(connection: Connection, now: int, dead_ms: int) -> dict[int, CompactionControl]:
     """Return the controls of the topics that have a row, by topic id."""
-    return {row.topic_id: _record(row, now, dead_ms) for row in connection.execute(_ROWS)}
+    return {row["topic_id"]: _record(row, now, dead_ms) for row in connection.execute(_ROWS).mappings()}
 
 
 def requested(connection: Connection, now: int, dead_ms: int) -> dict[int, CompactionControl]:
     """Return the controls of the topics that are requested, by topic id, the oldest request first."""
     waiting = _ROWS.where(controls.c.requested_at.is_not(None))
-    rows = connection.execute(waiting.order_by(controls.c.requested_at, controls.c.topic_id))
-    return {row.topic_id: _record(row, now, dead_ms) for row in rows}
+    rows = connection.execute(waiting.order_by(controls.c.requested_at, controls.c.topic_id)).mappings()
+    return {row["topic_id"]: _record(row, now, dead_ms) for row in rows}
 
 
 def pauses(connection: Connection, topic_id: int) -> tuple[int, int | None]:
@@ -53,8 +53,7 @@ def pauses(connection: Connection, topic_id: int) -> tuple[int, int | None]:
 
 def put(connection: Connection, topic_id: int, **values: object) -> None:
     """Change the topic's row, or insert it. The topic is locked."""
-    if not queries.change(connection, controls, topic_id, **values):
-        connection.execute(insert(controls).values(topic_id=topic_id, **values))
+    queries.put(connection, controls, topic_id=topic_id, **values)
 
 
 def request_again(connection: Connection, topic_id: int, by: str, now: int) -> None:
@@ -98,32 +97,28 @@ def check_not_paused(topic: TopicRecord, control: CompactionControl) -> None:
 
 def cleared(connection: Connection, topic_id: int) -> None:
     """Store that the topic does not fail any more. Idempotent. The topic is locked."""
-    connection.execute(
-        update(controls)
-        .where(controls.c.topic_id == topic_id, controls.c.failures > 0)
-        .values(failures=0, retry_at=None, last_error="")
-    )
+    failing = (controls.c.topic_id == topic_id) & (controls.c.failures > 0)
+    queries.change_where(connection, controls, failing, failures=0, retry_at=None, **NO_ERROR.fields("last_error"))
+
+
+def failed(connection: Connection, topic_id: int, failures: int, retry_at: int, error: ErrorText) -> None:
+    """Store the topic's failures in a row, the time of the next try, and the last error. The topic is locked."""
+    put(connection, topic_id, failures=failures, retry_at=retry_at, **error.fields("last_error"))
 
 
 def ended(connection: Connection, topic_id: int, run_id: int) -> None:
     """Store that the worker of an aborted run has stopped. The topic is locked."""
-    connection.execute(
-        update(controls)
-        .where(controls.c.topic_id == topic_id, controls.c.aborting_run_id == run_id)
-        .values(aborting_run_id=None)
-    )
+    aborted = (controls.c.topic_id == topic_id) & (controls.c.aborting_run_id == run_id)
+    queries.change_where(connection, controls, aborted, aborting_run_id=None)
 
 
-def _record(row: Row[tuple[object, ...]], now: int, dead_ms: int) -> CompactionControl:
-    at = row.aborting_heartbeat
-    return CompactionControl(
-        requested_at=row.requested_at,
-        cause=row.cause if row.requested_at is not None else "",
-        paused=row.paused,
-        failures=row.failures,
-        retry_at=row.retry_at,
-        last_error=row.last_error,
+def _record(row: RowMapping, now: int, dead_ms: int) -> CompactionControl:
+    at = row["aborting_heartbeat"]
+    return row_mapping.record(
+        CompactionControl,
+        row,
+        cause=row["cause"] if row["requested_at"] is not None else "",
+        last_error=ErrorText.from_fields("last_error", row),
         # A worker that died does not report its end.
-        aborting=at is not None and is_alive(row.aborting_owner, at, dead_ms, now),
-        requested_by=row.requested_by,
+        aborting=at is not None and is_alive(row["aborting_owner"], at, dead_ms, now),
     )

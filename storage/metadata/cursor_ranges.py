@@ -23,8 +23,8 @@ from pyroaring import BitMap
 from sqlalchemy import ColumnElement, Connection, Select, bindparam, delete, insert, select, update
 
 from storage.ack_ranges import RANGE_BITS, RANGE_OVERHEAD, decode, encode, joined, range_number, ranges, without_below
-from storage.errors import Fenced, InvalidInput, NotFound, ObjectDamaged
-from storage.metadata import row_mapping
+from storage.errors import CompactionCursorProtected, CursorNotFound, Fenced, ObjectDamaged
+from storage.metadata import queries, row_mapping
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, TopicRecord
 from storage.metadata.tables import cursor_ranges, cursors
 from storage.model import LogPosition
@@ -79,7 +79,7 @@ def new_incarnation() -> str:
 def load(connection: Connection, topic: TopicRecord, name: str, max_bytes: int) -> CursorState:
     """Return a cursor with at most `max_bytes` of bitmaps, the lowest ones.
 
-    Raises NotFound; InvalidInput for `__compaction`.
+    Raises NotFound, CompactionCursorProtected.
     """
     record, incarnation = _cursor(connection, topic, name, select(cursors))
     loaded: dict[int, BitMap] = {}
@@ -93,7 +93,7 @@ def load(connection: Connection, topic: TopicRecord, name: str, max_bytes: int) 
 
 
 def merge(connection: Connection, topic: TopicRecord, change: CursorUpdate) -> MergeResult:
-    """Merge an owner's update into the stored rows. Raises NotFound, Fenced; InvalidInput for `__compaction`.
+    """Merge an owner's update into the stored rows. Raises NotFound, Fenced, CompactionCursorProtected.
 
     Nothing of the cursor is written when one of these is raised.
     """
@@ -107,11 +107,8 @@ def merge(connection: Connection, topic: TopicRecord, change: CursorUpdate) -> M
     if mark_delete is None or mark_delete.offset <= stored.mark:
         mark_delete = stored.mark_delete
     else:
-        connection.execute(
-            update(cursors)
-            .where(cursors.c.topic_id == topic.id, cursors.c.name == name)
-            .values(**row_mapping.position_values("mark_delete", mark_delete))
-        )
+        cursor = (cursors.c.topic_id == topic.id) & (cursors.c.name == name)
+        queries.change_where(connection, cursors, cursor, **row_mapping.position_values("mark_delete", mark_delete))
     mark = mark_delete.offset if mark_delete else -1
     first = range_number(mark + 1)
     if first > range_number(stored.mark + 1):
@@ -195,10 +192,8 @@ def _stored(
     connection: Connection, topic: TopicRecord, name: str, numbers: Collection[int]
 ) -> Iterator[tuple[int, BitMap]]:
     row = cursor_ranges.c
-    ordered = sorted(numbers)
-    for start in range(0, len(ordered), _PAGE):
-        page = row.number.in_(ordered[start : start + _PAGE])
-        statement = select(row.number, row.acknowledged).where(*_of_cursor(topic.id, name), page)
+    for page in queries.batches(sorted(numbers), _PAGE):
+        statement = select(row.number, row.acknowledged).where(*_of_cursor(topic.id, name), row.number.in_(page))
         for number, stored in connection.execute(statement):
             yield number, _decoded(topic, name, number, bytes(stored))
 
@@ -241,19 +236,11 @@ def _decoded(topic: TopicRecord, name: str, number: int, stored: bytes) -> BitMa
 def _cursor(
     connection: Connection, topic: TopicRecord, name: str, rows: Select[tuple[object, ...]]
 ) -> tuple[CursorRecord, str]:
-    """Return a cursor and its incarnation, from `rows` of cursors. Raises NotFound; InvalidInput: `__compaction`."""
+    """Return a cursor and its incarnation, from `rows` of cursors. Raises NotFound, CompactionCursorProtected."""
     if name == COMPACTION_CURSOR:
-        raise InvalidInput(
-            f"the cursor {COMPACTION_CURSOR} of {topic.name} cannot acknowledge: it is the compaction horizon",
-            "compact the topic to move it on",
-        )
+        raise CompactionCursorProtected(topic.name, "acknowledge")
     statement = rows.where(cursors.c.topic_id == topic.id, cursors.c.name == name)
     row = connection.execute(statement).mappings().one_or_none()
     if row is None:
-        raise missing(topic, name)
+        raise CursorNotFound(topic.name, name)
     return row_mapping.cursor(row), row["life"]
-
-
-def missing(topic: TopicRecord, name: str) -> NotFound:
-    """Return the error that names a cursor that the topic does not have."""
-    return NotFound(f"the topic {topic.name} has no cursor {name!r}", "create it first, or check its name")

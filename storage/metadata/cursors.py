@@ -12,10 +12,18 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from pyroaring import BitMap
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select
 
-from storage.errors import CompactorError, Conflict, Fenced, InvalidInput, NotFound
+from storage.errors import (
+    CompactionCursorProtected,
+    CompactorError,
+    Conflict,
+    CursorExists,
+    CursorNotFound,
+    Fenced,
+    InvalidInput,
+    NotFound,
+)
 from storage.metadata import cursor_ranges, ledgers, queries, row_mapping, topics
 from storage.metadata.cursor_ranges import CursorState, CursorUpdate, MergeResult, RangesSummary
 from storage.metadata.records import (
@@ -49,7 +57,7 @@ def create(
 ) -> CursorRecord:
     """Insert a new cursor, with its position and properties from the first moment.
 
-    Raises Conflict if the topic has a cursor of that name; InvalidInput for `__compaction` and invalid names.
+    Raises CursorExists; InvalidInput for `__compaction` and invalid names.
     """
     topic = topics.locked(connection, topic_id)
     if name == COMPACTION_CURSOR:
@@ -65,9 +73,7 @@ def create(
         )
     _check_size(name, properties)
     if find(connection, topic_id, name) is not None:
-        raise Conflict(
-            f"the topic {topic.name} has a cursor {name!r} already", "reset it to move it, or choose another name"
-        )
+        raise CursorExists(topic.name, name)
     return _insert(connection, topic_id, CursorRecord(name, mark_delete, properties))
 
 
@@ -99,14 +105,11 @@ def of_topic(connection: Connection, topic_id: int) -> list[CursorRecord]:
 def reset(connection: Connection, topic_id: int, name: str, position: LogPosition | None) -> CursorRecord:
     """Move a cursor, in a new incarnation: nothing above `position` is acknowledged then; None: nothing at all.
 
-    Raises InvalidInput for `__compaction` (A4), NotFound.
+    Raises CompactionCursorProtected (A4), NotFound.
     """
     topic = topics.locked(connection, topic_id)
     if name == COMPACTION_CURSOR:
-        raise InvalidInput(
-            f"the cursor {COMPACTION_CURSOR} of {topic.name} cannot be reset or skipped: it is the compaction horizon",
-            "compact the topic to move it on, or delete the cursor to give up the compacted ledger",
-        )
+        raise CompactionCursorProtected(topic.name)
     cursor = _get(connection, topic, name)
     values = row_mapping.position_values("mark_delete", position)
     _update(connection, topic_id, name, **values, life=cursor_ranges.new_incarnation())
@@ -177,29 +180,17 @@ def compacted_floor(connection: Connection, topic_id: int) -> int | None:
 def load(connection: Connection, topic_id: int, name: str, max_bytes: int) -> CursorState:
     """Return a cursor with at most `max_bytes` of bitmaps, the lowest ones.
 
-    Raises NotFound; InvalidInput for `__compaction`.
+    Raises NotFound, CompactionCursorProtected.
     """
     return cursor_ranges.load(connection, topics.by_id(connection, topic_id), name, max_bytes)
 
 
-def merge(
-    connection: Connection,
-    topic_id: int,
-    name: str,
-    incarnation: str,
-    mark_delete: LogPosition | None,
-    changed: Mapping[int, BitMap],
-) -> MergeResult:
-    """Merge an owner's acknowledgements into the stored ones: mark-delete never goes back, nothing is lost.
+def merge(connection: Connection, updates: Sequence[CursorUpdate]) -> list[MergeResult | CompactorError]:
+    """Merge owners' acknowledgements into the stored ones: mark-delete never goes back, nothing is lost.
 
-    Raises NotFound; Fenced if the cursor is not in the incarnation that the owner opened.
+    Returns a result for each update. An error of one leaves the others as they are: NotFound; Fenced if the cursor is
+    not in the incarnation that the owner opened. Raises InvalidInput for `__compaction`.
     """
-    topic = topics.kept(connection, topic_id)
-    return cursor_ranges.merge(connection, topic, CursorUpdate(topic_id, name, incarnation, mark_delete, changed))
-
-
-def merge_all(connection: Connection, updates: Sequence[CursorUpdate]) -> list[MergeResult | CompactorError]:
-    """Merge several updates in one transaction. The error of one (NotFound, Fenced) leaves the others as they are."""
     results: dict[int, MergeResult | CompactorError] = {}
     # In one order, so that two services that write the same cursors never wait for each other.
     for number in sorted(range(len(updates)), key=lambda item: (updates[item].topic_id, updates[item].name)):
@@ -248,11 +239,8 @@ def serving_compacted(connection: Connection, topic_id: int) -> CompactedLedgerR
 
 def retire_compacted(connection: Connection, topic_id: int, now: int) -> None:
     """Take the compacted ledger that serves, if any, out of service; its objects stay for a grace time (A3)."""
-    connection.execute(
-        update(compacted_ledgers)
-        .where(compacted_ledgers.c.topic_id == topic_id, compacted_ledgers.c.retired_at.is_(None))
-        .values(retired_at=now)
-    )
+    serving = (compacted_ledgers.c.topic_id == topic_id) & compacted_ledgers.c.retired_at.is_(None)
+    queries.change_where(connection, compacted_ledgers, serving, retired_at=now)
 
 
 def move_horizon(connection: Connection, topic_id: int, horizon: LogPosition, compacted_ledger_id: int) -> None:
@@ -270,7 +258,7 @@ def move_horizon(connection: Connection, topic_id: int, horizon: LogPosition, co
 def _get(connection: Connection, topic: TopicRecord, name: str) -> CursorRecord:
     cursor = find(connection, topic.id, name)
     if cursor is None:
-        raise cursor_ranges.missing(topic, name)
+        raise CursorNotFound(topic.name, name)
     return cursor
 
 
@@ -320,7 +308,7 @@ def _check_pointer(topic: TopicRecord, pointer: str | None, requested: str | Non
 
 
 def _update(connection: Connection, topic_id: int, name: str, **values: object) -> None:
-    connection.execute(update(cursors).where(cursors.c.topic_id == topic_id, cursors.c.name == name).values(**values))
+    queries.change_where(connection, cursors, (cursors.c.topic_id == topic_id) & (cursors.c.name == name), **values)
 
 
 def _insert(connection: Connection, topic_id: int, new: CursorRecord) -> CursorRecord:

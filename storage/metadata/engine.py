@@ -60,7 +60,7 @@ class Database:
     def __init__(self, url: str | URL) -> None:
         """Create the engine; does not connect. Raises Misconfigured for a URL that cannot be used."""
         self.url = _parsed(url)
-        self.engine = _open(self.url)
+        self.engine = open_engine(self.url)
         self.dialect = self.engine.dialect.name
         self.reserve: DiskReserve | None = None
         """The space that is kept for a full disk; None: the disk is another machine's."""
@@ -168,7 +168,8 @@ def _parsed(url: str | URL) -> URL:
     return parsed.set(drivername=SQLITE)
 
 
-def _open(url: URL) -> Engine:
+def open_engine(url: URL) -> Engine:
+    """Create an engine with the pool and the settings of each connection; it does not connect."""
     options: dict[str, Any] = {
         "pool_size": _MAX_CONNECTIONS,
         "max_overflow": _MAX_MORE_CONNECTIONS,

@@ -36,7 +36,7 @@ def check_run_is_current(topic: TopicRecord, run: RunRecord) -> None:
     its takeover must not continue, still less publish, beside its successor or into a topic's new incarnation (A1, S8).
     """
     if run.state is not RunState.RUNNING:
-        reason = f": {run.error}" if run.error else ""
+        reason = f": {run.error.summary}" if run.error else ""
         raise Fenced(f"run {run.run_id} of {topic.name} is {run.state.value} already{reason}", RERUN)
     if topic.epoch != run.epoch:
         raise Fenced(

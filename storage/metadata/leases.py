@@ -12,16 +12,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from sqlalchemy import Connection, RowMapping, select, update
+from sqlalchemy import Connection, RowMapping, select
 
 from storage.advice import Advice, AdviceKind
 from storage.errors import Fenced, LeaseHeld
 from storage.metadata import queries, row_mapping, services, topics
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
-from storage.metadata.records import SERVICE_DEAD_MS, Lease, TopicRecord
+from storage.metadata.records import Lease, TopicRecord
 from storage.metadata.tables import leases
 from storage.metadata.transactions import Context
-from storage.model import TopicName
 from storage.owner import is_alive_here, same_process
 
 
@@ -39,14 +38,8 @@ def acquire(connection: Connection, context: Context, topic_id: int, owner: str,
     """
     row = _locked(connection, topic_id)
     if is_held(row["holder"], row["expires_at"], LEASE_TTL_MS, context.now):
-        raise held(
-            connection,
-            topics.by_id(connection, topic_id).name,
-            row,
-            context.now,
-            "wait for it to finish, or end that process, then try again",
-            Advice(AdviceKind.APPEND_THROUGH_OWNER),
-        )
+        remedy = "wait for it to finish, or end that process, then try again"
+        raise held(connection, context, row, remedy, Advice(AdviceKind.APPEND_THROUGH_OWNER))
     lease = Lease(topic_id, owner, row["token"] + 1, context.now + ttl_ms)
     queries.change(connection, leases, topic_id, holder=owner, token=lease.token, expires_at=lease.expires_at)
     return lease
@@ -71,8 +64,8 @@ def renew_many(connection: Connection, context: Context, owned: Sequence[Lease],
     locked = {row.topic_id: (row.holder, row.token) for row in connection.execute(locking)}
     renewed = {lease for lease in owned if locked.get(lease.topic_id) == (lease.owner, lease.token)}
     if renewed:
-        renewal = update(leases).where(leases.c.topic_id.in_([lease.topic_id for lease in owned if lease in renewed]))
-        connection.execute(renewal.values(expires_at=context.now + ttl_ms))
+        own = leases.c.topic_id.in_([lease.topic_id for lease in owned if lease in renewed])
+        queries.change_where(connection, leases, own, expires_at=context.now + ttl_ms)
     busy: set[int] = set()
     unlocked = [topic_id for topic_id in ids if topic_id not in locked]
     if unlocked:
@@ -84,11 +77,8 @@ def renew_many(connection: Connection, context: Context, owned: Sequence[Lease],
 
 def release(connection: Connection, lease: Lease) -> None:
     """End the lease; a lease that was lost is not touched."""
-    connection.execute(
-        update(leases)
-        .where(leases.c.topic_id == lease.topic_id, leases.c.token == lease.token)
-        .values(holder=None, expires_at=0)
-    )
+    same = (leases.c.topic_id == lease.topic_id) & (leases.c.token == lease.token)
+    queries.change_where(connection, leases, same, holder=None, expires_at=0)
 
 
 def current(connection: Connection, context: Context, topic_id: int) -> Lease | None:
@@ -114,10 +104,9 @@ def end(
     if not force:
         alive = "its owner is alive: stop it, or force it; what it appends from then on fails"
         if is_alive_here(lease.owner) or any(
-            same_process(service.name, lease.owner)
-            for service in services.live_at(connection, SERVICE_DEAD_MS, context.now)
+            same_process(service.name, lease.owner) for service in services.live(connection, context)
         ):
-            raise held(connection, topics.by_id(connection, topic_id).name, row, context.now, alive, alive)
+            raise held(connection, context, row, alive, alive)
     if not dry_run:
         release(connection, lease)
     return lease
@@ -126,13 +115,11 @@ def end(
 # Parts of other transactions
 
 
-def held(
-    connection: Connection, topic: TopicName, row: RowMapping, now: int, remedy: str, of_service: str | Advice
-) -> LeaseHeld:
-    """Return the error that names the topic's writer and the remedy; `of_service`: the one for a service that lives."""
-    owner = str(row["holder"])
+def held(connection: Connection, context: Context, row: RowMapping, remedy: str, of_service: str | Advice) -> LeaseHeld:
+    """Return the error that names the writer in a row. `of_service`: the remedy where a live service is the writer."""
+    topic, owner = topics.by_id(connection, row["topic_id"]).name, str(row["holder"])
     message = f"{owner} is writing to {topic} and holds its lease until {shown_time(row['expires_at'])}"
-    for service in services.live_at(connection, SERVICE_DEAD_MS, now):
+    for service in services.live(connection, context):
         if same_process(service.name, owner):
             return LeaseHeld(f"{message}; it is the service at {service.url}, which writes for its clients", of_service)
     return LeaseHeld(message, remedy)

@@ -40,11 +40,8 @@ def allocate_ids(connection: Connection, count: int) -> int:
 
 def skip_ids(connection: Connection, highest: int) -> None:
     """Make sure that no id up to `highest` is allocated: files have them whose rows were lost."""
-    connection.execute(
-        update(sequences)
-        .where(sequences.c.name == LEDGER_SEQUENCE, sequences.c.next_value <= highest)
-        .values(next_value=highest + 1)
-    )
+    lower = (sequences.c.name == LEDGER_SEQUENCE) & (sequences.c.next_value <= highest)
+    queries.change_where(connection, sequences, lower, next_value=highest + 1)
 
 
 def append(connection: Connection, context: Context, lease: Lease, new: Sequence[LedgerRecord]) -> None:
@@ -69,7 +66,7 @@ def has_appended(connection: Connection, _: None, lease: Lease, new: Sequence[Le
     """Return whether an `append` of these ledgers was committed."""
     topics.locked(connection, lease.topic_id)
     last = (ledgers.c.topic_id == lease.topic_id) & (ledgers.c.ledger_id == new[-1].ledger_id)
-    return connection.execute(select(ledgers.c.ledger_id).where(last)).first() is not None
+    return queries.exists(connection, ledgers, last)
 
 
 def of_topic(connection: Connection, topic_id: int) -> tuple[LedgerRecord, ...]:
@@ -97,7 +94,7 @@ def take_id(connection: Connection, topic_id: int, ledger_id: int) -> None:
     Raises Conflict if another ledger has it, or the topic has a higher one.
     """
     for table in (ledgers, segments, compacted_ledgers):
-        if connection.execute(select(table.c.topic_id).where(table.c.ledger_id == ledger_id)).first() is not None:
+        if queries.exists(connection, table, table.c.ledger_id == ledger_id):
             raise Conflict(f"its ledger id {ledger_id} was given to another ledger", "use another id")
     last = last_id(connection, topic_id)
     if last is not None and last >= ledger_id:

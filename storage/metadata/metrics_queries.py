@@ -59,18 +59,19 @@ def counts(connection: Connection) -> TopicCounts:
     by_control = select(
         func.count(controls.c.requested_at),
         func.min(controls.c.requested_at),
-        func.sum(case((controls.c.paused > 0, 1), else_=0)),
-        func.sum(case((controls.c.failures > 0, 1), else_=0)),
+        queries.total(case((controls.c.paused > 0, 1), else_=0)),
+        queries.total(case((controls.c.failures > 0, 1), else_=0)),
     )
     by_state = select(segments.c.state, func.count()).group_by(segments.c.state)
     rolled = select(
-        func.sum(segments.c.size), func.sum(case((segments.c.sealing_tries >= MAX_SEALING_TRIES, 1), else_=0))
+        queries.total(segments.c.size),
+        queries.total(case((segments.c.sealing_tries >= MAX_SEALING_TRIES, 1), else_=0)),
     ).where(segments.c.state == SegmentState.ROLLED.value)
     all_topics = connection.execute(select(func.count()).select_from(topics)).scalar_one()
     requested, oldest, paused, failing = connection.execute(by_control).one()
     states = {str(state): int(count) for state, count in connection.execute(by_state)}
-    size, given_up = (int(number or 0) for number in connection.execute(rolled).one())
-    return TopicCounts(all_topics, requested, oldest, int(paused or 0), int(failing or 0), states, size, given_up)
+    size, given_up = connection.execute(rolled).one()
+    return TopicCounts(all_topics, requested, oldest, paused, failing, states, size, given_up)
 
 
 def topic_names(connection: Connection) -> dict[int, TopicName]:

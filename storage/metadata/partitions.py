@@ -95,8 +95,9 @@ def delete_topic(connection: Connection, context: Context, name: TopicName, forc
     Raises NotFound; LeaseHeld, unless forced, if one of them has a writer.
     """
     record = _locked(connection, name)
-    partitions = topics.ids_of(connection, [name.of_partition(index) for index in range(record.partitions)])
-    deleted = topic_deletion.delete_topics(connection, partitions, context.now, force=force)
+    partitions = topics.named(connection, [name.of_partition(index) for index in range(record.partitions)])
+    topic_ids = [topic.id for topic in partitions.values()]
+    deleted = topic_deletion.delete_topics(connection, context, topic_ids, force=force)
     connection.execute(delete(permissions).where(permissions.c.scope == str(name)))
     schemas.remove(connection, name)
     connection.execute(delete(partitioned_topics).where(partitioned_topics.c.name == str(name)))

@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, select
 
 from storage.advice import Advice, AdviceKind
 from storage.errors import TopicNotFound
@@ -67,19 +67,6 @@ class UnreadablePolicy:
     stored: UnreadableStoredValue
 
 
-def remove(connection: Connection, context: Context, scope: str, name: str) -> bool:
-    """Remove a policy, so that the next wider scope counts again. Returns False if it was not set.
-
-    Raises InvalidInput for the name.
-    """
-    known = policies.policy(name).name
-    topic = _topics_of(connection, [scope]).get(scope)
-    removed = _remove(connection, scope, [known])
-    if topic is not None:
-        ensure_compaction_cursor(connection, context, topic)
-    return removed > 0
-
-
 def change(
     connection: Connection,
     context: Context,
@@ -87,22 +74,20 @@ def change(
     values: Mapping[str, object],
     removed: Collection[str] | None = (),
 ) -> None:
-    """Set policies in each of these scopes, and remove others, all or nothing. `values`: texts or JSON values, by name.
+    """Set policies in each of these scopes, and remove others, all or nothing.
 
-    `removed` None: all that the scope has. Raises InvalidInput for a name or value that is not allowed, values that
-    contradict each other or the policies that stay in a scope, or a limit above the broker's; TopicNotFound if the
-    topic of a scope was deleted.
+    `values` as `parsed` returns them; `removed` by the policies' own names, None: all that a scope has. Raises
+    InvalidInput for values that contradict each other or the policies that stay in a scope, or a limit above the
+    broker's; TopicNotFound if the topic of a scope was deleted.
     """
-    new = parsed(values)
-    old = None if removed is None else {policies.policy(name).name for name in removed}
     topics_by_scope = _topics_of(connection, scopes)
     for scope in sorted(scopes):
         topic = topics_by_scope.get(scope)
         if topic is None and scope.startswith(_TOPIC):
             uid = scope.removeprefix(_TOPIC)
             raise TopicNotFound(f"the topic with uid {uid} does not exist (any more)", Advice(AdviceKind.LIST_TOPICS))
-        _remove(connection, scope, old)
-        put(connection, context, scope, new)
+        _remove(connection, scope, removed)
+        put(connection, context, scope, values)
         if topic is not None:
             ensure_compaction_cursor(connection, context, topic)
 
@@ -128,10 +113,8 @@ def effective(connection: Connection, context: Context, topic: TopicRecord) -> T
 
 def resolved(connection: Connection, context: Context, topic: TopicRecord) -> PolicyResolution:
     """Return the policies of the topic with the scope of each, as they are now."""
-    scopes = BROKER, scope_around(topic.name), topic_scope(topic)
-    by_scope = of_scopes(connection, scopes)
-    broker, around, own = (by_scope[scope] for scope in scopes)
-    return resolve(broker, around, own, context.broker_defaults)
+    stored = _stored_values(connection, [BROKER, scope_around(topic.name), topic_scope(topic)])
+    return PolicyResolver(stored, context.broker_defaults).resolved(topic)
 
 
 def resolved_around(connection: Connection, context: Context, scope: str) -> PolicyResolution:
@@ -151,14 +134,14 @@ def least(connection: Connection, context: Context, name: str) -> int:
 
 def resolver(connection: Connection, context: Context) -> PolicyResolver:
     """Return a resolver of the policies of all topics, of one moment. It executes no further statement."""
-    return PolicyResolver(_stored(connection), context.broker_defaults)
+    return PolicyResolver(_stored_values(connection), context.broker_defaults)
 
 
 def unreadable(connection: Connection) -> list[UnreadablePolicy]:
     """Return all stored values that this version cannot read, of scopes that exist, in order."""
     values = [
         (scope, name, value)
-        for scope, stored in sorted(_stored(connection).items())
+        for scope, stored in sorted(_stored_values(connection).items())
         for name, value in values_of(stored).items()
         if isinstance(value, UnreadableStoredValue)
     ]
@@ -171,17 +154,17 @@ class PolicyResolver:
 
     def __init__(self, stored: Mapping[str, Mapping[str, object]], broker_defaults: Mapping[str, object]) -> None:
         """Keep the values. `stored`: JSON values by scope and name."""
-        self._stored = stored
+        self._stored_values = stored
         self._broker_defaults = broker_defaults
         self._known: dict[tuple[str, str], PolicyResolution] = {}
 
     def resolved(self, topic: TopicRecord) -> PolicyResolution:
         """Return the policies of the topic with the scope of each."""
         scopes = BROKER, scope_around(topic.name), topic_scope(topic)
-        own = self._stored.get(topic_scope(topic))
+        own = self._stored_values.get(topic_scope(topic))
         key = scope_around(topic.name), json.dumps(own, sort_keys=True) if own else ""
         if key not in self._known:
-            broker, around, topics_own = (values_of(self._stored.get(scope, {})) for scope in scopes)
+            broker, around, topics_own = (values_of(self._stored_values.get(scope, {})) for scope in scopes)
             self._known[key] = resolve(broker, around, topics_own, self._broker_defaults)
         return self._known[key]
 
@@ -202,12 +185,12 @@ def put(connection: Connection, context: Context, scope: str, values: Mapping[st
     if values and scope != BROKER:
         policies.check_below_broker(values, resolved_around(connection, context, BROKER).policies)
     for name, value in values.items():
-        _put(connection, scope, name, policies.to_json(name, value))
+        queries.put(connection, policies_table, scope=scope, name=name, value=policies.to_json(name, value))
 
 
 def of_scopes(connection: Connection, scopes: Collection[str]) -> dict[str, dict[str, object]]:
     """Return the set values by scope and name, in the order of the policies' table; also UnreadableStoredValue."""
-    return {scope: values_of(stored) for scope, stored in _stored(connection, scopes).items()}
+    return {scope: values_of(stored) for scope, stored in _stored_values(connection, scopes).items()}
 
 
 def values_of(stored: Mapping[str, object]) -> dict[str, object]:
@@ -240,7 +223,7 @@ def _topics_of(connection: Connection, scopes: Collection[str]) -> dict[str, Top
     return {topic_scope(topic): topic for topic in topics.all_locked(connection, ids)}
 
 
-def _stored(connection: Connection, scopes: Collection[str] | None = None) -> dict[str, dict[str, object]]:
+def _stored_values(connection: Connection, scopes: Collection[str] | None = None) -> dict[str, dict[str, object]]:
     """Return the stored JSON values by scope and name. `scopes` None: all scopes that have values."""
     statement = select(policies_table)
     if scopes is not None:
@@ -260,16 +243,7 @@ def _in_words(connection: Connection, scope: str) -> str:
     return f"the namespace {scope.removeprefix(_NAMESPACE)}" if scope.startswith(_NAMESPACE) else "the broker"
 
 
-def _remove(connection: Connection, scope: str, names: Collection[str] | None) -> int:
-    """Delete values and return their number. `names` None: of all policies that this version knows."""
+def _remove(connection: Connection, scope: str, names: Collection[str] | None) -> None:
+    """Delete the values of these policies. `names` None: of all policies that this version knows."""
     named = policies_table.c.name.in_(policies.POLICIES if names is None else names)
-    return connection.execute(delete(policies_table).where(policies_table.c.scope == scope, named)).rowcount
-
-
-def _put(connection: Connection, scope: str, name: str, value: object) -> None:
-    changed = update(policies_table).where(policies_table.c.scope == scope, policies_table.c.name == name)
-    if connection.execute(changed.values(value=value)).rowcount:
-        return
-    if not queries.insert_new(connection, policies_table, scope=scope, name=name, value=value):
-        # Another caller set it between the update and the insert; the last one counts.
-        connection.execute(changed.values(value=value))
+    connection.execute(delete(policies_table).where(policies_table.c.scope == scope, named))

@@ -52,9 +52,8 @@ def store(connection: Connection, topic_id: int, sequences: ProducerSequences) -
     stored = of_topic(connection, topic_id)
     if stored is not None and stored.end_offset > sequences.end_offset:
         sequences = stored.merged(sequences)
-    values = {"end_offset": sequences.end_offset, "highest": dict(sequences.highest)}
-    if not queries.change(connection, producer_sequences, topic_id, **values):
-        queries.insert_new(connection, producer_sequences, topic_id=topic_id, **values)
+    values = {"topic_id": topic_id, "end_offset": sequences.end_offset, "highest": dict(sequences.highest)}
+    queries.put(connection, producer_sequences, **values)
 
 
 def remove(connection: Connection, topic_id: int) -> None:

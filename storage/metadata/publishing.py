@@ -46,8 +46,7 @@ def publish(
     cursors.move_horizon(connection, topic.id, compacted.horizon, compacted.ledger_id)
     runs.succeed(connection, record, compacted.ledger_id, statistics, now)
     if retry is not None:
-        error_text = runs.storable(retry.error)
-        compaction_control_rows.put(connection, topic.id, failures=1, retry_at=retry.at, last_error=error_text)
+        compaction_control_rows.failed(connection, topic.id, 1, retry.at, retry.error)
     failpoint(Failpoint.PUBLISH_INSIDE_TRANSACTION)
     return runs.get(connection, run.run_id)
 

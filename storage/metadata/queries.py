@@ -1,4 +1,4 @@
-"""Queries of every module: rows read as records, new rows, changed rows, and long lists of ids.
+"""Queries of every module: rows read as records, new rows, changed rows, sums, and long lists of ids.
 
 Must not know: tables, the meaning of a row.
 """
@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, RowMapping, Select, Table, insert, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    Table,
+    cast,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
 Id = TypeVar("Id", int, str)
@@ -49,14 +61,46 @@ def insert_new(connection: Connection, table: Table, **values: object) -> bool:
     return True
 
 
+def insert_numbered(connection: Connection, table: Table, **values: object) -> int:
+    """Insert a row, and return the key that the database gave it."""
+    inserted = connection.execute(insert(table).values(**values)).inserted_primary_key
+    assert inserted is not None
+    return int(inserted[0])
+
+
 def change(connection: Connection, table: Table, key: object, **values: object) -> int:
     """Change the row of that key, in a table whose key is one column; return the number of rows: 0 or 1."""
     (column,) = table.primary_key.columns
     return connection.execute(update(table).where(column == key).values(**values)).rowcount
 
 
-def batches(ids: Collection[Id]) -> Iterator[list[Id]]:
-    """Yield ids in their order, as many at a time as go into one statement."""
-    ordered = list(ids)
-    for first in range(0, len(ordered), AT_ONCE):
-        yield ordered[first : first + AT_ONCE]
+def change_where(connection: Connection, table: Table, condition: ColumnElement[bool], **values: object) -> int:
+    """Change the rows that meet a condition; return their number."""
+    return connection.execute(update(table).where(condition).values(**values)).rowcount
+
+
+def exists(connection: Connection, table: Table, condition: ColumnElement[bool]) -> bool:
+    """Return whether a row meets a condition."""
+    return connection.execute(select(*table.primary_key.columns).where(condition).limit(1)).first() is not None
+
+
+def put(connection: Connection, table: Table, **values: object) -> None:
+    """Change the row with the key in `values`, or insert it; of two callers the last one counts."""
+    key = {column: values.pop(column.name) for column in table.primary_key.columns}
+    changed = update(table).where(*(column == value for column, value in key.items())).values(**values)
+    if connection.execute(changed).rowcount:
+        return
+    if not insert_new(connection, table, **{column.name: value for column, value in key.items()}, **values):
+        connection.execute(changed)  # another caller inserted it between the two statements
+
+
+def total(values: ColumnElement[int]) -> ColumnElement[int]:
+    """Return the sum of a column or expression, 0 without rows; PostgreSQL's own sum of BIGINT is a decimal."""
+    return cast(func.coalesce(func.sum(values), 0), BigInteger)
+
+
+def batches(ids: Collection[Id], count: int | None = None) -> Iterator[list[Id]]:
+    """Yield ids in their order, `count` at a time; None: as many as go into one statement."""
+    ordered, count = list(ids), count or AT_ONCE
+    for first in range(0, len(ordered), count):
+        yield ordered[first : first + count]

@@ -1,8 +1,8 @@
 """Records of the metadata: frozen values of rows. No record is per key or per message.
 
-Times are milliseconds since the Unix epoch, sizes are bytes. `logical_bytes` is the size of entries as a producer
-sent them (keys, payloads, properties), the unit of thresholds (semantics.md S1); `StoredObject.size` is the size of
-the stored bytes. Offsets and message ids are inclusive at both ends.
+Times are milliseconds since the Unix epoch, sizes are bytes. `logical_bytes` are those of keys, payloads and properties
+(docs/scheduling.md), the unit of thresholds (semantics.md S1); `StoredObject.size` is the size of the stored bytes.
+Offsets and message ids are inclusive at both ends.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
+from storage.errors import NO_ERROR, ErrorText
 from storage.model import LedgerRecord, LogPosition, MessageId, StoredObject, TopicName
 
 COMPACTION_CURSOR = "__compaction"
@@ -85,7 +86,7 @@ class SegmentState(StrEnum):
 class SegmentContent:
     """The content of a segment, known once it is rolled. Offsets and ids are inclusive; `size`: bytes of the file.
 
-    `logical_bytes`: uncompressed, by the entries' metadata; its ledger will have the exact number.
+    `logical_bytes`: by the entries' metadata; its ledger will have the exact number.
     """
 
     last_offset: int
@@ -175,6 +176,10 @@ class RunState(StrEnum):
     CANCELLED = "CANCELLED"
 
 
+TAIL_LEFT = "tail_left"
+"""The name of `RunRecord.tail_left` in the statistics of a run."""
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """One compaction run. `policies` are frozen at the claim, with the clock (`started_at`).
@@ -194,11 +199,16 @@ class RunRecord:
     started_at: int
     heartbeat_at: int
     finished_at: int | None = None
-    error: str = ""
+    error: ErrorText = NO_ERROR
     horizon: LogPosition | None = None
     compacted_ledger_id: int | None = None
     statistics: Mapping[str, object] = field(default_factory=dict)
     cause: str = ""
+
+    @property
+    def tail_left(self) -> ErrorText:
+        """The error because of which the run left unsealed messages to a later run."""
+        return ErrorText.from_fields(TAIL_LEFT, self.statistics)
 
 
 class AttemptKind(StrEnum):
@@ -310,7 +320,7 @@ class CompactionControl:
     paused: int = 0
     failures: int = 0
     retry_at: int | None = None
-    last_error: str = ""
+    last_error: ErrorText = NO_ERROR
     aborting: bool = False
     requested_by: str = ""
 
@@ -319,7 +329,7 @@ class CompactionControl:
 class CompactionRetry:
     """A further try of a topic at the time `at`, because of `error`."""
 
-    error: str
+    error: ErrorText
     at: int
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import RowMapping
 
+from storage.errors import ErrorText
 from storage.metadata.records import (
     Attempt,
     AttemptKind,
@@ -128,7 +129,14 @@ def compacted_ledger_values(topic_id: int, compacted: CompactedLedgerRecord) -> 
 
 
 def run(row: RowMapping) -> RunRecord:
-    return record(RunRecord, row, state=RunState(row["state"]), owner=row["holder"], horizon=_position(row, "horizon"))
+    return record(
+        RunRecord,
+        row,
+        state=RunState(row["state"]),
+        owner=row["holder"],
+        error=ErrorText.from_fields("error", row),
+        horizon=_position(row, "horizon"),
+    )
 
 
 def position_values(prefix: str, position: LogPosition | None) -> dict[str, Any]:

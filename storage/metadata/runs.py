@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from sqlalchemy import Connection, RowMapping, bindparam, insert, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, select, update
 
 from storage.advice import Advice, AdviceKind
-from storage.errors import CompactionRunning, Conflict, NotFound
+from storage.errors import CompactionRunning, Conflict, ErrorText, NotFound
 from storage.metadata import attempts, compaction_control_rows, queries, row_mapping, services, topics
 from storage.metadata.invariants import check_run_is_current
 from storage.metadata.leases import shown_time
@@ -50,8 +50,8 @@ def claim(
     Raises CompactionRunning, which names the run under way (S4), CompactionPaused (S5), TopicNotFound. `leader`: the
     token of the leadership that begins it. Raises Fenced if that was lost, or the request no longer exists.
     """
-    now = context.now
     topic = topics.locked(connection, topic_id)
+    now = context.now
     cause = compaction_control_rows.take_request(connection, topic, leader is not None, now, heartbeat_ttl_ms)
     under_way = select(runs).where(runs.c.topic_id == topic_id, runs.c.state == RunState.RUNNING.value)
     running = queries.find(connection, under_way, row_mapping.run)
@@ -63,27 +63,25 @@ def claim(
     epoch = topic.epoch + 1
     queries.change(connection, topics_table, topic_id, epoch=epoch)
     attempt = attempts.begin(connection, context, topic_id, AttemptKind.RUN, owner)
-    inserted = connection.execute(
-        insert(runs).values(
-            topic_id=topic_id,
-            attempt_id=attempt.attempt_id,
-            holder=owner,
-            epoch=epoch,
-            state=RunState.RUNNING.value,
-            phase=CLAIMED,
-            policies=dict(policies),
-            started_at=now,
-            heartbeat_at=now,
-            error="",
-            statistics={},
-            cause=cause,
-        )
+    run_id = queries.insert_numbered(
+        connection,
+        runs,
+        topic_id=topic_id,
+        attempt_id=attempt.attempt_id,
+        holder=owner,
+        epoch=epoch,
+        state=RunState.RUNNING.value,
+        phase=CLAIMED,
+        policies=dict(policies),
+        started_at=now,
+        heartbeat_at=now,
+        error="",
+        statistics={},
+        cause=cause,
     )
-    assert inserted.inserted_primary_key is not None
-    run_id: int = inserted.inserted_primary_key[0]
     if running is not None:
-        error = f"its worker {running.owner} stopped answering; taken over by run {run_id}"
-        queries.change(connection, runs, running.run_id, error=error)
+        error = ErrorText(f"its worker {running.owner} stopped answering; taken over by run {run_id}")
+        queries.change(connection, runs, running.run_id, **error.fields("error"))
     claimed = get(connection, run_id)
     if leader is not None:
         services.check_leader(connection, leader)
@@ -93,8 +91,7 @@ def claim(
 def has_claimed(connection: Connection, claimed: RunRecord, topic_id: int, *_: object, **__: object) -> bool:
     """Return whether a `claim` with this result was committed."""
     topics.locked(connection, topic_id)
-    same = select(runs.c.run_id).where(runs.c.attempt_id == claimed.attempt_id)
-    return connection.execute(same).first() is not None
+    return queries.exists(connection, runs, runs.c.attempt_id == claimed.attempt_id)
 
 
 def record_progress(
@@ -156,7 +153,7 @@ def has_finished(connection: Connection, _: RunRecord, run: RunRecord, statistic
     return record.state is RunState.SUCCESS and record.compacted_ledger_id is None
 
 
-def fail(connection: Connection, context: Context, run: RunRecord, error: str) -> RunRecord:
+def fail(connection: Connection, context: Context, run: RunRecord, error: ErrorText) -> RunRecord:
     """End a run as ERROR, in any epoch; a run that has ended stays as it is (W3). Returns it as it is afterwards.
 
     Only the run's worker calls this, when it has stopped.
@@ -166,7 +163,7 @@ def fail(connection: Connection, context: Context, run: RunRecord, error: str) -
     record = get(connection, run.run_id)
     if record.state is not RunState.RUNNING:
         return record
-    _end(connection, record, RunState.ERROR, context.now, error=storable(error))
+    _end(connection, record, RunState.ERROR, context.now, **error.fields("error"))
     return get(connection, run.run_id)
 
 
@@ -183,7 +180,7 @@ def cancel(connection: Connection, context: Context, run_id: int, reason: str) -
             Advice(AdviceKind.LIST_RUNS_AFTER_END),
         )
     queries.change(connection, topics_table, topic.id, epoch=topic.epoch + 1)
-    _end(connection, record, RunState.CANCELLED, context.now, error=storable(reason))
+    _end(connection, record, RunState.CANCELLED, context.now, **ErrorText(reason).fields("error"))
     return get(connection, run_id)
 
 
@@ -194,13 +191,13 @@ def expire_attempts(connection: Connection, context: Context, topic_id: int, old
     these attempts can become part of the topic, so their objects may be deleted. Raises TopicNotFound.
     """
     expired = attempts.expire(connection, topic_id, older_than_ms, context.now)
-    dying = (runs.c.attempt_id.in_(expired), runs.c.state == RunState.RUNNING.value)
-    requested = connection.execute(select(runs.c.topic_id).where(*dying, runs.c.cause != "")).scalars().all()
+    dying = runs.c.attempt_id.in_(expired) & (runs.c.state == RunState.RUNNING.value)
+    requested = connection.execute(select(runs.c.topic_id).where(dying, runs.c.cause != "")).scalars().all()
     for requested_id in requested:
         compaction_control_rows.request_again(connection, requested_id, "garbage collection", context.now)
     error = "its worker stopped answering; expired by garbage collection"
-    ended = update(runs).where(*dying)
-    connection.execute(ended.values(state=RunState.ERROR.value, finished_at=context.now, error=error))
+    values = {"state": RunState.ERROR.value, "finished_at": context.now, "error": error}
+    queries.change_where(connection, runs, dying, **values)
     return expired
 
 
@@ -246,7 +243,7 @@ def newest(
 def has_published(connection: Connection, topic_id: int, ledger_id: int) -> bool:
     """Return whether a run of the topic published that compacted ledger: the topic has it, or once had it."""
     published = (runs.c.topic_id == topic_id) & (runs.c.compacted_ledger_id == ledger_id)
-    return connection.execute(select(runs.c.run_id).where(published).limit(1)).first() is not None
+    return queries.exists(connection, runs, published)
 
 
 # Parts of other transactions
@@ -272,11 +269,6 @@ def is_running(topic: TopicRecord, run: RunRecord) -> CompactionRunning:
         f"run {run.run_id} by {run.owner} is compacting {topic.name} since {shown_time(run.started_at)}",
         Advice(AdviceKind.WATCH_OR_CANCEL_RUN, {"run_id": run.run_id}),
     )
-
-
-def storable(error: str) -> str:
-    """Return the text of any exception, as every database takes it: no NUL, no half surrogates."""
-    return error.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
 
 
 def _not_found(run_id: int) -> NotFound:

@@ -36,8 +36,8 @@ _DIGITS = 4
 def upgrade(database: Database, clock: Clock) -> None:
     """Bring the database to the newest schema. Creates the file of a SQLite database, and its folder.
 
-    Services of the older schema that still run would continue to write, so their heartbeats stop an upgrade. Raises
-    Misconfigured if the schema is of a newer version, Unavailable.
+    Raises Misconfigured if the schema is of a newer version; Unavailable if a service of the older schema is alive,
+    because it would continue to write, or if the database does not answer.
     """
     file = _sqlite_file(database)
     if file is not None:
@@ -52,7 +52,7 @@ def upgrade(database: Database, clock: Clock) -> None:
         if database.dialect == POSTGRESQL:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
         revisions = _revisions(connection)
-        config = _config()
+        config = alembic_config()
         if not _known(revisions, config):
             raise _newer(database, revisions)
         if revisions != {newest()}:
@@ -72,7 +72,7 @@ def check(database: Database) -> None:
         return
     if not revisions:
         raise Misconfigured(f"the database {database.shown_url} has no tables of ours", UPGRADE_REMEDY)
-    if _known(revisions, _config()):
+    if _known(revisions, alembic_config()):
         raise Misconfigured(
             f"the database {database.shown_url} has the schema of an older compactor ({_listed(revisions)}, not "
             f"{newest()})",
@@ -101,7 +101,8 @@ def _refuse_running_services(connection: Connection, database: Database, clock: 
         )
 
 
-def _config() -> Config:
+def alembic_config() -> Config:
+    """Return the configuration of Alembic that finds the migrations of this version."""
     from alembic.config import Config
 
     config = Config()

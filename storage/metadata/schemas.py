@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, select
 
-from storage.metadata import queries
+from storage.metadata import queries, row_mapping
 from storage.metadata.tables import schemas
 from storage.metadata.transactions import Context
 from storage.model import TopicName
@@ -92,4 +92,4 @@ def _scope(topic: TopicName) -> str:
 
 
 def _record(row: RowMapping) -> SchemaRecord:
-    return SchemaRecord(row["version"], row["type"], row["name"], row["data"], row["properties"], row["created_at"])
+    return row_mapping.record(SchemaRecord, row)

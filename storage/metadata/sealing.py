@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, insert, select
 
 from storage.failpoints import Failpoint, failpoint
 from storage.metadata import attempts, queries, row_mapping, segments, topics
@@ -81,11 +81,9 @@ def release(connection: Connection, context: Context, attempt: Attempt) -> None:
     topics.locked(connection, attempt.topic_id)
     if not attempts.lock_open(connection, [attempt.attempt_id]):
         return
-    connection.execute(
-        update(segments_table)
-        .where(segments_table.c.topic_id == attempt.topic_id, segments_table.c.sealing_attempt_id == attempt.attempt_id)
-        .values(sealing_tries=segments_table.c.sealing_tries - 1)
-    )
+    table = segments_table.c
+    claimed = (table.topic_id == attempt.topic_id) & (table.sealing_attempt_id == attempt.attempt_id)
+    queries.change_where(connection, segments_table, claimed, sealing_tries=table.sealing_tries - 1)
     attempts.finish(connection, context, attempt.attempt_id)
 
 
@@ -107,12 +105,8 @@ def seal(connection: Connection, context: Context, attempt: Attempt, ledger: Led
 def has_sealed(connection: Connection, _: None, attempt: Attempt, ledger: LedgerRecord) -> bool:
     """Return whether a `seal` was committed: the ledger is part of the topic as this attempt's."""
     topics.locked(connection, attempt.topic_id)
-    statement = select(ledgers.c.ledger_id).where(
-        ledgers.c.topic_id == attempt.topic_id,
-        ledgers.c.ledger_id == ledger.ledger_id,
-        ledgers.c.attempt_id == attempt.attempt_id,
-    )
-    return connection.execute(statement).first() is not None
+    same = (ledgers.c.ledger_id == ledger.ledger_id) & (ledgers.c.attempt_id == attempt.attempt_id)
+    return queries.exists(connection, ledgers, (ledgers.c.topic_id == attempt.topic_id) & same)
 
 
 def files(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select
+from sqlalchemy import Connection, Select, bindparam, delete, insert, select
 
 from storage.errors import Fenced
 from storage.failpoints import Failpoint, failpoint
@@ -170,11 +170,7 @@ def active_segments(connection: Connection, topic_ids: Sequence[int]) -> list[To
 
 def roll_requested(connection: Connection, topic_id: int) -> bool:
     """Return whether a roll of the topic is requested. Raises TopicNotFound."""
-    statement = select(topics_table.c.roll_requested_at).where(topics_table.c.id == topic_id)
-    row = connection.execute(statement).one_or_none()
-    if row is None:
-        topics.by_id(connection, topic_id)  # raises TopicNotFound
-    return row is not None and row[0] is not None
+    return topics.value_of(connection, topic_id, topics_table.c.roll_requested_at) is not None
 
 
 def roll_requests(connection: Connection, topic_ids: Sequence[int]) -> dict[int, bool]:
@@ -195,6 +191,11 @@ def topics_to_roll(connection: Connection, log_uid: str) -> list[TopicRecord]:
     opened = select(segments.c.topic_id).where(_IS_OPEN, segments.c.log_uid == log_uid)
     requested = topics_table.c.roll_requested_at.is_not(None)
     return topics.of_statement(connection, select(topics_table).where(requested, topics_table.c.id.in_(opened)))
+
+
+def open_in(connection: Connection, log_uid: str) -> list[tuple[TopicRecord, SegmentRecord]]:
+    """Return the open segments of a log directory, with their topics."""
+    return with_topics(connection, select(segments).where(_IS_OPEN, segments.c.log_uid == log_uid))
 
 
 def topics_with(
@@ -219,10 +220,8 @@ def first_offsets(connection: Connection, log_uid: str) -> dict[str, set[int]]:
 
 def rolled_bytes(connection: Connection, log_uid: str) -> int:
     """Return the size of a log directory's segments that wait to be sealed."""
-    statement = select(func.sum(segments.c.size)).where(
-        segments.c.state == SegmentState.ROLLED.value, segments.c.log_uid == log_uid
-    )
-    return int(connection.execute(statement).scalar_one() or 0)
+    rolled = (segments.c.state == SegmentState.ROLLED.value) & (segments.c.log_uid == log_uid)
+    return connection.execute(select(queries.total(segments.c.size)).where(rolled)).scalar_one()
 
 
 def open_without_writer(

@@ -10,6 +10,8 @@ Otherwise a leader may be overtaken early, and is then fenced.
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
+
 from sqlalchemy import Connection, Row, delete, select
 
 from storage.errors import Fenced
@@ -31,22 +33,14 @@ _PURGED_AFTER = 20
 
 def heartbeat(connection: Connection, context: Context, record: ServiceRecord) -> None:
     """Store that the service is alive now. `record.heartbeat_at` is ignored."""
-    values = {
-        "url": record.url,
-        "log_uid": record.log_uid,
-        "heartbeat_at": context.now,
-        "broker_service_url": record.broker_service_url,
-        "broker_service_url_tls": record.broker_service_url_tls,
-    }
-    if queries.change(connection, services, record.name, **values):
-        return
-    if not queries.insert_new(connection, services, name=record.name, started_at=record.started_at, **values):
-        queries.change(connection, services, record.name, **values)  # another thread of the service was first
+    queries.put(connection, services, **asdict(replace(record, heartbeat_at=context.now)))
 
 
 def live(connection: Connection, context: Context, dead_ms: int = SERVICE_DEAD_MS) -> list[ServiceRecord]:
     """Return the services that are alive, by name."""
-    return live_at(connection, dead_ms, context.now)
+    alive = beating(dead_ms, context.now).where(services.c.heartbeat_at)
+    rows = connection.execute(select(services).where(alive).order_by(services.c.name)).mappings()
+    return [ServiceRecord(**row) for row in rows if not is_dead(row["name"])]
 
 
 def lost(connection: Connection, context: Context, dead_ms: int = SERVICE_DEAD_MS) -> list[ServiceRecord]:
@@ -66,13 +60,6 @@ def purge_dead(connection: Connection, context: Context, dead_ms: int = SERVICE_
     """Delete the rows of services that died long ago, and so could not leave; return their number."""
     alive = beating(_PURGED_AFTER * dead_ms, context.now).where(services.c.heartbeat_at)
     return connection.execute(delete(services).where(~alive)).rowcount
-
-
-def live_at(connection: Connection, dead_ms: int, now: int) -> list[ServiceRecord]:
-    """Return the services that are alive at a time (ms), by name."""
-    alive = beating(dead_ms, now).where(services.c.heartbeat_at)
-    rows = connection.execute(select(services).where(alive).order_by(services.c.name)).mappings()
-    return [ServiceRecord(**row) for row in rows if not is_dead(row["name"])]
 
 
 # Their leader

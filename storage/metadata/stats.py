@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, select
 
@@ -116,43 +117,28 @@ def of(connection: Connection, name: TopicName, *, lines: bool = False) -> Topic
 def _sums(connection: Connection, topic_id: int, marks: Sequence[int]) -> tuple[LedgerSums, dict[int, tuple[int, int]]]:
     """Return the sums over all ledgers, and by mark: the bytes after it and the oldest publish time in them."""
     parameters = {"topic": topic_id, **{f"mark_{number}": mark for number, mark in enumerate(marks)}}
-    row = connection.execute(_sums_statement(len(marks)), parameters).one()
-    # int(): PostgreSQL's sum of BIGINT is a decimal.
-    values = [None if value is None else int(value) for value in row]
-    numbers = [value or 0 for value in values]
-    sums = LedgerSums(
-        ledgers=numbers[0],
-        messages=numbers[1],
-        entries=numbers[2],
-        logical_bytes=numbers[3],
-        first_offset=values[4],
-        last_offset=values[5],
-        max_publish_time=numbers[6],
-        newest_at=numbers[7],
-    )
-    pairs = list(zip(numbers[8::2], numbers[9::2], strict=True))
-    return sums, dict(zip(marks, pairs, strict=True))
+    row = connection.execute(_sums_statement(len(marks)), parameters).mappings().one()
+    after_marks = {mark: (row[f"bytes_{number}"], row[f"oldest_{number}"]) for number, mark in enumerate(marks)}
+    return row_mapping.record(LedgerSums, row), after_marks
 
 
 @lru_cache(maxsize=64)
-def _sums_statement(marks: int) -> Select[tuple[object, ...]]:
+def _sums_statement(marks: int) -> Select[Any]:
     """Return the statement for a number of marks. Cached: building it costs as much as executing it."""
-    after_marks = []
+    columns: list[Any] = [
+        func.count().label("ledgers"),
+        *(queries.total(ledgers.c[name]).label(name) for name in ("messages", "entries", "logical_bytes")),
+        func.min(ledgers.c.first_offset).label("first_offset"),
+        func.max(ledgers.c.last_offset).label("last_offset"),
+        func.coalesce(func.max(ledgers.c.max_publish_time), 0).label("max_publish_time"),
+        func.coalesce(func.max(ledgers.c.created_at), 0).label("newest_at"),
+    ]
     for number in range(marks):
         ahead = ledgers.c.last_offset > bindparam(f"mark_{number}", type_=BigInteger)
-        after_marks.append(func.coalesce(func.sum(case((ahead, ledgers.c.logical_bytes), else_=0)), 0))
-        after_marks.append(func.coalesce(func.min(case((ahead, ledgers.c.min_publish_time))), 0))
-    return select(
-        func.count(),
-        func.coalesce(func.sum(ledgers.c.messages), 0),
-        func.coalesce(func.sum(ledgers.c.entries), 0),
-        func.coalesce(func.sum(ledgers.c.logical_bytes), 0),
-        func.min(ledgers.c.first_offset),
-        func.max(ledgers.c.last_offset),
-        func.coalesce(func.max(ledgers.c.max_publish_time), 0),
-        func.coalesce(func.max(ledgers.c.created_at), 0),
-        *after_marks,
-    ).where(ledgers.c.topic_id == bindparam("topic"), ledgers.c.deleted_at.is_(None))
+        oldest = func.coalesce(func.min(case((ahead, ledgers.c.min_publish_time))), 0)
+        columns.append(queries.total(case((ahead, ledgers.c.logical_bytes), else_=0)).label(f"bytes_{number}"))
+        columns.append(oldest.label(f"oldest_{number}"))
+    return select(*columns).where(ledgers.c.topic_id == bindparam("topic"), ledgers.c.deleted_at.is_(None))
 
 
 _LINES = (

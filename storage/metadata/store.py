@@ -62,8 +62,7 @@ class MetadataStore:
         self.schemas = stores.SchemaStore(*parts)
         self.stats = stores.StatsStore(*parts)
         self.metrics = stores.MetricsQueries(*parts)
-        self.store_binding = stores.StoreBinding(database, clock)
-        self.store_trials = stores.StoreTrials(*parts)
+        self.store_binding = stores.StoreBinding(*parts)
 
     @property
     def url(self) -> str:

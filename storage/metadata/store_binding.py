@@ -1,8 +1,9 @@
-"""The binding of an object store: the identity of the store that this database uses.
+"""The object store that this database uses: the binding to its identity, and the locations that passed their trial.
 
-One row: the uid that the store holds, too (storage/store_identity.py compares them), and the location of the store. The
-row is inserted before the store's object, unconfirmed, so that the next process finishes a binding that was cut off.
-Each function may be called again. Must not know: stores.
+The binding is one row: the uid that the store holds, too (storage/store_identity.py compares them), and the location of
+the store. The row is inserted before the store's object, unconfirmed, so that the next process finishes a binding that
+was cut off. Trials (storage/store_trial.py) have one row per location. Each function may be called again. Must not
+know: stores.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, select
 
 from storage.metadata import queries
-from storage.metadata.tables import compacted_ledgers, ledgers, store_bindings, topics
+from storage.metadata.tables import compacted_ledgers, ledgers, store_bindings, store_trials, topics
 from storage.metadata.transactions import Context
 
 OBJECTS = "objects"
@@ -61,7 +62,17 @@ def some_object(connection: Connection) -> str | None:
 
 def knows_topic(connection: Connection, uid: str) -> bool:
     """Return whether a topic that is not deleted has the uid."""
-    return connection.execute(select(topics.c.id).where(topics.c.uid == uid)).one_or_none() is not None
+    return queries.exists(connection, topics, topics.c.uid == uid)
+
+
+def has_passed_trial(connection: Connection, location: str) -> bool:
+    """Return whether the store at the location has passed its trial."""
+    return queries.exists(connection, store_trials, store_trials.c.location == location)
+
+
+def record_trial(connection: Connection, context: Context, location: str) -> None:
+    """Store that the store at the location has passed its trial. Idempotent."""
+    queries.insert_new(connection, store_trials, location=location, passed_at=context.now)
 
 
 def new_uid() -> str:

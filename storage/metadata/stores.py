@@ -6,10 +6,10 @@ that are written out combine several transactions. Must not know: SQL.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 
-from storage.clock import Clock
 from storage.errors import TopicNotFound
 from storage.failpoints import Failpoint
 from storage.metadata import (
@@ -31,14 +31,12 @@ from storage.metadata import (
     services,
     stats,
     store_binding,
-    store_trials,
     tenancy,
     topic_deletion,
     topics,
     trimming,
 )
-from storage.metadata.engine import Database
-from storage.metadata.records import CompactionBacklogRecord, ServiceRecord, TopicRecord
+from storage.metadata.records import ServiceRecord, TopicRecord
 from storage.metadata.transactions import Store, reads, snapshots, writes, writes_once
 from storage.options import policies
 from storage.owner import same_process
@@ -109,8 +107,7 @@ class PartitionStore(Store):
 class PolicyStore(Store):
     """Policies that users have set, by scope."""
 
-    change = writes(policy_store.change)
-    remove = writes(policy_store.remove)
+    _change = writes(policy_store.change)
     of_scope = reads(policy_store.of_scope)
     settings = reads(policy_store.settings)
     effective = reads(policy_store.effective)
@@ -120,11 +117,17 @@ class PolicyStore(Store):
     resolver = reads(policy_store.resolver)
     unreadable = snapshots(policy_store.unreadable)
 
-    def set(self, scope: str, name: str, value: object) -> tuple[str, object]:
-        """Set a policy, from a text or a JSON value; return its own name and value. Raises as `change`."""
-        known, parsed = policies.parse(name, value)
-        self.change([scope], {known: value})
-        return known, parsed
+    def change(
+        self, scopes: Collection[str], values: Mapping[str, object], removed: Collection[str] | None = ()
+    ) -> None:
+        """Set and remove policies, all or none. `values`: texts or JSON values, by name; `removed` None: all.
+
+        Raises InvalidInput for a name or value that is not allowed, before it waits for the database; and the errors of
+        `policy_store.change`.
+        """
+        new = policy_store.parsed(values)
+        old = None if removed is None else {policies.policy(name).name for name in removed}
+        self._change(scopes, new, old)
 
 
 class LeaseStore(Store):
@@ -190,6 +193,7 @@ class SegmentStore(Store):
     roll_requested = reads(segments.roll_requested)
     roll_requests = reads(segments.roll_requests)
     topics_to_roll = reads(segments.topics_to_roll)
+    open_in = snapshots(segments.open_in)
     topics_with = reads(segments.topics_with)
     first_offsets = reads(segments.first_offsets)
     rolled_bytes = reads(segments.rolled_bytes)
@@ -240,7 +244,6 @@ class CursorStore(Store):
     compacted_floor = reads(cursors.compacted_floor)
     load = snapshots(cursors.load)
     merge = writes(cursors.merge)
-    merge_all = writes(cursors.merge_all)
     summaries = snapshots(cursors.summaries)
     summary = snapshots(cursors.summary)
 
@@ -285,6 +288,7 @@ class CompactionControlStore(Store):
     requests = snapshots(compaction_control.requests)
     running = reads(compaction_control.running)
     retries = snapshots(compaction_control.retries)
+    check_idle = snapshots(compaction_control.check_idle)
     request = writes(compaction_control.request)
     withdraw = writes(compaction_control.withdraw)
     interrupted = reads(compaction_control.interrupted)
@@ -314,14 +318,6 @@ class CompactionBacklogStore(Store):
     """Compaction backlogs of topics."""
 
     of = snapshots(compaction_backlogs.of)
-    page = snapshots(compaction_backlogs.page_of)
-
-    def in_pages(self, count: int) -> Iterator[list[CompactionBacklogRecord]]:
-        """Yield the backlogs of all topics by id, `count` at a time; each page is of its own moment."""
-        page = self.page(-1, count)
-        while page:
-            yield page
-            page = self.page(page[-1].topic.id, count)
 
 
 class ServiceStore(Store):
@@ -381,22 +377,17 @@ class MetricsQueries(Store):
 
 
 class StoreBinding(Store):
-    """The binding of the object store."""
+    """The binding of the object store, and trials of stores."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
-        super().__init__(database, clock)
-        self.verified: set[str] = set()
+    @cached_property
+    def verified(self) -> set[str]:
         """Locations of stores that this process has verified to be the bound one."""
+        return set()
 
     find = reads(store_binding.find)
     begin = writes(store_binding.begin)
     bind = writes(store_binding.bind)
     some_object = reads(store_binding.some_object)
     knows_topic = reads(store_binding.knows_topic)
-
-
-class StoreTrials(Store):
-    """Locations of object stores that passed their trial."""
-
-    has_passed = reads(store_trials.has_passed)
-    record_pass = writes(store_trials.record_pass)
+    has_passed_trial = reads(store_binding.has_passed_trial)
+    record_trial = writes(store_binding.record_trial)

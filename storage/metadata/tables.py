@@ -9,10 +9,12 @@ Invariants that the database itself keeps, whatever the code above it does:
 
 `migrations/versions` creates the same tables; `tests/migration` fails if the two differ. `create_all` is never called.
 Times are milliseconds since the Unix epoch, sizes are bytes: all of them 64-bit. A message id takes four columns, a
-position five; `row_mapping.py` knows their names.
+position five; `row_mapping.py` knows their names. An error takes three (`storage.errors.ErrorText`).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -56,8 +58,22 @@ def _position(prefix: str, *, nullable: bool = False) -> list[Column[int]]:
     return [*_integers(f"{prefix}_offset", nullable=nullable), *_message_id(prefix, nullable=nullable)]
 
 
+def _error_parts(prefix: str) -> list[Column[Any]]:
+    """Return the columns of an error besides its summary."""
+    return [
+        Column(f"{prefix}_detail", Text, nullable=False, server_default=""),
+        Column(f"{prefix}_advice", JSON(none_as_null=True)),
+    ]
+
+
 def _topic_key(*, primary_key: bool = False) -> Column[int]:
     return Column("topic_id", BIG_KEY, ForeignKey("topics.id"), primary_key=primary_key, nullable=False)
+
+
+def _one_for_each_topic(name: str, table: Table, where: str) -> None:
+    """Add an index that forbids a second row of a topic that meets a condition."""
+    condition = text(where)
+    Index(name, table.c.topic_id, unique=True, sqlite_where=condition, postgresql_where=condition)
 
 
 topics = Table(
@@ -196,13 +212,7 @@ segments = Table(
 """Unsealed segments: OPEN, then ROLLED, then SEALED, when the ledger of the same id has replaced it and the file waits
 to be removed; then the row is deleted. Columns that are null have values from ROLLED on. `sealing_tries`: the number of
 sealing claims that ended neither with a ledger nor with a release, because the sealer died."""
-Index(
-    "uq_segments_open",
-    segments.c.topic_id,
-    unique=True,
-    sqlite_where=text("state = 'OPEN'"),
-    postgresql_where=text("state = 'OPEN'"),
-)
+_one_for_each_topic("uq_segments_open", segments, "state = 'OPEN'")
 
 policies = Table(
     "policies",
@@ -249,13 +259,7 @@ compacted_ledgers = Table(
     Column("retired_at", BigInteger),
     UniqueConstraint("topic_id", "generation"),
 )
-Index(
-    "uq_compacted_ledgers_serving",
-    compacted_ledgers.c.topic_id,
-    unique=True,
-    sqlite_where=text("retired_at IS NULL"),
-    postgresql_where=text("retired_at IS NULL"),
-)
+_one_for_each_topic("uq_compacted_ledgers_serving", compacted_ledgers, "retired_at IS NULL")
 
 pins = Table(
     "pins",
@@ -284,6 +288,7 @@ runs = Table(
     *_integers("started_at", "heartbeat_at"),
     Column("finished_at", BigInteger),
     Column("error", Text, nullable=False),
+    *_error_parts("error"),
     *_position("horizon", nullable=True),
     Column("compacted_ledger_id", BigInteger),
     Column("statistics", JSON, nullable=False),
@@ -291,13 +296,7 @@ runs = Table(
     Index(None, "topic_id", "run_id"),
     sqlite_autoincrement=True,
 )
-Index(
-    "uq_runs_running",
-    runs.c.topic_id,
-    unique=True,
-    sqlite_where=text("state = 'RUNNING'"),
-    postgresql_where=text("state = 'RUNNING'"),
-)
+_one_for_each_topic("uq_runs_running", runs, "state = 'RUNNING'")
 
 controls = Table(
     "controls",
@@ -311,6 +310,7 @@ controls = Table(
     Column("failures", BigInteger, nullable=False, server_default="0"),
     Column("retry_at", BigInteger),
     Column("last_error", Text, nullable=False, server_default=""),
+    *_error_parts("last_error"),
     Index(None, "requested_at"),
 )
 """Requests, pauses and failures of a topic's compaction; a topic without a row has none. `aborting_run_id`: a run that

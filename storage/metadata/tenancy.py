@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Table, delete, select
 
 from storage.errors import Conflict, NotFound
 from storage.failpoints import Failpoint, failpoint
@@ -59,9 +59,7 @@ def tenants(connection: Connection) -> list[str]:
 
 def tenant(connection: Connection, name: str) -> TenantRecord:
     """Return a tenant. Raises NotFound."""
-    row = connection.execute(select(tenants_table).where(tenants_table.c.name == name)).mappings().one_or_none()
-    if row is None:
-        raise _missing("tenant", name)
+    row = _row(connection, tenants_table, "tenant", name)
     return TenantRecord(
         name=row["name"],
         admin_roles=tuple(row["admin_roles"]),
@@ -116,10 +114,7 @@ def namespaces(connection: Connection, tenant_name: str) -> list[str]:
 
 def namespace(connection: Connection, name: str) -> NamespaceRecord:
     """Return a namespace. Raises NotFound."""
-    statement = select(namespaces_table).where(namespaces_table.c.name == name)
-    row = connection.execute(statement).mappings().one_or_none()
-    if row is None:
-        raise _missing("namespace", name)
+    row = _row(connection, namespaces_table, "namespace", name)
     return NamespaceRecord(row["name"], _granted(connection, name), row["created_at"])
 
 
@@ -143,9 +138,8 @@ def create_namespace(
 def ensure_namespace(connection: Connection, context: Context, topic: TopicName) -> None:
     """Insert the topic's tenant and namespace if they do not exist, and lock the namespace."""
     full = f"{topic.tenant}/{topic.namespace}"
-    if connection.execute(select(namespaces_table.c.name).where(namespaces_table.c.name == full)).first() is None:
-        present = select(tenants_table.c.name).where(tenants_table.c.name == topic.tenant)
-        if connection.execute(present).first() is None:
+    if not queries.exists(connection, namespaces_table, namespaces_table.c.name == full):
+        if not queries.exists(connection, tenants_table, tenants_table.c.name == topic.tenant):
             values = {"admin_roles": [], "allowed_clusters": [CLUSTER], "created_at": context.now}
             queries.insert_new(connection, tenants_table, name=topic.tenant, **values)
         _lock_tenant(connection, topic.tenant)
@@ -176,8 +170,7 @@ def permit(connection: Connection, scope: str, role: str, actions: Sequence[str]
     A partitioned topic's count for its partitions. Raises NotFound.
     """
     _lock_scope(connection, scope)
-    connection.execute(delete(permissions).where(permissions.c.scope == scope, permissions.c.role == role))
-    connection.execute(insert(permissions).values(scope=scope, role=role, actions=list(actions)))
+    queries.put(connection, permissions, scope=scope, role=role, actions=list(actions))
 
 
 def revoke(connection: Connection, scope: str, role: str) -> bool:
@@ -238,7 +231,7 @@ def delete_topic(connection: Connection, context: Context, topic_id: int, *, for
 
     Raises TopicNotFound; LeaseHeld, unless forced, if it has a writer.
     """
-    deleted = topic_deletion.delete_topic(connection, topic_id, context.now, force=force)
+    deleted = topic_deletion.delete_topic(connection, context, topic_id, force=force)
     failpoint(Failpoint.TOPIC_DELETE_INSIDE_COMMIT)
     return deleted
 
@@ -246,7 +239,7 @@ def delete_topic(connection: Connection, context: Context, topic_id: int, *, for
 def has_deleted(connection: Connection, deleted: DeletedTopic, topic_id: int, *, force: bool = True) -> bool:
     """Return whether a `delete_topic` with this result was committed."""
     # Waits for the lost transaction, which has locked this row; if that was committed, the row does not exist.
-    topics.lock_if_present(connection, topic_id)
+    topics.locked_whole(connection, [topic_id])
     return topic_deletion.find(connection, deleted.uid) is not None
 
 
@@ -255,7 +248,7 @@ def has_deleted(connection: Connection, deleted: DeletedTopic, topic_id: int, *,
 
 def lock_namespace(connection: Connection, name: str) -> None:
     """Lock a namespace: no other transaction deletes it, or creates or deletes in it. Raises NotFound."""
-    _lock(connection, namespaces_table, "namespace", name)
+    _row(connection, namespaces_table, "namespace", name, locked=True)
 
 
 def create_topics(connection: Connection, context: Context, names: Sequence[TopicName]) -> list[TopicRecord]:
@@ -282,13 +275,18 @@ def _check_not_partitioned(connection: Connection, name: TopicName) -> None:
 
 
 def _lock_tenant(connection: Connection, name: str) -> None:
-    _lock(connection, tenants_table, "tenant", name)
+    _row(connection, tenants_table, "tenant", name, locked=True)
 
 
-def _lock(connection: Connection, table: Table, noun: str, name: str) -> None:
-    statement = select(table.c.name).where(table.c.name == name).with_for_update(key_share=True)
-    if connection.execute(statement).first() is None:
+def _row(connection: Connection, table: Table, noun: str, name: str, *, locked: bool = False) -> RowMapping:
+    """Return the row of a tenant or namespace, locked or not. Raises NotFound."""
+    statement = select(table).where(table.c.name == name)
+    if locked:
+        statement = statement.with_for_update(key_share=True)
+    row = connection.execute(statement).mappings().one_or_none()
+    if row is None:
         raise _missing(noun, name)
+    return row
 
 
 def _lock_scope(connection: Connection, scope: str) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import Connection, Table, delete, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
 from storage.advice import Advice, AdviceKind
 from storage.metadata import queries, row_mapping, schemas, topics
@@ -31,24 +31,28 @@ from storage.metadata.tables import (
     runs,
     topics as topics_table,
 )
+from storage.metadata.transactions import Context
 
 
-def delete_topic(connection: Connection, topic_id: int, now: int, *, force: bool) -> DeletedTopic:
+def delete_topic(connection: Connection, context: Context, topic_id: int, *, force: bool) -> DeletedTopic:
     """Delete the topic and all rows that refer to it.
 
     Raises TopicNotFound; without `force` LeaseHeld if it has a writer.
     """
-    deleted = delete_topics(connection, [topic_id], now, force=force)
+    deleted = delete_topics(connection, context, [topic_id], force=force)
     if not deleted:
         topics.by_id(connection, topic_id)  # raises TopicNotFound
     return deleted[0]
 
 
-def delete_topics(connection: Connection, topic_ids: Collection[int], now: int, *, force: bool) -> list[DeletedTopic]:
+def delete_topics(
+    connection: Connection, context: Context, topic_ids: Collection[int], *, force: bool
+) -> list[DeletedTopic]:
     """Delete those of the topics that exist, and all rows that refer to them, in as many statements as for one topic.
 
     Raises LeaseHeld without `force` if one of them has a writer.
     """
+    now = context.now
     # In the order of locks of topics.py, of all topics together, since a heartbeat locks attempts of many topics. So
     # no two transactions wait for each other.
     leased = select(leases).where(leases.c.topic_id.in_(topic_ids)).order_by(leases.c.topic_id).with_for_update()
@@ -59,16 +63,16 @@ def delete_topics(connection: Connection, topic_ids: Collection[int], now: int, 
         if not force and lease is not None and is_held(lease["holder"], lease["expires_at"], LEASE_TTL_MS, now):
             forced = "stop the writer first, or force it"
             through = Advice(AdviceKind.DELETE_THROUGH_OWNER)
-            raise held(connection, topic.name, lease, now, forced, through)
+            raise held(connection, context, lease, forced, through)
     ids = [topic.id for topic in doomed]
     for table in (attempts, runs):
         (key,) = table.primary_key.columns
         connection.execute(select(key).where(table.c.topic_id.in_(ids)).order_by(key).with_for_update()).all()
-    for table in _tables_of_a_topic():
-        connection.execute(delete(table).where(table.c.topic_id.in_(ids)))
-    connection.execute(
-        delete(policies_table).where(policies_table.c.scope.in_([topic_scope(topic) for topic in doomed]))
-    )
+    for table in reversed(METADATA.sorted_tables):  # a table comes before the tables that it refers to
+        if "topic_id" in table.c and table.c.topic_id.references(topics_table.c.id):
+            connection.execute(delete(table).where(table.c.topic_id.in_(ids)))
+    scopes = [topic_scope(topic) for topic in doomed]
+    connection.execute(delete(policies_table).where(policies_table.c.scope.in_(scopes)))
     connection.execute(delete(permissions).where(permissions.c.scope.in_([str(topic.name) for topic in doomed])))
     for topic in doomed:
         if topic.name.whole is None:  # else it is the partitioned topic's
@@ -84,15 +88,5 @@ def delete_topics(connection: Connection, topic_ids: Collection[int], now: int, 
 
 def find(connection: Connection, uid: str) -> DeletedTopic | None:
     """Return the deleted topic of that uid, however long ago; None: it was not deleted, or never existed."""
-    return queries.find(
-        connection, select(deleted_topics).where(deleted_topics.c.uid == uid), row_mapping.deleted_topic
-    )
-
-
-def _tables_of_a_topic() -> list[Table]:
-    """Return the tables whose `topic_id` names a topic; a table comes before the tables that it refers to."""
-    return [
-        table
-        for table in reversed(METADATA.sorted_tables)
-        if "topic_id" in table.c and table.c.topic_id.references(topics_table.c.id)
-    ]
+    statement = select(deleted_topics).where(deleted_topics.c.uid == uid)
+    return queries.find(connection, statement, row_mapping.deleted_topic)

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, bindparam, func, insert, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from storage.advice import Advice, AdviceKind
@@ -40,11 +40,7 @@ _KEPT = _BY_ID.with_for_update(read=True, key_share=True)
 
 def named(connection: Connection, names: Collection[TopicName]) -> dict[TopicName, TopicRecord]:
     """Return those of the topics that exist, by name."""
-    records: dict[TopicName, TopicRecord] = {}
-    for batch in queries.batches([str(name) for name in names]):
-        statement = select(topics).where(topics.c.name.in_(batch))
-        records.update((topic.name, topic) for topic in queries.fetch(connection, statement, row_mapping.topic))
-    return records
+    return {topic.name: topic for topic in _with_any(connection, topics.c.name, [str(name) for name in names])}
 
 
 def all_topics(connection: Connection) -> list[TopicRecord]:
@@ -54,7 +50,8 @@ def all_topics(connection: Connection) -> list[TopicRecord]:
 
 def page_of(connection: Connection, after: int, count: int) -> list[TopicRecord]:
     """Return the next `count` topics whose ids are greater than `after`, by id."""
-    return [row_mapping.topic(row) for row in page_rows(connection, after, count)]
+    statement = select(topics).where(topics.c.id > after).order_by(topics.c.id).limit(count)
+    return queries.fetch(connection, statement, row_mapping.topic)
 
 
 def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
@@ -75,8 +72,8 @@ def summaries(connection: Connection) -> list[TopicSummary]:
         select(
             ledgers.c.topic_id,
             func.count().label("ledgers"),
-            func.sum(ledgers.c.messages).label("messages"),
-            func.sum(ledgers.c.logical_bytes).label("logical_bytes"),
+            queries.total(ledgers.c.messages).label("messages"),
+            queries.total(ledgers.c.logical_bytes).label("logical_bytes"),
         )
         .where(ledgers.c.deleted_at.is_(None))
         .group_by(ledgers.c.topic_id)
@@ -85,8 +82,8 @@ def summaries(connection: Connection) -> list[TopicSummary]:
     rolled = (
         select(
             segments.c.topic_id,
-            func.sum(segments.c.messages).label("messages"),
-            func.sum(segments.c.logical_bytes).label("logical_bytes"),
+            queries.total(segments.c.messages).label("messages"),
+            queries.total(segments.c.logical_bytes).label("logical_bytes"),
         )
         .where(segments.c.state == SegmentState.ROLLED.value)
         .group_by(segments.c.topic_id)
@@ -95,32 +92,28 @@ def summaries(connection: Connection) -> list[TopicSummary]:
     serving = (compacted_ledgers.c.topic_id == topics.c.id) & compacted_ledgers.c.retired_at.is_(None)
     statement = (
         select(
-            topics.c.id,
+            topics.c.id.label("topic_id"),
             topics.c.name,
-            func.coalesce(sums.c.ledgers, 0),
-            func.coalesce(sums.c.messages, 0),
-            func.coalesce(sums.c.logical_bytes, 0),
-            compacted_ledgers.c.ledger_id,
-            compacted_ledgers.c.logical_bytes,
-            compacted_ledgers.c.created_at,
-            func.coalesce(rolled.c.messages, 0),
-            func.coalesce(rolled.c.logical_bytes, 0),
+            func.coalesce(sums.c.ledgers, 0).label("ledgers"),
+            func.coalesce(sums.c.messages, 0).label("messages"),
+            func.coalesce(sums.c.logical_bytes, 0).label("logical_bytes"),
+            compacted_ledgers.c.ledger_id.label("compacted_ledger_id"),
+            compacted_ledgers.c.logical_bytes.label("compacted_bytes"),
+            compacted_ledgers.c.created_at.label("compacted_at"),
+            func.coalesce(rolled.c.messages, 0).label("unsealed_messages"),
+            func.coalesce(rolled.c.logical_bytes, 0).label("unsealed_bytes"),
         )
         .select_from(topics)
         .outerjoin(sums, sums.c.topic_id == topics.c.id)
         .outerjoin(rolled, rolled.c.topic_id == topics.c.id)
         .outerjoin(compacted_ledgers, serving)
     )
-    rows = [_summary(tuple(row)) for row in connection.execute(statement)]
-    return sorted(rows, key=lambda summary: str(summary.name))
+    return sorted(queries.fetch(connection, statement, _summary), key=lambda summary: str(summary.name))
 
 
 def producer_epoch(connection: Connection, topic_id: int) -> int | None:
     """Return the epoch of the exclusive producer that came last; None: there was none. Raises TopicNotFound."""
-    row = connection.execute(select(topics.c.producer_epoch).where(topics.c.id == topic_id)).first()
-    if row is None:
-        raise _not_found(connection, topic_id)
-    epoch: int | None = row[0]
+    epoch: int | None = value_of(connection, topic_id, topics.c.producer_epoch)
     return epoch
 
 
@@ -139,10 +132,7 @@ def raise_producer_epoch(connection: Connection, topic_id: int, epoch: int) -> N
 
 def properties(connection: Connection, topic_id: int) -> dict[str, str]:
     """Return the topic's properties. Raises TopicNotFound."""
-    row = connection.execute(select(topics.c.properties).where(topics.c.id == topic_id)).first()
-    if row is None:
-        raise _not_found(connection, topic_id)
-    return dict(row[0])
+    return dict(value_of(connection, topic_id, topics.c.properties))
 
 
 def set_properties(connection: Connection, topic_id: int, updates: Mapping[str, str]) -> dict[str, str]:
@@ -174,19 +164,9 @@ def create(connection: Connection, name: TopicName, now: int) -> TopicRecord:
         return existing
     try:
         with connection.begin_nested():
-            inserted = connection.execute(
-                insert(topics).values(
-                    uid=uuid.uuid4().hex,
-                    name=str(name),
-                    hash_seed=secrets.randbits(63),
-                    generation=0,
-                    epoch=0,
-                    next_offset=0,
-                    created_at=now,
-                )
-            )
-            assert inserted.inserted_primary_key is not None
-            topic_id: int = inserted.inserted_primary_key[0]
+            identity = {"uid": uuid.uuid4().hex, "name": str(name), "hash_seed": secrets.randbits(63)}
+            counters = {"generation": 0, "epoch": 0, "next_offset": 0}
+            topic_id = queries.insert_numbered(connection, topics, **identity, **counters, created_at=now)
             connection.execute(insert(leases).values(topic_id=topic_id, holder=None, token=0, expires_at=0))
     except IntegrityError:
         # Another transaction inserted it between the select and the insert.
@@ -199,28 +179,8 @@ def find(connection: Connection, name: TopicName) -> TopicRecord | None:
     return queries.find(connection, _BY_NAME, row_mapping.topic, {"topic_name": str(name)})
 
 
-def ids_of(connection: Connection, names: Collection[TopicName]) -> list[int]:
-    """Return the ids of those of the topics that exist."""
-    statement = select(topics.c.id).where(topics.c.name.in_([str(name) for name in names]))
-    return list(connection.execute(statement).scalars())
-
-
-def _summary(row: tuple[Any, ...]) -> TopicSummary:
-    """Return a row of `summaries` as a record; int(): PostgreSQL's sum of BIGINT is a decimal."""
-    topic_id, name, ledger_count, messages, size = row[:5]
-    compacted_id, compacted_bytes, compacted_at, unsealed_messages, unsealed_bytes = row[5:]
-    return TopicSummary(
-        topic_id,
-        TopicName.parse(name),
-        int(ledger_count),
-        int(messages),
-        int(size),
-        compacted_id,
-        compacted_bytes,
-        compacted_at,
-        int(unsealed_messages),
-        int(unsealed_bytes),
-    )
+def _summary(row: RowMapping) -> TopicSummary:
+    return row_mapping.record(TopicSummary, row, name=TopicName.parse(row["name"]))
 
 
 def by_name(connection: Connection, name: TopicName) -> TopicRecord:
@@ -238,11 +198,15 @@ def by_id(connection: Connection, topic_id: int) -> TopicRecord:
 
 def by_ids(connection: Connection, topic_ids: Collection[int]) -> dict[int, TopicRecord]:
     """Return those of the topics that exist, by id."""
-    records: dict[int, TopicRecord] = {}
-    for ids in queries.batches(topic_ids):
-        batch = queries.fetch(connection, select(topics).where(topics.c.id.in_(ids)), row_mapping.topic)
-        records.update((topic.id, topic) for topic in batch)
-    return records
+    return {topic.id: topic for topic in _with_any(connection, topics.c.id, topic_ids)}
+
+
+def value_of(connection: Connection, topic_id: int, column: ColumnElement[Any]) -> Any:
+    """Return one column of a topic. Raises TopicNotFound."""
+    row = connection.execute(select(column).where(topics.c.id == topic_id)).first()
+    if row is None:
+        raise _not_found(connection, topic_id)
+    return row[0]
 
 
 def of_statement(connection: Connection, statement: Select[Any]) -> list[TopicRecord]:
@@ -266,25 +230,12 @@ def kept(connection: Connection, topic_id: int) -> TopicRecord:
 
 def all_locked(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
     """Lock and return those of the topics that exist, by id, as `locked` does: to change several together."""
-    statement = _of_ids(topic_ids).with_for_update(key_share=True)
-    return queries.fetch(connection, statement, row_mapping.topic)
+    return queries.fetch(connection, _of_ids(topic_ids).with_for_update(key_share=True), row_mapping.topic)
 
 
 def locked_whole(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
     """Lock and return those of the topics that exist, by id, for deletion: no other transaction adds rows to them."""
-    statement = _of_ids(topic_ids).with_for_update()
-    return queries.fetch(connection, statement, row_mapping.topic)
-
-
-def lock_if_present(connection: Connection, topic_id: int) -> None:
-    """Lock a topic as `locked_whole` does, if it exists."""
-    connection.execute(select(topics.c.id).where(topics.c.id == topic_id).with_for_update()).first()
-
-
-def page_rows(connection: Connection, after: int, count: int) -> Sequence[RowMapping]:
-    """Return the rows of the next `count` topics whose ids are greater than `after`, by id."""
-    statement = select(topics).where(topics.c.id > after).order_by(topics.c.id).limit(count)
-    return connection.execute(statement).mappings().all()
+    return queries.fetch(connection, _of_ids(topic_ids).with_for_update(), row_mapping.topic)
 
 
 def parse_namespace(namespace: str) -> tuple[str, str]:
@@ -311,6 +262,12 @@ def check_properties(new: Mapping[str, str]) -> dict[str, str]:
 def _storable(text: str) -> bool:
     """Return whether a text has no NUL, which PostgreSQL refuses, and no half surrogate, which UTF-8 cannot hold."""
     return "\x00" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _with_any(connection: Connection, column: ColumnElement[Any], values: Collection[Any]) -> Iterator[TopicRecord]:
+    """Yield the topics that have one of these values in a column, which is unique."""
+    for batch in queries.batches(values):
+        yield from queries.fetch(connection, select(topics).where(column.in_(batch)), row_mapping.topic)
 
 
 def _of_ids(topic_ids: Collection[int]) -> Select[tuple[object, ...]]:

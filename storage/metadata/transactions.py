@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from inspect import signature
-from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from sqlalchemy import Connection
@@ -29,7 +28,6 @@ from sqlalchemy import Connection
 from storage.clock import Clock
 from storage.failpoints import Failpoint, failpoint
 from storage.metadata.engine import Database
-from storage.metadata.records import RUN_DEAD_MS
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
@@ -39,24 +37,29 @@ Answer = TypeVar("Answer")
 class Context:
     """The time and the settings of one transaction.
 
-    `now`: its begin, in milliseconds since the Unix epoch; `broker_defaults`: the broker's policies by name
-    (policy_store.py); `run_dead_ms`: a run without a heartbeat for that long is dead.
+    `broker_defaults`: the broker's policies by name (policy_store.py). `run_dead_ms`: a run is dead after this time
+    without a heartbeat.
     """
 
-    now: int
+    clock: Clock
     broker_defaults: Mapping[str, object]
     run_dead_ms: int
+
+    @cached_property
+    def now(self) -> int:
+        """The time of the transaction, in milliseconds since the Unix epoch; the same each time.
+
+        The first access reads the clock. Read it after the locks of a function are held: by an earlier time, a lease
+        that another process renewed meanwhile counts as one of a clock that was set back.
+        """
+        return self.clock.now_ms()
 
 
 class Store:
     """One noun of a MetadataStore: functions that are bound to its database. Safe to share between threads."""
 
     def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        broker_defaults: Mapping[str, object] = MappingProxyType({}),
-        run_dead_ms: int = RUN_DEAD_MS,
+        self, database: Database, clock: Clock, broker_defaults: Mapping[str, object], run_dead_ms: int
     ) -> None:
         """Keep the parts; for the settings see Context."""
         self._database = database
@@ -65,8 +68,8 @@ class Store:
         self.run_dead_ms = run_dead_ms
 
     def _context(self) -> Context:
-        """Return the context of a transaction that begins now."""
-        return Context(self._clock.now_ms(), self.broker_defaults, self.run_dead_ms)
+        """Return the context of a transaction."""
+        return Context(self._clock, self.broker_defaults, self.run_dead_ms)
 
 
 class Binding:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import Connection, delete, update
+from sqlalchemy import Connection, delete
 
 from storage.errors import Conflict
 from storage.failpoints import Failpoint, failpoint
@@ -119,11 +119,9 @@ def truncate(connection: Connection, topic_id: int, now: int) -> TopicRecord:
     topic = topics.locked(connection, topic_id)
     check_stored(connection, topic, topic.next_offset)
     _mark(connection, ledgers.of_topic(connection, topic_id), now)
-    connection.execute(
-        update(segments)
-        .where(segments.c.topic_id == topic_id, segments.c.state == SegmentState.ROLLED.value)
-        .values(state=SegmentState.SEALED.value, sealed_at=now, sealing_attempt_id=None)
-    )
+    rolled = (segments.c.topic_id == topic_id) & (segments.c.state == SegmentState.ROLLED.value)
+    sealed = {"state": SegmentState.SEALED.value, "sealed_at": now, "sealing_attempt_id": None}
+    queries.change_where(connection, segments, rolled, **sealed)
     cursor = cursors.find(connection, topic_id, COMPACTION_CURSOR)
     if cursor is not None:
         cursors.remove(connection, topic_id, COMPACTION_CURSOR, now)
@@ -166,4 +164,4 @@ def _check_cursors(connection: Connection, topic: TopicRecord, end: int) -> None
 
 def _mark(connection: Connection, records: Sequence[LedgerRecord], now: int) -> None:
     for ids in queries.batches([ledger.ledger_id for ledger in records]):
-        connection.execute(update(ledgers_table).where(ledgers_table.c.ledger_id.in_(ids)).values(deleted_at=now))
+        queries.change_where(connection, ledgers_table, ledgers_table.c.ledger_id.in_(ids), deleted_at=now)

@@ -49,8 +49,6 @@ class CapabilityReport:
     """The result of a check: every capability once, in the order of the checks."""
 
     url: str
-    rounds: int
-    racers: int
     capabilities: tuple[Capability, ...]
 
     def require(self) -> CapabilityReport:
@@ -96,7 +94,7 @@ def check_capabilities(
         with suppress(CompactorError):  # the failure above explains more than an error here
             for remaining in list(store.list(base + "/")):
                 store.delete(remaining.name)
-    return CapabilityReport(store.url, rounds, racers, capabilities)
+    return CapabilityReport(store.url, capabilities)
 
 
 def _conditional_writes(

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from storage.errors import (
+    CompactorError,
     InvalidInput,
     Misconfigured,
     ObjectDamaged,
@@ -36,7 +37,7 @@ from storage.errors import (
     Unavailable,
 )
 from storage.failpoints import Failpoint, failpoint
-from storage.file_modes import file_mode, make_inside, make_private
+from storage.file_modes import file_mode, make_inside, make_private, sync_folder
 from storage.objects.capability_check import CapabilityReport, check_capabilities
 from storage.objects.interface import (
     ObjectInfo,
@@ -57,9 +58,15 @@ WRITE_BACK_BYTES = 8 << 20
 Measured on ext4, 512 MiB written at 200 MiB/s: the final fsync takes 3 ms so, 150 ms otherwise; a call up to 2 ms.
 """
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EOPNOTSUPP})
-_BAD_NAME = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_BAD_NAME = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EOPNOTSUPP}
+_REMEDIES: tuple[tuple[set[int], type[CompactorError], str], ...] = (
+    (_FULL, StorageFull, "free space or raise the quota, then try again"),
+    (_BAD_NAME, InvalidInput, "choose a name that is not a folder of other objects, nor below an object"),
+    (_REFUSED, Misconfigured, "let this user write there, on a file system with hard links, or choose another folder"),
+)
+"""The kind of error, and the remedy, of the system's error numbers; all others are Unavailable."""
 
 
 class LocalStore(ObjectStore):
@@ -207,12 +214,12 @@ class LocalStore(ObjectStore):
             self._make_folder(folder.parent)
             with suppress(FileExistsError):
                 make_inside(folder)
-            _sync_folder(folder.parent)
+            sync_folder(folder.parent)
         elif not folder.is_dir():
             make_private(folder)
             for parent in folder.parents:
                 with suppress(PermissionError):  # this user may not open folders far above
-                    _sync_folder(parent)
+                    sync_folder(parent)
         self._durable_folders.add(folder)
 
     def publish(self, temporary: Path, name: str) -> None:
@@ -229,7 +236,7 @@ class LocalStore(ObjectStore):
             ) from None
         try:
             failpoint(Failpoint.LOCAL_LINKED)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except OSError:
             with suppress(OSError):
                 os.unlink(path)
@@ -250,17 +257,9 @@ class LocalStore(ObjectStore):
             if isinstance(error, FileNotFoundError):
                 self._durable_folders.clear()  # another process removed folders; create them again next time
             what = f"cannot {verb} object {name} in {self.url}, {error.strerror or error}"
-            if error.errno in _FULL:
-                raise StorageFull(what, "free space or raise the quota, then try again") from error
-            if error.errno in _BAD_NAME:
-                raise InvalidInput(
-                    what, "choose a name that is not a folder of other objects, nor below an object"
-                ) from error
-            if error.errno in _REFUSED:
-                raise Misconfigured(
-                    what,
-                    "let this user write there, on a file system with hard links, or choose another folder",
-                ) from error
+            for numbers, kind, remedy in _REMEDIES:
+                if error.errno in numbers:
+                    raise kind(what, remedy) from error
             raise Unavailable(what, "check the disk and the mount, then try again") from error
 
 
@@ -310,11 +309,3 @@ def _regular_size(status: os.stat_result, name: str, url: str) -> int:
     if stat.S_ISREG(status.st_mode):
         return status.st_size
     raise FileNotFoundError(errno.ENOENT, f"{name} in {url} is not a file")
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -34,12 +34,10 @@ OPENERS: Mapping[str, Opener] = MappingProxyType({"file": _open_file, "s3": _ope
 """The opener of each URL scheme."""
 
 
-def open_store(
-    location: StoreLocation | str, *, s3_endpoint: str | None = None, s3_region: str | None = None
-) -> ObjectStore:
-    """Return the store at a location, or at a URL with its S3 settings."""
+def open_store(location: StoreLocation | str) -> ObjectStore:
+    """Return the store at a location, or at a URL without settings of S3."""
     if isinstance(location, str):
-        location = StoreLocation(location, s3_endpoint, s3_region)
+        location = StoreLocation(location)
     scheme = urlsplit(location.url).scheme
     opener = OPENERS.get(scheme)
     if opener is None:

@@ -20,6 +20,7 @@ import random
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -47,12 +48,7 @@ from storage.objects.s3_writer import S3Writer
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-MULTIPART_THRESHOLD = 64 << 20
-PART_BYTES = 32 << 20
-"""The size of all parts but the last (R2 requires equal ones). S3 allows 10 000: objects up to 312 GiB."""
-ATTEMPTS = 6
 CONNECT_SECONDS = 5
-READ_SECONDS = 60
 _ATTEMPTS_WITHIN = 2
 """The attempts for a caller that cannot wait."""
 MARK = "compactor-mark"
@@ -64,20 +60,26 @@ def _models() -> Any:
     return botocore.session.get_session().get_component("data_loader")
 
 
+@dataclass(frozen=True)
+class S3Requests:
+    """The form of requests. Writers use a multipart upload from `multipart_threshold` bytes on.
+
+    `part_bytes`: the size of all parts but the last (R2 requires equal ones). S3 allows 10 000: objects up to 312 GiB.
+    `silence_seconds`: the time that a request waits for the next byte, in each of `attempts`.
+    """
+
+    multipart_threshold: int = 64 << 20
+    part_bytes: int = 32 << 20
+    attempts: int = 6
+    silence_seconds: float = 60
+
+
 class S3Store(ObjectStore):
-    """The objects at `s3://bucket/prefix`. Writers use a multipart upload from `multipart_threshold` bytes on."""
+    """The objects at `s3://bucket/prefix`."""
 
     def __init__(
-        self,
-        location: StoreLocation,
-        *,
-        multipart_threshold: int = MULTIPART_THRESHOLD,
-        part_bytes: int = PART_BYTES,
-        attempts: int = ATTEMPTS,
-        silence_seconds: float = READ_SECONDS,
-        clock: Clock | None = None,
+        self, location: StoreLocation, requests: S3Requests = S3Requests(), clock: Clock | None = None
     ) -> None:
-        """Create a store. `silence_seconds`: the time that a request waits for the next byte, in each of `attempts`."""
         parts = urlsplit(location.url)
         if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment or "@" in parts.netloc:
             raise Misconfigured(
@@ -88,10 +90,7 @@ class S3Store(ObjectStore):
         prefix = parts.path.strip("/")
         self._prefix = prefix + "/" if prefix else ""
         self._location = location
-        self._multipart_threshold = multipart_threshold
-        self._part_bytes = part_bytes
-        self._attempts = attempts
-        self._silence_seconds = silence_seconds
+        self._requests = requests
         self._clock = clock or SystemClock()
         self._connected: tuple[int, Any] | None = None
 
@@ -109,7 +108,7 @@ class S3Store(ObjectStore):
 
     def put(self, name: str, data: Buffer) -> None:
         key, metadata = self.key(name), _new_mark()
-        if memoryview(data).nbytes >= self._multipart_threshold:
+        if memoryview(data).nbytes >= self._requests.multipart_threshold:
             with self.create(name) as writer:
                 writer.write(data)
             return
@@ -122,7 +121,8 @@ class S3Store(ObjectStore):
         failpoint(Failpoint.S3_PUT_SENT)
 
     def create(self, name: str) -> ObjectWriter:
-        return S3Writer(self, check_object_name(name), _new_mark(), self._multipart_threshold, self._part_bytes)
+        requests = self._requests
+        return S3Writer(self, check_object_name(name), _new_mark(), requests.multipart_threshold, requests.part_bytes)
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(name, start, length)
@@ -176,28 +176,16 @@ class S3Store(ObjectStore):
                     raise
 
     def check(self) -> CapabilityReport:
-        streamed = S3Store(
-            self.location,
-            multipart_threshold=0,
-            part_bytes=LARGE_BODY_BYTES,
-            attempts=self._attempts,
-            silence_seconds=self._silence_seconds,
-            clock=self._clock,
-        )
+        in_parts = replace(self._requests, multipart_threshold=0, part_bytes=LARGE_BODY_BYTES)
+        streamed = S3Store(self.location, in_parts, self._clock)
         try:
             return check_capabilities(self, streamed=streamed).require()
         finally:
             streamed.close()
 
     def within(self, seconds: float) -> ObjectStore:
-        return S3Store(
-            self.location,
-            multipart_threshold=self._multipart_threshold,
-            part_bytes=self._part_bytes,
-            attempts=_ATTEMPTS_WITHIN,
-            silence_seconds=seconds / _ATTEMPTS_WITHIN,
-            clock=self._clock,
-        )
+        quick = replace(self._requests, attempts=_ATTEMPTS_WITHIN, silence_seconds=seconds / _ATTEMPTS_WITHIN)
+        return S3Store(self.location, quick, self._clock)
 
     def close(self) -> None:
         if self._connected is not None and self._connected[0] == os.getpid():
@@ -205,7 +193,7 @@ class S3Store(ObjectStore):
         self._connected = None
 
     def key(self, name: str) -> str:
-        """Return the key of a name in the bucket."""
+        """Return the bucket's key of an object: the prefix and the object's name."""
         return self._prefix + check_object_name(name)
 
     def conditionally(self, name: str, metadata: dict[str, str], send: Callable[[], object]) -> None:
@@ -214,7 +202,7 @@ class S3Store(ObjectStore):
         Raises `ObjectExists` if it has another mark. After 409 ConditionalRequestConflict (a racing write in flight)
         `send` is called again.
         """
-        for attempt in range(1, self._attempts + 1):
+        for attempt in range(1, self._requests.attempts + 1):
             with self.naming(name, "write"):
                 try:
                     send()
@@ -223,7 +211,7 @@ class S3Store(ObjectStore):
                     refused = status_of(error) in (404, 412) and code_of(error) != "NoSuchBucket"
                     if (refused or is_ambiguous(error)) and self._is_marked(name, metadata[MARK]):
                         return
-                    if code_of(error) != "ConditionalRequestConflict" or attempt == self._attempts:
+                    if code_of(error) != "ConditionalRequestConflict" or attempt == self._requests.attempts:
                         raise
             self.back_off(attempt)
 
@@ -232,11 +220,16 @@ class S3Store(ObjectStore):
         self._clock.wait(random.uniform(0.0, min(5.0, 0.05 * 2**attempt)))  # noqa: S311
 
     def _is_marked(self, name: str, mark: str) -> bool:
-        """Return whether the object exists and was created by the call with this mark; False if that is unknown."""
+        """Return whether the object exists and was created by the call with this mark.
+
+        Raises botocore's errors: without an answer, neither a success nor `ObjectExists` would be true.
+        """
         try:
             head = self.client.head_object(Bucket=self.bucket, Key=self.key(name))
-        except (ClientError, BotoCoreError):
-            return False
+        except ClientError as error:
+            if status_of(error) == 404:
+                return False
+            raise
         return {key.lower(): value for key, value in head["Metadata"].items()}.get(MARK) == mark
 
     @contextmanager
@@ -250,14 +243,14 @@ class S3Store(ObjectStore):
     def _read(self, key: str, ranged: dict[str, str]) -> bytes:
         """Read with one GET. botocore retries up to the headers; this method retries connections that break in the
         body."""
-        for attempt in range(1, self._attempts + 1):
+        for attempt in range(1, self._requests.attempts + 1):
             answer = self.client.get_object(Bucket=self.bucket, Key=key, **ranged)
             try:
                 # Not `with answer["Body"] as body`: that is the raw stream, which ends early without an error.
                 with closing(answer["Body"]):
                     return bytes(answer["Body"].read())
             except (HTTPClientError, IncompleteReadError) as error:
-                if attempt == self._attempts:
+                if attempt == self._requests.attempts:
                     raise Unavailable(
                         f"object {key} of bucket {self.bucket} breaks off while it is read, {error}",
                         "check the network and the server, then try again",
@@ -285,9 +278,9 @@ class S3Store(ObjectStore):
     def _connect(self) -> Any:
         endpoint = self._location.s3_endpoint
         config = Config(
-            connect_timeout=min(CONNECT_SECONDS, self._silence_seconds),
-            read_timeout=self._silence_seconds,
-            retries={"mode": "standard", "total_max_attempts": self._attempts},
+            connect_timeout=min(CONNECT_SECONDS, self._requests.silence_seconds),
+            read_timeout=self._requests.silence_seconds,
+            retries={"mode": "standard", "total_max_attempts": self._requests.attempts},
             max_pool_connections=32,
             tcp_keepalive=True,
             # Checksums in trailers are newer than most servers; ledgers carry checksums of their own.

@@ -17,11 +17,13 @@ Pure. Must not know: SQL, the use of policies (the compactor derives its run's p
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
 
+from storage.advice import Advice, AdviceKind
 from storage.errors import InvalidInput
 from storage.options.kinds import (
     ALWAYS_MS,
@@ -36,7 +38,7 @@ from storage.options.kinds import (
     ValueKind,
     WholeNumber,
 )
-from storage.options.option import Option, closest, option, table
+from storage.options.option import Option, option, table
 
 DAY_MS = 86_400_000
 HOLD, REFUSE, EVICT = "producer_request_hold", "producer_exception", "consumer_backlog_eviction"
@@ -374,9 +376,10 @@ def policy(name: str) -> Policy:
     """Return a policy by name or alias, in any capitals. Raises InvalidInput."""
     known = _BY_ANY_NAME.get(name.strip().lower())
     if known is None:
-        near = closest(name.strip().lower(), _BY_ANY_NAME)
-        meant = f"did you mean {_BY_ANY_NAME[near].name}? " if near else ""
-        raise InvalidInput(f"there is no policy {name!r}", f"{meant}there are {', '.join(POLICIES)}")
+        matches = difflib.get_close_matches(name.strip().lower(), _BY_ANY_NAME, n=5)
+        near = " or ".join(dict.fromkeys(_BY_ANY_NAME[match].name for match in matches))
+        meant = f"did you mean {near}? " if near else ""
+        raise InvalidInput(f"there is no policy {name!r}", Advice(AdviceKind.LIST_POLICIES, {"meant": meant}))
     return known
 
 

@@ -59,7 +59,7 @@ class CompactedReader:
         topic_id: int,
         owner: str,
         state: ContinuationToken,
-        unsealed: SegmentTableReader | None = None,
+        unsealed: SegmentTableReader,
         reset: OffsetReset = OffsetReset.EARLIEST,
         retention: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
     ) -> None:
@@ -117,9 +117,8 @@ class CompactedReader:
                 reader = SnapshotReader(self._environment.store, snapshot, self._unsealed)
                 if self._next in (None, NOWHERE, IdBound(LATEST)):  # no message has reached it yet
                     self._next = OffsetBound(reader.end)
-                elif self._next == IdBound(
-                    EARLIEST
-                ):  # the next messages may be compacted and trimmed before they are read
+                elif self._next == IdBound(EARLIEST):
+                    # Before the next messages are read, they may be compacted and trimmed.
                     self._next = OffsetBound(reader.first_offset)
                 assert self._next is not None
                 self._is_raw = True
@@ -223,9 +222,8 @@ class CompactedReader:
                 f"{manifest.dropped_to}",
                 _REMEDY,
             )
-        if by_event != bool(
-            self._by_event
-        ):  # a key's value may now be a message before the last one that was delivered
+        # In another order, a key's value may be a message before the last one that was delivered.
+        if by_event != bool(self._by_event):
             raise StateMayBeStale(f"{loss} {manifest.generation} has another order", _REMEDY)
 
     def _check_nothing_hidden(self, manifest: Manifest, retention: RetentionFilter | None) -> None:
@@ -250,8 +248,8 @@ class CompactedReader:
         assert self._next is not None
         first = SnapshotReader(self._environment.store, snapshot, self._unsealed).first_offset
         return StateMayBeStale(
-            f"offsets {_offset_of(self._next)} to {first - 1} of {snapshot.topic.name} are gone before a reader has "
-            "read them, and no compacted ledger replaces them",
+            f"offsets {_offset_of(self._next)} to {first - 1} of {snapshot.topic.name} are gone, perhaps before a "
+            "reader has read them, and no compacted ledger replaces them",
             _REMEDY,
         )
 
@@ -295,14 +293,13 @@ class _Pinned:
     def renew(self) -> None:
         """Renew the TTL if a third of it has passed. Raises Fenced if the compacted ledger was collected meanwhile."""
         if self.pin is not None and self.clock.now_ms() >= self.pin.expires_at - PIN_TTL_MS * 2 // 3:
-            with suppress(
-                Unavailable
-            ):  # the pin lasts; while the database is unreachable, collectors cannot run either
+            # The pin lasts: while the database is unreachable, collectors cannot run either.
+            with suppress(Unavailable):
                 self.pin = self.metadata.pins.renew(self.pin, PIN_TTL_MS)
                 failpoint(Failpoint.PIN_RENEWED)
 
 
 def _offset_of(bound: SeekPosition | None) -> int:
-    """Return the offset at which a read continues that has delivered messages."""
+    """Return the offset of a seek position that is an offset."""
     assert isinstance(bound, OffsetBound)
     return bound.offset

@@ -105,11 +105,7 @@ class EntryReader:
         state = self._current
         compacted = state.compacted
         if isinstance(self._source, CompactedReader):
-            compacted = (
-                CompactedProgress(None, False, True, None)
-                if compacted is None
-                else replace(compacted, is_raw=True, complete_to=None)
-            )
+            compacted = replace(compacted or CompactedProgress(), is_raw=True, complete_to=None)
         self._continue(replace(state, start=StartOffset(offset), compacted=compacted))
 
     def return_to(self, offset: int) -> None:

@@ -59,7 +59,7 @@ def point_read(
     hasher: KeyHasher,
     key: bytes,
     now: int,
-    unsealed: SegmentTableReader | None = None,
+    unsealed: SegmentTableReader,
     retention: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
 ) -> Message | None:
     """Return the newest message of `key`, which may be a tombstone; None: the topic has no message of the key.
@@ -176,7 +176,7 @@ class _PointRead:
         first = max(self._horizon + 1, self._snapshot.topic.start_offset)
         for ledger in reversed(self._reader.extents):
             if isinstance(ledger, SegmentRecord):  # never compacted, so it is after the horizon
-                yield from self._in_segment(ledger)
+                yield from self._as_key_record(self._segment(ledger)[0])
                 continue
             if ledger.last_offset < first:
                 return
@@ -187,10 +187,6 @@ class _PointRead:
                 yield _key_record(record, ledger.rows_object)
             elif record is not None and self._by_event and record[1] & _OFFSET < self._snapshot.topic.start_offset:
                 yield from self._as_key_record(self._scanned(self._reader.ledger(ledger, first))[0])
-
-    def _in_segment(self, segment: SegmentRecord) -> Iterator[_KeyRecord]:
-        """Yield the key's message that counts in a segment, except chunked ones."""
-        yield from self._as_key_record(self._segment(segment)[0])
 
     def _segment(self, segment: SegmentRecord) -> tuple[Message | None, Chunks]:
         """Return the key's message that counts in a segment, and the key's chunks. The whole segment is read, once."""

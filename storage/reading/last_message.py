@@ -122,7 +122,7 @@ class LastMessageFinder:
 
     def _end_of(self, segment: SegmentRecord) -> int:
         """Return the offset after the last readable row of a segment."""
-        last = self._reader.unsealed_of(segment).last(self._reader.snapshot.topic, segment)
+        last = self._reader.unsealed.last(self._reader.snapshot.topic, segment)
         return segment.first_offset if last is None else last.offset + 1
 
     def _raw_id(self, offset: int) -> MessageId:

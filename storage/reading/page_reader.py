@@ -181,11 +181,9 @@ class PageReader:
     def stream_rows(self, limits: ReadLimits = ReadLimits()) -> Generator[pa.RecordBatch, None, None]:
         """Yield rows as `stream` yields messages, with each chunk by itself."""
         budget = PageBudget(limits)
-        with closing(self._source.tables()) as tables:
-            while not budget.is_full and (table := next(tables, None)) is not None:
-                taken = table.slice(0, budget.take(table))
-                self.next = self._after_offset(last_offset(taken))
-                yield from taken.combine_chunks().to_batches()
+        for batch in limited(self._source.tables(), budget):
+            self.next = self._after_offset(last_offset(batch))
+            yield batch
         if not budget.is_full:
             self.next = self._source_state()
 
@@ -241,9 +239,8 @@ class PageReader:
         return self._source.state or self._state
 
 
-def limited(tables: Generator[pa.Table, None, None], limits: ReadLimits) -> Generator[pa.RecordBatch, None, None]:
-    """Yield tables as record batches, none empty, until a limit is reached; then close `tables`."""
-    budget = PageBudget(limits)
+def limited(tables: Generator[pa.Table, None, None], budget: PageBudget) -> Generator[pa.RecordBatch, None, None]:
+    """Yield tables as record batches, none empty, until the budget is used up; then close `tables`."""
     with closing(tables):
         while not budget.is_full and (table := next(tables, None)) is not None:
             yield from table.slice(0, budget.take(table)).combine_chunks().to_batches()

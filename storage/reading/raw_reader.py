@@ -37,7 +37,7 @@ class RawReader:
     def __init__(
         self,
         store: ObjectStore,
-        unsealed: SegmentTableReader | None,
+        unsealed: SegmentTableReader,
         take_snapshot: Callable[[], TopicSnapshot],
         start: StartPosition,
         reset: OffsetReset = OffsetReset.EARLIEST,
@@ -57,7 +57,7 @@ class RawReader:
         self._reset = reset
         self._or_compacted = or_compacted
         self._columns = columns
-        self._bound: SeekPosition | None = None
+        self.next: SeekPosition | None = None
         """The seek position of the next message; None: the start is not resolved yet."""
         self._delivered_to = -1
         """The last offset that was delivered, or that is never delivered."""
@@ -65,18 +65,13 @@ class RawReader:
         """The tables of a compacted read ended because the next messages are trimmed."""
 
     @property
-    def next(self) -> SeekPosition | None:
-        """The next message that the read delivers; None: its start is not resolved yet."""
-        return self._bound
-
-    @property
     def state(self) -> ContinuationToken | None:
         """The state after the last table that was delivered; None: the start is not resolved yet."""
-        return None if self._bound is None else ContinuationToken(start_position_of(self._bound))
+        return None if self.next is None else ContinuationToken(start_position_of(self.next))
 
     def begin(self, bound: SeekPosition, delivered_to: int) -> None:
         """Continue from `bound`, after the offset `delivered_to`."""
-        self._bound, self._delivered_to = bound, delivered_to
+        self.next, self._delivered_to = bound, delivered_to
 
     def tables(self, snapshot: TopicSnapshot | None = None) -> Generator[pa.Table, None, None]:
         """Yield all messages up to the topic's present end, or that of `snapshot`, as tables of rows.SCHEMA, none
@@ -90,11 +85,11 @@ class RawReader:
         while True:
             reader = SnapshotReader(self._store, snapshot, self._unsealed, columns=self._columns)
             try:
-                if self._bound is None:
-                    self._bound = self._first_bound(reader)
-                if self._is_over(reader, self._bound):
+                if self.next is None:
+                    self.next = self._first_bound(reader)
+                if self._is_over(reader, self.next):
                     return
-                for table in reader.raw(self._bound, self._delivered_to):
+                for table in reader.raw(self.next, self._delivered_to):
                     self._passed(last_offset(table))
                     yield table
                 self._passed(reader.read_to)
@@ -108,7 +103,7 @@ class RawReader:
     def _passed(self, offset: int) -> None:
         """Record that no message up to `offset` is still to be delivered."""
         if offset > self._delivered_to:
-            self._delivered_to, self._bound = offset, OffsetBound(offset + 1)
+            self._delivered_to, self.next = offset, OffsetBound(offset + 1)
 
     def _first_bound(self, reader: SnapshotReader) -> SeekPosition:
         """Return the seek position of the start.
@@ -134,10 +129,10 @@ class RawReader:
                 f"read from earliest, from latest, or from offset {first} on",
             )
         if self._reset is OffsetReset.LATEST:
-            self._bound = OffsetBound(reader.end)
+            self.next = OffsetBound(reader.end)
         return self._reset is OffsetReset.LATEST
 
 
-def last_offset(table: pa.Table) -> int:
-    """Return the offset of a table's last row."""
+def last_offset(table: pa.Table | pa.RecordBatch) -> int:
+    """Return the offset of the last row."""
     return int(table.column("offset")[-1].as_py())

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -32,15 +32,14 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from storage.advice import Advice, AdviceKind
-from storage.errors import DataLoss, Misconfigured
+from storage.errors import DataLoss
 from storage.ledger import rows
 from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.manifest import Manifest, Part, read_manifest
 from storage.ledger.rows_file import RowsReader
 from storage.ledger.seek import NOWHERE, IdBound, OffsetBound, SeekPosition, TimeBound, seek_position_of
 from storage.log.segment_tables import TABLE_BYTES, SegmentTableReader, marked_large
-from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicRecord, TopicSnapshot
-from storage.metadata.store import MetadataStore
+from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
 from storage.model import EARLIEST, LATEST, LedgerRecord, LogPosition, MessageId, RowsObject
 from storage.objects.interface import ObjectStore
 from storage.options.policies import TopicPolicies
@@ -100,23 +99,17 @@ def filter_under(policies: TopicPolicies, start_offset: int, now: int) -> Retent
     return RetentionFilter(start_offset, None if kept is None else now - kept)
 
 
-def retention_filter(metadata: MetadataStore, topic: TopicRecord, now: int) -> RetentionFilter | None:
-    """Return the filter of a topic's compacted ledger at this time; None: everything is visible. Raises Unavailable."""
-    return filter_under(metadata.policies.effective(topic), topic.start_offset, now)
-
-
 class SnapshotReader:
     """A reader of one `TopicSnapshot`.
 
-    `unsealed` None: no segment may hold messages. `retention`: hides rows of the compacted ledger (C2); None: hides
-    none.
+    `retention`: hides rows of the compacted ledger (C2); None: hides none.
     """
 
     def __init__(
         self,
         store: ObjectStore,
         snapshot: TopicSnapshot,
-        unsealed: SegmentTableReader | None = None,
+        unsealed: SegmentTableReader,
         retention: RetentionFilter | None = None,
         columns: Sequence[str] | None = None,
     ) -> None:
@@ -125,7 +118,8 @@ class SnapshotReader:
         self.snapshot = snapshot
         self._columns = None if columns is None else list(columns)
         self._store = store
-        self._unsealed = unsealed
+        self.unsealed = unsealed
+        """The reader of its segments."""
         self.retention = retention
         self.extents = snapshot.extents
         self.read_to = -1
@@ -154,7 +148,7 @@ class SnapshotReader:
         for extent in reversed(self.extents):
             last = last_of(extent)
             if last is None and isinstance(extent, SegmentRecord):
-                last = self.unsealed_of(extent).last(self.snapshot.topic, extent)
+                last = self.unsealed.last(self.snapshot.topic, extent)
             if last is not None:
                 return last if last.offset >= self.snapshot.topic.start_offset else None
         return None
@@ -257,7 +251,7 @@ class SnapshotReader:
             if isinstance(extent, LedgerRecord):
                 tables = self._rows(extent.rows_object, bound)
             else:
-                tables = self.unsealed_of(extent).tables(self.snapshot.topic, extent, bound, after)
+                tables = self.unsealed.tables(self.snapshot.topic, extent, bound, after)
             for table in tables:
                 table = _from(OffsetBound(after + 1), table)
                 if len(passed := _from(bound, table)):
@@ -270,7 +264,7 @@ class SnapshotReader:
     def segment(self, segment: SegmentRecord, first_offset: int = 0) -> Iterator[pa.Table]:
         """Yield all rows of one of the snapshot's segments, from an offset and the topic's start on."""
         start = OffsetBound(max(first_offset, self.snapshot.topic.start_offset))
-        return self.unsealed_of(segment).tables(self.snapshot.topic, segment, start)
+        return self.unsealed.tables(self.snapshot.topic, segment, start)
 
     def ledger(self, ledger: LedgerRecord, first_offset: int) -> Iterator[pa.Table]:
         """Yield the messages of one of the snapshot's ledgers from an offset on."""
@@ -292,25 +286,16 @@ class SnapshotReader:
         reader.expect(numbers)
         for number in numbers:
             size = reader.decoded_bytes(number)
-            is_held = self._unsealed is not None and size > TABLE_BYTES
-            with self._unsealed.log.decoding.hold(size) if self._unsealed and is_held else nullcontext():
+            is_large = size > TABLE_BYTES
+            with self.unsealed.log.decoding.hold(size if is_large else 0):
                 table = reader.read(number)
-                if is_held:
+                if is_large:
                     table = marked_large(table)
                 if deleted:
                     table = table.filter(pa.array(alive(deleted, first_offset, table.column("offset").to_numpy())))
                 if len(table := delivered(table)):
                     yield table
                 del table
-
-    def unsealed_of(self, extent: SegmentRecord) -> SegmentTableReader:
-        """Return the reader of a segment of the snapshot. Raises Misconfigured."""
-        if self._unsealed is None:
-            raise Misconfigured(
-                f"{self.snapshot.topic.name} has messages from offset {extent.first_offset} on in a segment of its log",
-                "read it with the log directory (COMPACTOR_LOG) with which it was written",
-            )
-        return self._unsealed
 
 
 def _from(bound: SeekPosition, table: pa.Table) -> pa.Table:
@@ -320,15 +305,11 @@ def _from(bound: SeekPosition, table: pa.Table) -> pa.Table:
 
 def last_of(extent: LedgerRecord | SegmentRecord) -> LogPosition | None:
     """Return the position of the last message of an extent, as its row records it; None: an open segment."""
-    if isinstance(extent, LedgerRecord):
-        return LogPosition(extent.last_offset, extent.last_message_id)
     return LogPosition(extent.content.last_offset, extent.content.last_message_id) if extent.content else None
 
 
 def _newest_of(extent: LedgerRecord | SegmentRecord) -> int:
     """Return the largest publish time of an extent; of an open segment it is unknown, so the largest number."""
-    if isinstance(extent, LedgerRecord):
-        return extent.max_publish_time
     return extent.content.max_publish_time if extent.content else _NEVER
 
 
