@@ -14,16 +14,17 @@ the session use does not count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain, islice
 from typing import Any
 
 from compactor.engines.engine import Engine, Progress, TaskFailure, TaskInputs
-from storage.clock import Clock
-from storage.errors import CompactorError, Fenced, Unavailable, recorded
+from storage.clock import Clock, SystemClock
+from storage.errors import CompactorError, ErrorText, Fenced, Unavailable
 from storage.heartbeat import Heartbeat
 from storage.metadata.records import RunRecord
 from storage.metadata.store import MetadataStore
@@ -50,25 +51,26 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TaskSet:
-    """The tasks of one phase of a run: `task` for each number.
+    """The tasks of one phase of a run: `task` for each of `inputs`.
 
     `costs`: approximate bytes that each task reads and writes (Engine.run: weights). `messages`: number of messages or
     index records that the phase reads, for progress.
     """
 
     name: str
-    task: Callable[[int], Any]
+    task: Callable[[Any], Any]
+    inputs: Sequence[Any]
     costs: Sequence[float]
     messages: int
 
 
 class StallDetector:
-    """Detector of a job that has cores but finishes no task for longer than `limit_ms`.
+    """Detector of a job that has cores but finishes no task for longer than `limit_ms`; infinity: no limit.
 
     One thread runs the jobs, another calls `check`.
     """
 
-    def __init__(self, clock: Clock, limit_ms: int) -> None:
+    def __init__(self, clock: Clock = SystemClock(), limit_ms: float = math.inf) -> None:  # noqa: B008
         self.limit_ms = limit_ms
         self._clock = clock
         self._ended = 0
@@ -101,7 +103,7 @@ class StallDetector:
 
 
 Steps = Generator[TaskSet, list[Any], RunRecord]
-OnFailed = Callable[[RunRecord, BaseException, str], object]
+OnFailed = Callable[[RunRecord, BaseException], object]
 
 
 class Job:
@@ -132,6 +134,10 @@ class Job:
         """Raise `error` in the run, which then ends."""
         self._advance(lambda: self._steps.throw(error))
 
+    def close(self) -> None:
+        """End the run where it is, without an outcome."""
+        self._steps.close()
+
     def _advance(self, step: Callable[[], TaskSet]) -> None:
         self.work, self.done = None, 0
         try:
@@ -161,8 +167,7 @@ class BatchRunner:
     """Driver of runs. `heartbeat_ms`: a run without a heartbeat for that time counts as dead.
 
     `claims_at_once`: number of concurrent claims; a claim may wait until a tail is sealed. `on_failed`: records a
-    failed run (run, error, its text) at once; None: the run's row records it. `stall_detector` None: tasks have no
-    time limit.
+    failed run (run, error) at once; None: the run's row records it.
     """
 
     metadata: MetadataStore
@@ -171,7 +176,7 @@ class BatchRunner:
     heartbeat_ms: int
     claims_at_once: int = 1
     on_failed: OnFailed | None = None
-    stall_detector: StallDetector | None = None
+    stall_detector: StallDetector = field(default_factory=StallDetector)
 
     def run(
         self, topics: Iterable[TopicName], claim: Callable[[TopicName], Job | None], size: int
@@ -185,7 +190,7 @@ class BatchRunner:
         outcomes: dict[int, Outcome] = {}
         claimed: dict[int, Job] = {}
         try:
-            with Heartbeat(lambda: self._beat(list(claimed.values())), self.heartbeat_ms / 1000 / BEATS):
+            with Heartbeat(lambda: self.heartbeat(list(claimed.values())), self.heartbeat_ms / 1000 / BEATS):
                 for number, job in self._claim_all(topics, claim):
                     if isinstance(job, Outcome):
                         outcomes[number] = job
@@ -224,71 +229,64 @@ class BatchRunner:
     def _drive(self, jobs: list[Job]) -> None:
         for job in jobs:
             job.start()
-            self._note_end(job)
+            self.note_end(job)
         while running := self._waiting(jobs):
-            for job, result in zip(running, self._do(running), strict=True):
+            for job, result in zip(running, self.run_tasks(running), strict=True):
                 if job.fenced:
-                    job.fail(self._fencing_error(job.run))
+                    job.fail(self.fencing_error(job.run))
                 elif isinstance(result, CompactorError):
                     job.fail(result)
                 else:
                     job.answer(result)
-                self._note_end(job)
+                self.note_end(job)
 
     def _waiting(self, jobs: list[Job]) -> list[Job]:
         """Return the jobs with tasks to run. First the fenced ones end, so that the engine runs nothing for them."""
         running = [job for job in jobs if job.work is not None]
         with suppress(CompactorError):  # the next heartbeat repeats this if the database is away
-            self._beat(running)
+            self.heartbeat(running)
         for job in running:
             if job.fenced:
-                job.fail(self._fencing_error(job.run))
-                self._note_end(job)
+                job.fail(self.fencing_error(job.run))
+                self.note_end(job)
         return [job for job in running if job.work is not None]
 
-    def _do(self, running: list[Job]) -> list[list[Any] | CompactorError]:
+    def run_tasks(self, running: list[Job]) -> list[list[Any] | CompactorError]:
         """Let the engine run the tasks of all jobs. Return their results, or the error, job by job.
 
         If the engine fails all because one task kills its workers, each job runs alone.
         """
-        together = self._do_together(running)
-        stalled = self.stall_detector is not None and self.stall_detector.is_over
-        if isinstance(together, Unavailable) and len(running) > 1 and not stalled:
-            alone = [self._do_together([job]) for job in running]
-            return [item if isinstance(item, CompactorError) else item[0] for item in alone]
-        return [together for _ in running] if isinstance(together, CompactorError) else [*together]
+        results = self._do_together(running)
+        if isinstance(results[0], Unavailable) and len(running) > 1 and not self.stall_detector.is_over:
+            return [result for job in running for result in self._do_together([job])]
+        return results
 
-    def _do_together(self, running: list[Job]) -> list[list[Any]] | CompactorError:
+    def _do_together(self, running: list[Job]) -> list[list[Any] | CompactorError]:
+        """Let the engine run the tasks of all jobs at once. An error of the engine is the result of each job."""
         works = [job.work for job in running if job.work is not None]
         costs = list(chain.from_iterable(work.costs for work in works))
         ends = list(accumulate(len(work.costs) for work in works))
-        task = works[0].task if len(works) == 1 else _together(works)
         phases = dict.fromkeys(work.name for work in works)
         self.progress.phase(" and ".join(phases), len(costs), sum(work.messages for work in works))
 
-        detector = self.stall_detector
-
         def on_done(tasks: int) -> None:
-            if detector is not None:
-                detector.moved(tasks)
+            self.stall_detector.moved(tasks)
             for job, work in zip(running, works, strict=True):
                 job.done = len(work.costs) * tasks // max(1, len(costs))
             self.progress.done(tasks)
 
-        if detector is not None:
-            detector.begin()
+        self.stall_detector.begin()
         try:
-            outcomes = self.engine.run(len(costs), task, on_done, costs)
+            outcomes = self.engine.run(len(costs), together(works), on_done, costs)
         except CompactorError as error:
-            return self._stall_error(error, " and ".join(phases))
+            return [self._stall_error(error, " and ".join(phases))] * len(running)
         finally:
-            if detector is not None:
-                detector.end()
+            self.stall_detector.end()
         return [outcomes[end - len(work.costs) : end] for end, work in zip(ends, works, strict=True)]
 
     def _stall_error(self, error: CompactorError, phases: str) -> CompactorError:
         """Return the error of a stalled job if `error` is the result of its stop, else `error`."""
-        if self.stall_detector is None or not self.stall_detector.is_over or not isinstance(error, Fenced):
+        if not self.stall_detector.is_over or not isinstance(error, Fenced):
             return error
         return Unavailable(
             f"no task of {phases} ended for {self.stall_detector.limit_ms / 1000:g} s, so it was stopped",
@@ -297,8 +295,12 @@ class BatchRunner:
             is_public=True,
         )
 
-    def _beat(self, jobs: Sequence[Job]) -> None:
-        if self.stall_detector is not None and self.stall_detector.check(self.engine.is_waiting):
+    def heartbeat(self, jobs: Sequence[Job]) -> None:
+        """Record that the runs are alive, with their progress; mark those that were fenced.
+
+        Cancels the engine's job if it has stalled, or if all its runs were fenced.
+        """
+        if self.stall_detector.check(self.engine.is_waiting):
             self.engine.cancel()
             return
         active = [job for job in jobs if job.outcome is None]
@@ -312,11 +314,12 @@ class BatchRunner:
         if waiting and all(job.fenced for job in waiting):
             self.engine.cancel()
 
-    def _note_end(self, job: Job) -> None:
+    def note_end(self, job: Job) -> None:
+        """Record the failure of a run that has just failed."""
         if job.outcome is not None and job.outcome.error is not None:
             self._record_failure(job.run, job.outcome.error)
 
-    def _fencing_error(self, run: RunRecord) -> CompactorError:
+    def fencing_error(self, run: RunRecord) -> CompactorError:
         """Return the database's error for a fenced run, which names the newer run or the cause."""
         try:
             self.metadata.runs.update(run)
@@ -327,24 +330,20 @@ class BatchRunner:
     def _record_failure(self, run: RunRecord, error: BaseException) -> None:
         """Record the original error (W3). If the database is away too, add that as a note."""
         try:
-            error_text = recorded(error)
             if self.on_failed is None:
-                self.metadata.runs.fail(run, error_text)
+                self.metadata.runs.fail(run, ErrorText.of(error))
             else:
-                self.on_failed(run, error, error_text)
+                self.on_failed(run, error)
         except CompactorError as second:
             error.add_note(f"and the failure could not be recorded: {second}")
 
 
-def _together(works: Sequence[TaskSet]) -> TaskInputs:
-    """Return the tasks of several task sets as one sequence. Each input of TaskInputs travels with its task only."""
-    tasks = tuple(work.task.task if isinstance(work.task, TaskInputs) else work.task for work in works)
-    inputs = [
-        (number, item)
-        for number, work in enumerate(works)
-        for item in (work.task.inputs if isinstance(work.task, TaskInputs) else range(len(work.costs)))
-    ]
-    return TaskInputs(_OneOf(tasks), inputs)
+def together(works: Sequence[TaskSet]) -> TaskInputs:
+    """Return the tasks of several task sets as one sequence. Each input travels with its task only."""
+    if len(works) == 1:
+        return TaskInputs(works[0].task, works[0].inputs)
+    inputs = [(number, item) for number, work in enumerate(works) for item in work.inputs]
+    return TaskInputs(_OneOf(tuple(work.task for work in works)), inputs)
 
 
 @dataclass(frozen=True)

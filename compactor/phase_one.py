@@ -13,7 +13,7 @@ Rules: semantics.md P3–P6, P8–P10, T1, T2.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from typing import Any
@@ -83,7 +83,10 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskR
     name, row_sets, row_set_bytes = _write_row_sets(
         store, plan, number, split_by_source(ascending(named), plan.sources)
     )
-    index = _write_index(store, plan, number, resolved.level, hash_range, unkeyed)
+    index: IndexLocation | None = None
+    if len(resolved.level) or any(unkeyed.values()):
+        index = write_index(store, plan, number, resolved.level, hash_range, unkeyed)
+        failpoint(Failpoint.PHASE_ONE_INDEX_WRITTEN)
     table = write_chunks(store, plan, number, decision)
     records = sum(map(len, runs)) + sum(map(len, levels))
     statistics = HashRangeStatistics(
@@ -135,7 +138,7 @@ def _among(store: ObjectStore, plan: RunPlan, rows: tuple[tuple[int, DeletedRows
         source = plan.sources[number]
         first, last = np.uint64(source.first_offset), np.uint64(source.last_offset)
         inside = offsets[np.searchsorted(offsets, first, "left") : np.searchsorted(offsets, last, "right")]
-        dead = BitMap(array("I", (inside - first).astype(np.uint32).tobytes())) & bitmap
+        dead = bitmap_of(inside - first) & bitmap
         among.append(np.frombuffer(dead.to_array(), dtype=np.uint32).astype(np.uint64) + first)
     return np.concatenate(among)
 
@@ -235,21 +238,30 @@ def _write_row_sets(
     return name, tuple(row_sets), start
 
 
-def _write_index(
+def write_index(
     store: ObjectStore,
     plan: RunPlan,
     number: int,
-    level: IndexRecords,
+    records: IndexRecords,
     hash_range: HashRange,
-    unkeyed: dict[str, BitMap64],
-) -> IndexLocation | None:
-    if not len(level) and not any(unkeyed.values()):
-        return None
-    data, directory = key_index.encode_index(level, hash_range, unkeyed)
+    unkeyed: dict[str, BitMap64] | None = None,
+    chunks: bytes = b"",
+) -> IndexLocation:
+    """Write a key index of a task as the object `number` of the run, and return its location."""
+    data, directory = key_index.encode_index(records, hash_range, unkeyed, chunks)
     name = names.compacted_index(plan.topic_uid, plan.attempt_id, number)
     store.put(name, data)
-    failpoint(Failpoint.PHASE_ONE_INDEX_WRITTEN)
     return IndexLocation(name, 0, len(data), directory.encode())
+
+
+def bitmap_of(relative: npt.NDArray[Any]) -> BitMap:
+    """Return a bitmap of offsets below 2³²."""
+    return BitMap(array("I", relative.astype(np.uint32).tobytes()))
+
+
+def least(times: Iterable[int | None]) -> int | None:
+    """Return the least of the times that are known, None if none is."""
+    return min((time for time in times if time is not None), default=None)
 
 
 def _not_in_a_source(offset: npt.NDArray[np.uint64] | np.uint64) -> ObjectDamaged:

@@ -12,7 +12,6 @@ removed row (`layout.BITMAP_ROWS`).
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
@@ -22,12 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from compactor.phase_one import ascending, task_store
+from compactor.phase_one import ascending, bitmap_of, least, task_store
 from compactor.run.plan import (
     DeletedRowsTask,
     DeletedRowsTaskResult,
     Located,
-    PartStatistics,
     PartTask,
     PartTaskResult,
     RunPlan,
@@ -65,7 +63,7 @@ def _write_part(store: ObjectStore, plan: RunPlan, task: PartTask) -> PartTaskRe
     tables = _surviving_rows(store, plan, task, content)
     first = next(tables, None)
     if first is None:  # slices inside sources may have no survivors; an object without rows is not written
-        return PartTaskResult(task.number, statistics=content.statistics)
+        return PartTaskResult(task.number, bytes_read=content.bytes_read)
     with RowsWriter(store, names.part(plan.topic_uid, plan.attempt_id, task.number)) as writer:
         failpoint(Failpoint.PHASE_TWO_PART_BEGUN)
         for source, table in chain([first], tables):
@@ -77,7 +75,7 @@ def _write_part(store: ObjectStore, plan: RunPlan, task: PartTask) -> PartTaskRe
             writer.write(table, sizes)
     failpoint(Failpoint.PHASE_TWO_PART_WRITTEN)
     assert writer.result is not None
-    return PartTaskResult(task.number, content.part(writer.result), content.kept, content.statistics)
+    return PartTaskResult(task.number, content.part(writer.result), content.kept, content.bytes_read)
 
 
 def _surviving_rows(
@@ -89,7 +87,7 @@ def _surviving_rows(
     for item, named, deleted in zip(task.slices, all_named, all_deleted, strict=True):
         source = plan.sources[item.source]
         if item.source < plan.old_parts:
-            deleted |= _bitmap(named)
+            deleted |= bitmap_of(named)
             reader = RowsReader(store, source.rows)
             selection = _all_but(reader, source, item, deleted)
         else:
@@ -189,7 +187,7 @@ def _write_bitmaps(store: ObjectStore, plan: RunPlan, task: DeletedRowsTask) -> 
     all_named = read_offsets(store, [row_sets for _, row_sets in task.parts])
     for number, bitmap, named in zip(sources, bitmaps, all_named, strict=True):
         source = plan.sources[number]
-        more = _bitmap(named)
+        more = bitmap_of(named)
         new = np.frombuffer((more - bitmap).to_array(), dtype=np.uint32).astype(np.uint64)
         removed = SourceTotals(len(new), int(new.sum()) + len(new) * source.first_offset)
         kept[number] = SourceTotals(source.messages, source.offset_sum) - removed
@@ -213,10 +211,6 @@ def _last_alive(store: ObjectStore, plan: RunPlan, source: Source, deleted: BitM
     return None
 
 
-def _bitmap(relative: npt.NDArray[np.uint32]) -> BitMap:
-    return BitMap(array("I", relative.astype(np.uint32).tobytes()))
-
-
 class _PartContent:
     """Statistics of the rows written to a part. It checks that offsets ascend and are unique (W1)."""
 
@@ -229,19 +223,14 @@ class _PartContent:
         self._oldest_value: int | None = None
         self._oldest_tombstone: int | None = None
         self._first_tombstone: int | None = None
-        self._groups_read = self._bytes_read = 0
+        self.bytes_read = 0
         self.kept: dict[int, SourceTotals] = {}
 
-    @property
-    def statistics(self) -> PartStatistics:
-        return PartStatistics(self._groups_read, self._bytes_read)
-
     def counted(self, reader: RowsReader, selection: Selection) -> Selection:
-        """Yield from `selection`, and count the row groups that are read."""
+        """Yield from `selection`, and add up the sizes of the row groups that are read."""
         for number, positions in selection:
             group = reader.groups[number]
-            self._groups_read += 1
-            self._bytes_read += group.end - group.start
+            self.bytes_read += group.end - group.start
             yield number, positions
 
     def add(self, source: int, table: pa.Table, sizes: I64, values: Mask) -> None:
@@ -260,10 +249,10 @@ class _PartContent:
         publish = pc.min_max(table.column("publish_time")).as_py()
         self._publish = (min(self._publish[0], publish["min"]), max(self._publish[1], publish["max"]))
         published = table.column("publish_time").to_numpy()[values]
-        self._oldest_value = _least(self._oldest_value, int(published.min()) if len(published) else None)
+        self._oldest_value = least((self._oldest_value, int(published.min()) if len(published) else None))
         retained = table.column("retained_at")
         if retained.null_count < len(table):
-            self._oldest_tombstone = _least(self._oldest_tombstone, pc.min(retained).as_py())
+            self._oldest_tombstone = least((self._oldest_tombstone, pc.min(retained).as_py()))
             if self._first_tombstone is None:
                 self._first_tombstone = int(offsets[int(np.argmax(retained.is_valid().to_numpy()))])
         total = SourceTotals(len(offsets), int(offsets.astype(np.uint64).sum(dtype=np.uint64)))
@@ -287,7 +276,3 @@ class _PartContent:
             oldest_tombstone=self._oldest_tombstone,
             first_tombstone=self._first_tombstone,
         )
-
-
-def _least(*times: int | None) -> int | None:
-    return min((time for time in times if time is not None), default=None)

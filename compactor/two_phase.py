@@ -21,6 +21,7 @@ an `Engine` runs the tasks. No value here is per key or per message.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -47,7 +48,7 @@ from compactor.run.plan import (
 from compactor.run.run_output import PlannedRun, RunOutput, check_objects
 from storage.clock import Clock
 from storage.environment import Environment
-from storage.errors import CompactorError, Conflict, DataLoss, Fenced, recorded
+from storage.errors import CompactorError, Conflict, DataLoss, ErrorText, Fenced
 from storage.failpoints import Failpoint, failpoint
 from storage.heartbeat import Heartbeat
 from storage.ledger import names
@@ -57,6 +58,7 @@ from storage.log.lease import afterwards
 from storage.log.ledger_id_recovery import keep_lost_ids
 from storage.log.log_manager import LogManager
 from storage.metadata.records import (
+    TAIL_LEFT,
     Attempt,
     AttemptKind,
     CompactedLedgerRecord,
@@ -87,7 +89,7 @@ class TwoPhaseCompactor:
     and a leader that lost its lease begins no run. If it raises an error, no run begins.
     `claims_at_once`: number of topics whose tails are sealed concurrently, each in a thread. `on_failed`: see
     BatchRunner. `retry_tail_at`: time of the next run for a topic whose tail was not sealed completely; None: no retry.
-    `stalled_ms`: a run fails if none of its tasks ends within that time; None: no limit.
+    `stalled_ms`: a run fails if none of its tasks ends within that time.
     """
 
     environment: Environment
@@ -102,7 +104,7 @@ class TwoPhaseCompactor:
     claims_at_once: int = 1
     on_failed: OnFailed | None = None
     retry_tail_at: Callable[[], int] | None = None
-    stalled_ms: int | None = None
+    stalled_ms: float = math.inf
 
     def compact(self, name: TopicName, policies: RunPolicies | PoliciesOf = RunPolicies()) -> Outcome:  # noqa: B008
         """Compact one topic. Raises TopicNotFound, CompactionRunning, Fenced, DataLoss, Unavailable."""
@@ -121,7 +123,6 @@ class TwoPhaseCompactor:
         The failure of a topic is part of its outcome. Raises only what stops all topics, such as KeyboardInterrupt;
         then each active run is recorded as failed.
         """
-        stall = None if self.stalled_ms is None else StallDetector(self.environment.clock, self.stalled_ms)
         batch = BatchRunner(
             self.environment.metadata,
             self.engine,
@@ -129,9 +130,9 @@ class TwoPhaseCompactor:
             self.heartbeat_ms,
             self.claims_at_once,
             self.on_failed,
-            stall,
+            StallDetector(self.environment.clock, self.stalled_ms),
         )
-        return batch.run(topics, lambda name: self._claim(name, policies), self._sizing.topics_per_job)
+        return batch.run(topics, lambda name: self.claim(name, policies), self._sizing.topics_per_job)
 
     def dry_run(self, name: TopicName, policies: RunPolicies | PoliciesOf = RunPolicies()) -> dict[str, object]:  # noqa: B008
         """Return what a run would keep, drop and write (run_output.PlannedRun.estimate).
@@ -167,7 +168,8 @@ class TwoPhaseCompactor:
                 work = next(steps)
                 while True:
                     self.progress.phase(work.name, len(work.costs), work.messages)
-                    done = self.engine.run(len(work.costs), work.task, self.progress.done, work.costs)
+                    task = TaskInputs(work.task, work.inputs)
+                    done = self.engine.run(len(work.costs), task, self.progress.done, work.costs)
                     work = steps.send(answers(done))
         except StopIteration as stop:
             planned: PlannedRun = stop.value
@@ -181,7 +183,7 @@ class TwoPhaseCompactor:
             self.environment.store.delete(stored.name)
         self.environment.metadata.attempts.finish(attempt.attempt_id)
 
-    def _claim(self, name: TopicName, requested: RunPolicies | PoliciesOf) -> Job | None:
+    def claim(self, name: TopicName, requested: RunPolicies | PoliciesOf) -> Job | None:
         """Claim a run and return its job, or None if there is nothing to compact (P11)."""
         if self.leader is not None:
             self.leader()  # raises before the tail is rolled
@@ -215,7 +217,7 @@ class TwoPhaseCompactor:
         return error
 
     def _run(self, run: RunRecord, policies: RunPolicies, tail_error: CompactorError | None) -> Steps:
-        statistics: dict[str, object] = {} if tail_error is None else {"tail_left": recorded(tail_error)}
+        statistics = {} if tail_error is None else ErrorText.of(tail_error).fields(TAIL_LEFT)
         timer = _PhaseTimer(self.environment.clock, statistics)
         snapshot = self.environment.metadata.snapshot(run.topic_id)
         if snapshot.topic.epoch != run.epoch:
@@ -266,8 +268,8 @@ class TwoPhaseCompactor:
     def _retry(self, run: RunRecord, tail_error: CompactorError | None) -> CompactionRetry | None:
         if tail_error is None or self.retry_tail_at is None:
             return None
-        reason = f"run {run.run_id} succeeded without the messages that are not sealed: {recorded(tail_error)}"
-        return CompactionRetry(reason, self.retry_tail_at())
+        prefix = f"run {run.run_id} succeeded without the messages that are not sealed: "
+        return CompactionRetry(ErrorText.of(tail_error).after(prefix), self.retry_tail_at())
 
     def _decide(
         self, snapshot: TopicSnapshot, attempt_id: str, policies: RunPolicies, now: int, timer: _PhaseTimer
@@ -275,11 +277,7 @@ class TwoPhaseCompactor:
         """Run scan, phase one and layout. They write row sets and an index level, which nothing references."""
         previous = self._previous(snapshot)
         topic = snapshot.topic
-        floor = (
-            self.environment.metadata.cursors.compacted_floor(topic.id)
-            if policies.tombstones_wait_for_cursors
-            else None
-        )
+        floor = _cursor_floor(self.environment.metadata, topic.id, policies)
         plan = run_input.first_plan(
             self.environment.store.location,
             snapshot,
@@ -298,7 +296,7 @@ class TwoPhaseCompactor:
         scanned = []
         if scans:
             sizes = [plan.sources[scan.source].rows.stored.size for scan in scans]
-            scanned = yield TaskSet("scan", TaskInputs(partial(run_scan, plan), scans), sizes, len(scans))
+            scanned = yield TaskSet("scan", partial(run_scan, plan), scans, sizes, len(scans))
             plan = run_input.with_scans(plan, scanned, reindexed=reindexed)
         plan = run_input.sized(plan, previous, self._sizing, reindexed=reindexed)
         failpoint(Failpoint.RUN_SCAN_DONE)
@@ -306,7 +304,7 @@ class TwoPhaseCompactor:
 
         messages_in = sum(source.messages for source in plan.sources[plan.old_parts :])
         ranges: list[RangeTaskResult] = yield TaskSet(
-            "phase one", partial(run_range, plan), run_input.range_costs(plan), messages_in
+            "phase one", partial(run_range, plan), range(len(plan.ranges)), run_input.range_costs(plan), messages_in
         )
         failpoint(Failpoint.PHASE_ONE_DONE)
         timer.lap("phase_one")
@@ -323,8 +321,8 @@ class TwoPhaseCompactor:
         results: list[PartTaskResult | DeletedRowsTaskResult] = []
         if layout.tasks:
             survivors = sum(totals.count for totals in planned.expected.values())
-            task = TaskInputs(partial(run_task, plan), layout.tasks)
-            results = yield TaskSet("phase two", task, layout.costs(plan), survivors)
+            costs = layout.costs(plan)
+            results = yield TaskSet("phase two", partial(run_task, plan), layout.tasks, costs, survivors)
         failpoint(Failpoint.PHASE_TWO_DONE)
         return RunOutput(
             planned,
@@ -395,6 +393,11 @@ def _policies_of(topic: TopicRecord, policies: RunPolicies | PoliciesOf) -> RunP
     return policies if isinstance(policies, RunPolicies) else policies(topic)
 
 
+def _cursor_floor(metadata: MetadataStore, topic_id: int, policies: RunPolicies) -> int | None:
+    """Return the offset above which tombstones wait for a compacted reader (T1); None: none waits."""
+    return metadata.cursors.compacted_floor(topic_id) if policies.tombstones_wait_for_cursors else None
+
+
 def nothing_new(
     metadata: MetadataStore, store: ObjectStore, clock: Clock, snapshot: TopicSnapshot, policies: RunPolicies
 ) -> bool:
@@ -406,7 +409,7 @@ def nothing_new(
         return False
     if snapshot.compacted is None or not run_input.goes_by_time(snapshot, policies):
         return True
-    floor = metadata.cursors.compacted_floor(snapshot.topic.id) if policies.tombstones_wait_for_cursors else None
+    floor = _cursor_floor(metadata, snapshot.topic.id, policies)
     try:
         manifest = read_manifest(store, snapshot.compacted.manifest)
     except DataLoss:

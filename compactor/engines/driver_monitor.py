@@ -56,15 +56,12 @@ class DriverClient(Protocol):
 
     def status(self, group: str) -> DriverStatus:
         """Return the current status with the finished tasks of a job group ("": no group). Raises any error."""
-        ...
 
     def cancel(self, group: str) -> None:
         """Stop the jobs of a group."""
-        ...
 
     def kill(self) -> None:
         """Kill the Java of this process's driver."""
-        ...
 
 
 class DriverTimeout(Exception):

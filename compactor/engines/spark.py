@@ -78,12 +78,10 @@ _OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
 
 @dataclass(frozen=True)
 class SparkSettings:
-    """Settings of a session. `driver_memory`: the driver's heap. `log_file`: the file of the driver's log."""
+    """Settings of a session. `log_file`: the file of the driver's log."""
 
     log_file: Path
     master: str = "local[*]"
-    driver_memory: str = "2g"
-    app_name: str = "compactor"
 
     @property
     def is_local(self) -> bool:
@@ -120,7 +118,7 @@ def open_session(
             # Spark would take the first address of this machine's name, which executors may not reach.
             os.environ["SPARK_LOCAL_IP"] = os.environ["SPARK_LOCAL_HOSTNAME"] = facing
     with tempfile.TemporaryDirectory(prefix="compactor-spark-") as folder:
-        configuration = SparkConf().setMaster(settings.master).setAppName(settings.app_name)
+        configuration = SparkConf().setMaster(settings.master).setAppName("compactor")
         configuration.setAll(list(_configuration(settings, Path(folder)).items()))
         jvm = jvm or Jvm()
         try:
@@ -207,7 +205,7 @@ def _configuration(settings: SparkSettings, folder: Path) -> dict[str, str]:
     logging.write_text(_LOGGING, encoding="utf-8")
     log_file = shlex.quote(f"-Dcompactor.spark.log={settings.log_file}")
     configuration = {
-        "spark.driver.memory": settings.driver_memory,
+        "spark.driver.memory": "2g",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.as_uri()} {log_file}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -280,12 +278,12 @@ def _tasks(tracker: StatusTracker, job_ids: Iterable[int]) -> tuple[int, int]:
 class SparkEngine:
     """An `Engine` that runs each phase as one Spark job.
 
-    `monitor`: shared by all engines of a session; None: this is the only engine.
+    `monitor`: that of the session's driver, which all its engines share; None: this is its first engine.
     """
 
     def __init__(self, session: SparkSession, monitor: DriverMonitor | None = None) -> None:
-        self._session = session
-        self._monitor = monitor or DriverMonitor(SparkDriver(session))
+        self.session = session
+        self.monitor = monitor or DriverMonitor(SparkDriver(session))
         self._group = self._cancelled_group = ""
         self._watch: JobWatch | None = None
 
@@ -293,7 +291,7 @@ class SparkEngine:
     def parallelism(self) -> int:
         """The number of tasks that can run concurrently: Spark's default parallelism. Raises Unavailable."""
         try:
-            return int(self._monitor.ask(lambda: self._session.sparkContext.defaultParallelism))
+            return int(self.monitor.ask(lambda: self.session.sparkContext.defaultParallelism))
         except Exception as error:  # DriverTimeout, or a Java that has died
             raise self._failure(error) from error
 
@@ -330,8 +328,8 @@ class SparkEngine:
             on_done(ended * count // len(partitions))
 
         try:  # any call fails if Java has ended; the watch kills a Java that is stopped
-            with JobWatch(self._monitor, self._group, report) as self._watch:
-                context = self._session.sparkContext
+            with JobWatch(self.monitor, self._group, report) as self._watch:
+                context = self.session.sparkContext
                 context.setJobGroup(self._group, "compaction", interruptOnCancel=True)
                 failures = cluster.max_failures(str(context.master), context.getConf().get("spark.task.maxFailures"))
                 packed = [[(number, _pickled(inputs[number])) for number in numbers] for numbers in partitions]
@@ -346,47 +344,48 @@ class SparkEngine:
     def cancel(self) -> None:
         """Stop the current job without waiting for its end. May be called from another thread."""
         self._cancelled_group = self._group
-        self._monitor.cancel(self._cancelled_group)
+        self.monitor.cancel(self._cancelled_group)
+
+    def another(self) -> SparkEngine:
+        """Return another engine on the same session."""
+        return SparkEngine(self.session, self.monitor)
 
     def close(self) -> None:
-        """Stop the session, whose only engine this is. A Java that does not answer is killed."""
+        """Stop the session and all its engines. A Java that does not answer is killed."""
         with contextlib.suppress(Exception):  # the stop of a dead Java fails too, and would hide the first error
-            self._monitor.ask(self._session.stop)
-        self._monitor.close()
+            self.monitor.ask(self.session.stop)
+        self.monitor.close()
+
+    def end(self) -> None:
+        """Close, and end the session's Java, even if that does not answer. A new session can start afterwards."""
+        java = getattr(SparkContext._gateway, "proc", None)
+        self.close()
+        if java is not None:
+            with contextlib.suppress(OSError):
+                java.stdin.close()  # then Java ends by itself and cleans up
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                java.wait(_JAVA_ENDS_WITHIN_SECONDS)
+            java.kill()
+            java.wait()
+        _drop_java()
 
     def _failure(self, error: Exception) -> CompactorError:
-        if self._monitor.failure:
+        if self.monitor.failure:
             return Unavailable(
-                self._monitor.failure, "the next run gets a new Spark session; check Spark's master and workers"
+                self.monitor.failure, "the next run gets a new Spark session; check Spark's master and workers"
             )
         if self._cancelled_group == self._group:
             return Fenced("the compaction was cancelled", "start it again if it is still wanted")
         if any(sign in str(error) for sign in (_NO_PYTHON, _OTHER_PYTHON)):
             version = ".".join(map(str, sys.version_info[:2]))
             return Misconfigured(
-                f"Spark's executors have no Python {version} at {self._session.sparkContext.pythonExec}",
+                f"Spark's executors have no Python {version} at {self.session.sparkContext.pythonExec}",
                 f"set PYSPARK_PYTHON to the path of a Python {version} that every executor has",
             )
         return Unavailable(
             f"Spark gave up on a task ({_first_line(error)})",
             "check the executors' logs (if a worker was killed, give workers more memory), then run it again",
         )
-
-
-def end_session(session: SparkSession, monitor: DriverMonitor) -> None:
-    """Stop a session and its Java, even if that does not answer. A new session can start afterwards."""
-    java = getattr(SparkContext._gateway, "proc", None)
-    with contextlib.suppress(Exception):  # a Java that has died
-        monitor.ask(session.stop)
-    monitor.close()
-    if java is not None:
-        with contextlib.suppress(OSError):
-            java.stdin.close()  # then Java ends by itself and cleans up
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            java.wait(_JAVA_ENDS_WITHIN_SECONDS)
-        java.kill()
-        java.wait()
-    _drop_java()
 
 
 def _drop_java() -> None:

@@ -9,7 +9,7 @@
 Invariants: `__compaction` is exempt (S9), because it protects messages that no run has read, and no consumer moves it.
 A subscription never moves back, and never beyond the topic's end.
 
-Bytes are the bytes that producers sent. All messages of a ledger count as equal, so a backlog that begins inside a
+Bytes are logical bytes. All messages of a ledger count as equal, so a backlog that begins inside a
 ledger is an estimate, as at a broker. The end of the topic must be local: only the process whose log directory has the
 active segment applies limits. Of a rolled segment in another log directory only the row is known, so limits then do
 less. Errors: TopicNotFound, DataLoss, Unavailable. This module must not know producers.
@@ -92,12 +92,10 @@ def extents(snapshot: TopicSnapshot, log: LogDirectory) -> list[ExtentBytes]:
     """Return the topic's non-empty ledgers and segments in order; an open segment only if it is in `log`."""
     result = []
     for extent in snapshot.extents:
-        if isinstance(extent, LedgerRecord):
-            result.append(ExtentBytes(extent.first_offset, extent.last_offset, extent.logical_bytes))
-        elif extent.content is not None:
+        if extent.content is not None:
             result.append(ExtentBytes(extent.first_offset, extent.content.last_offset, extent.content.logical_bytes))
         elif (end := unsealed_end(log, snapshot.topic, extent)) and end.next_offset > extent.first_offset:
-            result.append(ExtentBytes(extent.first_offset, end.next_offset - 1, end.size))
+            result.append(ExtentBytes(extent.first_offset, end.next_offset - 1, end.logical_bytes))
     return result
 
 
@@ -169,7 +167,9 @@ class BacklogLimits:
         remaining = int(over.limit * TARGET_AFTER_EVICTION)
         if over.unit == "bytes":
             sizes = extents(self.environment.metadata.snapshot(topic.id), self.environment.log)
-            self._acknowledge_below(self._opened(topic), self._cursors(topic), first_of_last(sizes, remaining))
+            self._acknowledge_below(
+                Topic(self.environment, topic), self._cursors(topic), first_of_last(sizes, remaining)
+            )
         else:
             self._acknowledge_older(topic, self.environment.clock.now_ms() - remaining * 1000)
 
@@ -178,7 +178,7 @@ class BacklogLimits:
         waiting = self._cursors(topic)
         if not waiting:
             return
-        opened = self._opened(topic)
+        opened = Topic(self.environment, topic)
         reader = opened.snapshot_reader()
         try:
             offset = self._first_since(reader, min(record.mark for record in waiting) + 1, publish_time)
@@ -221,7 +221,6 @@ class BacklogLimits:
             with suppress(Fenced, NotFound):  # another owner moved or deleted the cursor: the next task checks again
                 cursor = Cursor(
                     self.environment.metadata,
-                    self.environment.clock,
                     opened.record,
                     record.name,
                     locate,
@@ -236,22 +235,23 @@ class BacklogLimits:
         An age up to `limit` may be a lower bound. A message in another log directory counts as the newest of its
         segment.
         """
-        opened, now = self._opened(topic), self.environment.clock.now_ms()
+        opened, now = Topic(self.environment, topic), self.environment.clock.now_ms()
         reader = opened.snapshot_reader()
         extent = next(_extents_from(reader, offset, reader.end), None)
         if extent is None:
             return 0
         published, newest = _published(extent)
         if published is None or (now - published) // 1000 > limit:
-            published = newest if self._is_remote(extent) else _first_published(opened, offset)
+            if self._is_remote(extent):
+                published = newest
+            else:
+                first = next(opened.read(StartOffset(offset), max_messages=1), None)
+                published = None if first is None else int(first.column("publish_time")[0].as_py())
         return 0 if published is None else max(now - published, 0) // 1000
 
     def _is_remote(self, extent: LedgerRecord | SegmentRecord) -> bool:
         """Return whether an extent's messages are in another log directory."""
         return isinstance(extent, SegmentRecord) and extent.log_uid != self.environment.log.known_uid
-
-    def _opened(self, topic: TopicRecord) -> Topic:
-        return Topic(self.environment, topic)
 
     def _cursors(self, topic: TopicRecord) -> list[CursorRecord]:
         """Return the subscriptions that have limits."""
@@ -268,12 +268,4 @@ def _extents_from(reader: SnapshotReader, offset: int, end: int) -> Iterator[Led
 
 def _published(extent: LedgerRecord | SegmentRecord) -> tuple[int | None, int | None]:
     """Return the smallest and largest publish time in an extent's row; None, None for an open segment."""
-    content = extent if isinstance(extent, LedgerRecord) else extent.content
-    return (None, None) if content is None else (content.min_publish_time, content.max_publish_time)
-
-
-def _first_published(topic: Topic, offset: int) -> int | None:
-    """Return the publish time of the first raw message at or after an offset; None: there is none."""
-    for batch in topic.read(StartOffset(offset), max_messages=1):
-        return int(batch.column("publish_time")[0].as_py())
-    return None
+    return (extent.content.min_publish_time, extent.content.max_publish_time) if extent.content else (None, None)

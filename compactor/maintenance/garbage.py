@@ -112,7 +112,9 @@ class GarbageCollector:
         self._refuse_other_store(dry_run)
         known = {topic.uid: topic for topic in self.environment.metadata.topics.all()}
         uids = set()
-        for uid, listed in self._by_topic():
+        # The listing is in the order of names, so one topic's objects at a time are in memory.
+        for uid, objects in groupby(self.environment.store.list(names.TOPICS), lambda info: info.name.split("/")[1]):
+            listed = list(objects)
             if uid not in known:  # a new topic, or a deleted row: rows are created and deleted before objects
                 known = {topic.uid: topic for topic in self.environment.metadata.topics.all()}
             uids.add(uid)
@@ -130,11 +132,6 @@ class GarbageCollector:
         identity = StoreIdentity(self.environment.metadata, self.environment.store)
         identity.check() if dry_run else identity.require()
 
-    def _by_topic(self) -> Iterator[tuple[str, list[ObjectInfo]]]:
-        """Yield the uid of each topic with a complete listing of its objects, one topic in memory at a time."""
-        for uid, listed in groupby(self.environment.store.list(names.TOPICS), lambda info: info.name.split("/")[1]):
-            yield uid, list(listed)
-
     def _alone(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> CollectionResult:
         try:
             return self._collect(topic, listed, dry_run)
@@ -150,10 +147,11 @@ class GarbageCollector:
         failpoint(Failpoint.GC_ATTEMPTS_FENCED)
         retired = 0 if dry_run else self._collect_retired(topic)
         marked_before = now - self.environment.metadata.policies.effective(topic).file_delete_delay_ms
-        due = [
-            item for item in self.environment.metadata.trimming.trimmed(topic.id) if _was_marked(item, marked_before)
-        ]
-        trimmed = len(due) if dry_run else self._purge_trimmed(topic, marked_before)
+        marked = self.environment.metadata.trimming.trimmed(topic.id)
+        due = [item for item in marked if item.deleted_at is not None and item.deleted_at <= marked_before]
+        trimmed = len(due) if dry_run else self.environment.metadata.trimming.purge(topic.id, marked_before)
+        if trimmed and not dry_run:
+            failpoint(Failpoint.TRIM_FORGOTTEN)
         snapshot = self.environment.metadata.pins.referenced(topic.id)
         kept = list(snapshot.compacted)
         if dry_run:
@@ -198,13 +196,6 @@ class GarbageCollector:
                 failpoint(Failpoint.GC_COMPACTED_COLLECTED)
         return collected
 
-    def _purge_trimmed(self, topic: TopicRecord, marked_before: int) -> int:
-        """Delete the rows of ledgers that were marked before that time. Return their number."""
-        purged = self.environment.metadata.trimming.purge(topic.id, marked_before)
-        if purged:
-            failpoint(Failpoint.TRIM_FORGOTTEN)
-        return purged
-
     def _may_go(self, snapshot: GcSnapshot, compacted: CompactedLedgerRecord, now: int) -> bool:
         """Return, for a dry run, whether `pins.collect` would delete the row."""
         pinned = any(pin.ledger_id == compacted.ledger_id for pin in snapshot.pins)
@@ -212,8 +203,7 @@ class GarbageCollector:
 
     def _references(self, snapshot: GcSnapshot, kept: list[CompactedLedgerRecord]) -> set[str]:
         """Return the names of all objects that rows reference, and the manifests of those rows."""
-        referenced = {ledger.rows.name for ledger in snapshot.ledgers}
-        referenced |= {ledger.index.name for ledger in snapshot.ledgers}
+        referenced = _objects_of(snapshot.ledgers)
         for compacted in kept:
             referenced.add(compacted.manifest.name)
             try:
@@ -291,11 +281,6 @@ class GarbageCollector:
 def _attempts_of(object_names: Iterable[str]) -> set[str]:
     """Return the ids of the attempts that wrote these objects."""
     return {parsed.attempt_id for parsed in map(names.parse, object_names) if parsed is not None}
-
-
-def _was_marked(ledger: LedgerRecord, before: int) -> bool:
-    """Return whether the ledger was trimmed at that time (ms) or earlier."""
-    return ledger.deleted_at is not None and ledger.deleted_at <= before
 
 
 def _objects_of(ledgers: Iterable[LedgerRecord]) -> set[str]:

@@ -11,28 +11,28 @@ InvalidInput, TopicNotFound, the errors of sealing, Unavailable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from compactor.maintenance.retention_plan import (
     DELETE,
     RetentionLedger,
     TrimPlan,
     end_of,
-    extents_of,
     plan_before,
     plan_policies,
     sealed_part,
 )
 from compactor.maintenance.sequence_ids import store_sequence_ids
 from storage.environment import Environment
-from storage.errors import Conflict, DataLoss, recorded
+from storage.errors import NO_ERROR, Conflict, DataLoss, ErrorText
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger.seek import NOWHERE
 from storage.log.log_manager import LogManager
 from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentRecord, TopicRecord, TopicSnapshot
-from storage.model import MessageId
+from storage.model import LedgerRecord, MessageId
 from storage.options.policies import TopicPolicies
 from storage.options.resolution import PolicyResolution
 from storage.positions import StartTime
@@ -47,23 +47,15 @@ _TRIES = 5
 class TrimResult:
     """Result of a trim, or of a dry run unless `trimmed`.
 
-    `tail_left`: the reason why unsealed messages were left alone (`recorded`), empty if they were not. `tail_damaged`:
-    the open segment is damaged or lost.
+    `tail_left`: the reason why unsealed messages were left alone; false if they were not. `tail_damaged`: the open
+    segment is damaged or lost.
     """
 
     topic: TopicRecord
     plan: TrimPlan
     trimmed: bool
-    tail_left: str = ""
+    tail_left: ErrorText = NO_ERROR
     tail_damaged: bool = False
-
-
-@dataclass(frozen=True)
-class _Tail:
-    """The readable segments. `damage`: the error of an unreadable open segment."""
-
-    extents: tuple[RetentionLedger, ...]
-    damage: DataLoss | None = None
 
 
 @dataclass(frozen=True)
@@ -72,51 +64,35 @@ class Retention:
 
     environment: Environment
 
-    def apply(self, topic: TopicRecord, *, dry_run: bool = False, force: bool = False) -> TrimResult:
-        """Trim the topic by its cleanup policies. Raises TopicNotFound, Conflict, and the errors of sealing."""
-
-        def plan(snapshot: TopicSnapshot, policies: PolicyResolution, tail: _Tail, now: int) -> TrimPlan:
-            extents, cursors = extents_of(snapshot, tail.extents), self._cursors(snapshot.topic, policies, dry_run)
-            return plan_policies(snapshot, extents, cursors, policies.policies, now, force=force)
-
-        return self._carry_out(topic, plan, dry_run=dry_run, force=force)
-
     def trim(
-        self, topic: TopicRecord, before: int | MessageId, *, dry_run: bool = False, force: bool = False
+        self, topic: TopicRecord, before: int | MessageId | None = None, *, dry_run: bool = False, force: bool = False
     ) -> TrimResult:
         """Let the topic start at an offset or message, and remove the ledgers below it.
 
-        Raises InvalidInput, and the errors of `apply`.
+        `before` None: trim by the cleanup policies. Raises TopicNotFound, Conflict, InvalidInput, and the errors of
+        sealing.
         """
-
-        def plan(snapshot: TopicSnapshot, policies: PolicyResolution, tail: _Tail, _: int) -> TrimPlan:
-            extents, cursors = extents_of(snapshot, tail.extents), self._cursors(snapshot.topic, policies, dry_run)
-            offset = before if isinstance(before, int) else self._offset_of(snapshot, extents, before)
-            return plan_before(snapshot, extents, cursors, policies.policies, offset, force=force)
-
-        return self._carry_out(topic, plan, dry_run=dry_run, force=force)
-
-    def _carry_out(
-        self,
-        topic: TopicRecord,
-        planned: Callable[[TopicSnapshot, PolicyResolution, _Tail, int], TrimPlan],
-        *,
-        dry_run: bool,
-        force: bool,
-    ) -> TrimResult:
-        tail_left, sealed = "", False
+        tail_left, sealed = NO_ERROR, False
         for tries_left in reversed(range(_TRIES)):
             policies = self.environment.metadata.policies.resolved(topic)
             snapshot = self.environment.metadata.snapshot(topic.id)
             now = self.environment.clock.now_ms()
-            tail = self._tail(snapshot, policies.policies, now)
-            plan = planned(snapshot, policies, tail, now)
-            if tail.damage is not None:
-                tail_left = recorded(tail.damage)
+            extents, damage = self._extents(snapshot, policies.policies, now)
+            cursors = self._cursors(snapshot.topic, policies, dry_run)
+            blocking = [] if force else cursors
+            if before is None:
+                plan = plan_policies(snapshot, extents, blocking, policies.policies, now)
+            else:
+                offset = before if isinstance(before, int) else self._offset_of(snapshot, extents, before)
+                plan = plan_before(snapshot, extents, blocking, policies.policies, offset)
+            if damage is not None:
+                tail_left = ErrorText.of(damage)
             if dry_run:
-                return TrimResult(snapshot.topic, plan, False, tail_left, tail.damage is not None)
+                return TrimResult(snapshot.topic, plan, False, tail_left, damage is not None)
             if not sealed and (plan.unsealed or plan.start_offset > snapshot.topic.next_offset):
-                sealed, tail_left = True, self._roll_and_seal(topic)
+                # a writer or sealer may hold the tail, or it is damaged
+                error = LogManager(self.environment).try_roll_and_seal(topic)
+                sealed, tail_left = True, NO_ERROR if error is None else ErrorText.of(error)
                 continue
             plan = sealed_part(plan, snapshot.topic)
             try:
@@ -125,7 +101,7 @@ class Retention:
                 if not tries_left:
                     raise
                 continue
-            return TrimResult(snapshot.topic, plan, True, tail_left, tail.damage is not None)
+            return TrimResult(snapshot.topic, plan, True, tail_left, damage is not None)
         raise AssertionError("the last try returns or raises")
 
     def _cursors(self, topic: TopicRecord, policies: PolicyResolution, dry_run: bool) -> list[CursorRecord]:
@@ -155,58 +131,59 @@ class Retention:
             self.environment.metadata.trimming.trim(topic.id, end, compacted, force=force, keep_start=True)
             failpoint(Failpoint.TRIM_MARKED)
 
-    def _roll_and_seal(self, topic: TopicRecord) -> str:
-        """Roll and seal the tail. Return the reason if a writer or sealer holds it, or it is damaged; else empty."""
-        error = LogManager(self.environment).try_roll_and_seal(topic)
-        return "" if error is None else recorded(error)
+    def _extents(
+        self, snapshot: TopicSnapshot, policies: TopicPolicies, now: int
+    ) -> tuple[list[RetentionLedger], DataLoss | None]:
+        """Return the topic's extents in offset order, up to the first one that is empty, remote or unreadable.
 
-    def _tail(self, snapshot: TopicSnapshot, policies: TopicPolicies, now: int) -> _Tail:
-        """Return the segments with visible messages in this process's log directory."""
-        log_uid = self.environment.log.known_uid
-        extents: list[RetentionLedger] = []
+        The second value is the error of an unreadable open segment. It is the last segment, and earlier ones may be
+        removed.
+        """
+        extents: dict[int, RetentionLedger] = {}
         damage: DataLoss | None = None
-        for segment in snapshot.segments:
-            if segment.log_uid != log_uid:
-                continue
-            if (content := segment.content) is not None:
-                extents.append(
-                    RetentionLedger(
-                        segment.ledger_id,
-                        segment.first_offset,
-                        content.last_offset,
-                        content.messages,
-                        content.logical_bytes,
-                        segment.newest,
-                        sealed=False,
-                    )
-                )
-                continue
+        for record in snapshot.extents:
             try:
-                extents += self._open(snapshot, segment, policies, now)
-            except DataLoss as error:  # it is the last segment, and earlier ones may be removed
+                extent = self._extent(snapshot, record, policies, now)
+            except DataLoss as error:
                 damage = error
-        return _Tail(tuple(extents), damage)
+            else:
+                if extent is not None:
+                    extents[record.ledger_id] = extent
+        prefix = takewhile(lambda record: record.ledger_id in extents, snapshot.extents)
+        return [extents[record.ledger_id] for record in prefix], damage
 
-    def _open(
-        self, snapshot: TopicSnapshot, segment: SegmentRecord, policies: TopicPolicies, now: int
-    ) -> tuple[RetentionLedger, ...]:
-        """Return the open segment if it has visible messages. Raises DataLoss."""
-        reader = self._reader_of(snapshot, segment)
-        last = reader.last_position()
-        if last is None:
-            return ()
-        messages = last.offset - segment.first_offset + 1
-        newest = self._newest_if_expired(reader, policies, now)
-        return (
-            RetentionLedger(segment.ledger_id, segment.first_offset, last.offset, messages, 0, newest, sealed=False),
+    def _extent(
+        self, snapshot: TopicSnapshot, record: LedgerRecord | SegmentRecord, policies: TopicPolicies, now: int
+    ) -> RetentionLedger | None:
+        """Return a ledger, or a segment with visible messages in this process's log directory. Raises DataLoss."""
+        if isinstance(record, SegmentRecord) and record.log_uid != self.environment.log.known_uid:
+            return None
+        if record.content is None:
+            return self._open_extent(snapshot, record, policies, now)
+        return RetentionLedger(
+            record.ledger_id,
+            record.first_offset,
+            record.content.last_offset,
+            record.content.messages,
+            record.content.logical_bytes,
+            record.newest,
+            sealed=isinstance(record, LedgerRecord),
         )
 
-    def _reader_of(self, snapshot: TopicSnapshot, segment: SegmentRecord) -> SnapshotReader:
-        """Return a reader of one segment alone."""
+    def _open_extent(
+        self, snapshot: TopicSnapshot, segment: SegmentRecord, policies: TopicPolicies, now: int
+    ) -> RetentionLedger | None:
+        """Return the open segment; None: it has no visible messages."""
         alone = replace(
             snapshot, ledgers=(), segments=(segment,), topic=replace(snapshot.topic, start_offset=0), compacted=None
         )
-        return SnapshotReader(self.environment.store, alone, SegmentTableReader(self.environment.log))
+        reader = SnapshotReader(self.environment.store, alone, SegmentTableReader(self.environment.log))
+        last = reader.last_position()
+        if last is None:
+            return None
+        messages = last.offset - segment.first_offset + 1
+        newest = self._newest_if_expired(reader, policies, now)
+        return RetentionLedger(segment.ledger_id, segment.first_offset, last.offset, messages, 0, newest, sealed=False)
 
     def _newest_if_expired(self, reader: SnapshotReader, policies: TopicPolicies, now: int) -> int | None:
         """Return an expired time if all messages of the segment are older than the retention time, else None."""

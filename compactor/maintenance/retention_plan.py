@@ -19,7 +19,7 @@ from itertools import takewhile
 from storage.advice import Advice, AdviceKind
 from storage.errors import InvalidInput
 from storage.metadata.records import CursorRecord, TopicRecord, TopicSnapshot
-from storage.model import LedgerRecord, LogPosition
+from storage.model import LogPosition
 from storage.options.policies import TopicPolicies
 
 DELETE = "delete"
@@ -61,16 +61,6 @@ class TrimCandidate:
 
 
 @dataclass(frozen=True)
-class RetentionHold:
-    """The cursor that blocks removals. `mark_delete` None: nothing is acknowledged. `needs`: first unacknowledged
-    offset."""
-
-    cursor: str
-    mark_delete: LogPosition | None
-    needs: int
-
-
-@dataclass(frozen=True)
 class TrimPlan:
     """Plan of a trim. `start_offset`: the topic's start after it. `candidates`: the extents to remove.
 
@@ -80,20 +70,13 @@ class TrimPlan:
     start_offset: int
     candidates: tuple[TrimCandidate, ...]
     requested_start: int
-    hold: RetentionHold | None = None
+    hold: CursorRecord | None = None
     held: tuple[TrimCandidate, ...] = ()
 
     @property
     def unsealed(self) -> bool:
         """True if a removed extent must be rolled and sealed first."""
         return any(not candidate.extent.sealed for candidate in self.candidates)
-
-
-def extents_of(snapshot: TopicSnapshot, tail: Sequence[RetentionLedger] = ()) -> tuple[RetentionLedger, ...]:
-    """Return the topic's extents in offset order, up to the first segment that is not in `tail`."""
-    known = {extent.ledger_id: extent for extent in (*map(_sealed, snapshot.ledgers), *tail)}
-    prefix = takewhile(lambda record: record.ledger_id in known, snapshot.extents)
-    return tuple(known[record.ledger_id] for record in prefix)
 
 
 def end_of(topic: TopicRecord, extents: Sequence[RetentionLedger]) -> int:
@@ -107,14 +90,12 @@ def plan_policies(
     cursors: Sequence[CursorRecord],
     policies: TopicPolicies,
     now: int,
-    *,
-    force: bool = False,
 ) -> TrimPlan:
     """Return the trim that the topic's cleanup policies require now."""
     start = snapshot.topic.start_offset
     due = _due(extents, start, policies, snapshot.horizon, now)
     requested = max(start, _start_after(due, start))
-    return _held_back(start, due, requested, None if force else _slowest(cursors))
+    return _held_back(start, due, requested, _slowest(cursors))
 
 
 def plan_before(
@@ -123,8 +104,6 @@ def plan_before(
     cursors: Sequence[CursorRecord],
     policies: TopicPolicies,
     before: int,
-    *,
-    force: bool = False,
 ) -> TrimPlan:
     """Return the trim that makes the topic start at offset `before`.
 
@@ -144,7 +123,7 @@ def plan_before(
         TrimCandidate(extent, TrimReason.START_OFFSET)
         for extent in takewhile(lambda extent: extent.last_offset < requested, extents)
     ]
-    return _held_back(topic.start_offset, due, requested, None if force else _slowest(cursors))
+    return _held_back(topic.start_offset, due, requested, _slowest(cursors))
 
 
 def is_expired(newest: int | None, policies: TopicPolicies, now: int) -> bool:
@@ -186,17 +165,16 @@ def _start_after(candidates: Sequence[TrimCandidate], start: int) -> int:
     return max((extent.last_offset + 1 for extent in moving), default=start)
 
 
-def _slowest(cursors: Sequence[CursorRecord]) -> RetentionHold | None:
+def _slowest(cursors: Sequence[CursorRecord]) -> CursorRecord | None:
     """Return the cursor that needs the oldest message."""
-    holds = [RetentionHold(cursor.name, cursor.mark_delete, cursor.mark + 1) for cursor in cursors]
-    return min(holds, key=lambda hold: hold.needs, default=None)
+    return min(cursors, key=lambda cursor: cursor.mark, default=None)
 
 
-def _held_back(start: int, due: Sequence[TrimCandidate], requested: int, slowest: RetentionHold | None) -> TrimPlan:
+def _held_back(start: int, due: Sequence[TrimCandidate], requested: int, slowest: CursorRecord | None) -> TrimPlan:
     """Return the plan for the extents of `due` before the slowest cursor. It needs nothing below the topic's start."""
     if slowest is None:
         return TrimPlan(requested, tuple(due), requested)
-    limit = max(start, slowest.needs)
+    limit = max(start, slowest.mark + 1)
     candidates = tuple(takewhile(lambda candidate: candidate.extent.last_offset < limit, due))
     held = tuple(due[len(candidates) :])
     if not held and requested <= limit:
@@ -205,17 +183,6 @@ def _held_back(start: int, due: Sequence[TrimCandidate], requested: int, slowest
     by_offset = any(candidate.reason is TrimReason.START_OFFSET for candidate in held) or not held
     new_start = max(start, min(requested, limit) if by_offset else new_start)
     return TrimPlan(new_start, candidates, requested, slowest, held)
-
-
-def _sealed(ledger: LedgerRecord) -> RetentionLedger:
-    return RetentionLedger(
-        ledger.ledger_id,
-        ledger.first_offset,
-        ledger.last_offset,
-        ledger.messages,
-        ledger.logical_bytes,
-        ledger.newest,
-    )
 
 
 def sealed_part(plan: TrimPlan, topic: TopicRecord) -> TrimPlan:

@@ -73,6 +73,6 @@ def _after_damage(environment: Environment, topic: TopicRecord, offset: int, bel
         topic.name,
         offset,
         end - 1,
-        error.message,
+        error,
     )
     return end

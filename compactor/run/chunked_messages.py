@@ -178,7 +178,7 @@ def with_complete(winners: IndexRecords, complete: IndexRecords, by_event: bool)
     at = key_index.find(winners, complete.hi, complete.lo)
     both = at >= 0
     others = winners.take(np.where(both, at, 0)) if len(winners) else complete
-    later = _plain(complete) > _plain(others)
+    later = complete.offset & key_index.OFFSET_MASK > others.offset & key_index.OFFSET_MASK
     if by_event:
         assert complete.event_time is not None
         assert others.event_time is not None
@@ -188,11 +188,6 @@ def with_complete(winners: IndexRecords, complete: IndexRecords, by_event: bool)
         complete, winners = (IndexRecords(item.hi, item.lo, item.offset) for item in (complete, winners))
     together = concatenated([winners, complete.take(~both | later)])
     return together.take(key_index.latest(together.hi, together.lo))
-
-
-def _plain(records: IndexRecords) -> U64:
-    plain: U64 = records.offset & key_index.OFFSET_MASK
-    return plain
 
 
 def _among(few: U64, many: U64) -> Mask:

@@ -13,15 +13,13 @@ bitmap, because only the newest row of a key counts, and phase one knows which r
 
 from __future__ import annotations
 
-from array import array
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap, BitMap64
 
-from compactor.phase_one import task_store
+from compactor.phase_one import bitmap_of, least, task_store, write_index
 from compactor.run.plan import RunPlan, ScanTask, ScanTaskResult
 from storage.ledger import chunk_table, key_index, names
 from storage.ledger.deletion_bitmap import alive, encode_deleted, read_all_deleted
@@ -64,13 +62,13 @@ def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskRes
             result.first_tombstones.append(None if least_tombstone is None else reader.groups[number].first_offset)
     return ScanTaskResult(
         scan.source,
-        index=_write(store, plan, scan.source, result.indexed, result.kept) if scan.reindex else None,
-        due=_write(store, plan, scan.source, result.markers) if result.markers else None,
-        oldest_value=_least(result.values),
-        oldest_tombstone=_least(result.tombstones),
-        first_tombstone=_least(result.first_tombstones),
+        index=result.index.write(store, scan.source) if scan.reindex else None,
+        due=_write_markers(store, plan, scan.source, result.markers) if result.markers else None,
+        oldest_value=least(result.values),
+        oldest_tombstone=least(result.tombstones),
+        first_tombstone=least(result.first_tombstones),
         removed=_write_bitmaps(store, plan, scan, [result.unkeyed_removed])[0] if result.unkeyed_removed else None,
-        oldest_row=_least(result.remaining),
+        oldest_row=least(result.remaining),
     )
 
 
@@ -82,8 +80,7 @@ class _PartScan:
         self._plan = plan
         self._scan = scan
         self.markers: list[IndexRecords] = []
-        self.indexed: list[IndexRecords] = []
-        self.kept = {kind: BitMap64() for kind in key_index.UNKEYED_CLASSES}
+        self.index = _RebuiltIndex(plan)
         self.values: list[int | None] = []
         self.tombstones: list[int | None] = []
         self.first_tombstones: list[int | None] = []
@@ -93,9 +90,7 @@ class _PartScan:
     def add(self, table: pa.Table) -> None:
         """Add the live rows of one row group."""
         if self._scan.reindex:
-            self.indexed.append(ledger_records(table, self._plan.hasher))
-            for kind, bitmap in unkeyed_rows(table).items():
-                self.kept[kind] |= bitmap
+            self.index.add(table)
         unkeyed = self._unkeyed(table)
         keyed = table.filter(keyed_rows(table))
         removed = _removed(keyed, self._scan)
@@ -108,10 +103,10 @@ class _PartScan:
         due = due_value | due_tombstone | removed
         if due.any():
             self.markers.append(_markers(keyed.filter(pa.array(due)), self._plan))
-        self.values.append(_least(published[~tombstone & ~due].tolist()))
-        self.tombstones.append(_least(retained[tombstone & ~due].tolist()))
-        self.first_tombstones.append(_least(_numbers(keyed, "offset")[tombstone & ~due].tolist()))
-        self.remaining.append(_least([*published[~due].tolist(), *_numbers(unkeyed, "publish_time").tolist()]))
+        self.values.append(least(published[~tombstone & ~due].tolist()))
+        self.tombstones.append(least(retained[tombstone & ~due].tolist()))
+        self.first_tombstones.append(least(_numbers(keyed, "offset")[tombstone & ~due].tolist()))
+        self.remaining.append(least([*published[~due].tolist(), *_numbers(unkeyed, "publish_time").tolist()]))
 
     def _unkeyed(self, table: pa.Table) -> pa.Table:
         """Return the rows outside the key map that stay, and note those that the topic's limits remove (C2)."""
@@ -119,7 +114,7 @@ class _PartScan:
         removed = _removed(unkeyed, self._scan)
         if removed.any():
             first = self._plan.sources[self._scan.source].first_offset
-            self.unkeyed_removed |= _relative(_numbers(unkeyed, "offset")[removed], first)
+            self.unkeyed_removed |= bitmap_of(_numbers(unkeyed, "offset")[removed] - first)
         return unkeyed.filter(pa.array(~removed))
 
 
@@ -130,20 +125,10 @@ def _markers(due: pa.Table, plan: RunPlan) -> IndexRecords:
     return IndexRecords(records.hi, records.lo, marked, marked, records.event_time)
 
 
-def _write(
-    store: ObjectStore,
-    plan: RunPlan,
-    source: int,
-    groups: list[IndexRecords],
-    unkeyed: dict[str, BitMap64] | None = None,
-) -> IndexLocation:
+def _write_markers(store: ObjectStore, plan: RunPlan, source: int, groups: list[IndexRecords]) -> IndexLocation:
     """Write a key index over all hashes. The records of all groups have different keys."""
-    together = concatenated([records.by_event() for records in groups])
-    sorted_records = together.take(key_index.latest(together.hi, together.lo))
-    data, directory = key_index.encode_index(sorted_records, HashRange(), unkeyed)
-    name = names.compacted_index(plan.topic_uid, plan.attempt_id, source)
-    store.put(name, data)
-    return IndexLocation(name, 0, len(data), directory.encode())
+    together = concatenated(groups)
+    return write_index(store, plan, source, together.take(key_index.latest(together.hi, together.lo)), HashRange())
 
 
 def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskResult:
@@ -154,7 +139,8 @@ def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskR
     source = plan.sources[scan.source]
     reader = RowsReader(store, source.rows)
     expired, removed = BitMap(), BitMap()
-    remaining = _RemainingIndex(plan)
+    remaining = _RebuiltIndex(plan)
+    chunks = [chunk_table.none()]
     for number, group in enumerate(reader.groups):
         if group.last_offset < source.first_offset:
             continue
@@ -165,47 +151,46 @@ def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskR
             table = table.filter(pa.array(_numbers(table, "offset") >= source.first_offset))
             if scan.reindex:
                 remaining.add(table)
+                chunks.append(chunk_table.chunk_records(table, plan.hasher))
             offsets, published = _numbers(table, "offset"), _numbers(table, "publish_time")
-            expired |= _relative(offsets[_up_to(published, scan.values_to)], source.first_offset)
-            removed |= _relative(offsets[_removed(table, scan)], source.first_offset)
+            expired |= bitmap_of(offsets[_up_to(published, scan.values_to)] - source.first_offset)
+            removed |= bitmap_of(offsets[_removed(table, scan)] - source.first_offset)
     locations = _write_bitmaps(store, plan, scan, [expired, removed])
     return ScanTaskResult(
         scan.source,
-        index=remaining.write(store, scan.source) if scan.reindex else None,
+        index=remaining.write(store, scan.source, np.concatenate(chunks).tobytes()) if scan.reindex else None,
         expired=locations[0] if scan.values_to is not None else None,
         removed=locations[1] if removed else None,
     )
 
 
-class _RemainingIndex:
-    """Key index of the remaining rows of a dirty ledger, equal to that of sealing (storage/ledger/sealing.py)."""
+class _RebuiltIndex:
+    """Key index of the live rows of an old part, or of the remaining rows of a dirty ledger.
+
+    That of a ledger is equal to that of sealing (storage/ledger/sealing.py).
+    """
 
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
         self._records: list[IndexRecords] = []
         self._unkeyed = {kind: BitMap64() for kind in key_index.UNKEYED_CLASSES}
-        self._chunks = [chunk_table.none()]
 
     def add(self, table: pa.Table) -> None:
         """Add rows. They ascend from call to call."""
         self._records.append(ledger_records(table, self._plan.hasher))
         for kind, bitmap in unkeyed_rows(table).items():
             self._unkeyed[kind] |= bitmap
-        self._chunks.append(chunk_table.chunk_records(table, self._plan.hasher))
 
-    def write(self, store: ObjectStore, source: int) -> IndexLocation:
+    def write(self, store: ObjectStore, source: int, chunks: bytes = b"") -> IndexLocation:
+        """Write the index, with event times if any record has some or the run needs them."""
         together = concatenated([IndexRecords(record.hi, record.lo, record.offset) for record in self._records])
         records = together.take(key_index.latest(together.hi, together.lo))
-        if any(record.event_time is not None for record in self._records):
-            events = concatenated([record.by_event() for record in self._records])
+        if self._plan.policies.event_time_order or any(record.event_time is not None for record in self._records):
+            events = concatenated([record.by_event() for record in self._records]).by_event()
             assert events.event_time is not None
             events = events.take(key_index.latest_by_event(events.hi, events.lo, events.event_time))
             records = IndexRecords(records.hi, records.lo, records.offset, events.event_offset, events.event_time)
-        chunks = np.concatenate(self._chunks).tobytes()
-        data, directory = key_index.encode_index(records, HashRange(), self._unkeyed, chunks)
-        name = names.compacted_index(self._plan.topic_uid, self._plan.attempt_id, source)
-        store.put(name, data)
-        return IndexLocation(name, 0, len(data), directory.encode())
+        return write_index(store, self._plan, source, records, HashRange(), self._unkeyed, chunks)
 
 
 def _write_bitmaps(store: ObjectStore, plan: RunPlan, scan: ScanTask, bitmaps: list[BitMap]) -> list[DeletedRows]:
@@ -213,10 +198,6 @@ def _write_bitmaps(store: ObjectStore, plan: RunPlan, scan: ScanTask, bitmaps: l
     data, locations = encode_deleted(name, bitmaps)
     store.put(name, data)
     return locations
-
-
-def _relative(offsets: npt.NDArray[np.int64], first: int) -> BitMap:
-    return BitMap(array("I", (offsets - first).astype(np.uint32).tobytes()))
 
 
 def _removed(table: pa.Table, scan: ScanTask) -> Mask:
@@ -235,7 +216,3 @@ def _up_to(times: npt.NDArray[np.int64], limit: int | None) -> Mask:
 
 def _due(least: int | None, limit: int | None) -> bool:
     return limit is not None and least is not None and least <= limit
-
-
-def _least(times: list[int | None]) -> int | None:
-    return min((time for time in times if time is not None), default=None)

@@ -66,6 +66,10 @@ class RunPolicies:
     retention_ms: int | None = None
     start_offset: int = 0
 
+    def values_to(self, now: int) -> int | None:
+        """Return the publish time up to which values are removed at `now` (T2); None: none is."""
+        return None if self.key_ttl_ms is None else now - self.key_ttl_ms
+
     def incomplete_to(self, now: int) -> int | None:
         """Return the publish time up to which incomplete messages are removed at `now`; None: none is."""
         return None if self.incomplete_chunk_max_age_ms is None else now - self.incomplete_chunk_max_age_ms
@@ -147,11 +151,6 @@ class RunPlan:
     def ranges(self) -> tuple[HashRange, ...]:
         """The hash ranges, one per phase-one task."""
         return tuple(HashRange(prefix, self.range_bits) for prefix in range(1 << self.range_bits))
-
-    @property
-    def merges_all(self) -> bool:
-        """True if the new level becomes the only one. Then its markers need not hide older records."""
-        return self.merged == len(self.levels)
 
 
 @dataclass(frozen=True)
@@ -294,21 +293,13 @@ class SourceTotals:
 
 
 @dataclass(frozen=True)
-class PartStatistics:
-    """Reads of phase two for one part."""
-
-    groups_read: int = 0
-    bytes_read: int = 0
-
-
-@dataclass(frozen=True)
 class PartTaskResult:
-    """Result of a task that writes a part. `part` None: no row of its slices survived."""
+    """Result of a task that writes a part. `part` None: no row of its slices survived. `bytes_read`: of row groups."""
 
     number: int
     part: Part | None = None
     kept: Mapping[int, SourceTotals] = field(default_factory=dict)
-    statistics: PartStatistics = PartStatistics()
+    bytes_read: int = 0
 
 
 @dataclass(frozen=True)

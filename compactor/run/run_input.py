@@ -79,13 +79,14 @@ def anything_due(manifest: Manifest, policies: RunPolicies, now: int, cursor_flo
     C2, P10).
     """
     since = previous_start(manifest)
-    if any(_scan_of(0, part, policies, now, cursor_floor, since, reindex=False) for part in manifest.parts):
+    scans = (_scan_of(0, part, policies, now, cursor_floor, since, reindex=False) for part in manifest.parts)
+    if any(scan != ScanTask(0) for scan in scans):
         return True
     too_old = policies.incomplete_to(now)
     return any(
-        values_due(table, policies, now) is not None
+        _reached(policies.values_to(now), table.oldest_value) is not None
         or tombstones_due(table, policies, now, cursor_floor) is not None
-        or (too_old is not None and table.oldest_pending is not None and table.oldest_pending <= too_old)
+        or _reached(too_old, table.oldest_pending) is not None
         for table in manifest.chunks
     )
 
@@ -136,19 +137,16 @@ def changes_order(previous: Manifest | None, policies: RunPolicies) -> bool:
 
 def scans(plan: RunPlan, previous: Manifest | None, dirty: Sequence[LedgerRecord]) -> tuple[ScanTask, ...]:
     """Return the scans: for due rows, a change of order, or a ledger with the topic's start inside; usually none."""
-    candidates: list[ScanTask | None] = []
-    if previous is not None:
-        reindex = changes_order(previous, plan.policies)
-        start = previous_start(previous)
-        for number, part in enumerate(previous.parts):
-            candidates.append(
-                _scan_of(number, part, plan.policies, plan.now, plan.cursor_floor, start, reindex=reindex)
-            )
+    reindex, start = changes_order(previous, plan.policies), previous_start(previous)
+    candidates = [
+        _scan_of(number, part, plan.policies, plan.now, plan.cursor_floor, start, reindex=reindex)
+        for number, part in enumerate(previous.parts if previous else ())
+    ]
     candidates += [
         _scan_of_ledger(number, ledger, plan.policies, plan.now, plan.raw_from)
         for number, ledger in enumerate(_from(plan.raw_from, dirty), plan.old_parts)
     ]
-    return tuple(scan for scan in candidates if scan is not None)
+    return tuple(scan for scan in candidates if scan != ScanTask(scan.source))
 
 
 def with_scans(plan: RunPlan, results: Sequence[ScanTaskResult], *, reindexed: bool) -> RunPlan:
@@ -201,41 +199,29 @@ def range_costs(plan: RunPlan) -> list[float]:
 
 def _scan_of(
     number: int, part: Part, policies: RunPolicies, now: int, cursor_floor: int | None, since: int, *, reindex: bool
-) -> ScanTask | None:
-    values_to = values_due(part, policies, now)
+) -> ScanTask:
+    """Return the scan of an old part; without any removal if no row is due."""
+    values_to = _reached(policies.values_to(now), part.oldest_value)
     tombstones_to = tombstones_due(part, policies, now, cursor_floor)
     oldest = part.min_publish_time if part.oldest_row is None else part.oldest_row
     rows_to = _reached(policies.rows_to(now), oldest)
     start = policies.start_offset
     rows_below = start if start > since and part.first.offset < start else 0
-    if (values_to, tombstones_to, rows_to, rows_below) == (None, None, None, 0) and not reindex:
-        return None
     return ScanTask(number, reindex, values_to, tombstones_to, rows_to, rows_below)
 
 
-def _scan_of_ledger(
-    number: int, ledger: LedgerRecord, policies: RunPolicies, now: int, raw_from: int
-) -> ScanTask | None:
-    values_to = None if policies.key_ttl_ms is None else _reached(now - policies.key_ttl_ms, ledger.min_publish_time)
+def _scan_of_ledger(number: int, ledger: LedgerRecord, policies: RunPolicies, now: int, raw_from: int) -> ScanTask:
+    """Return the scan of a dirty ledger; without any removal if no row is due."""
+    values_to = _reached(policies.values_to(now), ledger.min_publish_time)
     rows_to = _reached(policies.rows_to(now), ledger.min_publish_time)
     rows_below = policies.start_offset if max(ledger.first_offset, raw_from) < policies.start_offset else 0
     reindex = ledger.first_offset < raw_from
-    if (values_to, rows_to, rows_below) == (None, None, 0) and not reindex:
-        return None
     return ScanTask(number, reindex, values_to=values_to, rows_to=rows_to, rows_below=rows_below)
 
 
-def _reached(limit: int | None, oldest: int) -> int | None:
-    """Return the limit if the oldest row is that old, else None."""
-    return limit if limit is not None and oldest <= limit else None
-
-
-def values_due(bounds: Part | ChunkTable, policies: RunPolicies, now: int) -> int | None:
-    """Return the publish time up to which values are due for removal (T2), None if no value can be."""
-    if policies.key_ttl_ms is None or bounds.oldest_value is None:
-        return None
-    limit = now - policies.key_ttl_ms
-    return limit if bounds.oldest_value <= limit else None
+def _reached(limit: int | None, oldest: int | None) -> int | None:
+    """Return the limit if the oldest row, if any, is that old, else None."""
+    return limit if limit is not None and oldest is not None and oldest <= limit else None
 
 
 def tombstones_due(bounds: Part | ChunkTable, policies: RunPolicies, now: int, cursor_floor: int | None) -> int | None:

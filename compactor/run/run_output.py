@@ -25,6 +25,7 @@ from storage.ledger.manifest import Manifest, Part
 from storage.model import IndexLocation, LogPosition, MessageId, TopicName
 from storage.objects.interface import ObjectStore
 
+_CHUNK_STATISTICS = ("chunks", "incomplete_chunks", "chunks_expired")
 LISTINGS = 64
 """Maximum number of runs whose objects are listed run by run. Beyond it, one listing covers all runs of the topic."""
 _RESTORE = "restore the object, or delete the cursor __compaction so that the next run starts from raw"
@@ -64,11 +65,7 @@ class PlannedRun:
             "messages_before": before,
             "messages_out": kept,
             "messages_dropped": new + before - kept,
-            "tombstones_removed": sum(each.tombstones_removed for each in statistics),
-            "tombstones_kept": sum(each.tombstones_kept for each in statistics),
-            "expired": sum(each.expired for each in statistics),
-            "null_keys_kept": sum(each.null_keys for each in statistics),
-            **_chunk_statistics(statistics),
+            **_statistics(statistics),
             "parts_before": self.plan.old_parts,
             "parts_kept": len(self.layout.kept),
             "parts_to_write": len(self.layout.parts),
@@ -88,24 +85,16 @@ class RunOutput:
 
     def check(self) -> None:
         """Raise ObjectDamaged if phase two did not reach the expected totals, or if new parts do not ascend."""
+        none, expected = SourceTotals(), self.planned.expected
         actual: dict[int, SourceTotals] = {}
         for kept in (*(result.kept for result in self.parts), *(result.kept for result in self.bitmaps)):
             for source, totals in kept.items():
-                actual[source] = actual.get(source, SourceTotals()) + totals
-        old = self.planned.plan.sources
-        untouched = {
-            source
-            for source in self.planned.layout.kept
-            if self.planned.expected[source] == SourceTotals(old[source].messages, old[source].offset_sum)
-        } - actual.keys()
-        expected = {
-            source: totals
-            for source, totals in self.planned.expected.items()
-            if totals != SourceTotals() and source not in untouched
-        }
-        actual = {source: totals for source, totals in actual.items() if totals != SourceTotals()}
-        if actual != expected:
-            wrong = sorted(n for n in actual.keys() | expected.keys() if actual.get(n) != expected.get(n))
+                actual[source] = actual.get(source, none) + totals
+        for number in self.planned.layout.kept:  # a kept part without a new bitmap keeps all its rows
+            old = self.planned.plan.sources[number]
+            actual.setdefault(number, SourceTotals(old.messages, old.offset_sum))
+        wrong = sorted(n for n in actual.keys() | expected.keys() if actual.get(n, none) != expected.get(n, none))
+        if wrong:
             raise ObjectDamaged(
                 f"phase two did not keep the rows that phase one expects of sources {wrong[:5]}",
                 _REPORT,
@@ -174,11 +163,7 @@ class RunOutput:
             "messages_out": manifest.messages,
             "keys": manifest.keys,
             "tombstones": manifest.tombstones,
-            "tombstones_removed": sum(each.tombstones_removed for each in ranges),
-            "tombstones_kept": sum(each.tombstones_kept for each in ranges),
-            "expired": sum(each.expired for each in ranges),
-            "null_keys_kept": sum(each.null_keys for each in ranges),
-            **_chunk_statistics(ranges),
+            **_statistics(ranges),
             "index_records": sum(each.records for each in ranges),
             "index_levels": len(manifest.index),
             "levels_merged": self.planned.plan.merged,
@@ -188,8 +173,7 @@ class RunOutput:
             "parts_written": len(new),
             "tasks": len(self.planned.scans) + len(self.planned.ranges) + len(self.planned.layout.tasks),
             "bytes_in": sum(source.rows.stored.size for source in dirty),
-            "bytes_read": sum(each.bytes_read for each in ranges)
-            + sum(result.statistics.bytes_read for result in self.parts),
+            "bytes_read": sum(each.bytes_read for each in ranges) + sum(result.bytes_read for result in self.parts),
             "bytes_written": written + sum(each.bytes_written for each in ranges),
             "bytes_out": manifest.stored_bytes,
             "logical_bytes_out": manifest.logical_bytes,
@@ -226,11 +210,19 @@ class RunOutput:
         return ((new,) if new else ()) + self.planned.plan.levels[self.planned.plan.merged :]
 
 
-def _chunk_statistics(ranges: Sequence[HashRangeStatistics]) -> dict[str, object]:
-    """Return the statistics of chunks (P10), empty without chunks. `nothing_new` reads the incomplete chunks."""
-    fields = ("chunks", "incomplete_chunks", "chunks_expired")
-    totals = {name: sum(getattr(each, name) for each in ranges) for name in fields}
-    return dict(totals) if any(totals.values()) else {}
+def _statistics(ranges: Sequence[HashRangeStatistics]) -> dict[str, object]:
+    """Return the statistics that runs and dry runs have in common.
+
+    Those of chunks (P10), which `goes_by_time` reads, are absent without chunks.
+    """
+    chunks = {name: sum(getattr(each, name) for each in ranges) for name in _CHUNK_STATISTICS}
+    return {
+        "tombstones_removed": sum(each.tombstones_removed for each in ranges),
+        "tombstones_kept": sum(each.tombstones_kept for each in ranges),
+        "expired": sum(each.expired for each in ranges),
+        "null_keys_kept": sum(each.null_keys for each in ranges),
+        **(chunks if any(chunks.values()) else {}),
+    }
 
 
 def check_objects(store: ObjectStore, manifest: Manifest) -> None:

@@ -5,9 +5,9 @@
     dirty             sealed ledgers and rolled segments alone, in logical bytes: Kafka's cleaner skips the open segment
     clean             logical bytes of the current compacted ledger
 
-Logical bytes are the bytes that producers sent, not the bytes in the store. For segments they come from the metadata of
-entries; for ledgers they are exact. An open segment in another machine's log directory counts as empty until it is
-rolled. Only topics with a trigger are counted from files.
+Logical bytes are those of keys, payloads and properties (docs/scheduling.md), not the bytes in the store. An open
+segment in another machine's log directory counts as empty until it is rolled. Only topics with a trigger are counted
+from files.
 """
 
 from __future__ import annotations
@@ -52,6 +52,12 @@ class Backlog:
         """The same ratio with the open segment, which a run also takes. It decides the order of topics."""
         return _share(self.bytes, self.clean)
 
+    @property
+    def threshold_share(self) -> float | None:
+        """The bytes as a share of the threshold in bytes, 0 to 1 and more; None without a threshold."""
+        threshold = self.triggers.threshold_bytes
+        return self.bytes / threshold if threshold else None
+
 
 @dataclass(frozen=True)
 class UnsealedBacklog:
@@ -91,7 +97,8 @@ class BacklogReader:
         measured: list[Backlog] = []
         opened: set[int] = set()
         resolver = self._metadata.policies.resolver()
-        for page in paced(self._metadata.backlogs.in_pages(TOPICS_AT_ONCE), clock, rest):
+        for topics in paced(self._metadata.topics.in_pages(TOPICS_AT_ONCE), clock, rest):
+            page = self._metadata.backlogs.of([topic.id for topic in topics])
             opened |= {record.open_segment.ledger_id for record in page if record.open_segment is not None}
             measured += self._measured(page, resolver, all_open=False)
         self._open.keep_only(opened)

@@ -25,8 +25,8 @@ from compactor.scheduling.leadership import RENEWALS, Leadership
 from compactor.scheduling.worker import Worker, WorkerSettings
 from storage.environment import Environment
 from storage.errors import CompactionPaused, CompactionRunning, CompactorError
+from storage.metadata.policy_store import UnreadablePolicy
 from storage.metadata.records import MANUAL, SERVICE_DEAD_MS, CompactionControl, ServiceRecord, TopicRecord
-from storage.options.policies import UnreadableStoredValue
 from storage.owner import owner_name
 
 POLL_SECONDS = 1.0
@@ -63,23 +63,23 @@ class ControlLoop:
     ) -> None:
         """Build the loop.
 
-        `url`: address of this service for others; `serve_at` may set it later. `broker_service_urls`: its addresses for
-        Pulsar's protocol, without and with TLS.
+        `url`: address of this service for others. `broker_service_urls`: its addresses for Pulsar's protocol, without
+        and with TLS.
         """
         self.name = name or owner_name()
         self._environment = environment
+        self._control = environment.metadata.compaction_control
+        self._services = environment.metadata.services
         self._engines = engines
         self._settings = settings
         self._url = url
         self._broker_service_urls = broker_service_urls
         self._started_at = environment.clock.now_ms()
         self._slots = WorkerSlots(settings.worker.slots, settings.small_bytes, settings.batch)
-        self._leadership = Leadership(
-            environment.metadata.services, environment.clock, self.name, settings.lease_ttl_ms
-        )
+        self._leadership = Leadership(self._services, environment.clock, self.name, settings.lease_ttl_ms)
         self._backlogs = BacklogReader(environment.metadata, environment.log)
         jitter = random or Random()  # noqa: S311  no secret
-        self._worker = Worker(environment, engines, self._leadership, settings.worker, jitter, self.wake)
+        self.worker = Worker(environment, engines, self._leadership, settings.worker, jitter, self.wake)
         self._due: list[DueTopic] = []
         self._check_token: int | None = None
         """The token of the leadership of the last check."""
@@ -88,7 +88,7 @@ class ControlLoop:
         """Result of the last check of all topics, for metrics."""
         self._lost_services: frozenset[str] = frozenset()
         """Names of the lost services that were logged."""
-        self._logged_policies: list[tuple[str, str, UnreadableStoredValue]] = []
+        self._logged_policies: list[UnreadablePolicy] = []
         self._warm = False
         self._wake = threading.Event()
         self._ending = threading.Event()
@@ -98,17 +98,17 @@ class ControlLoop:
 
     def trigger(self, topic: TopicRecord, cause: str = MANUAL, by: str = "") -> CompactionControl:
         """Request a compaction, which the leader executes. Raises CompactionRunning, CompactionPaused."""
-        state = self._environment.metadata.compaction_control.request(topic.id, cause, by or self.name)
+        state = self._control.request(topic.id, cause, by or self.name)
         self.wake()
         return state
 
     def pause(self, topic: TopicRecord, wait_seconds: float = 0.0) -> CompactionControl:
         """Pause the topic's compaction (S5), and wait up to `wait_seconds` until an active run has ended."""
-        (state,) = self._environment.metadata.compaction_control.pause([topic.id])
+        (state,) = self._control.pause([topic.id])
         deadline = self._environment.clock.now_ms() + wait_seconds * 1000
         while state.aborting and self._environment.clock.now_ms() < deadline:
             self._environment.clock.wait(_PAUSE_POLL_SECONDS)
-            state = self._environment.metadata.compaction_control.get(topic.id)
+            state = self._control.get(topic.id)
         return state
 
     def wake(self) -> None:
@@ -123,26 +123,17 @@ class ControlLoop:
     @property
     def engine_error(self) -> str | None:
         """The reason why compactions cannot begin here; empty: they can; None: no engine was opened yet."""
-        return self._worker.engine_error
-
-    def serve_at(self, url: str) -> None:
-        """Set the address of this service for others, and send it with a heartbeat."""
-        self._url = url
-        self._guarded(self._send_heartbeat)
+        return self.worker.engine_error
 
     # Start and end
 
     def start(self) -> None:
         """Start both threads."""
-        for name, step, seconds in (
-            (
-                "leadership",
-                self.heartbeat,
-                min(self._settings.lease_ttl_ms, self._settings.service_dead_ms) / 1000 / RENEWALS,
-            ),
-            ("scheduler", self.poll, POLL_SECONDS),
+        renewal = min(self._settings.lease_ttl_ms, self._settings.service_dead_ms) / 1000 / RENEWALS
+        for name, step, waits, seconds in (
+            ("leadership", self.heartbeat, self._ending.wait, renewal),
+            ("scheduler", self.poll, self._wait_for_wake, POLL_SECONDS),
         ):
-            waits = self._ending.wait if step == self.heartbeat else self._wait_for_wake
             thread = threading.Thread(target=self._repeat, args=(step, waits, seconds), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -153,10 +144,10 @@ class ControlLoop:
         self._wake.set()
         self._engines.end()
         self._leadership.resign()
-        self._worker.drain(grace_seconds)
+        self.worker.drain(grace_seconds)
         for thread in self._threads:
             thread.join()
-        self._guarded(lambda: self._environment.metadata.services.leave(self.name, self._settings.service_dead_ms))
+        self._guarded(lambda: self._services.leave(self.name, self._settings.service_dead_ms))
         self._engines.close()
 
     def _rest(self, seconds: float) -> None:
@@ -190,7 +181,10 @@ class ControlLoop:
         """Send the service's heartbeat, take or renew the leadership, and log services whose heartbeat has stopped."""
         previous = self._leadership.token
         token = self._leadership.attempt()
-        self._send_heartbeat()
+        uid, now = self._environment.log.known_uid, self._environment.clock.now_ms()
+        self._services.heartbeat(
+            ServiceRecord(self.name, self._url, uid, self._started_at, now, *self._broker_service_urls)
+        )
         self._guarded(self._log_lost_services)
         if token is not None and token != previous:
             self._warm_up()
@@ -202,19 +196,18 @@ class ControlLoop:
         if token is None:
             self._due, self._check_token = [], None
             return
-        control = self._environment.metadata.compaction_control
-        control.request_interrupted(self.name)
-        for topic in control.retries(self._settings.worker.retry_max_ms):
+        self._control.request_interrupted(self.name)
+        for topic in self._control.retries(self._settings.worker.retry_max_ms):
             self._request(topic, "retry")
         now = self._environment.clock.now_ms()
         # After a clock was set back, check at once.
         waits = self._checked_at <= now < self._checked_at + self._settings.monitor_interval_ms
         if token != self._check_token or not waits:
             self._check_token, self._checked_at = token, now
-            self._guarded(lambda: self._environment.metadata.services.purge_dead(self._settings.service_dead_ms))
+            self._guarded(lambda: self._services.purge_dead(self._settings.service_dead_ms))
             unreadable = self._unreadable_policies()
             if self._settings.automatic:
-                backlogs, controls = self._backlogs.of_all(self._environment.clock, self._rest), control.all()
+                backlogs, controls = self._backlogs.of_all(self._environment.clock, self._rest), self._control.all()
                 self._due = due(backlogs, controls, now)
                 self.last_check = TopicsCheckResult.of(backlogs, controls, len(self._due), now, unreadable)
         self._begin()
@@ -223,7 +216,7 @@ class ControlLoop:
         """Return the number of stored policies that this version cannot read. Log each value once."""
         unreadable = self._environment.metadata.policies.unreadable()
         for item in unreadable:
-            if (item.scope, item.name, item.stored) not in self._logged_policies:
+            if item not in self._logged_policies:
                 _log.warning(
                     "the policy %s of %s cannot be read (%s): a value that deletes nothing is used instead; set it "
                     "again, or remove it",
@@ -231,23 +224,17 @@ class ControlLoop:
                     item.scope,
                     item.stored.reason,
                 )
-        self._logged_policies = [(item.scope, item.name, item.stored) for item in unreadable]
+        self._logged_policies = unreadable
         return len(unreadable)
 
     def _begin(self) -> None:
         """Fill the free worker slots: requested topics first, then due topics by descending dirty ratio."""
-        large, small = self._worker.busy()
+        large, small = self.worker.busy()
         if large + small >= self._slots.count:
             return
-        unavailable = self._worker.unavailable()
-        requested = [
-            topic.id
-            for topic, _ in self._environment.metadata.compaction_control.requests()
-            if topic.id not in unavailable
-        ]
+        unavailable = self.worker.unavailable()
+        requested = [topic.id for topic, _ in self._control.requests() if topic.id not in unavailable]
         self._due = without(self._due, unavailable.union(requested))
-        if not requested and not self._due:
-            return
         measured = {item.topic.id: item for item in self._backlogs.of(requested)} if requested else {}
         backlogs = [measured[topic_id] for topic_id in requested if topic_id in measured]
         backlogs += [item.backlog for item in self._due]
@@ -257,35 +244,27 @@ class ControlLoop:
             ready = [topic for topic in topics if topic.id in measured or self._request(topic, causes[topic.id])]
             self._due = without(self._due, {topic.id for topic in topics})
             if ready and self._leadership.token is not None:
-                self._worker.begin(ready, large=ready[0].id not in small_ids)
+                self.worker.begin(ready, large=ready[0].id not in small_ids)
 
     def _request(self, topic: TopicRecord, cause: str) -> bool:
         """Request a due compaction. Return whether it is requested."""
         try:
-            self._environment.metadata.compaction_control.request(topic.id, cause, self.name)
+            self._control.request(topic.id, cause, self.name)
         except (CompactionRunning, CompactionPaused):
             return False
         except CompactorError as error:
-            _log.warning("a due compaction of %s was not requested: %s", topic.name, error.message)
+            _log.warning("a due compaction of %s was not requested: %s", topic.name, error)
             return False
         return True
 
-    def _send_heartbeat(self) -> None:
-        uid = self._environment.log.known_uid
-        now = self._environment.clock.now_ms()
-        self._environment.metadata.services.heartbeat(
-            ServiceRecord(self.name, self._url, uid, self._started_at, now, *self._broker_service_urls)
-        )
-
     def _log_lost_services(self) -> None:
         """Log once each service that ended without leaving, with the consequence for the messages in its log."""
-        services = self._environment.metadata.services
-        lost = services.lost(self._settings.service_dead_ms)
+        lost = self._services.lost(self._settings.service_dead_ms)
         new = [record for record in lost if record.name not in self._lost_services]
         self._lost_services = frozenset(record.name for record in lost)
         if not new:
             return
-        open_logs = {record.log_uid for record in services.live(self._settings.service_dead_ms)}
+        open_logs = {record.log_uid for record in self._services.live(self._settings.service_dead_ms)}
         now = self._environment.clock.now_ms()
         for record in new:
             consequence = (
@@ -309,4 +288,4 @@ class ControlLoop:
 
     def _open_engine(self) -> None:
         with suppress(CompactorError):  # the worker has logged it
-            self._worker.open_engine()
+            self.worker.open_engine()

@@ -10,7 +10,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from storage.metadata.records import CompactionActivity, RunState
+from storage.errors import NO_ERROR, ErrorText
+from storage.metadata.records import RunState
 from storage.metadata.store import MetadataStore
 
 
@@ -27,25 +28,21 @@ class StatusAndError(NamedTuple):
     """A status and its error. `last_error` is empty unless the status is ERROR."""
 
     status: CompactionStatus
-    last_error: str
+    last_error: ErrorText = NO_ERROR
 
 
 def compaction_status(metadata: MetadataStore, topic_id: int) -> StatusAndError:
     """Return the current status of a topic's compaction. Raises Unavailable."""
-    return status_of(metadata.compaction_control.activity(topic_id))
-
-
-def status_of(activity: CompactionActivity) -> StatusAndError:
-    """Return the status of a topic from a snapshot of its compaction state."""
+    activity = metadata.compaction_control.activity(topic_id)
     last, control = activity.last_run, activity.control
     if activity.running:
-        return StatusAndError(CompactionStatus.RUNNING, "")
+        return StatusAndError(CompactionStatus.RUNNING)
     if control.failures:
         return StatusAndError(CompactionStatus.ERROR, control.last_error)
     if last is None:
-        return StatusAndError(CompactionStatus.NOT_RUN, "")
+        return StatusAndError(CompactionStatus.NOT_RUN)
     if last.state is RunState.SUCCESS:
-        return StatusAndError(CompactionStatus.SUCCESS, "")
+        return StatusAndError(CompactionStatus.SUCCESS)
     if last.state is RunState.RUNNING:
-        return StatusAndError(CompactionStatus.ERROR, f"its worker {last.owner} stopped answering")
+        return StatusAndError(CompactionStatus.ERROR, ErrorText(f"its worker {last.owner} stopped answering"))
     return StatusAndError(CompactionStatus.ERROR, last.error)

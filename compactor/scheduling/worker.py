@@ -39,10 +39,9 @@ from storage.errors import (
     CompactionRunning,
     CompactorError,
     Conflict,
+    ErrorText,
     Fenced,
     TopicNotFound,
-    full_part,
-    recorded,
 )
 from storage.metadata.records import RUN_DEAD_MS, RunRecord, TopicRecord
 from storage.objects.throttled import RateLimits
@@ -71,16 +70,22 @@ class WorkerSettings:
     sizing: Sizing | None = None
 
 
+@dataclass(eq=False)
 class JobTopics:
-    """Topics of one job. `large`: it is one large topic."""
+    """Topics of one job. `large`: it is one large topic.
 
-    def __init__(self, topics: Sequence[TopicRecord], *, large: bool) -> None:
-        self.topics = list(topics)
-        self.large = large
-        self.engine: Engine | None = None
-        self.runs: list[RunRecord] = []
-        self.requested_at: dict[int, int] = {}
-        """Time of each request, by topic id, read before the run begins. A later request is another one."""
+    `requested_at`: time of each request, by topic id, read before the run begins. A later request is another one.
+    """
+
+    topics: Sequence[TopicRecord]
+    large: bool
+    engine: Engine | None = None
+    runs: list[RunRecord] = field(default_factory=list)
+    requested_at: Mapping[int, int] = field(default_factory=dict)
+
+    def topic_of(self, run: RunRecord) -> TopicRecord | None:
+        """Return the topic of a run of this job; None: it was deleted and created again after the job began."""
+        return next((topic for topic in self.topics if topic.id == run.topic_id), None)
 
 
 class Worker:
@@ -97,6 +102,7 @@ class Worker:
     ) -> None:
         """Build the worker. `on_ended`: called when a worker slot becomes free."""
         self._environment = environment
+        self._control = environment.metadata.compaction_control
         self._engines = engines
         self._leadership = leadership
         self._settings = settings
@@ -112,7 +118,7 @@ class Worker:
 
     def begin(self, topics: Sequence[TopicRecord], *, large: bool) -> None:
         """Execute the requests of these topics in a thread. The caller ensures that a worker slot is free."""
-        job = JobTopics(topics, large=large)
+        job = JobTopics(topics, large)
         with self._lock:
             if self._ending:
                 return
@@ -169,10 +175,10 @@ class Worker:
     def _hand_over(self, job: JobTopics) -> None:
         for run in list(job.runs):
             try:
-                if self._environment.metadata.compaction_control.hand_over(run, ENDING, run.owner):
+                if self._control.hand_over(run, ENDING, run.owner):
                     _log.warning("run %d did not end in time and is handed over to the next leader", run.run_id)
             except CompactorError as error:  # its heartbeat stops, so the next leader requests it again
-                _log.warning("run %d could not be handed over: %s", run.run_id, error.message)
+                _log.warning("run %d could not be handed over: %s", run.run_id, error)
         if job.engine is not None:
             job.engine.cancel()
 
@@ -195,10 +201,7 @@ class Worker:
             self._hold(job.topics)
             return
         try:
-            requested = {
-                topic.id: control.requested_at
-                for topic, control in self._environment.metadata.compaction_control.requests()
-            }
+            requested = {topic.id: control.requested_at for topic, control in self._control.requests()}
             job.requested_at = {topic.id: at for topic in job.topics if (at := requested.get(topic.id)) is not None}
             compactor = self._compactor(job, job.engine)
             for outcome in compactor.compact_all(by_name, partial(stored_policies, self._environment.metadata)):
@@ -211,7 +214,6 @@ class Worker:
     def _compactor(self, job: JobTopics, engine: Engine) -> TwoPhaseCompactor:
         settings = self._settings
         sizing = settings.sizing or Sizing(engine.parallelism)
-        by_id = {topic.id: topic for topic in job.topics}
         return TwoPhaseCompactor(
             self._environment,
             engine,
@@ -221,7 +223,7 @@ class Worker:
             leader=self._token,
             on_claimed=partial(_note_claim, job),
             claims_at_once=_CLAIMS_AT_ONCE,
-            on_failed=partial(self._run_failed, by_id),
+            on_failed=partial(self._run_failed, job),
             retry_tail_at=lambda: self._retry_at(1),
             stalled_ms=settings.stalled_ms,
         )
@@ -236,66 +238,53 @@ class Worker:
 
     def _record(self, job: JobTopics, topic: TopicRecord, outcome: Outcome) -> None:
         """Record the result of a topic."""
-        error = outcome.error
-        if outcome.run is not None:
-            # `_log_failure` has logged a failure in full.
-            state = "succeeded" if error is None else f"stopped: {error}" if isinstance(error, Conflict) else "stopped"
-            _log.info("compaction %s", state, extra={"topic": str(topic.name), "run": outcome.run.run_id})
+        error, run = outcome.error, outcome.run
+        if run is not None:
+            names = _names(topic, run)
+            if isinstance(error, Conflict):
+                _log.info("compaction stopped: %s", error, extra=names)
+            else:  # `_log_failure` has logged a failure
+                _log.info("compaction %s", "succeeded" if error is None else "stopped", extra=names)
+            if error is None and run.tail_left:
+                text = "the compaction of %s did not include unsealed messages: %s"
+                _log.warning(text, topic.name, run.tail_left, extra=names)
         requested_at = job.requested_at.get(topic.id)
         try:
-            if error is None and outcome.run is None:
+            if error is None and run is None:
                 if requested_at is not None:
                     leader = self._leadership.required_token()
-                    self._environment.metadata.compaction_control.withdraw(
-                        topic.id, leader=leader, requested_at=requested_at
-                    )
-                self._environment.metadata.compaction_control.record_success(topic.id)
+                    self._control.withdraw(topic.id, leader=leader, requested_at=requested_at)
+                self._control.record_success(topic.id)
             elif isinstance(error, CompactionRunning):
                 self._hold([topic])
-            elif error is not None and outcome.run is None and not isinstance(error, _NO_FAILURES):
+            elif error is not None and run is None and not isinstance(error, _NO_FAILURES):
                 self._fail(topic, requested_at, error)
-            elif error is None and outcome.run is not None and (remaining := outcome.run.statistics.get("tail_left")):
-                named = {"topic": str(topic.name), "run": outcome.run.run_id}
-                _log.warning(
-                    "the compaction of %s did not include unsealed messages: %s",
-                    topic.name,
-                    full_part(str(remaining)),
-                    extra=named,
-                )
         except CompactorError as second:
             _log.warning("the result of the compaction of %s was not recorded: %s", topic.name, second.message)
             self._hold([topic])
 
     def _fail(self, topic: TopicRecord, requested_at: int | None, error: Exception) -> None:
         """Record a failure before a run was claimed. The request stays."""
-        failures = self._environment.metadata.compaction_control.get(topic.id).failures + 1
+        failures = self._control.get(topic.id).failures + 1
         leader = self._leadership.required_token() if requested_at is not None else None
-        text = recorded(error)
         retry_at = self._retry_at(failures)
-        self._environment.metadata.compaction_control.record_failure(
-            topic.id, text, retry_at, leader=leader, requested_at=requested_at
-        )
+        self._control.record_failure(topic.id, ErrorText.of(error), retry_at, leader=leader, requested_at=requested_at)
         _log_failure(topic, None, failures, error)
 
-    def _run_failed(self, topics: Mapping[int, TopicRecord], run: RunRecord, error: BaseException, text: str) -> None:
+    def _run_failed(self, job: JobTopics, run: RunRecord, error: BaseException) -> None:
         """Record that a run failed. If that raises CompactorError, its heartbeat stops and it is requested again."""
-        topic = topics[run.topic_id]
+        topic = job.topic_of(run)
         try:
-            self._end_failed(topic, run, error, text)
+            self._end_failed(topic, run, error)
         except CompactorError as second:
-            named = {"topic": str(topic.name), "run": run.run_id}
-            _log.warning(
-                "compaction of %s failed: %s; the failure was not recorded: %s",
-                topic.name,
-                error,
-                second.message,
-                extra=named,
-            )
+            text = "compaction of %s failed: %s; the failure was not recorded: %s"
+            _log.warning(text, _label(topic, run), error, second.message, extra=_names(topic, run))
             raise
 
-    def _end_failed(self, topic: TopicRecord, run: RunRecord, error: BaseException, text: str) -> None:
+    def _end_failed(self, topic: TopicRecord | None, run: RunRecord, error: BaseException) -> None:
+        text = ErrorText.of(error)
         if not isinstance(error, _NO_FAILURES):
-            failures = self._environment.metadata.compaction_control.fail_run(run, text, self._retry_at)
+            failures = self._control.fail_run(run, text, self._retry_at)
             if failures is not None:
                 _log_failure(topic, run, failures, error)
             return
@@ -303,7 +292,7 @@ class Worker:
             ending = self._ending
         if ending and isinstance(error, Fenced):
             # The engine was stopped for all runs of the job, and this run may not be handed over yet.
-            self._environment.metadata.compaction_control.hand_over(run, ENDING, run.owner)
+            self._control.hand_over(run, ENDING, run.owner)
         self._environment.metadata.runs.fail(run, text)
 
     def _retry_at(self, failures: int) -> int:
@@ -318,13 +307,22 @@ class Worker:
             self._held_until |= {topic.id: until for topic in topics}
 
 
-def _log_failure(topic: TopicRecord, run: RunRecord | None, failures: int, error: BaseException) -> None:
-    named = {"topic": str(topic.name), "run": run.run_id if run else None}
-    _log.warning("compaction of %s failed (%d in a row): %s", topic.name, failures, error, extra=named)
+def _log_failure(topic: TopicRecord | None, run: RunRecord | None, failures: int, error: BaseException) -> None:
+    text = "compaction of %s failed (%d in a row): %s"
+    _log.warning(text, _label(topic, run), failures, error, extra=_names(topic, run))
 
 
 def _note_claim(job: JobTopics, run: RunRecord) -> None:
     """Add a claimed run to its job, and log it."""
     job.runs.append(run)
-    name = next((str(topic.name) for topic in job.topics if topic.id == run.topic_id), None)
-    _log.info("compaction begun", extra={"topic": name, "run": run.run_id})
+    _log.info("compaction begun", extra=_names(job.topic_of(run), run))
+
+
+def _label(topic: TopicRecord | None, run: RunRecord | None) -> str:
+    """Return the name of a topic, or that of a run if its topic is not in the job."""
+    return str(topic.name) if topic else f"run {run.run_id if run else None}"
+
+
+def _names(topic: TopicRecord | None, run: RunRecord | None) -> dict[str, object]:
+    """Return the fields of a log line about a run."""
+    return {"topic": str(topic.name) if topic else None, "run": run.run_id if run else None}

@@ -179,14 +179,8 @@ def of_messages(table: pa.Table) -> Mask:
     return mask
 
 
-def message_id(table: pa.Table, row: int) -> MessageId:
-    """Return the message id of a row."""
-    ledger, entry, index = (table.column(name)[row].as_py() for name in ID_COLUMNS)
-    return MessageId(ledger, entry, -1, index)
-
-
 def _position(table: pa.Table, row: int) -> tuple[int, MessageId]:
-    return int(table.column("offset")[row].as_py()), message_id(table, row)
+    return int(table.column("offset")[row].as_py()), rows.message_id(table, row)
 
 
 def numbers(table: pa.Table, column: str) -> I64:

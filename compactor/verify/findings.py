@@ -20,13 +20,14 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from compactor.verify.plan import CHUNK_TABLES, VerifyPlan
-from storage.errors import CompactorError, DataLoss, full_part, with_full
+from storage.errors import CompactorError, DataLoss
 from storage.ledger.key_index import UNKEYED_CLASSES
 from storage.metadata.records import TopicSnapshot
 from storage.model import MessageId, TopicName
 
 UNREADABLE = (DataLoss, pa.ArrowException, ValueError, KeyError, TypeError, OverflowError)
 """Errors of reading wrongly written bytes whose checksums are right."""
+Values = Mapping[str, object]
 Offsets = npt.NDArray[np.int64] | BitMap64 | Sequence[int]
 
 
@@ -57,7 +58,7 @@ _OF_KEYS = ("keys", "part rows compared with raw")
 class Difference:
     """One difference. `where`: an object's name, or a row of the database.
 
-    `what`: a description, which may hold a public and a full text (`storage.errors.with_full`). `key` None: the key is
+    `what`: a description. `public`: the description for others than operators; empty: `what`. `key` None: the key is
     unknown, or the difference concerns no key. `key_hash`: 32 hexadecimal digits.
     """
 
@@ -67,17 +68,7 @@ class Difference:
     offset: int | None = None
     key: bytes | None = None
     key_hash: str | None = None
-
-    def __str__(self) -> str:
-        prefix = [f"{self.kind}: "]
-        if self.key is not None:
-            prefix.append(f"key {self.key!r}, ")
-        elif self.key_hash is not None:
-            prefix.append(f"a key of hash {self.key_hash}, ")
-        if self.offset is not None:
-            prefix.append(f"offset {self.offset}, ")
-        text = f"{''.join(prefix)}{full_part(self.what)}"
-        return text if self.where in text else f"{text} ({self.where})"
+    public: str = ""
 
 
 @dataclass
@@ -114,7 +105,7 @@ class Findings:
             self.named.append(Difference(kind, where, what, int(offset), key, key_hash(number)))
         self.more(kind, len(offsets))
 
-    def compare(self, where: str, text: str, recorded: Mapping[str, object], actual: Mapping[str, object]) -> None:
+    def compare(self, where: str, recorded: Values, actual: Values, text: str = "{} is {}, not {}") -> None:
         """Add each name whose recorded and actual values differ. `text` has placeholders for name and both values."""
         for name, value in recorded.items():
             if value != actual[name]:
@@ -161,10 +152,10 @@ class Findings:
         try:
             yield
         except UNREADABLE as error:
-            reason = with_full("it cannot be decoded", f"it cannot be decoded ({error!r:.200})")
+            what, public = f"it cannot be decoded ({error!r:.200})", "it cannot be decoded"
             if isinstance(error, CompactorError):
-                reason = with_full(error.public or "it cannot be read", error.message)
-            self.add(Difference(DifferenceKind.DAMAGED, where, reason))
+                what, public = error.message, error.public or "it cannot be read"
+            self.add(Difference(DifferenceKind.DAMAGED, where, what, public=public))
 
 
 @dataclass(frozen=True)
@@ -243,14 +234,15 @@ class ReportBuilder:
     _complete: bool = True
     """True if all parts were readable."""
 
-    def _add(self, answers: Sequence[TaskFindings]) -> None:
+    def add(self, answers: Sequence[TaskFindings]) -> None:
+        """Add the findings and counts of the answers."""
         for answer in answers:
             self.findings.merge(answer.findings)
             self._counts += answer.counts
 
     def add_objects(self, answers: Sequence[TaskFindings]) -> None:
         """Add the answers about ledgers, parts and indexes."""
-        self._add(answers)
+        self.add(answers)
         parts = [answer for answer in answers if answer.counts["parts"]]
         self._rows = _summed(parts)
         self._complete = all(part.complete for part in parts)
@@ -258,11 +250,11 @@ class ReportBuilder:
         if compacted is not None and manifest is not None and self._complete:
             last = parts[-1].last_alive if parts else None
             where = f"row of compacted ledger {compacted.ledger_id}"
-            self._equal(where, "last_message_id", compacted.last_message_id, last)
+            self.findings.compare(where, {"last_message_id": compacted.last_message_id}, {"last_message_id": last})
 
     def add_keys(self, answers: Sequence[TaskFindings]) -> None:
         """Add the answers about hash ranges and unkeyed rows, and compare the fingerprints of index and parts."""
-        self._add(answers)
+        self.add(answers)
         manifest, compacted = self.plan.serving, self.snapshot.compacted
         assert compacted is not None
         index = _summed(answers)
@@ -273,8 +265,9 @@ class ReportBuilder:
             self.unkeyed_differ = not differing.isdisjoint((CHUNK_TABLES, *UNKEYED_CLASSES))
         where = compacted.manifest.name
         if self._complete and all(answer.complete for answer in answers):
-            self._equal(where, "keys", manifest.keys, self._counts["values"])
-            self._equal(where, "tombstones", manifest.tombstones, self._counts["tombstones"])
+            recorded = {"keys": manifest.keys, "tombstones": manifest.tombstones}
+            actual = {"keys": self._counts["values"], "tombstones": self._counts["tombstones"]}
+            self.findings.compare(where, recorded, actual)
         if self._counts["undecided"]:
             reason = "raw ledgers and the policies of earlier runs do not decide their values"
             self.unchecked.append(f"{self._counts['undecided']} keys: {reason}")
@@ -282,10 +275,6 @@ class ReportBuilder:
         if dropped_to > manifest.dropped_to:  # readers compare it with their position: they may miss deletions (R7)
             what = f"dropped_to is {manifest.dropped_to}, but the newest message of a key, at offset {dropped_to},"
             self.findings.inconsistent(where, f"{what} was removed")
-
-    def add_details(self, answers: Sequence[TaskFindings]) -> None:
-        """Add the answers that name keys and offsets."""
-        self._add(answers)
 
     def report(self, differences: Sequence[Difference]) -> Report:
         """Return the report. `differences`: the named differences, with their keys."""
@@ -311,9 +300,6 @@ class ReportBuilder:
             tuple(differences),
             {kind: count for kind, count in self.findings.counts.items() if count > 0},
         )
-
-    def _equal(self, where: str, name: str, recorded: object, actual: object) -> None:
-        self.findings.compare(where, "{} is {}, not {}", {name: recorded}, {name: actual})
 
 
 def _summed(answers: Sequence[TaskFindings]) -> dict[str, Fingerprint]:

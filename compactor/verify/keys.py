@@ -177,7 +177,7 @@ class _Range:
         keys = keys[certain[winner_at[keys]]]
         winner = winners.take(winner_at[keys])
         at = record_at[keys]
-        record = serving.take(np.maximum(at, 0)) if len(serving) else _none_like(winner)
+        record = serving.take(np.maximum(at, 0)) if len(serving) else winner  # placeholders
         self._compare_keys(winner, record, at >= 0)
 
     def _compare_keys(self, winner: IndexRecords, record: IndexRecords, indexed: Mask) -> None:
@@ -327,9 +327,3 @@ def _joined(runs: list[IndexRecords]) -> IndexRecords:
     timed = [run if run.event_time is not None else IndexRecords(run.hi, run.lo, run.offset).by_event() for run in runs]
     records = key_index.concatenated(timed)
     return records if records.event_time is not None else records.by_event()
-
-
-def _none_like(records: IndexRecords) -> IndexRecords:
-    """Return placeholder records of the same number."""
-    zero = np.zeros(len(records), dtype=np.uint64)
-    return IndexRecords(zero, zero, zero, zero, np.full(len(records), NO_EVENT_TIME, dtype=np.int64))

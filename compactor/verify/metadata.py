@@ -20,8 +20,6 @@ from storage.metadata.records import (
     TopicSnapshot,
 )
 
-_UNEQUAL = "{} is {}, not {}"
-
 
 def check_metadata(
     snapshot: TopicSnapshot, manifest: Manifest | None, runs: Sequence[RunRecord], findings: Findings
@@ -51,10 +49,9 @@ def _check_compacted(snapshot: TopicSnapshot, compacted: CompactedLedgerRecord, 
     """Compare the row of the compacted ledger with topic, cursor and ledgers."""
     topic, cursor = snapshot.topic, snapshot.cursor
     where, horizon = f"row of compacted ledger {compacted.ledger_id}", compacted.horizon
-    findings.compare(where, _UNEQUAL, {"generation": compacted.generation}, {"generation": topic.generation})
+    findings.compare(where, {"generation": compacted.generation}, {"generation": topic.generation})
     findings.compare(
         "cursor __compaction",
-        _UNEQUAL,
         {
             "mark_delete": cursor and cursor.mark_delete,
             COMPACTED_LEDGER_PROPERTY: cursor.properties.get(COMPACTED_LEDGER_PROPERTY) if cursor else None,
@@ -65,8 +62,7 @@ def _check_compacted(snapshot: TopicSnapshot, compacted: CompactedLedgerRecord, 
         if ledger.first_offset <= horizon.offset < ledger.last_offset:
             findings.inconsistent(where, f"the horizon {horizon.offset} is inside ledger {ledger.ledger_id}")
         if ledger.last_offset == horizon.offset:
-            ids = ({"horizon": horizon.message_id}, {"horizon": ledger.last_message_id})
-            findings.compare(where, _UNEQUAL, *ids)
+            findings.compare(where, {"horizon": horizon.message_id}, {"horizon": ledger.last_message_id})
     required = max(horizon.offset + 1, topic.start_offset)
     after = (extent.first_offset for extent in snapshot.extents if extent.first_offset > horizon.offset)
     following = min(after, default=topic.next_offset)
@@ -86,9 +82,9 @@ def _check_manifest(
     topic, name = snapshot.topic, compacted.manifest.name
     common = ("ledger_id", "generation", "horizon", "messages", "logical_bytes", "stored_bytes")
     recorded, written = ({field: getattr(record, field) for field in common} for record in (compacted, manifest))
-    findings.compare(f"row of compacted ledger {compacted.ledger_id}", _UNEQUAL, recorded, written)
+    findings.compare(f"row of compacted ledger {compacted.ledger_id}", recorded, written)
     recorded = {"topic": manifest.topic, "topic_uid": manifest.topic_uid}
-    findings.compare(name, _UNEQUAL, recorded, {"topic": str(topic.name), "topic_uid": topic.uid})
+    findings.compare(name, recorded, {"topic": str(topic.name), "topic_uid": topic.uid})
     if manifest.dropped_to > manifest.horizon.offset:
         findings.inconsistent(name, f"dropped_to {manifest.dropped_to} is above the horizon")
     run = next((run for run in runs if run.run_id == manifest.run_id), None)
@@ -96,10 +92,10 @@ def _check_manifest(
         findings.inconsistent(name, f"run {manifest.run_id}, which published it, is not in the database")
     else:
         recorded = {"frozen_at": manifest.frozen_at, "policies": dict(manifest.policies)}
-        findings.compare(name, _UNEQUAL, recorded, {"frozen_at": run.started_at, "policies": dict(run.policies)})
+        findings.compare(name, recorded, {"frozen_at": run.started_at, "policies": dict(run.policies)})
         result = {"result": (run.state, run.compacted_ledger_id, run.horizon)}
         expected = {"result": (RunState.SUCCESS, manifest.ledger_id, manifest.horizon)}
-        findings.compare(f"row of run {run.run_id}", _UNEQUAL, result, expected)
+        findings.compare(f"row of run {run.run_id}", result, expected)
     for number, level in enumerate(manifest.index):
         with findings.reading(name):
             ranges = [IndexDirectory.decode(location.directory).hash_range for location in level]

@@ -28,7 +28,6 @@ from compactor.verify.compare import (
     fingerprint,
     keyed_rows,
     largest_of_each,
-    message_id,
     mixed_records,
     name_records,
     newest_of_each,
@@ -116,7 +115,7 @@ class _LedgerRows:
         }
         recorded = {name: getattr(ledger, name) for name in actual} | {"ledger_id": {ledger.ledger_id}}
         where = f"row of ledger {ledger.ledger_id} in the database"
-        findings.compare(where, f"it records {{}} {{}}, {ledger.rows.name} has {{}}", recorded, actual)
+        findings.compare(where, recorded, actual, f"it records {{}} {{}}, {ledger.rows.name} has {{}}")
         missing = ledger.last_offset - ledger.first_offset + 1 - walk.messages
         if missing:  # offsets are dense
             what = f"{missing} rows are missing between its first and last offset"
@@ -175,11 +174,8 @@ def _check_structure(store: ObjectStore, location: IndexLocation, answer: TaskFi
     where, findings = location.name, answer.findings
     check_size(store, findings, where, location.offset + location.length, exactly=False)
     directory = key_index.IndexDirectory.decode(location.directory)
-    width = key_index.RECORD_BYTES + (key_index.EVENT_BYTES if directory.has_events else 0)
-    length = directory.records * width + sum(directory.unkeyed_sizes.values())
-    length += directory.chunk_table[0] if directory.chunk_table else 0
-    if length != location.length:
-        what = f"the index is {location.length} bytes long, its directory requires {length}"
+    if directory.length != location.length:
+        what = f"the index is {location.length} bytes long, its directory requires {directory.length}"
         findings.inconsistent(where, what)
     records = key_index.read_records(store, location, HashRange(), events=True)
     answer.counts["index records"] += len(records)
@@ -235,7 +231,7 @@ class _PartCheck:
         recorded = {name: getattr(part, name) for name in actual}
         for name, end, position in (("first", part.first, walk.first), ("last", part.last, walk.last)):
             recorded[name], actual[name] = (end.offset, end.message_id), position
-        self._findings.compare(self._name, "the manifest records {} {}, its rows have {}", recorded, actual)
+        self._findings.compare(self._name, recorded, actual, "the manifest records {} {}, its rows have {}")
         deleted = walk.messages - self._live
         if deleted != len(dead) and part.deleted:
             what = f"of {len(dead)} deleted rows only {deleted} are in the part"
@@ -268,7 +264,7 @@ class _PartCheck:
         self._note_oldest("oldest_row", numbers(live, "publish_time"))
         self._live += len(live)
         self._offset_sum += int(offsets.sum())
-        self._answer.last_alive = message_id(live, len(live) - 1)
+        self._answer.last_alive = rows.message_id(live, len(live) - 1)
         self._add_keyed(live)
         self._add_unkeyed(live, offsets)
         self._answer.add(CHUNK_TABLES, chunk_fingerprint(chunk_table.chunk_records(live, self._plan.hasher)))

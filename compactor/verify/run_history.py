@@ -54,6 +54,10 @@ class PublishedRun:
     certain: bool
     raw_from: int = 0
 
+    @property
+    def keeps_tombstones(self) -> bool:
+        return self.policies.tombstone_retention_ms > 0 or self.policies.tombstones_wait_for_cursors
+
 
 @dataclass(frozen=True)
 class RunHistory:
@@ -120,12 +124,11 @@ class RunHistory:
             return np.full(len(offsets), ALWAYS)
         return _always_below_start(self.runs, offsets, _largest(self.runs, offsets, _values_to))
 
-    def chunks_dropped(self, offset: int) -> int:
-        """Return the publish time up to which a run may have dropped the chunk at `offset` as incomplete (P10)."""
-        return self.chunks_dropped_between(offset, ALWAYS)
+    def chunks_dropped(self, first: int, end: int = ALWAYS) -> int:
+        """Return the publish time up to which a run may have dropped the chunk at `first` as incomplete (P10).
 
-    def chunks_dropped_between(self, first: int, end: int) -> int:
-        """Return the limit of `chunks_dropped` for runs whose horizon is in [`first`, `end`)."""
+        Only runs whose horizon is in [`first`, `end`) count.
+        """
         if not self.complete:
             return ALWAYS
         limits = (run.policies.incomplete_to(run.now) for run in self.runs if first <= run.horizon < end)
@@ -154,7 +157,7 @@ class RunHistory:
 
         None: unknown.
         """
-        return self._first_met(offsets, lambda run: run.now if _keeps_tombstones(run.policies) else NEVER, NEVER)
+        return self._first_met(offsets, lambda run: run.now if run.keeps_tombstones else NEVER, NEVER)
 
     def raw_from(self, offsets: I64) -> I64 | None:
         """Return, per offset of a raw row, the topic's start for the first run over it; None: unknown.
@@ -203,10 +206,6 @@ def _rows_to(run: PublishedRun) -> int:
 
 def _tombstones_to(run: PublishedRun) -> int:
     return NEVER if run.policies.tombstones_wait_for_cursors else run.now - run.policies.tombstone_retention_ms
-
-
-def _keeps_tombstones(policies: RunPolicies) -> bool:
-    return policies.tombstone_retention_ms > 0 or policies.tombstones_wait_for_cursors
 
 
 def _raw_from(run: RunRecord) -> int:

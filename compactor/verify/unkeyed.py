@@ -167,7 +167,7 @@ class RangeChunksCheck:
             return True
         ledgers = {self._plan.ledger_of(offset) for offset in offsets}
         oldest = min(int(chunk["publish_time"]) for chunk in message.chunks)
-        return len(ledgers) > 1 and oldest <= self._plan.history.chunks_dropped_between(first, last)
+        return len(ledgers) > 1 and oldest <= self._plan.history.chunks_dropped(first, last)
 
     def _may_be_removed(self, chunk: np.void) -> bool:
         """Return whether the topic's limits (C2), or a trim before the run, may have removed a chunk of any state."""
@@ -211,10 +211,9 @@ class RangeChunksCheck:
             findings.add(Difference(difference[0], self._plan.where, difference[1], message.offset))
 
 
-def check_tables(store: ObjectStore, plan: VerifyPlan, findings: Findings) -> Fingerprint | None:
-    """Compare each chunk table with its record in the manifest. Return the fingerprint of all chunks, if readable."""
-    total = Fingerprint()
-    read = 0
+def _check_tables(store: ObjectStore, plan: VerifyPlan, answer: TaskFindings) -> None:
+    """Compare each chunk table with its record in the manifest. Add the fingerprint of all chunks, if readable."""
+    findings, total, read = answer.findings, Fingerprint(), 0
     for table in plan.serving.chunks:
         with findings.reading(table.name):
             (chunks,) = chunk_table.read_tables(store, [table], table.hash_range)
@@ -227,7 +226,8 @@ def check_tables(store: ObjectStore, plan: VerifyPlan, findings: Findings) -> Fi
             _check_bounds(table, assembled(chunks), findings)
             total += chunk_fingerprint(chunks)
             read += 1
-    return total if read == len(plan.serving.chunks) else None
+    if read == len(plan.serving.chunks):
+        answer.add(CHUNK_TABLES, total)
 
 
 def _check_bounds(table: chunk_table.ChunkTable, messages: ChunkedMessages, findings: Findings) -> None:
@@ -257,9 +257,7 @@ def certain_of(winners: IndexRecords, uncertain: set[int]) -> Mask:
 def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
     """Compare the index's bitmaps of rows outside the key map with raw (P6, P8), and check the chunk tables (P10)."""
     answer = TaskFindings(Findings(plan.limit))
-    tables = check_tables(store, plan, answer.findings)
-    if tables is not None:
-        answer.add(CHUNK_TABLES, tables)
+    _check_tables(store, plan, answer)
     bitmaps = _unkeyed_bitmaps(store, plan, answer.findings)
     if bitmaps is None:
         return answer

@@ -49,8 +49,6 @@ from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
 from storage.owner import owner_name
 
-PIN_MS = PIN_TTL_MS
-"""TTL of the pin on the verified generation. The heartbeat renews the pin four times per TTL."""
 RUNS = 100_000
 """Maximum number of runs of a topic that are read. A topic with more runs has an incomplete history."""
 LIMIT = 20
@@ -75,14 +73,14 @@ class Verifier:
         the pinned ledger) and Unavailable (database or store).
         """
         topic = self.environment.metadata.topics.get(name)
-        snapshot, pin = self.environment.metadata.pins.take(topic.id, owner_name(), PIN_MS)
+        snapshot, pin = self.environment.metadata.pins.take(topic.id, owner_name(), PIN_TTL_MS)
         if pin is None:
             return self._verify(snapshot)
         lost: list[bool] = []
-        renew = partial(self.environment.metadata.pins.renew, pin, PIN_MS)
+        renew = partial(self.environment.metadata.pins.renew, pin, PIN_TTL_MS)
         with (
             afterwards(lambda: self.environment.metadata.pins.release(pin)),
-            Heartbeat(renew, PIN_MS / 4000, lambda: lost.append(True)),
+            Heartbeat(renew, PIN_TTL_MS / 4000, lambda: lost.append(True)),
         ):
             report = self._verify(snapshot)
         if lost:
@@ -142,7 +140,7 @@ class Verifier:
         checks += [("unkeyed details", 0)] * builder.unkeyed_differ
         if checks:
             cost = float(sum(part.rows.stored.size for part in parts))
-            builder.add_details(self._run("details", plan, [(check, cost) for check in checks]))
+            builder.add(self._run("details", plan, [(check, cost) for check in checks]))
 
     def _run(self, phase: str, plan: VerifyPlan, checks: list[tuple[tuple[str, int], float]]) -> list[TaskFindings]:
         self.progress.phase(phase, len(checks), 0)
