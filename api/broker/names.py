@@ -14,6 +14,7 @@ from api.broker.refusals import (
     MissingPartitionedTopic,
     MissingTopic,
     NoSuchPartition,
+    NotTheOwner,
     PartitionedTopicRefused,
     PartitionPolicyRefused,
     PartitionWithoutTopic,
@@ -25,7 +26,7 @@ from storage.options import policies
 if TYPE_CHECKING:
     from api.broker.broker import Broker
     from storage.environment import Environment
-    from storage.metadata.records import NamespaceRecord, PartitionedTopic, TopicRecord
+    from storage.metadata.records import NamespaceRecord, PartitionedTopic, ServiceRecord, TopicRecord
     from storage.model import TopicName
 
 
@@ -49,8 +50,77 @@ def topics(environment: Environment, name: TopicName) -> list[TopicRecord]:
     return records
 
 
+def find_or_create(environment: Environment, name: TopicName, create: bool) -> tuple[TopicRecord, bool]:
+    """Return a topic, and whether it was created now; `create`: a missing topic may be created.
+
+    A partition that was deleted gets the policies of the others. Raise PartitionedTopicRefused, MissingTopic,
+    MissingNamespace, PartitionWithoutTopic, NoSuchPartition.
+    """
+    try:
+        return environment.metadata.topics.get(name), False
+    except TopicNotFound:
+        check_not_partitioned(environment, name)
+        _check_creation(environment, name, create)
+    return ensure(environment, name), True
+
+
+def ensure(environment: Environment, name: TopicName) -> TopicRecord:
+    """Create a topic with its namespace, unless it exists. A partition gets the policies of the others.
+
+    Raise PartitionWithoutTopic, NoSuchPartition; Conflict for a partitioned topic.
+    """
+    partitioned = partitioned_topic_of(environment, name)
+    record = environment.metadata.tenancy.ensure_topic(name)
+    if partitioned is not None:
+        share_policies(environment, partitioned)
+    return record
+
+
+def owner(broker: Broker, name: TopicName, create: bool) -> ServiceRecord | None:
+    """Return the other service that owns a topic; None: this service owns it, or may claim it.
+
+    `create`: a missing topic may be created. Raise MissingTopic, MissingNamespace, WriterElsewhere, NoLogOwner.
+    """
+    environment = broker.environment
+    try:
+        record = environment.metadata.topics.get(name)
+    except TopicNotFound:
+        partitioned_or_new(environment, name, create)
+        return None
+    try:
+        broker.ownership.check_for_writing(record)
+    except NotTheOwner as error:
+        return error.service
+    return None
+
+
+def partitioned_or_new(environment: Environment, name: TopicName, create: bool) -> PartitionedTopic | None:
+    """Return a partitioned topic; None: the topic has no partitions, or does not exist and may be created.
+
+    `create`: a missing topic may be created. Raise MissingTopic, MissingNamespace.
+    """
+    partitioned = environment.metadata.partitions.find(name)
+    if partitioned is None:
+        try:
+            environment.metadata.topics.get(name)
+        except TopicNotFound:
+            _check_creation(environment, name, create)
+    return partitioned
+
+
+def _check_creation(environment: Environment, name: TopicName, create: bool) -> None:
+    """Raise MissingTopic unless a missing topic may be created, MissingNamespace unless its namespace exists."""
+    if not create:
+        raise missing(environment, name)
+    namespace(environment, namespace_of(name))
+
+
 def local_topic(broker: Broker, name: TopicName) -> TopicRecord:
-    """Return the topic if this service can read its newest messages. Raise TopicNotFound, NotTheOwner."""
+    """Return the topic if this service can read its newest messages.
+
+    Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner.
+    """
+    check_not_partitioned(broker.environment, name)
     record = topic(broker.environment, name)
     broker.ownership.check_for_reading(record)
     return record

@@ -44,15 +44,16 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
         leases = LeaseRenewer(metadata, clock=clock)
         schema_processes = SchemaProcesses()
         quick_store = environment.store.within(settings.limits_request_timeout_ms * _STORE_SHARE / 1000)
+        logs = TopicLogs(clock, settings.producers_max, settings.producers_idle_ms, maintenance.wake, leases)
         try:
             yield Broker(
                 settings=settings,
                 environment=replace(environment, store=quick_store),
                 patient=environment,
                 pools=make_pools(settings, clock, expected_errors),
-                ownership=TopicOwnership(metadata, clock, environment.log),
+                ownership=TopicOwnership(metadata, clock, environment.log, logs.is_open),
                 leases=leases,
-                logs=TopicLogs(clock, settings.producers_max, settings.producers_idle_ms, maintenance.wake, leases),
+                logs=logs,
                 control=control,
                 maintenance=maintenance,
                 schema_processes=schema_processes,

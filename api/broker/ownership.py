@@ -11,6 +11,8 @@ reaches the others ends with SegmentNotLocal. Services read the same rows, so th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from api.broker.refusals import NoLogOwner, NotTheOwner, WriterElsewhere
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
@@ -24,15 +26,24 @@ from storage.reading.snapshot_reader import may_come_to
 class TopicOwnership:
     """The rules of ownership, as one service applies them. Safe to share between threads; it reads the database."""
 
-    def __init__(self, metadata: MetadataStore, clock: Clock, log: LogDirectory) -> None:
-        """`log`: the log directory of this service."""
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        clock: Clock,
+        log: LogDirectory,
+        is_open: Callable[[TopicRecord], bool] = lambda _: False,
+    ) -> None:
+        """`log`: the log directory of this service. `is_open`: returns whether this service writes a topic now."""
         self._metadata = metadata
         self._clock = clock
         self._log = log
+        self._is_open = is_open
         self._process = str(Owner.current())
 
     def check_for_writing(self, topic: TopicRecord) -> None:
-        """Raise NotTheOwner, WriterElsewhere or NoLogOwner unless this service may try to write the topic."""
+        """Raise NotTheOwner, WriterElsewhere or NoLogOwner unless this service writes the topic, or may try to."""
+        if self._is_open(topic):
+            return
         segment = self._metadata.segments.find_open(topic.id)
         if segment is not None and segment.log_uid != self._log.known_uid:
             raise NotTheOwner(self._service_with_log(segment.log_uid, topic), topic)
@@ -65,17 +76,19 @@ class TopicOwnership:
             if segment.log_uid in live:
                 raise NotTheOwner(live[segment.log_uid], topic)
 
-    def is_leased_by_service(self, topic_id: int) -> bool:
-        """Return whether a live service, this one for example, holds the topic's lease: its producers open it again."""
+    def is_leased_here(self, topic_id: int) -> bool:
+        """Return whether this process holds the topic's lease: a producer may have opened the topic again."""
         lease = self._metadata.leases.current(topic_id)
-        if lease is None:
-            return False
-        return same_process(lease.owner, self._process) or self._metadata.services.of_owner(lease.owner) is not None
+        return lease is not None and self.holds(lease)
+
+    def holds(self, lease: Lease) -> bool:
+        """Return whether this process holds a lease."""
+        return same_process(lease.owner, self._process)
 
     def _foreign_lease(self, topic: TopicRecord) -> Lease | None:
         """Return the topic's lease if a process that is no service holds it. Raises NotTheOwner if a service does."""
         lease = self._metadata.leases.current(topic.id)
-        if lease is None or same_process(lease.owner, self._process):
+        if lease is None or self.holds(lease):
             return None
         service = self._metadata.services.of_owner(lease.owner)
         if service is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from api.broker import names
-from api.broker.refusals import FewerPartitions, NotPartitioned, TopicHasWriter
+from api.broker.refusals import FewerPartitions, NotPartitioned, NotTheOwner, TopicHasWriter
 from storage.errors import LeaseHeld
 
 if TYPE_CHECKING:
@@ -60,11 +60,22 @@ def restore(environment: Environment, name: TopicName) -> None:
     names.share_policies(environment, environment.metadata.partitions.update(name, current))
 
 
+def owned_elsewhere(broker: Broker, name: TopicName) -> list[NotTheOwner]:
+    """Return the partitions whose clients another service has. Raise TopicNotFound, NotPartitioned."""
+    others = []
+    for record in names.partitions(broker.environment, get(broker.environment, name)):
+        try:
+            broker.ownership.check_for_clients(record)
+        except NotTheOwner as other:
+            others.append(other)
+    return others
+
+
 def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
     """Delete a partitioned topic with its partitions, all or nothing.
 
-    `force`: as of `topics.delete`. Raise TopicNotFound, NotPartitioned; ClientsConnected and TopicHasWriter unless
-    forced.
+    The caller has unloaded the partitions of other services. `force`: as of `topics.delete`. Raise TopicNotFound,
+    NotPartitioned; ClientsConnected and TopicHasWriter unless forced.
     """
     metadata = broker.environment.metadata
     records = names.partitions(broker.environment, get(broker.environment, name))
@@ -72,11 +83,13 @@ def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
         broker.clients.check_none(*(record.name for record in records))
     for record in records:
         broker.logs.close_topic(record.id)
-    leased = [record for record in records if metadata.leases.current(record.id) is not None]
-    foreign = [record for record in leased if not broker.ownership.is_leased_by_service(record.id)]
+    leases = [lease for record in records if (lease := metadata.leases.current(record.id)) is not None]
+    foreign = sum(not broker.ownership.holds(lease) for lease in leases)
     if foreign and not force:
-        raise TopicHasWriter(len(foreign))
+        raise TopicHasWriter(foreign)
     try:
-        metadata.partitions.delete(name, force=force or bool(leased))
+        metadata.partitions.delete(name, force=force or bool(leases))
     except LeaseHeld as error:
         raise TopicHasWriter(1) from error
+    for record in records:  # a client may have opened it again in between
+        broker.logs.close_topic(record.id)

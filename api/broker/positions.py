@@ -1,8 +1,8 @@
-"""Positions in a topic as doors name them, and the mark-delete position of a cursor that begins there.
+"""Positions in a topic as doors name them, and the mark-delete position of a cursor at a position.
 
 A door parses its own texts and bodies into a position. A read begins at a start position (storage/positions.py):
-earliest, latest, a message id, an offset, or a publish time. A cursor is moved to the first message that it shall
-deliver; also to the one after a message (`After`). Its mark-delete position is the message before that.
+earliest, latest, a message id, an offset, or a publish time. The position of a cursor is the first message that it
+delivers: a start position, or the message after an id (`After`). Its mark-delete position is the message before that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from storage.topic import Topic
 
 @dataclass(frozen=True)
 class After:
-    """The message after that with an id; if no message has this id, the first one with a larger id."""
+    """The message after the one with an id. If no message has this id: the first one with a larger id."""
 
     message_id: MessageId
 
@@ -27,11 +27,11 @@ CursorPosition = StartPosition | After
 
 
 def mark_delete_before(topic: Topic, position: CursorPosition) -> LogPosition | None:
-    """Return the message before the first one at or after `position`; None: no message is before that, or the message
-    of `position` is trimmed.
+    """Return the mark-delete position of a cursor that delivers the first message at or after `position`.
 
-    If that message is gone, or a slot without a message, its id is the one right before the next message's. Raises
-    InvalidInput for an offset after the end, SegmentNotLocal.
+    That is the message before. If it does not exist any more, its id is the largest one before the id of the first
+    message. None: no message is before `position`, or the message of `position` is trimmed. Raise InvalidInput for an
+    offset after the end, SegmentNotLocal.
     """
     if isinstance(position, After):
         first = topic.first_at(position.message_id)
@@ -40,7 +40,7 @@ def mark_delete_before(topic: Topic, position: CursorPosition) -> LogPosition | 
         position = position.message_id
     reader = topic.snapshot_reader()
     if isinstance(position, StartTime):
-        last = reader.last_position()  # before the search: what is appended during it is no older message
+        last = reader.last_position()  # before the search: messages that are appended meanwhile are not older
         first = topic.first_at(position)
         if first is None:
             return last or reader.snapshot.horizon
@@ -53,7 +53,7 @@ def mark_delete_before(topic: Topic, position: CursorPosition) -> LogPosition | 
         return None
     first = topic.first_at(position)
     if first is None:
-        # Where no raw message is left, the horizon is the last one that there was.
+        # Where all raw messages are trimmed, the horizon is the last one of them.
         return reader.last_position() or reader.snapshot.horizon
     if first.offset == 0:
         return None
@@ -64,22 +64,22 @@ def mark_delete_before(topic: Topic, position: CursorPosition) -> LogPosition | 
 
 
 def _right_before(message_id: MessageId) -> MessageId:
-    """Return the largest id before this one (Pulsar's position before a first entry: -1)."""
+    """Return the largest id before this one. Before the first entry of a ledger its entry id is -1, as in Pulsar."""
     if message_id.batch_index > 0:
         return MessageId(message_id.ledger_id, message_id.entry_id, message_id.partition, message_id.batch_index - 1)
     return MessageId(message_id.ledger_id, message_id.entry_id - 1, message_id.partition)
 
 
 def check_start(topic: Topic, start: StartPosition) -> None:
-    """Raise OffsetOutOfRange for a start after the end: a reader that waits there misses all messages before it.
+    """Raise OffsetOutOfRange for a start after the end: a reader there would miss all messages before it.
 
-    The end itself is where a reader waits; a publish time is never after the end.
+    The end itself is allowed: a reader waits there for messages. A publish time is never after the end.
     """
     if is_after_end(topic, start):
-        what = f"the offset {start.offset}" if isinstance(start, StartOffset) else f"the message {start}"
+        start_text = f"the offset {start.offset}" if isinstance(start, StartOffset) else f"the message {start}"
         raise OffsetOutOfRange(
-            f"{what} is after the end of {topic.name}, which is at offset {topic.snapshot_reader().end}",
-            "read from a place that is there, from earliest or from latest",
+            f"{start_text} is after the end of {topic.name}, which is at offset {topic.snapshot_reader().end}",
+            "read from an offset up to that one, from earliest or from latest",
         )
 
 
@@ -89,6 +89,6 @@ def is_after_end(topic: Topic, start: StartPosition) -> bool:
         reader = topic.snapshot_reader()
         try:
             return reader.is_after_end(start)
-        except ObjectMissing:  # it was sealed, or trimmed, between the check and the read
+        except ObjectMissing:  # a segment was sealed or trimmed between the check and the read
             if topic.snapshot().extents == reader.extents:
                 raise

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from storage.advice import Advice, AdviceKind
 from storage.errors import Conflict, InvalidInput, NotFound, TopicNotFound, Unavailable
 from storage.metadata.records import ServiceRecord, TopicRecord
 from storage.model import TopicName
+from storage.options.policies import HOLD
 from storage.owner import Owner
+from storage.positions import StartPosition
+
+if TYPE_CHECKING:
+    from compactor.maintenance.backlog_limits import OverQuota
 
 
 class ConsumerBusy(Conflict):
     """A subscription has consumers that another one may not join, or must not be taken from."""
+
+
+class SubscriptionHasConsumers(Conflict):
+    """Consumers are connected to a subscription that is to be deleted."""
 
 
 class ConsumerNotAssigned(InvalidInput):
@@ -71,11 +82,11 @@ class NotTheOwner(Exception):
         self.topic = topic
 
 
-class TopicClosed(Unavailable):
-    """A topic that this process has closed. Clients look it up again and find its owner."""
+class TopicNotServed(Unavailable):
+    """This process does not serve a topic. Clients look it up again and find its owner."""
 
-    def __init__(self, topic: TopicName) -> None:
-        super().__init__(f"{topic} is not served here any more", "look it up again", is_public=True)
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "look it up again", is_public=True)
 
 
 class ProducerBusy(Conflict):
@@ -93,9 +104,9 @@ class InvalidTopicEpoch(InvalidInput):
 class BacklogQuotaExceeded(Conflict):
     """The topic's backlog exceeds a quota. `holds`: producers wait until it shrinks; otherwise they get an error."""
 
-    def __init__(self, message: str, remedy: str, holds: bool) -> None:
-        super().__init__(message, remedy)
-        self.holds = holds
+    def __init__(self, over: OverQuota) -> None:
+        super().__init__(over.error.message, over.error.advice or over.error.remedy)
+        self.holds = over.action == HOLD
 
 
 class MissingTopic(TopicNotFound):
@@ -200,3 +211,36 @@ class TopicHasWriter(Conflict):
     def __init__(self, producers: int) -> None:
         super().__init__("another process writes the topic", "end it, or delete with force")
         self.producers = producers
+
+
+class VerificationBusy(Conflict):
+    """This process verifies another topic, and does so one at a time."""
+
+    def __init__(self) -> None:
+        super().__init__("another topic is being verified by this service", "try again when it has finished")
+
+
+class PositionAfterEnd(InvalidInput):
+    """A subscription was requested at a position after the end of its topic. `topic`: its name; `position`."""
+
+    def __init__(self, topic: TopicName, position: StartPosition) -> None:
+        super().__init__(f"the position {position} is after the end of {topic}", "use latest")
+        self.topic = topic
+        self.position = position
+
+
+class MissingEntry(NotFound):
+    """A topic has no entry of an id or number. `topic`: its name; `entry`: the entry, such as "entry 5"."""
+
+    def __init__(self, topic: TopicName, entry: str) -> None:
+        super().__init__(f"{topic} has no {entry}", "choose an entry from its first to its last one")
+        self.topic = topic
+        self.entry = entry
+
+
+class EntryTooFar(InvalidInput):
+    """The number of an entry to which too many entries would be read. `limit`: the largest number."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"entries are counted to {limit} at most", "read from a position")
+        self.limit = limit

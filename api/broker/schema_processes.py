@@ -41,7 +41,7 @@ SMALL_STEPS = 5_000
 _RECURSION = 20_000
 
 
-class _Child:
+class Child:
     """A process that compares. Its pipe closes when either end is dead."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class SchemaProcesses:
         self._seconds = seconds
         self._slots = threading.Semaphore(PROCESSES)
         self._lock = threading.Lock()
-        self._idle: list[_Child] = []
+        self._idle: list[Child] = []
         self._checks: Counter[str] = Counter()
 
     @contextmanager
@@ -138,7 +138,7 @@ class SchemaProcesses:
         with self._slots:
             with self._lock:
                 child = self._idle.pop() if self._idle else None
-            child = child or _Child()
+            child = child or Child()
             try:
                 answer = child.ask(comparison, seconds)
             except BaseException:

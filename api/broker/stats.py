@@ -1,24 +1,18 @@
-"""Stats of topics: one tree, which REST renders for one topic, for partitions and for all topics.
+"""Stats of topics: the tree of `stats_tree.py`, which REST renders for one topic, for partitions and for all topics.
 
 `stats_snapshot` reads the counts of a topic from SQL, and from the active segment if it is local: a few statements and
 one small file, whatever the topic holds. `topic_stats` makes the tree of them, with the connected clients of this
-process. Fields have the names of Pulsar's classes in snake case. A broker counts entries; these are messages. Bytes are
-those that a producer sent.
+process. A broker counts entries; these are messages. Bytes are logical bytes (docs/scheduling.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from api.broker.serving.connected_clients import (
-    LiveSubscriptionState,
-    LiveTopicState,
-    SubscriptionClients,
-    TopicClients,
-)
+from api.broker.serving.connected_clients import LiveSubscriptionState, LiveTopicState
 from api.broker.serving.consumer import SubscriptionType
+from api.broker.stats_tree import CompactionStats, SubscriptionStats, TopicStats
 from storage.environment import Environment
 from storage.errors import TopicNotFound
 from storage.log.unsealed_counts import UnsealedEnd, last_publish_time, unsealed_end
@@ -32,6 +26,7 @@ ONE_ACTIVE = frozenset(kind.pulsar_name for kind in SubscriptionType) - INDIVIDU
 """The types of which one consumer is active."""
 NOT_COUNTED = -1
 """A subscription's backlog in bytes, where the caller did not request it."""
+_NO_CLIENTS = LiveSubscriptionState()
 
 
 class EntryPosition(NamedTuple):
@@ -45,7 +40,7 @@ class EntryPosition(NamedTuple):
 
 
 class LedgerCounts(NamedTuple):
-    """A ledger, or a segment that will be one. `size`: bytes of its entries; `open`: it is appended to."""
+    """A ledger, or a segment that will be one. `size`: logical bytes; `open`: it is appended to."""
 
     ledger_id: int
     entries: int
@@ -146,114 +141,7 @@ class StatsSnapshot:
         """Return the entries and bytes of a segment."""
         if segment.content is not None:
             return segment.content.entries, segment.content.logical_bytes
-        return (self.active.entries, self.active.size) if self.active else (0, 0)
-
-
-@dataclass(frozen=True)
-class CompactionStats:
-    """The last run that succeeded and the last that did not; times and durations in milliseconds, 0: never."""
-
-    last_compaction_removed_event_count: int = 0
-    last_compaction_succeed_timestamp: int = 0
-    last_compaction_failed_timestamp: int = 0
-    last_compaction_duration_time_in_mills: int = 0
-
-    @classmethod
-    def of(cls, succeeded: RunRecord | None, failed: RunRecord | None) -> CompactionStats:
-        newest = max((run for run in (succeeded, failed) if run is not None), key=lambda run: run.run_id, default=None)
-        return cls(
-            _removed(succeeded) if succeeded is not None else 0,
-            (succeeded.finished_at or 0) if succeeded is not None else 0,
-            (failed.finished_at or 0) if failed is not None else 0,
-            (newest.finished_at or 0) - newest.started_at if newest is not None else 0,
-        )
-
-    @classmethod
-    def merge(cls, each: Sequence[CompactionStats]) -> CompactionStats:
-        """Return the sum of removed messages, and the newest times."""
-        newest = "last_compaction_succeed_timestamp", "last_compaction_failed_timestamp"
-        longest = "last_compaction_duration_time_in_mills"
-        return cls(**_folded(sum, each, "last_compaction_removed_event_count"), **_folded(max, each, *newest, longest))
-
-
-@dataclass(frozen=True)
-class SubscriptionStats:
-    """A subscription: what its cursor has before it, and its clients.
-
-    `since_mark_delete`: the distance from the mark-delete position to the end, as a broker counts it.
-    """
-
-    msg_backlog: int = 0
-    backlog_size: int = 0
-    earliest_msg_publish_time_in_backlog: int = 0
-    msg_backlog_no_delayed: int = 0
-    non_contiguous_deleted_messages_ranges: int = 0
-    since_mark_delete: int = 0
-    last_consumed_flow_timestamp: int = 0
-    subscription_properties: Mapping[str, str] = field(default_factory=dict)
-    clients: SubscriptionClients = field(default_factory=SubscriptionClients)
-
-    @classmethod
-    def merge(cls, each: Sequence[SubscriptionStats]) -> SubscriptionStats:
-        """Return the sums of one subscription over partitions, without its clients."""
-        counts = _folded(
-            sum,
-            each,
-            "msg_backlog",
-            "backlog_size",
-            "msg_backlog_no_delayed",
-            "non_contiguous_deleted_messages_ranges",
-            "since_mark_delete",
-        )
-        properties = {name: value for item in each for name, value in item.subscription_properties.items()}
-        return cls(**counts, subscription_properties=properties)
-
-
-@dataclass(frozen=True)
-class TopicStats:
-    """A topic, or the sum of its partitions."""
-
-    bytes_in_counter: int = 0
-    msg_in_counter: int = 0
-    storage_size: int = 0
-    backlog_size: int = 0
-    earliest_msg_publish_time_in_backlogs: int = 0
-    subscriptions: Mapping[str, SubscriptionStats] = field(default_factory=dict)
-    non_contiguous_deleted_messages_ranges: int = 0
-    compaction: CompactionStats = field(default_factory=CompactionStats)
-    topic_creation_time_stamp: int = 0
-    last_publish_time_stamp: int = 0
-    clients: TopicClients = field(default_factory=TopicClients)
-
-    @classmethod
-    def merge(cls, each: Sequence[TopicStats]) -> TopicStats:
-        """Return the sum of partitions, without clients: subscriptions by name, the newest times of compactions."""
-        without_clients = TopicClients(deduplication_status=None)
-        if not each:
-            return cls(clients=without_clients)
-        counts = _folded(
-            sum,
-            each,
-            "bytes_in_counter",
-            "msg_in_counter",
-            "storage_size",
-            "backlog_size",
-            "non_contiguous_deleted_messages_ranges",
-        )
-        earliest = [time for item in each if (time := item.earliest_msg_publish_time_in_backlogs)]
-        names = sorted({name for item in each for name in item.subscriptions})
-        return cls(
-            **counts,
-            **_folded(min, each, "topic_creation_time_stamp"),
-            **_folded(max, each, "last_publish_time_stamp"),
-            earliest_msg_publish_time_in_backlogs=min(earliest, default=0),
-            subscriptions={
-                name: SubscriptionStats.merge([item.subscriptions[name] for item in each if name in item.subscriptions])
-                for name in names
-            },
-            compaction=CompactionStats.merge([item.compaction for item in each]),
-            clients=without_clients,
-        )
+        return (self.active.entries, self.active.logical_bytes) if self.active else (0, 0)
 
 
 def stats_snapshot(
@@ -281,55 +169,62 @@ def topic_stats(
     `sizes`: with each subscription's backlog in bytes, otherwise `NOT_COUNTED`. `earliest`: with the oldest publish
     time of each backlog, otherwise 0.
     """
-    cursors = snapshot.stats.cursors
-    subscriptions = {cursor.record.name: _stored(snapshot, cursor, sizes, earliest) for cursor in cursors}
-    for name, state in live.subscriptions.items():
-        subscriptions[name] = _with_clients(subscriptions.get(name, SubscriptionStats()), snapshot, state)
-    oldest = [cursor.oldest_publish_time for cursor in cursors if snapshot.backlog(cursor)] if earliest else []
-    return TopicStats(
+    cursors = {cursor.record.name: cursor for cursor in snapshot.stats.cursors}
+    oldest = [cursor.oldest_publish_time for cursor in cursors.values() if snapshot.backlog(cursor)] if earliest else []
+    return replace(
+        live.stats,
         bytes_in_counter=snapshot.size,
         msg_in_counter=snapshot.end,
         storage_size=snapshot.size,
-        backlog_size=max((snapshot.backlog_bytes(cursor) for cursor in cursors), default=0),
+        backlog_size=max((snapshot.backlog_bytes(cursor) for cursor in cursors.values()), default=0),
         earliest_msg_publish_time_in_backlogs=min((time for time in oldest if time), default=0),
-        subscriptions=subscriptions,
-        non_contiguous_deleted_messages_ranges=sum(cursor.ranges for cursor in cursors),
-        compaction=CompactionStats.of(snapshot.stats.succeeded, snapshot.stats.failed),
+        subscriptions={
+            name: _subscription(snapshot, cursors.get(name), live.subscriptions.get(name, _NO_CLIENTS), sizes, earliest)
+            for name in {**cursors, **live.subscriptions}
+        },
+        non_contiguous_deleted_messages_ranges=sum(cursor.ranges for cursor in cursors.values()),
+        compaction=_compaction(snapshot.stats.succeeded, snapshot.stats.failed),
         topic_creation_time_stamp=snapshot.stats.topic.created_at,
         last_publish_time_stamp=snapshot.last_publish_time,
-        clients=live.clients,
     )
 
 
-def _stored(snapshot: StatsSnapshot, cursor: CursorStatsRecord, sizes: bool, earliest: bool) -> SubscriptionStats:
-    backlog, properties = snapshot.backlog(cursor), cursor.record.properties
-    return SubscriptionStats(
-        msg_backlog=backlog,
-        backlog_size=snapshot.backlog_bytes(cursor) if sizes else NOT_COUNTED,
-        earliest_msg_publish_time_in_backlog=cursor.oldest_publish_time if earliest and backlog else 0,
-        msg_backlog_no_delayed=backlog,
-        non_contiguous_deleted_messages_ranges=cursor.ranges,
-        since_mark_delete=snapshot.since_mark_delete(cursor),
-        subscription_properties={k: v for k, v in properties.items() if k != COMPACTED_LEDGER_PROPERTY},
+def _subscription(
+    snapshot: StatsSnapshot, cursor: CursorStatsRecord | None, live: LiveSubscriptionState, sizes: bool, earliest: bool
+) -> SubscriptionStats:
+    """Return the stats of a subscription. `cursor` None: only consumers that are connected here know it."""
+    stats, backlog = live.stats, live.backlog(snapshot.end, snapshot.first)
+    if cursor is not None:
+        stored_backlog = snapshot.backlog(cursor)
+        backlog = stored_backlog if backlog is None else backlog
+        properties = cursor.record.properties
+        stats = replace(
+            stats,
+            backlog_size=snapshot.backlog_bytes(cursor) if sizes else NOT_COUNTED,
+            earliest_msg_publish_time_in_backlog=cursor.oldest_publish_time if earliest and stored_backlog else 0,
+            non_contiguous_deleted_messages_ranges=cursor.ranges,
+            subscription_properties={k: v for k, v in properties.items() if k != COMPACTED_LEDGER_PROPERTY},
+        )
+    active = stats.active_consumer_name
+    if active is None and stats.type in ONE_ACTIVE and len(stats.consumers) == 1:
+        active = stats.consumers[0].consumer_name
+    return replace(
+        stats,
+        msg_backlog=backlog or 0,
+        msg_backlog_no_delayed=max((backlog or 0) - stats.msg_delayed, 0),
+        active_consumer_name=active,
+        last_consumed_flow_timestamp=max((item.last_consumed_flow_timestamp for item in stats.consumers), default=0),
     )
 
 
-def _with_clients(stats: SubscriptionStats, snapshot: StatsSnapshot, live: LiveSubscriptionState) -> SubscriptionStats:
-    """Add the clients of a subscription, and its backlog of now instead of the stored one."""
-    clients = live.clients
-    backlog = live.backlog(snapshot.end, snapshot.first)
-    if backlog is not None:
-        without_delayed = max(backlog - clients.msg_delayed, 0)
-        stats = replace(stats, msg_backlog=backlog, msg_backlog_no_delayed=without_delayed)
-    if clients.active_consumer_name is None and clients.type in ONE_ACTIVE and len(clients.consumers) == 1:
-        clients = replace(clients, active_consumer_name=clients.consumers[0].consumer_name)
-    flow = max((consumer.last_consumed_flow_timestamp for consumer in clients.consumers), default=0)
-    return replace(stats, last_consumed_flow_timestamp=flow, clients=clients)
-
-
-def _folded(fold: Callable[[Iterable[int]], int], each: Sequence[object], *names: str) -> dict[str, Any]:
-    """Return fields by name, each the sum, minimum or maximum of those of several stats."""
-    return {name: fold(getattr(item, name) for item in each) for name in names}
+def _compaction(succeeded: RunRecord | None, failed: RunRecord | None) -> CompactionStats:
+    newest = max((run for run in (succeeded, failed) if run is not None), key=lambda run: run.run_id, default=None)
+    return CompactionStats(
+        _removed(succeeded) if succeeded is not None else 0,
+        (succeeded.finished_at or 0) if succeeded is not None else 0,
+        (failed.finished_at or 0) if failed is not None else 0,
+        (newest.finished_at or 0) - newest.started_at if newest is not None else 0,
+    )
 
 
 def _removed(run: RunRecord) -> int:

@@ -21,13 +21,14 @@ import contextvars
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from api.broker.refusals import NotTheOwner, PoolBusy
+from api.observability.error_text import worded
 from api.observability.logs import LogThrottle
 from api.settings.settings import Settings
 from storage.clock import Clock
@@ -81,29 +82,26 @@ class LimitedWorkers:
         self._callers = callers
 
     async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        await self._take_turn()
-        try:
+        async with self._turn():
             return await self._workers.run(work, *arguments)
-        finally:
-            self._turns.release()
 
     async def run_to_end(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        await self._take_turn()
-        try:
+        async with self._turn():
             return await self._workers.run_to_end(work, *arguments)
-        finally:
-            self._turns.release()
 
-    async def _take_turn(self) -> None:
-        if not self._turns.locked():
-            await self._turns.acquire()  # at once
-            return
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
         try:
-            await asyncio.wait_for(self._turns.acquire(), self._seconds)
+            async with asyncio.timeout(self._seconds):
+                await self._turns.acquire()
         except TimeoutError as error:
             raise Unavailable(
                 f"{self._callers} have not ended within {self._seconds:g} s", "try again", is_public=True
             ) from error
+        try:
+            yield
+        finally:
+            self._turns.release()
 
 
 @dataclass(eq=False)
@@ -259,16 +257,18 @@ class Pool:
             if not self._started:
                 raise self._refusal("threads", f"has no thread ({error})") from error
             self._log_throttle.warn(
-                f"{self._started} threads, and not {self._threads}, wait for the {self._resource} ({error}): raise the "
-                "limit of threads (ulimit -u, TasksMax)",
-                "threads",
+                "%d threads, and not %d, wait for the %s (%s): raise the limit of threads (ulimit -u, TasksMax)",
+                self._started,
+                self._threads,
+                self._resource,
+                error,
             )
         else:
             self._started += 1
 
     def _refusal(self, kind: str, reason: str) -> PoolBusy:
         """Return the refusal, which is logged once a minute for each kind."""
-        self._log_throttle.warn(f"requests are answered 503: the {self._resource} {reason}", kind)
+        self._log_throttle.warn("requests are answered 503: the %s %s", self._resource, reason, condition=kind)
         return PoolBusy(f"the {self._resource} {reason}", kind, self._resource)
 
     def _serve(self) -> None:
@@ -312,11 +312,11 @@ class Pool:
         """Log an error that no caller receives any more; an unexpected one with its traceback."""
         if isinstance(error, NotTheOwner):  # nothing failed: no request is left to forward
             return
-        reason = f"the {self._resource} failed for a request that has ended already: {type(error).__name__}: {error}"
+        kind, text = type(error).__name__, "the %s failed for a request that has ended already: %s: %s"
         if isinstance(error, self._expected_errors):
-            self._log_throttle.warn(reason, f"late {type(error).__name__}")
+            self._log_throttle.warn(text, self._resource, kind, worded(error), condition=f"late {kind}")
         else:
-            LOG.error(reason, exc_info=error)
+            LOG.error(text, self._resource, kind, worded(error), exc_info=error)
 
 
 def _job(

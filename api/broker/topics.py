@@ -43,17 +43,19 @@ def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
     """Delete a topic with its messages, cursors and runs; an active compaction never publishes (S8).
 
     `force`: disconnect clients, and delete it although a process that is no service writes it, for example an import.
-    Raise TopicNotFound, PartitionedTopicRefused; ClientsConnected and TopicHasWriter unless forced.
+    Raise TopicNotFound, PartitionedTopicRefused, NotTheOwner; ClientsConnected and TopicHasWriter unless forced.
     """
     metadata = broker.environment.metadata
     names.check_not_partitioned(broker.environment, name)
     record = names.topic(broker.environment, name)
+    broker.ownership.check_for_clients(record)
     if not force:
         broker.clients.check_none(name)
     broker.logs.close_topic(record.id)
     try:
-        metadata.tenancy.delete_topic(record.id, force=force or broker.ownership.is_leased_by_service(record.id))
+        metadata.tenancy.delete_topic(record.id, force=force or broker.ownership.is_leased_here(record.id))
     except LeaseHeld as error:
+        broker.ownership.check_for_clients(record)
         raise TopicHasWriter(1) from error
     except NotFound as error:
         raise names.missing(broker.environment, name) from error
@@ -70,6 +72,9 @@ def truncate(broker: Broker, name: TopicName) -> None:
     truncate_all(broker.patient, records)
     for record in records:
         broker.clients.truncated(record)
+    for record in records:
+        # A lease may have moved meanwhile: its new owner truncates again, and drops the entries that it has read.
+        broker.ownership.check_for_clients(record)
 
 
 def unload(broker: Broker, name: TopicName) -> None:

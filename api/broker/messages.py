@@ -1,0 +1,254 @@
+"""Operations on messages: append them, and find single ones: the last, by id, by number, by time, the newest of a key.
+
+Appending has three steps, since a request may hold messages for several partitions, which other services may own:
+`topic_or_partitions` finds them, `assign` assigns the messages, `append` appends those of one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from api.broker import names
+from api.broker.entries import check_number, entries, nth, with_id
+from api.broker.key_hashes import partition_of
+from api.broker.refusals import BacklogQuotaExceeded, MissingEntry, MissingPartition
+from storage.entries.encode import encode_message
+from storage.errors import CompactorError, InvalidInput, InvalidRecord, LeaseHeld, OffsetOutOfRange
+from storage.ledger import rows
+from storage.model import MessageId
+from storage.positions import StartOffset, StartTime
+from storage.topic import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from api.broker.broker import Broker
+    from api.broker.entries import Entry
+    from storage.log.group_commit import Answer
+    from storage.metadata.records import TopicRecord
+    from storage.model import Message, TopicName
+    from storage.positions import ContinuationToken
+
+MessageAge = tuple[int, int, int]
+"""The order of a key's messages in several partitions; the largest is that of the newest message."""
+
+
+@dataclass(frozen=True)
+class NewMessage:
+    """A message to append.
+
+    `publish_time`: in milliseconds; None: now. `partition`: of a partitioned topic, instead of the key's. `context`:
+    the caller's own text for the result.
+    """
+
+    key: bytes | None
+    payload: bytes | None
+    properties: Sequence[tuple[str, str]]
+    event_time: int | None
+    publish_time: int | None
+    sequence_id: int
+    producer: str
+    partition: int | None = None
+    context: str | None = None
+
+
+def topic_or_partitions(broker: Broker, name: TopicName) -> list[TopicRecord | None]:
+    """Return the topic, or the partitions by number; None: that partition was deleted.
+
+    A deleted partition keeps its number, since the number of all partitions decides on the partition of a key. Raise
+    what `writable_topic` raises for a topic without partitions, MissingPartition for one without existing partitions.
+    """
+    partitioned = broker.environment.metadata.partitions.find(name)
+    if partitioned is None:
+        return [writable_topic(broker, name)]
+    existing = {partition.name: partition for partition in names.partitions(broker.environment, partitioned)}
+    if not existing:
+        raise MissingPartition(name)
+    return [existing.get(item) for item in names.partition_names(partitioned)]
+
+
+def writable_topic(broker: Broker, name: TopicName) -> TopicRecord:
+    """Return the topic, or the partition, of that name, if this service may write it. Raise TopicNotFound, NotTheOwner,
+    WriterElsewhere, NoLogOwner, StorageFull."""
+    record = names.topic(broker.environment, name)
+    _check_writable(broker, record)
+    return record
+
+
+def assign(
+    broker: Broker, messages: Sequence[NewMessage], records: Sequence[TopicRecord | None]
+) -> Mapping[int, Sequence[int]]:
+    """Return the places in `messages` of the messages for each record, by the record's index in `records`, in order.
+
+    Messages without a key go to the existing partitions in turn. Raise InvalidInput for a partition that the topic
+    never had.
+    """
+    existing = [number for number, record in enumerate(records) if record is not None]
+    places: dict[int, list[int]] = {}
+    for place, message in enumerate(messages):
+        if message.partition is not None:
+            number = message.partition
+            if number >= len(records):
+                raise InvalidInput(f"there is no partition {number}", f"there are {len(records)}")
+        elif message.key is not None:
+            number = partition_of(message.key, len(records))
+        else:
+            number = existing[broker.logs.turn() % len(existing)] if len(records) > 1 else 0
+        places.setdefault(number, []).append(place)
+    return dict(sorted(places.items()))
+
+
+def append(broker: Broker, record: TopicRecord, messages: Sequence[NewMessage]) -> list[Answer]:
+    """Append messages to a topic, each as an entry of its own; return the position, or the error, of each.
+
+    Raise NotTheOwner, WriterElsewhere, NoLogOwner, LeaseHeld, StorageFull, Unavailable, BacklogQuotaExceeded; then
+    nothing was appended.
+    """
+    _check_writable(broker, record)
+    over = broker.maintenance.maintenance.over_quota.get(record.id)
+    if over is not None:
+        raise BacklogQuotaExceeded(over)
+    now = broker.environment.clock.now_ms()
+    encoded = [_encoded(message, now) for message in messages]
+    valid = [entry for entry in encoded if isinstance(entry, bytes)]
+    answers: Iterator[Answer] = iter(())
+    if valid:
+        try:
+            answers = iter(broker.logs.append(Topic(broker.environment, record), valid))
+        except LeaseHeld:
+            broker.ownership.check_for_writing(record)
+            raise
+    return [next(answers) if isinstance(entry, bytes) else entry for entry in encoded]
+
+
+def _check_writable(broker: Broker, record: TopicRecord) -> None:
+    broker.ownership.check_for_writing(record)
+    broker.environment.log.check_room()
+
+
+def _encoded(message: NewMessage, now: int) -> bytes | CompactorError:
+    """Return the entry of a message, or the error of a message that no entry can hold."""
+    try:
+        return encode_message(
+            message.key,
+            message.payload,
+            producer=message.producer,
+            sequence_id=message.sequence_id,
+            publish_time=now if message.publish_time is None else message.publish_time,
+            event_time=message.event_time,
+            properties=message.properties,
+        )
+    except InvalidRecord as error:
+        return error
+
+
+def open_for_reading(broker: Broker, name: TopicName, state: ContinuationToken) -> Topic:
+    """Return the topic if this service can read it from a position on.
+
+    Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner; OffsetOutOfRange if `state` names a compacted ledger that
+    the topic never had.
+    """
+    environment = broker.environment
+    names.check_not_partitioned(environment, name)
+    record = names.topic(environment, name)
+    broker.ownership.check_for_reading(record, state.start)
+    ledger_id = None if state.compacted is None else state.compacted.ledger_id
+    if ledger_id is not None and not environment.metadata.runs.has_published(record.id, ledger_id):
+        raise OffsetOutOfRange(
+            f"the start {state.to_token()} names the compacted ledger {ledger_id}, which {name} has never had",
+            "read again from earliest, into an empty state",
+        )
+    return Topic(environment, record)
+
+
+def last_id(broker: Broker, name: TopicName, read_compacted: bool) -> tuple[MessageId, int]:
+    """Return the id of the last message that a reader gets, and the size of its batch; 0: it is in no batch.
+
+    The id is EARLIEST if the topic has no message (R6). Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner.
+    """
+    topic = _topic(broker, name)
+    last = topic.last_message_id(read_compacted)
+    if last.batch_index >= 0:
+        for batch in topic.read(last, read_compacted, max_messages=1):
+            if rows.message_id(batch, 0) == last:
+                return last, int(batch.column("batch_size")[0].as_py())
+    return last, 0
+
+
+def first_id_since(broker: Broker, name: TopicName, milliseconds: int) -> MessageId:
+    """Return the id of the first message, compacted or raw, that was published at a time or later.
+
+    Without such a message, return the id of the entry after the last one; EARLIEST if the topic has no message. Raise
+    PartitionedTopicRefused, TopicNotFound, NotTheOwner.
+    """
+    topic = _topic(broker, name)
+    position = topic.first_at(StartTime(milliseconds), read_compacted=True)
+    if position is not None:
+        return position.message_id
+    last = topic.last_message_id()
+    return MessageId(last.ledger_id, last.entry_id + 1) if last.ledger_id >= 0 else last
+
+
+def entry(broker: Broker, name: TopicName, ledger_id: int, entry_id: int) -> Entry:
+    """Return a raw entry by its id. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner, MissingEntry."""
+    return with_id(_topic(broker, name), ledger_id, entry_id)
+
+
+def nth_entry(broker: Broker, name: TopicName, number: int) -> Entry:
+    """Return a raw entry by its number, counted from 1 at the first one. Raise PartitionedTopicRefused, EntryTooFar,
+    TopicNotFound, NotTheOwner, MissingEntry."""
+    names.check_not_partitioned(broker.environment, name)
+    check_number(number)
+    topic = _topic(broker, name)
+    return nth(entries(topic, StartOffset(0)), number, topic)
+
+
+def entry_before_end(broker: Broker, name: TopicName, messages: int) -> Entry:
+    """Return the raw entry with the message of that number, counted from 1 at the last one; the first entry if there
+    are fewer. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner, MissingEntry."""
+    topic = _topic(broker, name)
+    reader = topic.snapshot_reader()
+    position = topic.locate(max(reader.end - messages, reader.first_offset))
+    if position is None:
+        raise MissingEntry(name, "message")
+    return with_id(topic, position.message_id.ledger_id, position.message_id.entry_id)
+
+
+def newest(
+    broker: Broker, name: TopicName, key: bytes, *, sealed_only: bool = False
+) -> tuple[MessageAge, Message] | None:
+    """Return the newest message of a key, which may be a tombstone, with its age; None: the key has no message.
+
+    For a partitioned topic, return the newest one of its partitions. `sealed_only`: leave out messages that are not
+    sealed. Raise TopicNotFound; NotTheOwner unless `sealed_only`.
+    """
+    records = names.topics(broker.environment, name) if sealed_only else names.local_topics(broker, name)
+    candidates = []
+    for record in records:
+        message = Topic(broker.environment, record).newest(key, sealed_only=sealed_only)
+        if message is not None:
+            candidates.append((_age(broker, record, key, message), message))
+    return max(candidates, key=itemgetter(0), default=None)
+
+
+def _age(broker: Broker, record: TopicRecord, key: bytes, message: Message) -> MessageAge:
+    """Return the age of a message among those of its key in all partitions.
+
+    Partitions number their messages independently. If event time decides in each partition (P9), it decides between
+    them; then the publish time; then whether the partition is the one to which the key belongs now.
+    """
+    metadata = broker.environment.metadata
+    by_event = metadata.policies.effective(record).compaction_event_time_order
+    event_time = message.event_time if by_event and message.event_time is not None else -(2**63)
+    partitioned = metadata.partitions.find(record.name.whole) if record.name.whole is not None else None
+    belongs = partitioned is not None and partition_of(key, partitioned.partitions) == record.name.partition
+    return event_time, message.publish_time, int(belongs)
+
+
+def _topic(broker: Broker, name: TopicName) -> Topic:
+    """Return a topic whose newest messages this service can read. Raise PartitionedTopicRefused, TopicNotFound,
+    NotTheOwner."""
+    return Topic(broker.environment, names.local_topic(broker, name))

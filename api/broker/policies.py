@@ -1,0 +1,81 @@
+"""Policies of a topic, a namespace or the broker: get, set and remove them.
+
+The policies of a partitioned topic are stored with each of its partitions; a single partition has no policies of its
+own, as in Pulsar. Several policies are changed in one transaction, or none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from api.broker import names
+from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
+from storage.options.resolution import PolicyOrigin
+
+if TYPE_CHECKING:
+    from api.broker.pulsar_policies import PulsarPolicy
+    from storage.environment import Environment
+    from storage.model import TopicName
+    from storage.options.resolution import PolicyResolution
+
+
+@dataclass(frozen=True)
+class PolicyScope:
+    """A scope of policies; it need not exist. `topic`: also the name of a partitioned topic. `namespace`:
+    `tenant/namespace`. Without either the scope is the broker."""
+
+    origin: PolicyOrigin
+    topic: TopicName | None = None
+    namespace: str | None = None
+
+
+def keys(environment: Environment, scope: PolicyScope) -> list[str]:
+    """Return the keys of a scope in PolicyStore, at least one.
+
+    Raise TopicNotFound, PartitionPolicyRefused, MissingNamespace; InvalidInput for a name that is no namespace's.
+    """
+    if scope.topic is not None:
+        return list(map(topic_scope, names.policy_topics(environment, scope.topic)))
+    if scope.namespace is None:
+        return [BROKER]
+    key = namespace_scope(scope.namespace)
+    names.namespace(environment, scope.namespace)
+    return [key]
+
+
+def resolved(environment: Environment, scope: PolicyScope) -> PolicyResolution:
+    """Return the policies of a topic; of a wider scope, those of a topic that sets none itself. Raise as `keys`."""
+    store = environment.metadata.policies
+    if scope.topic is not None:
+        return store.resolved(names.policy_topics(environment, scope.topic)[0])
+    return store.resolved_around(keys(environment, scope)[0])
+
+
+def settings(environment: Environment, scope: PolicyScope) -> dict[str, object]:
+    """Return the policies that the scope itself sets, by name; also UnreadableStoredValue. Raise as `keys`."""
+    return environment.metadata.policies.settings(keys(environment, scope)[0])
+
+
+def change(
+    environment: Environment, scope: PolicyScope, values: Mapping[str, object], removed: Collection[str] | None = ()
+) -> None:
+    """Set and remove policies, all or none. `values`: texts or JSON values, by name or alias. `removed` None: all.
+
+    Raise as `keys`; InvalidInput for a name or value that is not allowed, or policies that contradict each other.
+    """
+    environment.metadata.policies.change(keys(environment, scope), values, removed)
+
+
+def get_pulsar(environment: Environment, scope: PolicyScope, policy: PulsarPolicy) -> Any:
+    """Return the wire value that the scope itself sets, or that of a scope that sets none. Raise as `keys`."""
+    value = policy.read(environment.metadata.policies.of_scope(keys(environment, scope)[0]))
+    return policy.calls[scope.origin].unset if value is None else value
+
+
+def set_pulsar(environment: Environment, scope: PolicyScope, policy: PulsarPolicy, value: Any) -> None:
+    """Set a policy of Pulsar to a wire value. Raise as `keys`, PolicyValueRefused."""
+    scopes, changes = keys(environment, scope), policy.write(value, policy.calls[scope.origin])
+    values = {name: setting for name, setting in changes.items() if setting is not None}
+    environment.metadata.policies.change(scopes, values, changes.keys() - values.keys())

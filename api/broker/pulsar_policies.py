@@ -1,0 +1,283 @@
+"""Policies that Pulsar's calls get and set: one table of policies, with the calls of each scope.
+
+A policy of Pulsar is stored as one policy of `storage/options/policies.py` or several. Its wire value is the JSON value
+of its calls. A row of `PULSAR_POLICIES` converts in both directions. REST derives its routes and the document of a
+namespace from the table, `compactor-admin` its paths and verbs.
+
+Must not know: HTTP, SQL. `compactor-admin` imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from storage.errors import InvalidInput
+from storage.options.policies import HOLD, POLICIES, RETENTION_TIMES, SchemaCompatibilityStrategy, TopicPolicies
+from storage.options.resolution import PolicyOrigin, PolicyResolution
+
+_MIB = 1 << 20
+_NO_LIMIT = -1
+_MINUTES, _BYTES = "retention.minutes", "retention.bytes"
+_ZERO = (
+    "Invalid retention policy: Setting a single time or size limit to 0 is invalid when one of the limits has a "
+    "non-zero value. Use the value of -1 instead of 0 to ignore a specific limit. To disable retention both limits "
+    "must be set to 0."
+)
+Settings = Mapping[str, object]
+"""Policies that one scope sets, by name."""
+Changes = dict[str, object | None]
+"""Policies to set, by name; None: the policy is removed."""
+
+
+class PolicyValueRefused(InvalidInput):
+    """A wire value that a broker refuses. `reason`: in a broker's words."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, "set another value")
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class PolicyCalls:
+    """The calls of a policy in one scope: GET, DELETE and `verb` of a path below the scope's.
+
+    `label`: the start of the policy's name in their operation ids. `refusal`: the words of a broker for a number out of
+    range. `unset`: the answer of GET if the scope does not set the policy. `is_query`: the value to set is the query
+    parameter with the name of the path. `is_own`: Pulsar has no such call.
+    """
+
+    path: str
+    verb: str = "POST"
+    label: str = ""
+    refusal: str = ""
+    unset: object = None
+    is_query: bool = False
+    is_own: bool = False
+
+
+@dataclass(frozen=True)
+class PulsarPolicy:
+    """A policy of Pulsar whose wire value is the value of one policy.
+
+    `operation`: its name in operation ids. `tag`: the group of its calls in the documentation. `names`: the policies as
+    which it is stored. `field`: its name in Pulsar's document of a namespace; empty: it has none.
+    """
+
+    operation: str
+    tag: str
+    names: tuple[str, ...]
+    calls: Mapping[PolicyOrigin, PolicyCalls]
+    field: str = ""
+
+    def read(self, settings: Settings) -> Any:
+        """Return the wire value of settings; None if they do not set it."""
+        return settings.get(self.names[0])
+
+    def write(self, value: Any, calls: PolicyCalls) -> Changes:
+        """Return the changes for a wire value. Raise PolicyValueRefused."""
+        return {self.names[0]: value}
+
+    def applied(self, resolution: PolicyResolution) -> Any:
+        """Return the wire value that holds for a topic."""
+        return self.read({name: getattr(resolution.policies, POLICIES[name].attribute) for name in self.names})
+
+
+@dataclass(frozen=True)
+class NumberPolicy(PulsarPolicy):
+    """A policy that is a number, within the bounds of its kind. `example`: for the documentation."""
+
+    example: int = 0
+
+    def write(self, value: int, calls: PolicyCalls) -> Changes:
+        (name,) = self.names
+        try:
+            return {name: POLICIES[name].kind.parse(name, value)}
+        except InvalidInput as error:
+            raise PolicyValueRefused(calls.refusal) from error
+
+
+@dataclass(frozen=True)
+class StrategyPolicy(PulsarPolicy):
+    """The schema compatibility strategy. UNDEFINED sets none, so that of the next wider scope counts."""
+
+    def write(self, value: str, calls: PolicyCalls) -> Changes:
+        return {self.names[0]: None if value == SchemaCompatibilityStrategy.UNDEFINED else str(value)}
+
+
+@dataclass(frozen=True)
+class RetentionPolicy(PulsarPolicy):
+    """The retention: minutes and MiB, -1 for no limit.
+
+    It matters where the cleanup policy has `delete`; without that and without a retention, everything is retained. A
+    retention that is set replaces all retention times of the same scope.
+    """
+
+    def read(self, settings: Settings) -> dict[str, int] | None:
+        times: dict[str, Any] = {
+            POLICIES[name].attribute: settings[name] for name in RETENTION_TIMES if settings.get(name) is not None
+        }
+        size = settings.get(_BYTES)
+        if not times and size is None:
+            return None
+        milliseconds = TopicPolicies(**times).retention_ms_effective if times else None
+        minutes = _NO_LIMIT if milliseconds is None else milliseconds // 60_000
+        return _retention(minutes, size if isinstance(size, int) else _NO_LIMIT)
+
+    def write(self, value: Mapping[str, int], calls: PolicyCalls) -> Changes:
+        time, size = value["retentionTimeInMinutes"], value["retentionSizeInMB"]
+        for noun, limit in (("size", size), ("time", time)):
+            if limit < _NO_LIMIT:
+                raise PolicyValueRefused(f"Invalid retention policy: {noun} limit must be >= -1")
+        if (time == 0) != (size == 0):
+            raise PolicyValueRefused(_ZERO)
+        return {**dict.fromkeys(RETENTION_TIMES), _MINUTES: time, _BYTES: size * _MIB if size > 0 else size}
+
+    def applied(self, resolution: PolicyResolution) -> Any:
+        is_default = {resolution.origins[name] for name in self.names} == {PolicyOrigin.DEFAULT}
+        if is_default and "delete" not in resolution.policies.cleanup_policy:
+            return _retention(_NO_LIMIT, _NO_LIMIT)  # the default time is Kafka's, for the cleanup policy `delete`
+        return super().applied(resolution)
+
+
+class QuotaType(StrEnum):
+    """The measure that a quota limits: the bytes of a backlog, or the age of its oldest message."""
+
+    SIZE = "destination_storage"
+    AGE = "message_age"
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Return the names of its policies: the limit, and the action beyond it."""
+        limit = "backlog.quota.bytes" if self is QuotaType.SIZE else "backlog.quota.seconds"
+        return limit, f"{limit}.action"
+
+
+@dataclass(frozen=True)
+class QuotaPolicy(PulsarPolicy):
+    """The backlog quotas by type; GET has paths of its own. `compactor/maintenance/backlog_limits.py` enforces them.
+
+    A quota has two numbers, of which its type uses one, as in a broker; only that number is stored.
+    """
+
+    def read(self, settings: Settings) -> dict[str, dict[str, object]]:
+        quotas: dict[str, dict[str, object]] = {}
+        for kind in QuotaType:
+            limit, action = map(settings.get, kind.names)
+            if limit is not None:
+                size, seconds = (limit, _NO_LIMIT) if kind is QuotaType.SIZE else (_NO_LIMIT, limit)
+                quotas[kind] = {"limit": size, "limitSize": size, "limitTime": seconds, "policy": action or HOLD}
+        return quotas
+
+    def write(self, value: Mapping[QuotaType, Mapping[str, object]], calls: PolicyCalls) -> Changes:
+        changes: Changes = {}
+        for kind, quota in value.items():
+            name = "limitSize" if kind is QuotaType.SIZE else "limitTime"
+            limit = quota["limit"] if name == "limitSize" and quota[name] is None else quota[name]
+            if limit is None:
+                raise PolicyValueRefused(f"a backlog quota of the type {kind} needs {name}")
+            changes |= zip(kind.names, (limit, quota["policy"]), strict=True)
+        return changes
+
+
+_TOPIC, _NAMESPACE = PolicyOrigin.TOPIC, PolicyOrigin.NAMESPACE
+_BAD_TTL = "Invalid value for message TTL"
+THRESHOLD = NumberPolicy(
+    "CompactionThreshold",
+    "compaction",
+    ("compaction.threshold.bytes",),
+    {
+        _NAMESPACE: PolicyCalls("compactionThreshold", "PUT", refusal="compactionThreshold must be 0 or more"),
+        _TOPIC: PolicyCalls("compactionThreshold", refusal="Invalid value for compactionThreshold"),
+    },
+    "compaction_threshold",
+    1_048_576,
+)
+RETENTION = RetentionPolicy(
+    "Retention",
+    "retention",
+    (*RETENTION_TIMES, _BYTES),
+    {_NAMESPACE: PolicyCalls("retention"), _TOPIC: PolicyCalls("retention", label="Topic")},
+    "retention_policies",
+)
+PULSAR_POLICIES: tuple[PulsarPolicy, ...] = (
+    THRESHOLD,
+    NumberPolicy(
+        "CompactionThresholdMessages",
+        "policies",
+        ("compaction.threshold.messages",),
+        {
+            _TOPIC: PolicyCalls(
+                "compactionThresholdMessages", refusal="Invalid value for compactionThresholdMessages", is_own=True
+            )
+        },
+        example=10_000,
+    ),
+    NumberPolicy(
+        "MessageTTL",
+        "backlog",
+        ("message.ttl.seconds",),
+        {
+            _NAMESPACE: PolicyCalls("messageTTL", refusal=_BAD_TTL),
+            _TOPIC: PolicyCalls("messageTTL", refusal=_BAD_TTL, is_query=True),
+        },
+        "message_ttl_in_seconds",
+        3600,
+    ),
+    RETENTION,
+    PulsarPolicy(
+        "Deduplication",
+        "policies",
+        ("deduplication.enabled",),
+        {_NAMESPACE: PolicyCalls("deduplication"), _TOPIC: PolicyCalls("deduplicationEnabled")},
+        "deduplicationEnabled",
+    ),
+    StrategyPolicy(
+        "SchemaCompatibilityStrategy",
+        "policies",
+        ("schema.compatibility-strategy",),
+        {
+            _NAMESPACE: PolicyCalls(
+                "schemaCompatibilityStrategy", "PUT", unset=SchemaCompatibilityStrategy.UNDEFINED.value
+            ),
+            _TOPIC: PolicyCalls("schemaCompatibilityStrategy", "PUT"),
+        },
+        "schema_compatibility_strategy",
+    ),
+    QuotaPolicy(
+        "BacklogQuota",
+        "backlog",
+        (*QuotaType.SIZE.names, *QuotaType.AGE.names),
+        {_NAMESPACE: PolicyCalls("backlogQuota"), _TOPIC: PolicyCalls("backlogQuota")},
+        "backlog_quota_map",
+    ),
+)
+"""All policies of Pulsar's calls."""
+
+
+def document(settings: Settings) -> dict[str, Any]:
+    """Return the fields of Pulsar's document of a namespace that these settings have; None for one that is not set."""
+    fields = {}
+    for policy in PULSAR_POLICIES:
+        if policy.field:
+            value = policy.read(settings)
+            fields[policy.field] = policy.calls[_NAMESPACE].unset if value is None else value
+    return fields
+
+
+def settings_of(fields: Mapping[str, Any]) -> dict[str, object]:
+    """Return the policies that the fields of a namespace's document set. Raise PolicyValueRefused.
+
+    `fields`: wire values; None sets nothing.
+    """
+    changes: Changes = {}
+    for policy in PULSAR_POLICIES:
+        if (value := fields.get(policy.field)) is not None:
+            changes |= policy.write(value, policy.calls[_NAMESPACE])
+    return {name: value for name, value in changes.items() if value is not None}
+
+
+def _retention(minutes: int, size: int) -> dict[str, int]:
+    return {"retentionTimeInMinutes": minutes, "retentionSizeInMB": size // _MIB if size > 0 else size}

@@ -1,0 +1,228 @@
+"""Stats of topics as values: the tree that every door renders. It has every field of Pulsar 4.2, in its order.
+
+A field has the name of Pulsar's class in snake case. What this service has none of (replication, offloading,
+transactions) stays at its default. Source: the classes that Pulsar's admin client reads, as they write themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+NO_LIMIT = -1
+NO_CONSUMER = "None"
+"""The type of a subscription without consumers."""
+
+
+@dataclass(frozen=True)
+class ProducerStats:
+    """A producer, as Pulsar's `PublisherStats` has it."""
+
+    access_mode: str = "Shared"
+    msg_rate_in: float = 0.0
+    msg_throughput_in: float = 0.0
+    average_msg_size: float = 0.0
+    chunked_message_rate: float = 0.0
+    producer_id: int = 0
+    supports_partial_producer: bool = True
+    producer_name: str = ""
+    address: str = ""
+    connected_since: str = ""
+    client_version: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ConsumerStats:
+    """A consumer or reader, as Pulsar's `ConsumerStats` has it; times are milliseconds."""
+
+    last_consumed_flow_timestamp: int = 0
+    msg_rate_out: float = 0.0
+    msg_throughput_out: float = 0.0
+    bytes_out_counter: int = 0
+    msg_out_counter: int = 0
+    msg_rate_redeliver: float = 0.0
+    message_ack_rate: float = 0.0
+    chunked_message_rate: float = 0.0
+    consumer_name: str = ""
+    available_permits: int = 0
+    unacked_messages: int = 0
+    avg_messages_per_entry: int = 0
+    blocked_consumer_on_unacked_msgs: bool = False
+    address: str = ""
+    connected_since: str = ""
+    client_version: str = ""
+    last_acked_timestamp: int = 0
+    last_consumed_timestamp: int = 0
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CompactionStats:
+    """The last run that succeeded and the last that did not; times and durations in milliseconds, 0: never."""
+
+    last_compaction_removed_event_count: int = 0
+    last_compaction_succeed_timestamp: int = 0
+    last_compaction_failed_timestamp: int = 0
+    last_compaction_duration_time_in_mills: int = 0
+
+    @classmethod
+    def merge(cls, each: Sequence[CompactionStats]) -> CompactionStats:
+        """Return the sum of removed messages, and the newest times."""
+        newest = "last_compaction_succeed_timestamp", "last_compaction_failed_timestamp"
+        longest = "last_compaction_duration_time_in_mills"
+        return cls(**_folded(sum, each, "last_compaction_removed_event_count"), **_folded(max, each, *newest, longest))
+
+
+@dataclass(frozen=True)
+class SubscriptionStats:
+    """A subscription: the backlog of its cursor, if it has one, and its clients."""
+
+    msg_rate_out: float = 0.0
+    msg_throughput_out: float = 0.0
+    bytes_out_counter: int = 0
+    msg_out_counter: int = 0
+    msg_rate_redeliver: float = 0.0
+    message_ack_rate: float = 0.0
+    chunked_message_rate: float = 0.0
+    msg_backlog: int = 0
+    backlog_size: int = 0
+    earliest_msg_publish_time_in_backlog: int = 0
+    msg_backlog_no_delayed: int = 0
+    blocked_subscription_on_unacked_msgs: bool = False
+    msg_delayed: int = 0
+    msg_in_replay: int = 0
+    unacked_messages: int = 0
+    type: str = NO_CONSUMER
+    active_consumer_name: str | None = None
+    msg_rate_expired: float = 0.0
+    msg_expired: int = 0
+    total_msg_expired: int = 0
+    last_expire_timestamp: int = 0
+    last_consumed_flow_timestamp: int = 0
+    last_consumed_timestamp: int = 0
+    last_acked_timestamp: int = 0
+    last_mark_delete_advanced_timestamp: int = 0
+    consumers: tuple[ConsumerStats, ...] = ()
+    is_durable: bool = True
+    is_replicated: bool = False
+    allow_out_of_order_delivery: bool = False
+    consumers_after_mark_delete_position: Mapping[str, str] = field(default_factory=dict)
+    draining_hashes_count: int = 0
+    draining_hashes_cleared_total: int = 0
+    draining_hashes_unacked_messages: int = 0
+    non_contiguous_deleted_messages_ranges: int = 0
+    non_contiguous_deleted_messages_ranges_serialized_size: int = 0
+    delayed_message_index_size_in_bytes: int = 0
+    subscription_properties: Mapping[str, str] = field(default_factory=dict)
+    filter_processed_msg_count: int = 0
+    filter_accepted_msg_count: int = 0
+    filter_rejected_msg_count: int = 0
+    filter_rescheduled_msg_count: int = 0
+    dispatch_throttled_msg_events_by_subscription_limit: int = 0
+    dispatch_throttled_bytes_events_by_subscription_limit: int = 0
+    dispatch_throttled_msg_events_by_topic_limit: int = 0
+    dispatch_throttled_bytes_events_by_topic_limit: int = 0
+    dispatch_throttled_msg_events_by_broker_limit: int = 0
+    dispatch_throttled_bytes_events_by_broker_limit: int = 0
+    durable: bool = True
+    replicated: bool = False
+
+    @classmethod
+    def merge(cls, each: Sequence[SubscriptionStats]) -> SubscriptionStats:
+        """Return the sums of one subscription over partitions, without its clients."""
+        counts = _folded(
+            sum,
+            each,
+            "msg_backlog",
+            "backlog_size",
+            "msg_backlog_no_delayed",
+            "non_contiguous_deleted_messages_ranges",
+        )
+        properties = {name: value for item in each for name, value in item.subscription_properties.items()}
+        return cls(**counts, subscription_properties=properties)
+
+
+@dataclass(frozen=True)
+class TopicStats:
+    """A topic, or the sum of its partitions. `msgInCounter`: the messages that it ever got. `bytesInCounter`: the
+    bytes of those that it still has."""
+
+    msg_rate_in: float = 0.0
+    msg_throughput_in: float = 0.0
+    msg_rate_out: float = 0.0
+    msg_throughput_out: float = 0.0
+    bytes_in_counter: int = 0
+    msg_in_counter: int = 0
+    system_topic_bytes_in_counter: int = 0
+    bytes_out_counter: int = 0
+    msg_out_counter: int = 0
+    bytes_out_internal_counter: int = 0
+    average_msg_size: float = 0.0
+    msg_chunk_published: bool = False
+    storage_size: int = 0
+    backlog_size: int = 0
+    backlog_quota_limit_size: int = NO_LIMIT
+    backlog_quota_limit_time: int = NO_LIMIT
+    oldest_backlog_message_age_seconds: int = NO_LIMIT
+    publish_rate_limited_times: int = 0
+    earliest_msg_publish_time_in_backlogs: int = 0
+    offloaded_storage_size: int = 0
+    last_offload_ledger_id: int = 0
+    last_offload_success_time_stamp: int = 0
+    last_offload_failure_time_stamp: int = 0
+    ongoing_txn_count: int = 0
+    aborted_txn_count: int = 0
+    committed_txn_count: int = 0
+    publishers: tuple[ProducerStats, ...] = ()
+    waiting_publishers: int = 0
+    subscriptions: Mapping[str, SubscriptionStats] = field(default_factory=dict)
+    replication: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    deduplication_status: str | None = "Disabled"
+    non_contiguous_deleted_messages_ranges: int = 0
+    non_contiguous_deleted_messages_ranges_serialized_size: int = 0
+    delayed_message_index_size_in_bytes: int = 0
+    compaction: CompactionStats = field(default_factory=CompactionStats)
+    owner_broker: str | None = None
+    topic_creation_time_stamp: int = 0
+    last_publish_time_stamp: int = 0
+
+    @classmethod
+    def merge(cls, each: Sequence[TopicStats]) -> TopicStats:
+        """Return the sum of partitions, without clients: subscriptions by name, the newest times of compactions.
+
+        Policies are set for all partitions together, so all have the same quotas.
+        """
+        if not each:
+            return cls(deduplication_status=None)
+        counts = _folded(
+            sum,
+            each,
+            "bytes_in_counter",
+            "msg_in_counter",
+            "storage_size",
+            "backlog_size",
+            "non_contiguous_deleted_messages_ranges",
+        )
+        earliest = [time for item in each if (time := item.earliest_msg_publish_time_in_backlogs)]
+        names = sorted({name for item in each for name in item.subscriptions})
+        return cls(
+            **counts,
+            **_folded(min, each, "topic_creation_time_stamp"),
+            **_folded(max, each, "last_publish_time_stamp"),
+            earliest_msg_publish_time_in_backlogs=min(earliest, default=0),
+            subscriptions={
+                name: SubscriptionStats.merge([item.subscriptions[name] for item in each if name in item.subscriptions])
+                for name in names
+            },
+            compaction=CompactionStats.merge([item.compaction for item in each]),
+            deduplication_status=None,
+            backlog_quota_limit_size=each[0].backlog_quota_limit_size,
+            backlog_quota_limit_time=each[0].backlog_quota_limit_time,
+        )
+
+
+def _folded(fold: Callable[[Iterable[int]], int], each: Sequence[object], *names: str) -> dict[str, Any]:
+    """Return fields by name, each the sum, minimum or maximum of those of several stats."""
+    return {name: fold(getattr(item, name) for item in each) for name in names}

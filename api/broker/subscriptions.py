@@ -1,0 +1,351 @@
+"""Operations on subscriptions: the durable cursors of a topic.
+
+An operation on a partitioned topic applies to the subscription of each partition, unless it refuses partitioned
+topics. Where this service serves a subscription to connected consumers, the operation uses the cursor on which they
+acknowledge. No cursor moves backward but by a reset.
+
+`__compaction` is the compaction horizon: storage refuses to move it (A4), and it never expires (S9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from api.broker import names
+from api.broker.entries import MOST_ENTRIES, check_number, entries, entry_id_of, nth
+from api.broker.positions import After, is_after_end, mark_delete_before
+from api.broker.refusals import PositionAfterEnd
+from compactor.maintenance.backlog_limits import bytes_from, extents
+from storage.cursor import Cursor
+from storage.errors import CompactionCursorProtected, CompactorError, CursorExists, NotFound
+from storage.metadata.records import COMPACTION_CURSOR
+from storage.model import EARLIEST, LATEST
+from storage.positions import StartOffset, StartTime
+from storage.topic import Topic
+
+if TYPE_CHECKING:
+    from api.broker.broker import Broker
+    from api.broker.entries import Entry
+    from api.broker.positions import CursorPosition
+    from storage.environment import Environment
+    from storage.metadata.records import CursorRecord, TopicRecord
+    from storage.model import MessageId, TopicName
+
+
+@dataclass
+class BacklogContent:
+    """Counts of a backlog. `first`, `last`: the ledger id and entry id of its first and last entry; None: it is empty.
+
+    `is_cut_off`: it has more entries than were counted.
+    """
+
+    entries: int = 0
+    messages: int = 0
+    first: tuple[int, int] | None = None
+    last: tuple[int, int] | None = None
+    is_cut_off: bool = False
+
+
+def of_topic(environment: Environment, name: TopicName) -> list[str]:
+    """Return the names of a topic's subscriptions, sorted. For a partitioned topic, return the union over its
+    partitions. Raise TopicNotFound."""
+    cursors = environment.metadata.cursors
+    return sorted({cursor.name for record in names.topics(environment, name) for cursor in cursors.of_topic(record.id)})
+
+
+def of_consumers(environment: Environment, record: TopicRecord) -> list[str]:
+    """Return the names of a topic's subscriptions, sorted, without `__compaction`."""
+    return [
+        cursor.name for cursor in environment.metadata.cursors.of_topic(record.id) if cursor.name != COMPACTION_CURSOR
+    ]
+
+
+def create(
+    broker: Broker, name: TopicName, subscription: str, position: CursorPosition, properties: Mapping[str, str]
+) -> None:
+    """Create a subscription that delivers the first message at or after `position` next.
+
+    Messages that it has not acknowledged are not trimmed. `__compaction` is created without a horizon, wherever
+    `position` is. Raise TopicNotFound, NotTheOwner, PositionAfterEnd, InvalidInput for the name or the properties;
+    CursorExists if each partition has it.
+    """
+    environment = broker.environment
+    records = names.local_topics(broker, name)
+    first = position.message_id if isinstance(position, After) else position
+    if all(is_after_end(Topic(environment, record), first) for record in records):
+        raise PositionAfterEnd(name, first)
+
+    def create_in(record: TopicRecord) -> None:
+        if subscription != COMPACTION_CURSOR:
+            create_cursor(environment, record, subscription, position, properties)
+            return
+        if _exists(environment, record, subscription):
+            raise CursorExists(record.name, subscription)
+        environment.metadata.cursors.ensure(record.id, subscription)
+        if properties:
+            environment.metadata.cursors.set_properties(record.id, subscription, properties)
+
+    _apply(create_in, records, CursorExists)
+
+
+def create_cursor(
+    environment: Environment,
+    record: TopicRecord,
+    subscription: str,
+    position: CursorPosition,
+    properties: Mapping[str, str],
+) -> CursorRecord:
+    """Create a cursor of one topic. Raise CursorExists, InvalidInput for `__compaction`, the name, the properties or
+    an offset after the end."""
+    mark = mark_delete_before(Topic(environment, record), position)
+    return environment.metadata.cursors.create(record.id, subscription, mark, properties)
+
+
+def delete(broker: Broker, name: TopicName, subscription: str, force: bool = False) -> None:
+    """Delete a subscription. With `__compaction`, the compacted ledger and the active run end.
+
+    `force`: disconnect its consumers, and delete `__compaction` also where raw messages that the next run needs are
+    trimmed. Raise TopicNotFound, NotTheOwner, CursorNotFound; SubscriptionHasConsumers and Conflict unless forced.
+    """
+
+    def delete_from(record: TopicRecord) -> None:
+        live = broker.clients.subscription(record, subscription)
+        if live is not None:
+            live.end(force)
+        broker.environment.metadata.cursors.delete(record.id, subscription, force)
+
+    _each(broker, name, subscription, delete_from, needs_messages=False)
+
+
+def properties(environment: Environment, name: TopicName, subscription: str) -> dict[str, str]:
+    """Return the properties of a subscription, merged over partitions. Raise TopicNotFound, CursorNotFound."""
+    merged: dict[str, str] = {}
+    for record in names.topics(environment, name):
+        merged |= environment.metadata.cursors.get(record.id, subscription).properties
+    return merged
+
+
+def replace_properties(broker: Broker, name: TopicName, subscription: str, properties: Mapping[str, str]) -> None:
+    """Replace all properties of a subscription. Raise TopicNotFound, NotTheOwner, CursorNotFound, InvalidInput."""
+    replace = broker.environment.metadata.cursors.replace_properties
+    _each(broker, name, subscription, lambda record: replace(record.id, subscription, properties), needs_messages=False)
+
+
+def reset(broker: Broker, name: TopicName, subscription: str, position: CursorPosition) -> None:
+    """Let a subscription deliver the first message at or after `position` next. Connected consumers are disconnected,
+    and subscribe again.
+
+    A partitioned topic has no position but a time. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner,
+    CursorNotFound, CompactionCursorProtected.
+    """
+    if not isinstance(position, StartTime):
+        names.check_not_partitioned(broker.environment, name)
+
+    def reset_in(record: TopicRecord) -> None:
+        live = broker.clients.subscription(record, subscription)
+        if live is None:
+            reset_cursor(broker.environment, record, subscription, position)
+        else:
+            live.reset(mark_delete_before(Topic(broker.environment, record), position))
+
+    _each(broker, name, subscription, reset_in)
+
+
+def reset_cursor(
+    environment: Environment, record: TopicRecord, subscription: str, position: CursorPosition
+) -> CursorRecord:
+    """Move a cursor of one topic in the database; a process that has it open must open it again. Raise NotFound,
+    CompactionCursorProtected, InvalidInput for an offset after the end."""
+    if subscription == COMPACTION_CURSOR:  # refused before the topic is read
+        raise CompactionCursorProtected(record.name)
+    mark = mark_delete_before(Topic(environment, record), position)
+    return environment.metadata.cursors.reset(record.id, subscription, mark)
+
+
+def skip(broker: Broker, name: TopicName, subscription: str, count: int) -> None:
+    """Acknowledge the first `count` unacknowledged messages. Raise PartitionedTopicRefused, TopicNotFound,
+    NotTheOwner, CursorNotFound."""
+    names.check_not_partitioned(broker.environment, name)
+
+    def skip_in(record: TopicRecord) -> None:
+        with _open(broker, record, subscription) as (topic, cursor):
+            reader = topic.snapshot_reader()
+            # Where raw is trimmed, a compacted ledger may still hold messages for this cursor's reader.
+            start = reader.snapshot.topic.start_offset if reader.snapshot.compacted else reader.first_offset
+            cursor.skip(count, reader.end, start)
+
+    _each(broker, name, subscription, skip_in)
+
+
+def clear(broker: Broker, name: TopicName, subscription: str) -> None:
+    """Acknowledge all present messages of a subscription. Raise TopicNotFound, NotTheOwner, CursorNotFound."""
+    _each(broker, name, subscription, lambda record: _acknowledge_before(broker, record, subscription, LATEST))
+
+
+def expire(broker: Broker, name: TopicName, subscription: str, seconds: int) -> None:
+    """Acknowledge the messages that are older than `seconds`. Raise TopicNotFound, NotTheOwner, CursorNotFound."""
+    oldest = _published_since(broker, seconds)
+    _each(broker, name, subscription, lambda record: _acknowledge_before(broker, record, subscription, oldest))
+
+
+def expire_all(broker: Broker, name: TopicName, seconds: int) -> None:
+    """Acknowledge the messages that are older than `seconds` for all subscriptions but `__compaction`. Raise
+    TopicNotFound, NotTheOwner."""
+    oldest = _published_since(broker, seconds)
+    for record in names.local_topics(broker, name):
+        for subscription in of_consumers(broker.environment, record):
+            _acknowledge_before(broker, record, subscription, oldest)
+
+
+def expire_before(broker: Broker, name: TopicName, subscription: str, position: CursorPosition) -> None:
+    """Acknowledge the messages before `position`. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner,
+    CursorNotFound."""
+    names.check_not_partitioned(broker.environment, name)
+    _each(broker, name, subscription, lambda record: _acknowledge_before(broker, record, subscription, position))
+
+
+def peek(broker: Broker, name: TopicName, subscription: str, number: int) -> Entry:
+    """Return the entry that a subscription delivers as its next one, counted from 1.
+
+    As in a broker, a subscription that does not exist is created, at the earliest message. Raise EntryTooFar,
+    PartitionedTopicRefused, TopicNotFound, NotTheOwner, MissingEntry; CursorNotFound for `__compaction`.
+    """
+    check_number(number)
+    record = names.local_topic(broker, name)
+    if subscription != COMPACTION_CURSOR and not _exists(broker.environment, record, subscription):
+        with suppress(CursorExists):  # another caller was first
+            create_cursor(broker.environment, record, subscription, EARLIEST, {})
+    topic = Topic(broker.environment, record)
+    source = _with_unacknowledged_rows(broker, topic, subscription)
+    return nth((entry for entry, rows in source if rows), number, topic)
+
+
+def analyze(broker: Broker, name: TopicName, subscription: str, start: MessageId | None = None) -> BacklogContent:
+    """Count a subscription's backlog from a message or from its position on; read at most `MOST_ENTRIES` + 1 entries.
+
+    Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner, CursorNotFound.
+    """
+    topic = Topic(broker.environment, names.local_topic(broker, name))
+    content = BacklogContent()
+    source = _with_unacknowledged_rows(broker, topic, subscription, start)
+    for entry, rows in islice(source, MOST_ENTRIES + 1):
+        if not rows:
+            continue
+        if content.entries == MOST_ENTRIES:
+            content.is_cut_off = True
+            break
+        content.entries += 1
+        content.messages += len(rows)
+        content.last = entry_id_of(entry[0])
+        content.first = content.first or content.last
+    return content
+
+
+def backlog_size(broker: Broker, name: TopicName, start: MessageId) -> int:
+    """Return the approximate number of bytes at or after a message. Raise PartitionedTopicRefused, TopicNotFound,
+    NotTheOwner."""
+    environment = broker.environment
+    record = names.local_topic(broker, name)
+    sizes = extents(environment.metadata.snapshot(record.id), environment.log)
+    if start == EARLIEST:
+        return bytes_from(sizes, 0)
+    first = Topic(environment, record).first_at(start)
+    return 0 if first is None else bytes_from(sizes, first.offset)
+
+
+def _each(
+    broker: Broker,
+    name: TopicName,
+    subscription: str,
+    change: Callable[[TopicRecord], object],
+    needs_messages: bool = True,
+) -> None:
+    """Change the subscription of the topic, or of each partition that has it.
+
+    A partition may lack the subscription because an earlier deletion failed after it: a repeated call changes the
+    others. Raise TopicNotFound, NotTheOwner; CursorNotFound if no partition has it.
+    """
+    records = names.local_topics(broker, name) if needs_messages else names.topics(broker.environment, name)
+    for record in records:  # the cursor of connected consumers is in their service
+        broker.ownership.check_for_clients(record)
+    _apply(change, records, NotFound)
+
+
+def _apply(
+    operation: Callable[[TopicRecord], object], records: Sequence[TopicRecord], tolerated: type[CompactorError]
+) -> None:
+    """Apply an operation to each topic. Raise the first of the tolerated errors only if all topics have one."""
+    errors = []
+    for record in records:
+        try:
+            operation(record)
+        except tolerated as error:
+            errors.append(error)
+    if len(errors) == len(records):
+        raise errors[0]
+
+
+def _exists(environment: Environment, record: TopicRecord, subscription: str) -> bool:
+    return any(cursor.name == subscription for cursor in environment.metadata.cursors.of_topic(record.id))
+
+
+def _published_since(broker: Broker, seconds: int) -> StartTime:
+    return StartTime(max(broker.environment.clock.now_ms() - seconds * 1000, 0))
+
+
+def _acknowledge_before(broker: Broker, record: TopicRecord, subscription: str, position: CursorPosition) -> None:
+    """Acknowledge all messages before a position, also if the last of them does not exist any more."""
+    with _open(broker, record, subscription) as (topic, cursor):
+        mark = mark_delete_before(topic, position)
+        if mark is not None:
+            cursor.acknowledge_cumulative(mark)
+
+
+@contextmanager
+def _open(broker: Broker, record: TopicRecord, subscription: str) -> Iterator[tuple[Topic, Cursor]]:
+    """Open a cursor to acknowledge on, with its topic; the acknowledgements are stored at the end of the context.
+
+    Connected consumers share the cursor, and get none of the acknowledged messages. Raise NotFound,
+    CompactionCursorProtected.
+    """
+    if subscription == COMPACTION_CURSOR:
+        raise CompactionCursorProtected(record.name)
+    topic = Topic(broker.environment, record)
+    live = broker.clients.subscription(record, subscription)
+    if live is None:
+        cursor = _stored(broker, topic, subscription)
+        yield topic, cursor
+        cursor.close()
+    else:
+        live.extend(topic.snapshot_reader().end)
+        yield topic, live.cursor
+        live.acknowledged()
+
+
+def _stored(broker: Broker, topic: Topic, subscription: str) -> Cursor:
+    """Open a cursor as the database has it. Raise CursorNotFound, CompactionCursorProtected."""
+    metadata, end = broker.environment.metadata, lambda: topic.snapshot_reader().end
+    return Cursor(metadata, topic.record, subscription, topic.locate, end)
+
+
+def _with_unacknowledged_rows(
+    broker: Broker, topic: Topic, subscription: str, start: MessageId | None = None
+) -> Iterator[tuple[Entry, Entry]]:
+    """Yield each raw entry and its unacknowledged rows, if any, from a message or the mark-delete position on.
+
+    Raise CursorNotFound.
+    """
+    cursor: Cursor | None = None
+    if subscription == COMPACTION_CURSOR:
+        mark = broker.environment.metadata.cursors.get(topic.record.id, subscription).mark_delete
+    else:
+        live = broker.clients.subscription(topic.record, subscription)
+        cursor = _stored(broker, topic, subscription) if live is None else live.cursor
+        mark = cursor.mark_delete
+    first = StartOffset(mark.offset + 1 if mark else 0) if start is None else start
+    for entry in entries(topic, first):
+        yield entry, [row for row in entry if cursor is None or not cursor.is_acknowledged(row["offset"])]
