@@ -86,34 +86,22 @@ class Acknowledgements:
         self._lookups = 0
         self._looking_up = asyncio.Lock()
 
-    def acknowledge(self, consumer: Consumer, acks: Sequence[AckedEntry]) -> list[AckedEntry]:
-        """Acknowledge entries one by one. Return those that have to be looked up in the topic. Raises Fenced."""
+    def acknowledge(self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool) -> list[AckedEntry]:
+        """Acknowledge entries; `cumulative`: with all messages before them. Return those that have to be looked up in
+        the topic. Raises Fenced."""
         unknown: list[AckedEntry] = []
         for ack in acks:
             key = ack.ledger_id, ack.entry_id
             pending = self._pending.get(key)
-            if pending is not None:
+            if pending is None:
+                if self._position.durable and not self._is_acknowledged(key):
+                    unknown.append(ack)
+            elif cumulative:
+                self._acknowledge_through(consumer, pending, ack.ack_set)
+            else:
                 self._acknowledge(consumer, pending, ack.ack_set)
-            elif self._position.durable and not self._is_acknowledged(key):
-                unknown.append(ack)
         self._note_progress(consumer)
         return unknown
-
-    def acknowledge_through(self, consumer: Consumer, ack: AckedEntry) -> bool:
-        """Acknowledge a message and all before it. Return False if it has to be looked up in the topic. Raises
-        Fenced."""
-        target = self._pending.get(ack.key)
-        if target is None:
-            return not self._position.durable or self._is_acknowledged(ack.key)
-        # Of a part of a batch: up to the slot before the first one that stays unacknowledged.
-        rest = target.live & remaining_slots(ack.ack_set, target.messages)
-        slot = (rest & -rest).bit_length() - 2 if rest else target.messages - 1
-        if slot >= 0:
-            self._move_through(consumer, target.position(slot))
-        elif target.offset:
-            self._move_through(consumer, LogPosition(target.offset - 1, MessageId(ack.ledger_id, ack.entry_id - 1)))
-        self._note_progress(consumer)
-        return True
 
     async def look_up(self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool) -> None:
         """Acknowledge entries that are looked up in the topic, one at a time for a subscription.
@@ -178,6 +166,16 @@ class Acknowledgements:
             highest = pending.position(newly_acked.bit_length() - 1)
             self._keep_id(highest)
             position.acknowledge_slots(pending.offset, newly_acked, highest)
+
+    def _acknowledge_through(self, consumer: Consumer, pending: PendingAck, ack_set: Sequence[int]) -> None:
+        # Of a part of a batch: up to the slot before the first one that stays unacknowledged.
+        rest = pending.live & remaining_slots(ack_set, pending.messages)
+        slot = (rest & -rest).bit_length() - 2 if rest else pending.messages - 1
+        if slot >= 0:
+            self._move_through(consumer, pending.position(slot))
+        elif pending.offset:
+            ledger_id, entry_id = pending.entry_key
+            self._move_through(consumer, LogPosition(pending.offset - 1, MessageId(ledger_id, entry_id - 1)))
 
     def _move_through(self, consumer: Consumer, position: LogPosition) -> None:
         for pending in self._pending.pop_through(position.offset + 1):

@@ -12,30 +12,32 @@ from storage.errors import InvalidRecord
 from storage.model import MessageId
 
 
-class Channel(Protocol):
-    """The connection of one producer or consumer."""
+class Connection(Protocol):
+    """A client's connection, with all its producers and consumers.
 
-    @property
-    def connection(self) -> object:
-        """The connection itself: the same object for all producers and consumers on it."""
+    `address`: the client's host and port. `client_version`: the client library and its version, as the client reported
+    it.
+    """
 
-    @property
-    def address(self) -> str:
-        """The client's host and port."""
-
-    @property
-    def client_version(self) -> str:
-        """The client library and its version, as the client reported it."""
-
-    def disconnect(self) -> None:
-        """Remove the producer or consumer from its connection and ask its client to connect again."""
+    address: str
+    client_version: str
 
     async def is_alive(self) -> bool:
         """Return whether the client still answers; close the connection of one that does not."""
 
 
+class Channel(Protocol):
+    """The part of a connection that one producer or consumer uses."""
+
+    @property
+    def connection(self) -> Connection: ...
+
+    def disconnect(self) -> None:
+        """Remove the producer or consumer from its connection and ask its client to connect again."""
+
+
 class ConsumerChannel(Channel, Protocol):
-    """The connection of one consumer."""
+    """The channel of one consumer."""
 
     @property
     def is_writable(self) -> bool:
@@ -50,7 +52,7 @@ class ConsumerChannel(Channel, Protocol):
 
 
 class ProducerChannel(Channel, Protocol):
-    """The connection of one producer."""
+    """The channel of one producer."""
 
     def note_queued(self, entries: int, size: int) -> None:
         """Note a change of the number and the bytes of the producer's entries that wait to be appended."""

@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from api.broker.serving.connected_clients import (
-    NO_CONSUMER,
-    ClientCounts,
-    ConsumerStats,
-    LiveSubscriptionState,
-    LiveTopicState,
-    ProducerStats,
-    SubscriptionClients,
-    TopicClients,
-)
+from api.broker.serving.connected_clients import ClientCounts, LiveSubscriptionState, LiveTopicState
 from api.broker.serving.consumer import Consumer
 from api.broker.serving.producer import Producer
 from api.broker.serving.subscription import Subscription
 from api.broker.serving.topic import PersistentTopic
+from api.broker.stats_tree import NO_CONSUMER, ConsumerStats, ProducerStats, SubscriptionStats, TopicStats
 from storage.model import TopicName
 
 
@@ -26,7 +18,7 @@ def live_topic(topic: PersistentTopic) -> LiveTopicState:
     """Return the clients of one topic."""
     delivered = [item.dispatched for item in list(topic.subscriptions.values())]
     received = topic.published
-    clients = TopicClients(
+    stats = TopicStats(
         msg_rate_in=received.per_second,
         msg_throughput_in=received.bytes_per_second,
         msg_rate_out=sum(item.per_second for item in delivered),
@@ -37,7 +29,7 @@ def live_topic(topic: PersistentTopic) -> LiveTopicState:
         deduplication_status="Enabled" if topic.is_deduplicating else "Disabled",
         publishers=tuple(_producer(item) for item in topic.producers.all),
     )
-    return LiveTopicState(clients, {name: _subscription(item) for name, item in list(topic.subscriptions.items())})
+    return LiveTopicState(stats, {name: _subscription(item) for name, item in list(topic.subscriptions.items())})
 
 
 def _subscription(subscription: Subscription) -> LiveSubscriptionState:
@@ -45,7 +37,7 @@ def _subscription(subscription: Subscription) -> LiveSubscriptionState:
     dispatched, dispatcher = subscription.dispatched, subscription.dispatcher
     type_name = subscription.type.pulsar_name if subscription.type is not None else NO_CONSUMER
     active = dispatcher.active if dispatcher is not None else None
-    clients = SubscriptionClients(
+    stats = SubscriptionStats(
         msg_rate_out=dispatched.per_second,
         msg_throughput_out=dispatched.bytes_per_second,
         msg_out_counter=dispatched.messages,
@@ -58,12 +50,12 @@ def _subscription(subscription: Subscription) -> LiveSubscriptionState:
         active_consumer_name=active.name if active is not None else None,
         last_consumed_timestamp=max((item.last_consumed_at for item in consumers), default=0),
         last_acked_timestamp=max((item.last_acked_at for item in consumers), default=0),
-        last_mark_delete_advanced_timestamp=subscription.mark_advanced_at,
+        last_mark_delete_advanced_timestamp=subscription.acks.mark_advanced_at,
         is_durable=subscription.durable,
         durable=subscription.durable,
         consumers=tuple(_consumer(item) for item in consumers),
     )
-    return LiveSubscriptionState(clients, subscription.position.delivered_end, subscription.position.backlog)
+    return LiveSubscriptionState(stats, subscription.position.delivered_end, subscription.position.backlog)
 
 
 def counts(topics: Iterator[PersistentTopic]) -> Iterator[tuple[TopicName, ClientCounts]]:
@@ -95,9 +87,9 @@ def _producer(producer: Producer) -> ProducerStats:
         average_msg_size=rate.bytes / rate.messages if rate.messages else 0.0,
         producer_id=options.producer_id,
         producer_name=producer.name,
-        address=f"/{producer.channel.address}",
+        address=f"/{producer.channel.connection.address}",
         connected_since=_time(producer.connected_at),
-        client_version=producer.channel.client_version,
+        client_version=producer.channel.connection.client_version,
         metadata=dict(options.metadata),
     )
 
@@ -113,9 +105,9 @@ def _consumer(consumer: Consumer) -> ConsumerStats:
         consumer_name=consumer.name,
         available_permits=consumer.permits,
         unacked_messages=max(0, consumer.unacked),
-        address=f"/{consumer.channel.address}",
+        address=f"/{consumer.channel.connection.address}",
         connected_since=_time(consumer.connected_at),
-        client_version=consumer.channel.client_version,
+        client_version=consumer.channel.connection.client_version,
         last_acked_timestamp=consumer.last_acked_at,
         last_consumed_timestamp=consumer.last_consumed_at,
         last_consumed_flow_timestamp=consumer.last_flow_at,

@@ -11,115 +11,31 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from api.broker.refusals import ClientsConnected
+from api.broker.stats_tree import SubscriptionStats, TopicStats
 from storage.cursor import Cursor
 from storage.metadata.records import TopicRecord
 from storage.model import LogPosition, TopicName
 
-NO_CONSUMER = "None"
-"""The type of a subscription without consumers."""
-
-
-@dataclass(frozen=True)
-class ProducerStats:
-    """One producer: its fields are those of Pulsar's `PublisherStats`, in snake case."""
-
-    access_mode: str = "Shared"
-    msg_rate_in: float = 0.0
-    msg_throughput_in: float = 0.0
-    average_msg_size: float = 0.0
-    chunked_message_rate: float = 0.0
-    producer_id: int = 0
-    supports_partial_producer: bool = True
-    producer_name: str = ""
-    address: str = ""
-    connected_since: str = ""
-    client_version: str = ""
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ConsumerStats:
-    """A consumer or reader: its fields are those of Pulsar's `ConsumerStats`, in snake case; times are milliseconds."""
-
-    last_consumed_flow_timestamp: int = 0
-    msg_rate_out: float = 0.0
-    msg_throughput_out: float = 0.0
-    bytes_out_counter: int = 0
-    msg_out_counter: int = 0
-    msg_rate_redeliver: float = 0.0
-    message_ack_rate: float = 0.0
-    chunked_message_rate: float = 0.0
-    consumer_name: str = ""
-    available_permits: int = 0
-    unacked_messages: int = 0
-    avg_messages_per_entry: int = 0
-    blocked_consumer_on_unacked_msgs: bool = False
-    address: str = ""
-    connected_since: str = ""
-    client_version: str = ""
-    last_acked_timestamp: int = 0
-    last_consumed_timestamp: int = 0
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class SubscriptionClients:
-    """The live part of a subscription's stats, by the names of Pulsar's `SubscriptionStats` in snake case.
-
-    `durable`: it has a cursor; otherwise it is a reader's.
-    """
-
-    msg_rate_out: float = 0.0
-    msg_throughput_out: float = 0.0
-    msg_out_counter: int = 0
-    bytes_out_counter: int = 0
-    msg_rate_redeliver: float = 0.0
-    message_ack_rate: float = 0.0
-    unacked_messages: int = 0
-    msg_delayed: int = 0
-    type: str = NO_CONSUMER
-    active_consumer_name: str | None = None
-    last_consumed_timestamp: int = 0
-    last_acked_timestamp: int = 0
-    last_mark_delete_advanced_timestamp: int = 0
-    is_durable: bool = True
-    durable: bool = True
-    consumers: tuple[ConsumerStats, ...] = ()
-
 
 @dataclass(frozen=True)
 class LiveSubscriptionState:
-    """A subscription as this service serves it, besides its stats.
+    """A subscription as this service serves it. `stats`: what is known without its cursor.
 
     `delivered_end`: the offset after the last delivered message. `backlog`: the number of unacknowledged messages, by
     the topic's end and first offset; None: the subscription has no cursor here.
     """
 
-    clients: SubscriptionClients = field(default_factory=SubscriptionClients)
+    stats: SubscriptionStats = field(default_factory=SubscriptionStats)
     delivered_end: int = 0
     backlog: Callable[[int, int], int | None] = lambda _end, _first: None
 
 
 @dataclass(frozen=True)
-class TopicClients:
-    """The live part of a topic's stats, by the names of Pulsar's `TopicStats` in snake case."""
-
-    msg_rate_in: float = 0.0
-    msg_throughput_in: float = 0.0
-    msg_rate_out: float = 0.0
-    msg_throughput_out: float = 0.0
-    bytes_out_counter: int = 0
-    msg_out_counter: int = 0
-    average_msg_size: float = 0.0
-    deduplication_status: str | None = "Disabled"
-    publishers: tuple[ProducerStats, ...] = ()
-
-
-@dataclass(frozen=True)
 class LiveTopicState:
-    """The clients of a topic: stats, and subscriptions by name, with and without cursors."""
+    """The clients of a topic, and its subscriptions by name, with and without cursors. `stats`: the topic's own part
+    that is known without the database, without subscriptions."""
 
-    clients: TopicClients = field(default_factory=TopicClients)
+    stats: TopicStats = field(default_factory=TopicStats)
     subscriptions: Mapping[str, LiveSubscriptionState] = field(default_factory=dict)
 
 
@@ -158,7 +74,7 @@ class LiveSubscription(Protocol):
         """Begin again after a message; consumers are disconnected, and subscribe again."""
 
     def end(self, force: bool) -> None:
-        """Disconnect its consumers, for its cursor is deleted next. Raises Conflict if there are any, unless forced."""
+        """Disconnect its consumers, for its cursor is deleted next. Raises SubscriptionHasConsumers unless forced."""
 
 
 @dataclass
@@ -178,5 +94,5 @@ class ConnectedClients:
         """Raise ClientsConnected if producers or consumers are connected to one of the topics in this service."""
         for name in names:
             live = self.of_topic(name)
-            if live.clients.publishers or any(item.clients.consumers for item in live.subscriptions.values()):
+            if live.stats.publishers or any(item.stats.consumers for item in live.subscriptions.values()):
                 raise ClientsConnected(name)

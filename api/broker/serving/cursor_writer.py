@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from api.broker.threads import Workers
+from api.observability.error_text import one_line
 from storage.cursor import Cursor, flush_together
 from storage.errors import CompactorError, Unavailable
 from storage.metadata.store import MetadataStore
@@ -102,7 +102,7 @@ class CursorWriter:
             errors = await self._write_each(group)
         for cursor in group:
             self._note_result(cursor, owners[cursor], errors.get(cursor), waiting.get(cursor, ()))
-        for reason in {str(error) for error in errors.values() if isinstance(error, Unavailable)}:
+        for reason in {one_line(error) for error in errors.values() if isinstance(error, Unavailable)}:
             LOG.warning("acknowledgements wait: %s", reason)
 
     def _note_result(
@@ -135,35 +135,3 @@ class CursorWriter:
                 LOG.exception("the cursor %s cannot be written", cursor.name)
                 errors[cursor] = Unavailable(f"the cursor {cursor.name} cannot be written", "see the service's log")
         return errors
-
-
-class MarkLocator:
-    """A search in the topic for the ids of one subscription's mark-deletes, one at a time, outside the groups."""
-
-    def __init__(
-        self,
-        store: Workers,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        on_located: Callable[[Cursor], object],
-    ) -> None:
-        """`on_located` is called with a cursor whose mark-delete has moved: it has to be written."""
-        self._on_located = on_located
-        self._store = store
-        self._spawn = spawn
-        self._is_running = False
-
-    def locate(self, cursor: Cursor) -> None:
-        """Begin to locate the mark-delete of a cursor, unless a search is in progress."""
-        if not self._is_running and cursor.lacks_mark:
-            self._is_running = True
-            self._spawn(self._locate(cursor))
-
-    async def _locate(self, cursor: Cursor) -> None:
-        try:
-            before = cursor.mark_delete
-            with suppress(CompactorError):  # the next acknowledgement tries again
-                await self._store.run(cursor.locate_mark)
-            if cursor.mark_delete != before:
-                self._on_located(cursor)
-        finally:
-            self._is_running = False

@@ -15,8 +15,8 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
+from api.broker.serving.publishing import QueuedEntry
 from storage.entries.entry import parse, signed
 from storage.entries.sequence_ids import WHOLE, SequenceId, last_whole, sequence_of
 from storage.errors import CompactorError, InvalidRecord, Unavailable
@@ -29,22 +29,6 @@ from storage.topic import Topic
 STORE_ENTRIES = 1_000
 """Entries after which the ids are stored (Pulsar's brokerDeduplicationEntriesInterval)."""
 _UNKNOWN: SequenceId = (-1, -1)
-
-
-class Publication(Protocol):
-    """An entry that is published, with the sequence ids of the command SEND; 0: no highest one."""
-
-    @property
-    def producer_name(self) -> str: ...
-
-    @property
-    def sequence_id(self) -> int: ...
-
-    @property
-    def highest_sequence_id(self) -> int: ...
-
-    @property
-    def entry(self) -> bytes: ...
 
 
 class Deduplication:
@@ -91,7 +75,7 @@ class Deduplication:
         return self._known.get(producer_name, _UNKNOWN)[0]
 
     def append(
-        self, group: Sequence[Publication], append: Callable[[Sequence[bytes]], Sequence[Answer]]
+        self, group: Sequence[QueuedEntry], append: Callable[[Sequence[bytes]], Sequence[Answer]]
     ) -> list[Answer | MessageId]:
         """Append the new entries of a group. Return an answer for each entry: EARLIEST stands for a duplicate.
 
@@ -101,10 +85,10 @@ class Deduplication:
         new_entries: dict[str, list[tuple[SequenceId, int]]] = {}
         """The new entries of each producer, ascending: sequence id and number in the group."""
         duplicates: list[tuple[int, int]] = []
-        for number, publication in enumerate(group):
-            name = publication.producer_name
+        for number, item in enumerate(group):
+            name = item.producer.name
             try:
-                sequence = _sequence_of(publication)
+                sequence = _sequence_of(item)
             except InvalidRecord as error:
                 answers[number] = error
                 continue
@@ -167,16 +151,16 @@ class Deduplication:
             del self._known[next(iter(self._known))]
 
 
-def _sequence_of(publication: Publication) -> SequenceId:
+def _sequence_of(item: QueuedEntry) -> SequenceId:
     """Return the sequence id of an entry. Raises InvalidRecord for a replicated one: its id is another producer's."""
-    highest = signed(max(publication.sequence_id, publication.highest_sequence_id))
+    highest = signed(max(item.sequence_id, item.highest_sequence_id))
     try:
-        metadata, _ = parse(publication.entry, checked=True)
+        metadata, _ = parse(item.entry, checked=True)
     except InvalidRecord:
         return highest, WHOLE  # the append refuses it
     if metadata.HasField("replicated_from"):
         raise InvalidRecord(
-            f"an entry of producer {publication.producer_name!r} was replicated from another cluster: its sequence id "
+            f"an entry of producer {item.producer.name!r} was replicated from another cluster: its sequence id "
             "is that of another producer, and deduplication would lose entries",
             "end the replication to this cluster, or switch deduplication off",
             is_public=True,

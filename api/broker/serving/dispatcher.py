@@ -25,8 +25,9 @@ from typing import Protocol
 from api.broker.serving.assignment import Assignment
 from api.broker.serving.consumer import Consumer, SubscriptionType
 from api.broker.serving.key_routing import EntryHeader, header_of
-from api.broker.serving.pending_acks import EntryKey, Group, PendingAck
-from api.broker.serving.read_ahead import ReadAhead, ReadPosition
+from api.broker.serving.pending_acks import EntryKey, Group, PendingAck, PendingAcks
+from api.broker.serving.position import SubscriptionPosition
+from api.broker.serving.read_ahead import ReadAhead
 from api.broker.serving.served_topic import ServedTopic
 from api.broker.serving.waiting import WaitingEntries
 from storage.entries.rebuild import DeliverableEntry
@@ -41,16 +42,11 @@ ROUND_ENTRIES = 64
 """Entries that are delivered before other tasks have a turn."""
 
 
-class DispatcherPosition(ReadPosition, Protocol):
-    """The position of a subscription, as its dispatcher reads from it."""
-
-    read_compacted: bool
-
-
 class Deliveries(Protocol):
     """A subscription, as its dispatcher sees it."""
 
     name: str
+    pending: PendingAcks
 
     @property
     def is_full(self) -> bool:
@@ -66,18 +62,12 @@ class Deliveries(Protocol):
     def retire(self) -> None:
         """Remove all entries from their consumers: they are read and delivered again."""
 
-    def return_pending(self, pending: PendingAck) -> None:
-        """Remove one entry from its consumer; it waits for its next delivery."""
-
-    def forget(self, key: EntryKey) -> None:
-        """Drop an entry that the topic does not have any more."""
-
 
 class Dispatcher:
     """The dispatcher of one subscription. For the event loop alone."""
 
     def __init__(
-        self, deliveries: Deliveries, position: DispatcherPosition, topic: ServedTopic, first: Consumer
+        self, deliveries: Deliveries, position: SubscriptionPosition, topic: ServedTopic, first: Consumer
     ) -> None:
         """`first`: the first consumer, whose type and key-shared mode later ones share. It is added by `add`."""
         self.type = first.type
@@ -116,7 +106,7 @@ class Dispatcher:
     @property
     def delayed(self) -> int:
         """The number of entries that wait for their delivery time."""
-        return self._waiting.delayed
+        return len(self._waiting.delayed)
 
     def add(self, consumer: Consumer) -> None:
         """Add a consumer and start delivering."""
@@ -218,7 +208,7 @@ class Dispatcher:
 
     def _return_entries(self, entries: Iterable[PendingAck]) -> None:
         for pending in list(entries):
-            self._deliveries.return_pending(pending)
+            self._deliveries.pending.release(pending)
             self._waiting.add_returned(pending)
 
     # The loop
@@ -329,7 +319,7 @@ class Dispatcher:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        due = self._waiting.next_due_ms
+        due = self._waiting.delayed.next_due_ms
         if due is not None:
             seconds = max(0, due - self._topic.clock.now_ms()) / 1000
             self._alarm = asyncio.get_running_loop().call_later(seconds, self.wake)
@@ -352,7 +342,7 @@ class Dispatcher:
         if not entries or entries[0].offset != offset:  # compaction or a trim has removed it
             pending = self._waiting.drop(offset)
             if pending is not None:
-                self._deliveries.forget(pending.entry_key)
+                self._deliveries.pending.remove(pending.entry_key)
             return True
         count = 0
         for entry in entries:

@@ -1,17 +1,10 @@
-"""The routing of an entry by its metadata: the partition of its key, its group, its delivery time.
-
-Keys are hashed as Pulsar does (Murmur3_32Hash): MurmurHash3 x86 of 32 bits, seed 0, without its sign. For a partition
-the hash is of the key's text in UTF-8; of a key of other bytes, of their base64, as Pulsar's clients keep it. So a
-message meets those of its key that a client with `hashingScheme(HashingScheme.Murmur3_32Hash)` has sent.
-"""
+"""The part of an entry's metadata that decides its delivery: its group, its delivery time."""
 
 from __future__ import annotations
 
-import base64
 from typing import NamedTuple
 
-import mmh3
-
+from api.broker.key_hashes import murmur3
 from api.broker.serving.pending_acks import Group
 from storage.entries.entry import parse
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
@@ -48,17 +41,6 @@ def header_of(entry: bytes, by_key: bool) -> EntryHeader:
     )
 
 
-def partition_of(key: bytes | None, partitions: int, turn: int) -> int:
-    """Return the partition of a key, from 0 to `partitions` - 1; `turn` decides for a message without a key."""
-    if key is None:
-        return turn % partitions
-    try:
-        key.decode()
-    except UnicodeDecodeError:
-        key = base64.b64encode(key)
-    return murmur3(key) % partitions
-
-
 def sticky_hash(metadata: MessageMetadata) -> int:
     """Return the hash slot of an entry: of its ordering key, else of its key; of a batch those of its first message.
 
@@ -71,8 +53,3 @@ def sticky_hash(metadata: MessageMetadata) -> int:
     else:
         key = f"{metadata.producer_name}-{metadata.sequence_id}".encode()
     return murmur3(key) % HASH_SLOTS
-
-
-def murmur3(key: bytes) -> int:
-    """Return Pulsar's Murmur3_32Hash of a key."""
-    return mmh3.hash(key, signed=False) & 0x7FFFFFFF

@@ -23,7 +23,7 @@ PAGE_BYTES = 2 << 20
 """The usual size of a page (`segment_tables.ENTRIES_BYTES`, `rows.GROUP_BYTES`)."""
 READER_BYTES = 2 << 20
 """The memory of a reader besides the page, until it has come to the end: a part of a segment, or a row group."""
-_ENTRY_BYTES = 200
+ENTRY_BYTES = 200
 """The memory of an entry besides its bytes and the bits of its messages."""
 
 
@@ -81,4 +81,4 @@ class PageBudget:
 def entry_bytes(entry: DeliverableEntry) -> int:
     """Return the memory of an entry in bytes: a batch of 262,144 messages has a bit for each, even if its data is
     tiny."""
-    return len(entry.data) + entry.messages // 7 + _ENTRY_BYTES
+    return len(entry.data) + entry.messages // 7 + ENTRY_BYTES

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from api.broker.positions import mark_delete_before
 from api.broker.serving.served_topic import ServedTopic
 from storage.ack_ranges import AcknowledgedOffsets, bitmap_of
-from storage.cursor import Cursor, CursorSettings
-from storage.errors import Conflict, Fenced, NotFound, StateMayBeStale
+from storage.cursor import Cursor
+from storage.errors import CursorExists, Fenced, NotFound, StateMayBeStale
 from storage.metadata.records import READ_COMPACTED_PROPERTY
 from storage.model import EARLIEST, LATEST, LogPosition, MessageId
 from storage.positions import StartOffset, StartPosition, StartTime
@@ -232,7 +232,7 @@ class SubscriptionPosition:
             cursor = self._open()
         except NotFound:
             mark = self._mark_before(request.start)
-            with suppress(Conflict):  # another caller was first
+            with suppress(CursorExists):  # another caller was first
                 cursors.create(record.id, self._name, mark, {**request.properties, **marker})
                 self.is_new = True
             return self._open()
@@ -243,12 +243,10 @@ class SubscriptionPosition:
     def _open(self) -> Cursor:
         return Cursor(
             self._topic.metadata,
-            self._topic.clock,
             self._topic.record,
             self._name,
             self._topic.storage.locate,
             lambda: max(self.delivered_end, self._known_end),
-            CursorSettings(flush_acknowledgements=None, flush_ms=None),
         )
 
     def _reset(self, cursor: Cursor, mark: LogPosition | None) -> Cursor:

@@ -15,14 +15,11 @@ from enum import IntEnum
 
 from api.broker.refusals import InvalidTopicEpoch, ProducerBusy, ProducerFenced
 from api.broker.serving.channel import ProducerChannel
-from api.broker.serving.publishing import QueuedEntry
 from api.broker.serving.rates import Rate
 from api.broker.threads import Workers
 from storage.clock import Clock
-from storage.errors import InvalidRecord
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.model import MessageId
 
 MAX_TOPIC_EPOCH = (1 << 62) - 1
 """The highest topic epoch that a client may name: epochs above it still fit into the database."""
@@ -78,31 +75,10 @@ class Producer:
     def name(self) -> str:
         return self.options.name
 
-    def note_queued(self, entries: int, size: int) -> None:
-        """Report the change of the number and the bytes of the producer's entries that wait to be appended."""
-        self.channel.note_queued(entries, size)
-
-    def send_receipt(self, entry: QueuedEntry, message_id: MessageId) -> None:
-        """Send the receipt of an entry."""
-        self.published.add(entry.messages, len(entry.entry))
-        self.channel.send_receipt(entry.sequence_id, entry.highest_sequence_id, message_id)
-
-    def send_error(self, entry: QueuedEntry, error: InvalidRecord) -> None:
-        """Report an entry that can never be appended."""
-        self.channel.send_error(entry.sequence_id, error)
-
     def disconnect(self) -> None:
         """Remove the producer from its topic and ask its client to connect again."""
         self._on_disconnect(self)
         self.channel.disconnect()
-
-
-@dataclass
-class _Waiting:
-    """A producer that waits for its turn to be the only one."""
-
-    producer: Producer
-    turn: asyncio.Future[None]
 
 
 class ProducerRegistry:
@@ -122,7 +98,8 @@ class ProducerRegistry:
         self._database = database
         self._clock = clock
         self._by_name: dict[str, Producer] = {}
-        self._waiting: list[_Waiting] = []
+        self._waiting: dict[Producer, asyncio.Future[None]] = {}
+        """Producers that wait to be the only one, in the order of their arrival, each with its turn."""
         self._exclusive: Producer | None = None
         self._epoch = epoch
         self._highest_epoch = epoch or 0
@@ -165,17 +142,16 @@ class ProducerRegistry:
                 raise ProducerFenced(f"{self._topic.name} has other producers", "wait until they end")
             self._become_exclusive(producer)
         elif mode == AccessMode.EXCLUSIVE_WITH_FENCING:
-            for waiting in self._waiting:
-                waiting.turn.set_exception(ProducerFenced("another producer took the topic", _CREATE_AGAIN))
+            for turn in self._waiting.values():
+                turn.set_exception(ProducerFenced("another producer took the topic", _CREATE_AGAIN))
             self._waiting.clear()  # before others go: it would be their turn
             for other in self.all:
                 self.remove(other)
                 other.channel.disconnect()
             self._become_exclusive(producer)
         elif self._by_name:
-            waiting = _Waiting(producer, asyncio.get_running_loop().create_future())
-            self._waiting.append(waiting)
-            return waiting.turn
+            self._waiting[producer] = turn = asyncio.get_running_loop().create_future()
+            return turn
         else:
             self._become_exclusive(producer)
         self._by_name[producer.name] = producer
@@ -199,14 +175,13 @@ class ProducerRegistry:
             del self._by_name[producer.name]
         if self._exclusive is producer:
             self._exclusive = None
-        for item in [item for item in self._waiting if item.producer is producer]:
-            self._waiting.remove(item)
-            item.turn.cancel()  # its request ends
+        if producer in self._waiting:
+            self._waiting.pop(producer).cancel()  # its request ends
         if not self._by_name and self._waiting:
-            waiting = self._waiting.pop(0)
-            self._by_name[waiting.producer.name] = waiting.producer
-            self._become_exclusive(waiting.producer)
-            waiting.turn.set_result(None)
+            following = next(iter(self._waiting))
+            self._by_name[following.name] = following
+            self._become_exclusive(following)
+            self._waiting.pop(following).set_result(None)
 
     def _check_epoch(self, epoch: int) -> None:
         """Raise ProducerFenced for the epoch of a producer that reconnects if a later producer has had the topic."""

@@ -17,10 +17,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from api.broker.serving.logs import is_repeatable
+from api.broker.serving.producer import Producer
 from api.broker.threads import Workers
+from api.observability.error_text import worded
+from api.observability.logs import LogThrottle
 from storage.errors import CompactorError, Fenced, InvalidRecord, TopicNotFound
 from storage.log.group_commit import Answer
 from storage.model import MessageId, TopicName
@@ -33,41 +35,15 @@ Outcome = Answer | MessageId | BaseException
 """The result for an entry: its position, the id that stands for a duplicate, or its error."""
 
 
-class Publisher(Protocol):
-    """A producer, as the queue uses it. Calls return at once and never fail."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def is_closed(self) -> bool: ...
-
-    def note_queued(self, entries: int, size: int) -> None:
-        """Report the change of the number and the bytes of the producer's entries in the queue."""
-
-    def send_receipt(self, entry: QueuedEntry, message_id: MessageId) -> None:
-        """Send the receipt of an entry, which is durable."""
-
-    def send_error(self, entry: QueuedEntry, error: InvalidRecord) -> None:
-        """Report an entry that can never be appended."""
-
-    def disconnect(self) -> None:
-        """Remove the producer from its topic and ask its client to connect again."""
-
-
 @dataclass(slots=True)
 class QueuedEntry:
     """An entry that waits to be appended. Its sequence ids are those of the command SEND."""
 
-    producer: Publisher
+    producer: Producer
     sequence_id: int
     highest_sequence_id: int
     messages: int
     entry: bytes
-
-    @property
-    def producer_name(self) -> str:
-        return self.producer.name
 
 
 class PublishQueue:
@@ -80,17 +56,17 @@ class PublishQueue:
         append: Callable[[Sequence[QueuedEntry]], Sequence[Outcome]],
         on_appended: Callable[[], object],
         on_lost: Callable[[BaseException], object],
-        warn: Callable[[str, str], object],
+        log_throttle: LogThrottle,
     ) -> None:
         """`append` is called by a worker, `on_appended` when a group was appended and answered, `on_lost` when another
-        process writes the topic or has deleted it. `warn` logs a text, seldom for each condition (`LogThrottle.warn`):
-        while a disk is full each client connects again and fails ten times a second."""
+        process writes the topic or has deleted it. `log_throttle`: while a disk is full each client connects again
+        and fails ten times a second."""
         self._topic = topic
         self._workers = workers
         self._append = append
         self._on_appended = on_appended
         self._on_lost = on_lost
-        self._warn = warn
+        self._log_throttle = log_throttle
         self._waiting: list[QueuedEntry] = []
         self._task: asyncio.Task[None] | None = None
         self._put = self._answered = 0
@@ -102,8 +78,8 @@ class PublishQueue:
         """Append an entry after all waiting ones, and answer its producer unless that is closed meanwhile."""
         self._waiting.append(entry)
         self._put += 1
-        self._counts[entry.producer_name] = self._counts.get(entry.producer_name, 0) + 1
-        entry.producer.note_queued(1, len(entry.entry))
+        self._counts[entry.producer.name] = self._counts.get(entry.producer.name, 0) + 1
+        entry.producer.channel.note_queued(1, len(entry.entry))
         if self._task is None:
             self._task = asyncio.create_task(self._append_all(), name=f"publish {self._topic}")
 
@@ -135,10 +111,9 @@ class PublishQueue:
     async def _appended(self, group: Sequence[QueuedEntry]) -> Sequence[Outcome]:
         try:
             return await self._workers.run_to_end(self._append, group)
-        except CompactorError as error:
-            return [error] * len(group)
         except Exception as error:
-            LOG.exception("%s: %d entries are not appended", self._topic, len(group))
+            if not isinstance(error, CompactorError):
+                LOG.exception("%s: %d entries are not appended", self._topic, len(group))
             return [error] * len(group)
 
     def _next_group(self) -> list[QueuedEntry]:
@@ -152,22 +127,25 @@ class PublishQueue:
         return group
 
     def _answer(self, group: Sequence[QueuedEntry], outcomes: Sequence[Outcome]) -> None:
-        failures: dict[Publisher, BaseException] = {}
+        failures: dict[Producer, BaseException] = {}
         for entry, outcome in zip(group, outcomes, strict=True):
             producer = entry.producer
             if producer in failures:  # its client sends this again, in order
                 continue
             if isinstance(outcome, BaseException):
                 if isinstance(outcome, InvalidRecord):
-                    producer.send_error(entry, outcome)
+                    producer.channel.send_error(entry.sequence_id, outcome)
                 if is_repeatable(outcome):
                     failures[producer] = outcome
             else:
                 stored = outcome if isinstance(outcome, MessageId) else outcome.first.message_id
-                producer.send_receipt(entry, MessageId(stored.ledger_id, stored.entry_id, self._topic.partition))
+                message_id = MessageId(stored.ledger_id, stored.entry_id, self._topic.partition)
+                producer.published.add(entry.messages, len(entry.entry))
+                producer.channel.send_receipt(entry.sequence_id, entry.highest_sequence_id, message_id)
         for producer, error in failures.items():
-            text = f"{self._topic}: the producer {producer.name} is disconnected, to send again: {error}"
-            self._warn(text, f"producers are disconnected: {type(error).__name__}")
+            condition = f"producers are disconnected: {type(error).__name__}"
+            text = "%s: the producer %s is disconnected, to send again: %s"
+            self._log_throttle.warn(text, self._topic, producer.name, worded(error), condition=condition)
             producer.disconnect()
         loss = next((error for error in failures.values() if isinstance(error, Fenced | TopicNotFound)), None)
         if loss is not None:
@@ -176,8 +154,8 @@ class PublishQueue:
     def _settle(self, group: Sequence[QueuedEntry]) -> None:
         """Note that the entries of a group are answered."""
         for entry in group:
-            entry.producer.note_queued(-1, -len(entry.entry))
-            name = entry.producer_name
+            entry.producer.channel.note_queued(-1, -len(entry.entry))
+            name = entry.producer.name
             self._counts[name] -= 1
             if not self._counts[name]:
                 del self._counts[name]

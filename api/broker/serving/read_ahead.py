@@ -13,32 +13,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from api.broker.serving.entry_pages import EntryPages
 from api.broker.serving.page_budget import READER_BYTES, entry_bytes
+from api.broker.serving.position import SubscriptionPosition
 from api.broker.serving.served_topic import ServedTopic
 from storage.entries.rebuild import DeliverableEntry
 from storage.model import EARLIEST
-from storage.positions import StartOffset, StartPosition
-from storage.reading.entry_reader import EntryReader
-
-
-class ReadPosition(Protocol):
-    """The position of a subscription, as reads begin at it."""
-
-    @property
-    def next_position(self) -> StartPosition:
-        """The first message that is not acknowledged."""
-
-    def open_reader(self, start: StartPosition) -> EntryReader:
-        """Begin to read the topic. For threads."""
+from storage.positions import StartOffset
 
 
 class ReadAhead:
     """The entries that a subscription receives next."""
 
-    def __init__(self, topic: ServedTopic, position: ReadPosition) -> None:
+    def __init__(self, topic: ServedTopic, position: SubscriptionPosition) -> None:
         self._topic = topic
         self._position = position
         self._page: deque[DeliverableEntry] = deque()
@@ -76,7 +64,7 @@ class ReadAhead:
         """
         if self._is_at_end and self._next is not None:
             newest = self._topic.tail.read(self._next)
-            if newest is not None and not newest and self._topic.tail_is_whole:
+            if newest is not None and not newest and not self._topic.is_lost:
                 return False
             if newest:
                 self._add(newest)

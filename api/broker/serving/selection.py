@@ -14,9 +14,10 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Protocol
 
+from api.broker.key_hashes import murmur3
 from api.broker.refusals import ConsumerNotAssigned
 from api.broker.serving.consumer import Consumer, SubscriptionType
-from api.broker.serving.key_routing import HASH_SLOTS, murmur3
+from api.broker.serving.key_routing import HASH_SLOTS
 
 RING_POINTS = 100
 """Points of each consumer in the ring (Pulsar's subscriptionKeySharedConsistentHashingReplicaPoints)."""
@@ -188,7 +189,7 @@ class ChunkAssignments:
         self._consumers[uuid] = consumer
 
     def remove(self, consumer: Consumer) -> None:
-        """Remove a consumer: its partly delivered messages begin again at another one."""
+        """Remove a consumer. Its partly delivered chunked messages begin again with another consumer."""
         self._consumers = {uuid: item for uuid, item in self._consumers.items() if item is not consumer}
 
     def clear(self) -> None:

@@ -24,8 +24,7 @@ class NewestEntries(Protocol):
 
 
 class ServedTopic(Protocol):
-    """One open topic. `max_unacked_messages`: of one consumer; 0: any number. `tail_is_whole`: every
-    appended entry reaches the tail."""
+    """One open topic. `max_unacked_messages`: of one consumer; 0: any number."""
 
     storage: Topic
     metadata: MetadataStore
@@ -45,7 +44,8 @@ class ServedTopic(Protocol):
     def tail(self) -> NewestEntries: ...
 
     @property
-    def tail_is_whole(self) -> bool: ...
+    def is_lost(self) -> bool:
+        """True if another process may write the topic; before that every appended entry reaches the tail."""
 
     @property
     def store(self) -> Workers:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 from api.broker.refusals import ConsumerBusy
 from api.broker.serving.acknowledging import AckedEntry, Acknowledgements
 from api.broker.serving.consumer import Consumer, SubscriptionType
-from api.broker.serving.cursor_writer import MarkLocator
 from api.broker.serving.dispatcher import Dispatcher
 from api.broker.serving.pending_acks import EntryKey, Group, PendingAck, PendingAcks
 from api.broker.serving.position import SubscribeRequest, SubscriptionPosition
@@ -51,15 +51,15 @@ class Subscription:
         self.dispatcher: Dispatcher | None = None
         self.dispatched = Rate()
         self.is_deleted = False
-        self._acks = Acknowledgements(topic, self.name, self.position, self.pending, self._note_acknowledged)
+        self.acks = Acknowledgements(topic, self.name, self.position, self.pending, self._note_acknowledged)
         self._on_deleted = on_deleted
         self._ticks_alone = 0
-        self._locator = MarkLocator(topic.store, topic.spawn, self._note_located)
+        self._is_locating = False
 
     async def open(self, request: SubscribeRequest) -> None:
         """Find or create its cursor, or the position where its reader begins. Raises CompactorError."""
         await self.position.open(request)
-        self._acks.begin()
+        self.acks.begin()
 
     async def join(self, request: SubscribeRequest) -> None:
         """Prepare for another consumer. A cursor without consumers is opened again: another process may have moved it.
@@ -110,7 +110,7 @@ class Subscription:
 
     def _use(self, dispatcher: Dispatcher | None) -> None:
         self.dispatcher = dispatcher
-        self._acks.on_settled = None if dispatcher is None else dispatcher.note_settled
+        self.acks.on_settled = None if dispatcher is None else dispatcher.note_settled
         self.pending.on_release = None if dispatcher is None else dispatcher.note_released
 
     def disconnect(self) -> None:
@@ -173,49 +173,28 @@ class Subscription:
         self.position.repeat()
         self.pending.retire()
 
-    def return_pending(self, pending: PendingAck) -> None:
-        self.pending.release(pending)
-
-    def forget(self, key: EntryKey) -> None:
-        self.pending.remove(key)
-
     # Acknowledging
 
-    @property
-    def mark_advanced_at(self) -> int:
-        """The time in ms at which mark-delete moved last; 0: it has not moved."""
-        return self._acks.mark_advanced_at
-
-    def acknowledge(self, consumer: Consumer, acks: Sequence[AckedEntry]) -> list[AckedEntry]:
-        """Acknowledge entries one by one. Return those for `look_up`. Raises Fenced; then the cursor is reopened."""
+    def acknowledge(
+        self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool = False
+    ) -> list[AckedEntry]:
+        """Acknowledge entries; `cumulative`: with all messages before them. Return those for `acks.look_up`. Raises
+        Fenced; then the cursor is reopened."""
         if self.position.moving.locked():
             return []
         try:
-            return self._acks.acknowledge(consumer, acks)
+            return self.acks.acknowledge(consumer, acks, cumulative=cumulative)
         except Fenced as error:
-            self._reopen_soon(error)
+            cursor = self.position.cursor
+            if cursor is not None:
+                self.write_failed(cursor, error)
             raise
-
-    def acknowledge_to(self, consumer: Consumer, ack: AckedEntry) -> bool:
-        """Acknowledge a message and all before it. Return False if it needs `look_up`. Raises Fenced; then the cursor
-        is reopened."""
-        if self.position.moving.locked():
-            return True
-        try:
-            return self._acks.acknowledge_through(consumer, ack)
-        except Fenced as error:
-            self._reopen_soon(error)
-            raise
-
-    async def look_up(self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool) -> None:
-        """Acknowledge entries that are looked up in the topic. Raises CompactorError."""
-        await self._acks.look_up(consumer, acks, cumulative=cumulative)
 
     def settle_acknowledged(self) -> None:
         """Settle the messages that another door has acknowledged on the cursor: no consumer receives them."""
         cursor = self.position.cursor
         assert cursor is not None
-        self._acks.settle_through(cursor.acknowledged_end + 1)
+        self.acks.settle_through(cursor.acknowledged_end + 1)
         self.wake()
 
     def _note_acknowledged(self) -> None:
@@ -239,18 +218,20 @@ class Subscription:
             self.topic.spawn(self.reopen(cursor))
 
     def locate_mark(self, cursor: Cursor) -> None:
-        """Begin to find the id of the message that mark-delete has come to."""
-        if cursor is self.position.current:
-            self._locator.locate(cursor)
+        """Begin to find the id of the message that mark-delete has come to, unless a search is in progress."""
+        if cursor is self.position.current and not self._is_locating:
+            self._is_locating = True
+            self.topic.spawn(self._locate_mark(cursor))
 
-    def _note_located(self, cursor: Cursor) -> None:
-        if cursor is self.position.current and not self.is_deleted:
-            self.topic.cursor_writer.note(cursor, self)
-
-    def _reopen_soon(self, error: Fenced) -> None:
-        cursor = self.position.cursor
-        if cursor is not None:
-            self.write_failed(cursor, error)
+    async def _locate_mark(self, cursor: Cursor) -> None:
+        try:
+            before = cursor.mark_delete
+            with suppress(CompactorError):  # the next acknowledgement tries again
+                await self.topic.store.run(cursor.locate_mark)
+            if cursor.mark_delete != before and cursor is self.position.current and not self.is_deleted:
+                self.topic.cursor_writer.note(cursor, self)
+        finally:
+            self._is_locating = False
 
     async def reopen(self, fenced: Cursor) -> None:
         """Open the cursor again and disconnect the consumers, once for a cursor that is fenced. Raises CompactorError;
@@ -271,7 +252,7 @@ class Subscription:
 
     def restart(self) -> None:
         """Deliver again from the position on."""
-        self._acks.clear()
+        self.acks.clear()
         self.position.restart()
         if self.dispatcher is not None:
             self.dispatcher.rewind()

@@ -12,11 +12,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from api.broker.refusals import BacklogQuotaExceeded, TopicClosed
+from api.broker.refusals import BacklogQuotaExceeded, SubscriptionHasConsumers, TopicNotServed
 from api.broker.serving.channel import ProducerChannel
 from api.broker.serving.consumer import Consumer
 from api.broker.serving.cursor_writer import CursorWriter
@@ -34,11 +33,10 @@ from api.broker.threads import LimitedWorkers, Pools, WaitsFor, Workers
 from api.observability.logs import LogThrottle
 from compactor.maintenance.backlog_limits import OverQuota
 from storage.clock import Clock
-from storage.errors import CompactorError, Conflict, InvalidInput, NotFound
+from storage.errors import CompactorError, InvalidInput, NotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, TopicName
-from storage.options.policies import HOLD
 from storage.topic import Topic
 
 LOG = logging.getLogger(__name__)
@@ -47,13 +45,6 @@ _STORE_CALLS = 4
 _STORE_SECONDS = 30.0
 _READER_TICKS = 60
 """Ticks that a reader's position is kept without a consumer: after a seek the reader connects again."""
-
-
-@dataclass(frozen=True)
-class TopicSettings:
-    """The settings of all topics. `max_unacked_messages`: of one consumer; 0: any number."""
-
-    max_unacked_messages: int
 
 
 class PersistentTopic:
@@ -66,7 +57,7 @@ class PersistentTopic:
         metadata: MetadataStore,
         clock: Clock,
         pools: Pools,
-        settings: TopicSettings,
+        max_unacked_messages: int,
         tail: Tail,
         cursor_writer: CursorWriter,
         page_budget: PageBudget,
@@ -77,12 +68,13 @@ class PersistentTopic:
         on_lost: Callable[[PersistentTopic], object],
         log_throttle: LogThrottle,
     ) -> None:
-        """`producer_epoch`: the stored epoch of the last exclusive producer. `over_quota` returns the backlog quota
-        that refuses producers now. `on_lost` is called when this service does not serve the topic any more."""
+        """`max_unacked_messages`: of one consumer; 0: any number. `producer_epoch`: the stored epoch of the last
+        exclusive producer. `over_quota` returns the backlog quota that refuses producers now. `on_lost` is called when
+        this service does not serve the topic any more."""
         self.storage = storage
         self.metadata = metadata
         self.clock = clock
-        self.max_unacked_messages = settings.max_unacked_messages
+        self.max_unacked_messages = max_unacked_messages
         self.tail = tail
         self.cursor_writer = cursor_writer
         self.page_budget = page_budget
@@ -94,7 +86,7 @@ class PersistentTopic:
         self.producers = ProducerRegistry(storage.record, metadata, self.database, clock, producer_epoch)
         self.subscriptions: dict[str, Subscription] = {}
         self.publishing = PublishQueue(
-            self.name, pools[WaitsFor.LOG], self.append, self._store_sequences_if_due, self.note_loss, log_throttle.warn
+            self.name, pools[WaitsFor.LOG], self.append, self._store_sequences_if_due, self.note_loss, log_throttle
         )
         self.published = Rate()
         self.stale_readers = 0
@@ -124,19 +116,14 @@ class PersistentTopic:
         return self._held.is_lost
 
     @property
-    def tail_is_whole(self) -> bool:
-        """True while every appended entry reaches the tail: this process is the only writer."""
-        return not self._held.is_lost
-
-    @property
     def is_deduplicating(self) -> bool:
         """True if entries that a producer repeats are dropped."""
         return self._deduplication is not None
 
     def check_open(self) -> None:
-        """Raise TopicClosed if the topic was closed after the caller got it: its client has to look it up again."""
+        """Raise TopicNotServed if the topic was closed after the caller got it: its client has to look it up again."""
         if self._is_closed:
-            raise TopicClosed(self.name)
+            raise TopicNotServed(f"{self.name} is not served here any more")
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in the background; its error is logged."""
@@ -253,10 +240,10 @@ class PersistentTopic:
         subscription.disconnect()
 
     async def end_subscription(self, subscription: Subscription, force: bool) -> None:
-        """Remove a subscription whose cursor is deleted next. Raises Conflict while consumers are connected; with
-        `force`, disconnects them."""
+        """Remove a subscription whose cursor is deleted next. Raises SubscriptionHasConsumers unless forced; `force`
+        disconnects its consumers."""
         if subscription.consumers and not force:
-            raise Conflict(
+            raise SubscriptionHasConsumers(
                 f"Subscription {subscription.name} has active connected consumers",
                 "end them, or delete it with force",
                 is_public=True,
@@ -267,8 +254,8 @@ class PersistentTopic:
         self.spawn(subscription.close())
 
     async def unsubscribe(self, subscription: Subscription, force: bool) -> None:
-        """Delete a subscription and its cursor. Raises Conflict while consumers are connected; with `force`,
-        disconnects them."""
+        """Delete a subscription and its cursor. Raises SubscriptionHasConsumers unless forced; `force`
+        disconnects its consumers."""
         async with self._opening.setdefault(subscription.name, asyncio.Lock()):
             await self.end_subscription(subscription, force)
             if subscription.durable:
@@ -287,7 +274,7 @@ class PersistentTopic:
         """Raise BacklogQuotaExceeded while the topic's backlog exceeds a quota that refuses producers."""
         over = self.over_quota()
         if over is not None:
-            raise BacklogQuotaExceeded(over.error.message, over.error.remedy, over.action == HOLD)
+            raise BacklogQuotaExceeded(over)
 
     def new_producer(self, channel: ProducerChannel, options: ProducerOptions) -> Producer:
         """Return a producer that is not connected yet: `add_producer` connects it."""
@@ -295,7 +282,7 @@ class PersistentTopic:
 
     def add_producer(self, producer: Producer) -> asyncio.Future[None] | None:
         """Connect a producer. Return a future if it has to wait for its turn. Raises what `ProducerRegistry.add` does,
-        and TopicClosed."""
+        and TopicNotServed."""
         self.check_open()
         turn = self.producers.add(producer)
         self.idle_since = None

@@ -39,7 +39,7 @@ class WaitingEntries:
         self._held_bytes = 0
         self._firsts: dict[int, int] = {}
         """For an entry whose acknowledgement begins before its own offset: where."""
-        self._delayed = DelayedEntries()
+        self.delayed = DelayedEntries()
         self._replay: Sequence[DeliverableEntry] = ()
         self._replay_bytes = 0
 
@@ -51,17 +51,7 @@ class WaitingEntries:
     @property
     def is_full(self) -> bool:
         """True if no more entries may be read until some of these are delivered."""
-        return self._delayed.is_full or len(self._held) >= MAX_HELD
-
-    @property
-    def delayed(self) -> int:
-        """The number of entries whose delivery time has not come."""
-        return len(self._delayed)
-
-    @property
-    def next_due_ms(self) -> int | None:
-        """The time at which the next delayed entry is due; None: none is delayed."""
-        return self._delayed.next_due_ms
+        return self.delayed.is_full or len(self._held) >= MAX_HELD
 
     def add_returned(self, pending: PendingAck) -> None:
         """Add an entry that its consumer has lost."""
@@ -79,11 +69,11 @@ class WaitingEntries:
     def delay(self, offset: int, due_ms: int, first: int) -> None:
         """Add an entry that is delivered from a time on. Its acknowledgement begins at the offset `first`."""
         self._note_first(offset, first)
-        self._delayed.add(due_ms, offset)
+        self.delayed.add(due_ms, offset)
 
     def release_due(self, now_ms: int) -> None:
         """Queue the delayed entries that are due."""
-        for offset in self._delayed.take_due(now_ms):
+        for offset in self.delayed.take_due(now_ms):
             self.queue.add(offset, None)
 
     def first_acknowledged(self, offset: int) -> int:
@@ -133,7 +123,7 @@ class WaitingEntries:
         self._returned.clear()
         self._held.clear()
         self._firsts.clear()
-        self._delayed.clear()
+        self.delayed.clear()
 
     def _note_first(self, offset: int, first: int) -> None:
         if first < offset:

@@ -1,0 +1,267 @@
+"""The topics that this service serves to Pulsar's clients: each is opened once for all its producers and consumers.
+
+A topic is opened for its first client, which takes the writer's lease, and closed when it was idle for a while, when
+its lease is lost, or when the service ends. Once a second `tick` takes rates and begins to close topics.
+
+For one event loop, but for the methods that say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+from api.broker import names
+from api.broker.broker import Broker
+from api.broker.refusals import NotTheOwner, TopicNotServed
+from api.broker.serving import client_stats
+from api.broker.serving.connected_clients import LiveTopicState
+from api.broker.serving.cursor_writer import CursorWriter
+from api.broker.serving.deduplication import Deduplication
+from api.broker.serving.live_subscriptions import ServedSubscription
+from api.broker.serving.logs import HeldLog
+from api.broker.serving.page_budget import PageBudget
+from api.broker.serving.sequence_loads import SequenceLoads
+from api.broker.serving.tail import Tail, TailBudget
+from api.broker.serving.topic import PersistentTopic
+from api.broker.threads import WaitsFor
+from api.observability.error_text import one_line
+from api.observability.logs import LogThrottle
+from compactor.maintenance.backlog_limits import OverQuota
+from storage.errors import CompactorError, LeaseHeld
+from storage.log.segment import AppendResult
+from storage.metadata.records import TopicRecord
+from storage.model import TopicName
+from storage.topic import Topic
+
+LOG = logging.getLogger(__name__)
+TICK_SECONDS = 1.0
+_CLOSED_AT_ONCE = 8
+Audit = Callable[[str, TopicName], None]
+"""Logs a change that a client has made to a topic: the action and the topic."""
+
+
+class TopicRegistry:
+    """The open topics of one service."""
+
+    def __init__(self, broker: Broker, log_throttle: LogThrottle) -> None:
+        self._broker = broker
+        self._metadata = broker.environment.metadata
+        self._settings = settings = broker.settings
+        self._log_throttle = log_throttle
+        self._clock = broker.environment.clock
+        self._by_name: dict[TopicName, PersistentTopic] = {}
+        self._by_id: dict[int, PersistentTopic] = {}
+        self._opening: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
+        """While a topic is opened or closed."""
+        self._tails = TailBudget(settings.broker_cache_bytes)
+        self._pages = PageBudget(settings.broker_page_bytes)
+        self.cursor_writer = CursorWriter(self._metadata, broker.pools[WaitsFor.DATABASE], TICK_SECONDS)
+        self._sequence_loads = SequenceLoads(broker.pools[WaitsFor.SEQUENCES].run_to_end)
+        self._ticked_ms = self._clock.now_ms()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ends = False
+
+    def __iter__(self) -> Iterator[PersistentTopic]:
+        return iter(list(self._by_name.values()))
+
+    def start(self) -> None:
+        """Register for appended entries, and offer statistics and subscriptions to other doors."""
+        loop = asyncio.get_running_loop()
+        self._broker.logs.on_appended = partial(self._appended, loop)
+        clients = self._broker.clients
+        clients.of_topic = self._clients_of
+        clients.counts = lambda: client_stats.counts(iter(self))
+        clients.subscription = partial(self._live_subscription, loop)
+        clients.truncated = partial(self._truncated, loop)
+
+    def end(self) -> None:
+        """Open no more topics."""
+        self._ends = True
+
+    async def close(self) -> None:
+        """Close all topics."""
+        while topics := list(itertools.islice(self._by_name.values(), _CLOSED_AT_ONCE)):
+            await asyncio.gather(*map(self._close_topic, topics))
+        self._broker.logs.on_appended = lambda _topic, _entries: None
+
+    async def topic(self, name: TopicName, create: bool, audit: Audit) -> PersistentTopic:
+        """Return a topic, opened if need be; `create`: a missing one may be created; `audit` logs that.
+
+        Raise TopicNotServed for a topic of another service, and what `names.find_or_create` raises.
+        """
+        async with self._opening.setdefault(name, asyncio.Lock()):
+            if self._ends:
+                raise TopicNotServed(f"the service that owned {name} ends")
+            topic = self._by_name.get(name)
+            if topic is not None and (topic.is_lost or await self._is_changed(topic)):
+                await self._close_topic(topic)
+                topic = None
+            if topic is None:
+                topic = await self._open(name, create, audit)
+                if self._ends:
+                    await topic.close()
+                self._by_name[name] = topic
+                self._by_id[topic.record.id] = topic
+            topic.idle_since = None if topic.idle_since is None else self._clock.now_ms()
+            return topic
+
+    async def tick(self) -> None:
+        """Update rates, and begin to close topics that are lost or idle; it does not wait until they are closed."""
+        now, last = self._clock.now_ms(), self._ticked_ms
+        self._ticked_ms = now
+        seconds = max(now - last, 1) / 1000  # the loop may have been late
+        for topic in self:
+            if topic.is_lost:
+                self._lost(topic)
+            elif topic.idle_since is not None and now - topic.idle_since >= self._settings.producers_idle_ms:
+                self._spawn(self._close_idle(topic))
+            else:
+                topic.tick(seconds)
+
+    # Opening
+
+    async def _is_changed(self, topic: PersistentTopic) -> bool:
+        """Return whether the deduplication policy has changed since the topic was opened."""
+        deduplicates = await self._broker.pools[WaitsFor.DATABASE].run(self._deduplicates, topic.record)
+        return topic.is_deduplicating != deduplicates
+
+    async def _open(self, name: TopicName, create: bool, audit: Audit) -> PersistentTopic:
+        pools = self._broker.pools
+        record, is_new = await pools[WaitsFor.DATABASE].run(
+            names.find_or_create, self._broker.environment, name, create
+        )
+        if is_new:
+            audit("create_topic", name)
+        storage = Topic(self._broker.environment, record)
+        log = await pools[WaitsFor.LOG].run(self._hold, storage)
+        try:
+            deduplicates, epoch = await pools[WaitsFor.DATABASE].run(self._producer_state, record)
+        except BaseException:
+            await pools[WaitsFor.LOG].finish(log.release)
+            raise
+        return PersistentTopic(
+            storage,
+            log,
+            self._metadata,
+            self._clock,
+            pools,
+            self._settings.broker_max_unacked_messages,
+            Tail(self._tails),
+            self.cursor_writer,
+            self._pages,
+            self._deduplication(storage) if deduplicates else None,
+            self._sequence_loads,
+            epoch,
+            partial(self._over_quota, record),
+            self._lost,
+            self._log_throttle,
+        )
+
+    def _hold(self, storage: Topic) -> HeldLog:
+        """Return the topic's log, which makes this service the topic's owner. Raise TopicNotServed, WriterElsewhere,
+        NoLogOwner if another process has it. For threads."""
+        check_ownership = self._broker.ownership.check_for_writing
+        try:
+            check_ownership(storage.record)
+            return self._broker.logs.hold(storage)
+        except NotTheOwner as error:
+            raise TopicNotServed(f"{storage.name} is served by another service") from error
+        except LeaseHeld as error:
+            with suppress(NotTheOwner):
+                check_ownership(storage.record)
+            self._log_throttle.warn("%s cannot be served here now: %s", storage.name, one_line(error))
+            raise TopicNotServed(
+                f"{storage.name} cannot be served here: another process still has its log open"
+            ) from error
+
+    def _producer_state(self, record: TopicRecord) -> tuple[bool, int | None]:
+        """Return whether the topic deduplicates, and the epoch of its last exclusive producer. For threads."""
+        deduplicates = self._deduplicates(record)
+        if not deduplicates:  # switched on again, it begins at the topic's end
+            self._metadata.producer_sequences.delete(record.id)
+        return deduplicates, self._metadata.topics.producer_epoch(record.id)
+
+    def _deduplication(self, storage: Topic) -> Deduplication:
+        return Deduplication(self._metadata, storage, self._settings.broker_deduplication_max_producers)
+
+    def _deduplicates(self, record: TopicRecord) -> bool:
+        return self._metadata.policies.effective(record).deduplication_enabled
+
+    def _over_quota(self, record: TopicRecord) -> OverQuota | None:
+        return self._broker.maintenance.maintenance.over_quota.get(record.id)
+
+    # Closing
+
+    def _lost(self, topic: PersistentTopic) -> None:
+        if self._by_name.get(topic.name) is topic:
+            self._spawn(self._close_topic(topic))
+
+    async def _close_idle(self, topic: PersistentTopic) -> None:
+        async with self._opening.setdefault(topic.name, asyncio.Lock()):
+            if topic.idle_since is not None:
+                await self._close_topic(topic)
+
+    async def _close_topic(self, topic: PersistentTopic) -> None:
+        if self._by_name.get(topic.name) is not topic:
+            return
+        del self._by_name[topic.name]
+        self._by_id.pop(topic.record.id, None)
+        try:
+            await topic.close()
+        except CompactorError as error:
+            LOG.warning("%s is closed, but some of its state was not stored: %s", topic.name, error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Calls of other doors and threads
+
+    def _appended(
+        self, loop: asyncio.AbstractEventLoop, record: TopicRecord, entries: Sequence[tuple[bytes, AppendResult]]
+    ) -> None:
+        """Hand entries to the topic's consumers. For the appending thread."""
+        if record.id in self._by_id:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._take_appended, record.id, entries)
+
+    def _take_appended(self, topic_id: int, entries: Sequence[tuple[bytes, AppendResult]]) -> None:
+        topic = self._by_id.get(topic_id)
+        if topic is not None:
+            topic.tail.append(entries)
+            topic.published.add(sum(result.messages for _, result in entries), sum(len(data) for data, _ in entries))
+            topic.wake_subscriptions()
+
+    def _clients_of(self, name: TopicName) -> LiveTopicState:
+        topic = self._by_name.get(name)
+        return LiveTopicState() if topic is None else client_stats.live_topic(topic)
+
+    def _live_subscription(
+        self, loop: asyncio.AbstractEventLoop, record: TopicRecord, name: str
+    ) -> ServedSubscription | None:
+        """Return a durable subscription whose state is here. For threads."""
+        topic = self._by_id.get(record.id)
+        subscription = None if topic is None or topic.is_lost else topic.subscriptions.get(name)
+        cursor = None if subscription is None else subscription.position.cursor
+        if topic is None or subscription is None or cursor is None:
+            return None
+        return ServedSubscription(loop, topic, subscription, cursor)
+
+    def _truncated(self, loop: asyncio.AbstractEventLoop, record: TopicRecord) -> None:
+        """Restart the subscriptions of a topic that was truncated. For threads."""
+
+        def restart() -> None:
+            topic = self._by_id.get(record.id)
+            if topic is not None:
+                topic.drop_entries()
+
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(restart)
