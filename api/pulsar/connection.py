@@ -11,8 +11,7 @@ responses, or is silent for two keep-alive intervals.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from api.pulsar.codec.decoding import REQUESTS, decoded
 from api.pulsar.codec.encoding import encoded, encoded_message
@@ -22,7 +21,7 @@ from api.pulsar.codec.responses import Failure, Response
 from api.pulsar.context import ServerContext
 from api.pulsar.frames import PADDING_BYTES, Frame, MalformedFrame
 from api.pulsar.incoming import Incoming
-from api.pulsar.session import Session
+from api.pulsar.session import Handlers, Session
 from storage.entries.rebuild import DeliverableEntry
 
 MAX_UNREAD_BYTES = 16 << 20
@@ -50,12 +49,7 @@ class Connection(asyncio.Protocol):
     session: Session
     transport: asyncio.Transport
 
-    def __init__(
-        self,
-        owner: Owner,
-        context: ServerContext,
-        handlers: Mapping[type, Callable[[Session, Any], None]],
-    ) -> None:
+    def __init__(self, owner: Owner, context: ServerContext, handlers: Handlers) -> None:
         self._owner = owner
         self._context = context
         self._handlers = handlers
@@ -151,12 +145,12 @@ class Connection(asyncio.Protocol):
     def _check_unread(self) -> None:
         """Cut off a client that sends requests and does not read responses."""
         unread = self.transport.get_write_buffer_size()
-        if unread > MAX_UNREAD_BYTES + self.session.settings.max_message_size:
+        if unread > MAX_UNREAD_BYTES + self.session.max_message_size:
             self.cut_off(f"the client sends requests, and leaves {unread} bytes of responses unread")
 
     def connected(self) -> None:
         self._owner.connected(self)
-        self._incoming.allow(self.session.settings.max_message_size + PADDING_BYTES, REQUESTS)
+        self._incoming.allow(self.session.max_message_size + PADDING_BYTES, REQUESTS)
 
     def hold(self, reason: str) -> None:
         self._incoming.hold(reason)
@@ -171,7 +165,7 @@ class Connection(asyncio.Protocol):
 
     def is_late(self) -> bool:
         """Return whether the client has had its time to send CONNECT."""
-        return self._clock.now_ms() - self._opened_at >= self.session.settings.connect_timeout_ms
+        return self._clock.now_ms() - self._opened_at >= self.session.settings.limits_header_timeout_ms
 
     def keep_alive(self) -> None:
         """Ping a client that was silent for an interval; end the connection of one that does not answer. Called once
@@ -180,7 +174,10 @@ class Connection(asyncio.Protocol):
             return
         if not self.session.identity.is_valid():
             self.close()
-        elif self._incoming.is_paused or self._clock.now_ms() - self._heard_at < self.session.settings.keep_alive_ms:
+        elif (
+            self._incoming.is_paused
+            or self._clock.now_ms() - self._heard_at < self.session.settings.broker_keep_alive_interval_ms
+        ):
             return
         elif self._pinged:
             self.close()
@@ -190,7 +187,7 @@ class Connection(asyncio.Protocol):
 
     def cut_off(self, reason: str) -> None:
         """End the connection of a client that breaks the protocol or a bound, and log the reason."""
-        self._context.log_throttle.warn(f"the connection of {self.address} is closed: {reason}", "cut off")
+        self._context.log_throttle.warn("the connection of %s is closed: %s", self.address, reason)
         self.close()
 
     def close(self) -> None:

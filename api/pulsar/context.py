@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from importlib.metadata import version
+from collections.abc import Mapping
 
-from api import DISTRIBUTION
+from api import version
 from api.broker.broker import Broker
-from api.broker.threads import WaitsFor
+from api.broker.serving.topic_registry import TopicRegistry
+from api.broker.threads import WaitsFor, Workers
 from api.http.access import AuthorizationService
 from api.observability.logs import LogThrottle
 from api.pulsar.admission import Admission
-from api.pulsar.lookup import LookupResult, topics_of
 from api.pulsar.publish_budget import PublishBudget
 from api.pulsar.receive_buffers import ReceiveBuffers
-from api.pulsar.settings import PulsarSettings
-from api.pulsar.topic_registry import TopicRegistry
 from api.pulsar.turns import Turns
+from storage.options.policies import TopicPolicies
 
 _RECEIVE_BYTES = 64 << 20
 """Memory for large frames that arrive at the same time."""
@@ -27,35 +26,39 @@ _RECEIVE_BYTES = 64 << 20
 class ServerContext:
     """The shared state of one server. For one event loop."""
 
-    def __init__(
-        self, broker: Broker, access: AuthorizationService, settings: PulsarSettings, address: LookupResult
-    ) -> None:
-        """`settings`: for connections to come; they may be replaced. `address`: the URLs of this service."""
+    def __init__(self, broker: Broker, access: AuthorizationService) -> None:
         self.broker = broker
         self.access = access
-        self.settings = settings
-        self.address = address
+        self.settings = settings = broker.settings
+        self.max_message_size = TopicPolicies.max_message_bytes
+        """For connections to come. The server reads it from the broker's policies."""
         self.clock = broker.environment.clock
-        self.server_version = f"Compactor {version(DISTRIBUTION)}"
+        self.server_version = f"Compactor {version()}"
         self.log_throttle = LogThrottle(self.clock, logging.getLogger(__name__))
         self.turns = Turns(lambda work: asyncio.get_running_loop().call_soon(work))
         self.receive_buffers = ReceiveBuffers(_RECEIVE_BYTES, self.clock)
-        self.publish_budget = PublishBudget(settings.max_all_pending_bytes)
+        self.publish_budget = PublishBudget(settings.broker_publish_buffer_bytes)
         self.admission = Admission(
-            broker.pools, broker.settings.limits_request_timeout_ms, settings.max_concurrent_lookups
+            broker.pools, settings.limits_request_timeout_ms, settings.broker_max_concurrent_lookups
         )
-        self.topics = TopicRegistry(broker, settings, self.log_throttle)
+        self.topics = TopicRegistry(broker, self.log_throttle)
         self._numbers = itertools.count()
         self._started_ms = self.clock.now_ms()
 
     def new_producer_name(self) -> str:
         """Return a name that no other producer has."""
-        return f"{self.broker.settings.cluster_name}-{self._started_ms:x}-{next(self._numbers)}"
+        return f"{self.settings.cluster_name}-{self._started_ms:x}-{next(self._numbers)}"
 
     def new_consumer_name(self) -> str:
         """Return a name that no other consumer has."""
         return f"{self._started_ms:x}-{next(self._numbers)}"
 
-    async def topics_of(self, namespace: str) -> list[str]:
-        """Return the names of a namespace's topics."""
-        return await self.broker.pools[WaitsFor.DATABASE].run(topics_of, self.broker, namespace)
+    async def topics_of(self, namespace: str, threads: Mapping[WaitsFor, Workers] | None = None) -> list[str]:
+        """Return the names of a namespace's topics, partitions one by one; none for a namespace that does not exist.
+
+        `threads`: those that read the database; by default the service's.
+        """
+        return await (threads or self.broker.pools)[WaitsFor.DATABASE].run(self._names_in, namespace)
+
+    def _names_in(self, namespace: str) -> list[str]:
+        return [str(record.name) for record in self.broker.environment.metadata.topics.in_namespace(namespace)]

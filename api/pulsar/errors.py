@@ -14,7 +14,10 @@ from api.broker.refusals import (
     ConsumerBusy,
     ConsumerNotAssigned,
     InvalidTopicEpoch,
+    MissingNamespace,
+    MissingTopic,
     NoSuchPartition,
+    PartitionedTopicRefused,
     ProducerBusy,
     ProducerFenced,
 )
@@ -69,6 +72,7 @@ _BY_KIND: Mapping[type[Exception], ServerError] = {
     IncompatibleSchema: ServerError.IncompatibleSchema,
     InvalidSchema: ServerError.IncompatibleSchema,
     NoSuchPartition: ServerError.TopicNotFound,
+    MissingNamespace: ServerError.TopicNotFound,
     errors.TopicNotFound: ServerError.TopicNotFound,
     errors.InvalidTopicName: ServerError.InvalidTopicName,
     errors.InvalidInput: ServerError.NotAllowedError,
@@ -81,6 +85,13 @@ _BY_KIND: Mapping[type[Exception], ServerError] = {
 """The first class that fits decides. After ServiceNotReady a client looks the topic up and repeats its request."""
 _WITHOUT_ADVICE = (ProducerBusy, ProducerFenced, InvalidTopicEpoch)
 """Refusals that the protocol sends without advice, as a broker does."""
+_WORDS: Mapping[type[errors.CompactorError], str] = {
+    MissingTopic: "{topic} does not exist, and is not created on first use (broker.auto-topic-creation, or the "
+    "client's own choice): create it with `pulsar-admin topics create {topic}`",
+    MissingNamespace: "Namespace not found: {message}",
+    PartitionedTopicRefused: "{topic} is a partitioned topic: connect to its partitions, as client libraries do",
+}
+"""Messages of refusals for which the protocol's clients need words of their own, with fields of the error."""
 _BY_STATUS: Mapping[int, ServerError] = {
     400: ServerError.NotAllowedError,
     401: ServerError.AuthenticationError,
@@ -105,6 +116,9 @@ def refusal(error: BaseException) -> Refused:
         return Refused(ServerError.ProducerBlockedQuotaExceededException, str(error))
     if isinstance(error, errors.CompactorError):
         code = next((code for kind, code in _BY_KIND.items() if isinstance(error, kind)), ServerError.UnknownError)
+        words = next((words for kind, words in _WORDS.items() if isinstance(error, kind)), None)
+        if words is not None:
+            return Refused(code, words.format_map(vars(error)))
         if isinstance(error, _WITHOUT_ADVICE):
             return Refused(code, error.message)
         return Refused(code, " ".join(errors.public_text(error).split()))

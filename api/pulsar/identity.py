@@ -12,7 +12,7 @@ from api.http.audit import note_change
 from api.pulsar.admission import Admission, RoleThreads
 from api.pulsar.codec.requests import Connect
 from api.pulsar.errors import Refused, ServerError
-from storage.model import TopicName
+from storage.model import DOMAIN, TopicName
 
 
 class Identity:
@@ -21,19 +21,15 @@ class Identity:
     def __init__(self, access: AuthorizationService, admission: Admission, host: str) -> None:
         self._access = access
         self._admission = admission
-        self._caller = Caller(host)
+        self.caller = Caller(host)
+        """The client as requests over HTTP have it."""
         self._token: str | None = None
         self._threads: RoleThreads | None = None
 
     @property
     def role(self) -> str:
         """Return the client's role, or its address if it has none."""
-        return self._caller.name
-
-    @property
-    def caller(self) -> Caller:
-        """Return the client as requests over HTTP have it."""
-        return self._caller
+        return self.caller.name
 
     @property
     def threads(self) -> RoleThreads:
@@ -57,7 +53,7 @@ class Identity:
         except BadToken as error:
             raise Refused(ServerError.AuthenticationError, f"not authenticated: {error}") from error
         try:
-            self._caller = access.behind(Caller(self._caller.address, role), connect.original_principal)
+            self.caller = access.behind(Caller(self.caller.address, role), connect.original_principal)
         except BadToken as error:
             raise Refused(ServerError.AuthorizationError, f"Invalid roles: {error}") from error
 
@@ -69,17 +65,33 @@ class Identity:
         if verifier is None or self._token is None:
             return True
         try:
-            return verifier.role(self._token) == self._caller.authenticated_role
+            return verifier.role(self._token) == self.caller.authenticated_role
         except BadToken:
             return False
 
     def check_original_principal(self, principal: str) -> None:
         """Check the original principal of a command, which is that of CONNECT. Raise Refused (AuthorizationError)."""
-        if principal and self._access.verifier is not None and principal != self._caller.role:
+        if principal and self._access.verifier is not None and principal != self.caller.role:
             raise Refused(
                 ServerError.AuthorizationError,
                 "the command names another original principal than CONNECT: a connection serves one client",
             )
+
+    async def topic(self, text: str, *actions: AuthAction) -> TopicName:
+        """Return the topic that a command names, on which the client may do any of the actions.
+
+        Raise RestException, Refused for a topic that is not persistent, InvalidTopicName.
+        """
+        domain, separator, _ = text.partition("://")
+        if separator and domain != DOMAIN:
+            raise Refused(
+                ServerError.NotAllowedError,
+                f"{text} is not a persistent topic: only persistent:// topics are served, and only they can be read "
+                "compacted",
+            )
+        name = TopicName.parse(text)
+        await self.allow(name, *actions)
+        return name
 
     async def allow(self, name: TopicName, *actions: AuthAction) -> None:
         """Raise RestException unless the client may do any of the actions on a topic."""
@@ -91,12 +103,12 @@ class Identity:
         await self._require(actions, tenant, name)
 
     async def _require(self, actions: tuple[AuthAction, ...], *scope: str) -> None:
-        if self._access.asks_sql(self._caller, actions):
-            await self.threads[WaitsFor.DATABASE].run(self._access.require, self._caller, actions, *scope)
+        if self._access.asks_sql(self.caller, actions):
+            await self.threads[WaitsFor.DATABASE].run(self._access.require, self.caller, actions, *scope)
         else:
-            self._access.require(self._caller, actions, *scope)
+            self._access.require(self.caller, actions, *scope)
 
     def audit(self, action: str, topic: TopicName, subscription: str = "") -> None:
         """Log a change that the client has made, as one over REST is logged (api/http/audit.py)."""
         target = f"{topic}/subscription/{subscription}" if subscription else str(topic)
-        note_change(self._caller, "PULSAR", target, action)
+        note_change(self.caller, "PULSAR", target, action)

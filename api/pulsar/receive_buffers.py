@@ -44,13 +44,9 @@ class ReceiveBuffers:
         self._clock = clock
         self._grants: dict[Receiver, _Grant] = {}
         self._of_role: Counter[str] = Counter()
-        self._reserved = 0
+        self.reserved_bytes = 0
+        """The bytes of all grants."""
         self._waiting: OrderedDict[Receiver, tuple[str, int]] = OrderedDict()
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Return the bytes of all grants."""
-        return self._reserved
 
     def reserve(self, receiver: Receiver, role: str, size: int) -> bool:
         """Grant memory for a frame. Return False if the receiver has to wait; `granted` is called later."""
@@ -66,7 +62,7 @@ class ReceiveBuffers:
         grant = self._grants.pop(receiver, None)
         if grant is None:
             return
-        self._reserved -= grant.size
+        self.reserved_bytes -= grant.size
         self._of_role[grant.role] -= grant.size
         if not self._of_role[grant.role]:
             del self._of_role[grant.role]
@@ -90,13 +86,13 @@ class ReceiveBuffers:
 
     def _fits(self, role: str, size: int) -> bool:
         size_of_role = self._of_role.get(role, 0)
-        if not self._reserved:
+        if not self.reserved_bytes:
             return True
-        return self._reserved + size <= self._max_bytes and (
+        return self.reserved_bytes + size <= self._max_bytes and (
             size_of_role == 0 or size_of_role + size <= self._max_bytes // 2
         )
 
     def _grant(self, receiver: Receiver, role: str, size: int) -> None:
         self._grants[receiver] = _Grant(role, size, self._clock.now_ms())
         self._of_role[role] += size
-        self._reserved += size
+        self.reserved_bytes += size

@@ -9,29 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from api.broker.broker import Broker
+from api.broker.serving.topic_registry import TICK_SECONDS
 from api.broker.threads import WaitsFor
 from api.http.access import AuthorizationService
-from api.http.connections import Listener, most_connections
+from api.http.listener import Listener, most_connections
+from api.observability.error_text import one_line
 from api.pulsar.connection import Connection
 from api.pulsar.context import ServerContext
 from api.pulsar.handlers.table import HANDLERS
-from api.pulsar.lookup import LookupResult
-from api.pulsar.settings import PulsarSettings
-from api.pulsar.topic_registry import TICK_SECONDS
 from api.pulsar.watching import NamespaceWatch
-from storage.errors import CompactorError, NotFound
+from storage.errors import CompactorError
 from storage.metadata.policy_store import BROKER
 
 LOG = logging.getLogger(__name__)
-_BACKLOG = 2048
 _KEPT_ALIVE_AT_ONCE = 64
 
 
@@ -42,20 +40,18 @@ class PulsarServer:
         self,
         broker: Broker,
         access: AuthorizationService,
-        settings: PulsarSettings,
-        address: LookupResult,
-        sockets: Sequence[tuple[Listener, ssl.SSLContext | None]],
+        sockets: Sequence[tuple[socket.socket, ssl.SSLContext | None]],
     ) -> None:
         """`sockets`: bound, each with the TLS that it speaks, or None."""
-        self.context = ServerContext(broker, access, settings, address)
+        self.context = ServerContext(broker, access)
         self._broker = broker
         self._sockets = sockets
         turns = self.context.turns
-        self._watch = NamespaceWatch(self._topics_or_none, broker.pools[WaitsFor.PARSING], turns.now)
+        self._watch = NamespaceWatch(self.context.topics_of, broker.pools[WaitsFor.PARSING], turns.now)
         self._connections: set[Connection] = set()
         self._unconnected: dict[Connection, None] = {}
         """Connections without CONNECT until now, the oldest first."""
-        self._servers: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._jobs: list[asyncio.Task[None]] = []
         self._ends = False
 
@@ -76,19 +72,17 @@ class PulsarServer:
         self._broker.clients.connections = lambda: len(self._connections)
         settings = self._broker.settings
         limit = most_connections(settings.broker_max_connections, max(1, len(self._sockets)))
-        for listener, context in self._sockets:
-            listener.limit(limit, self.context.log_throttle, plain=False)
-            seconds = settings.limits_header_timeout_ms / 1000 if context is not None else None
-            self._servers.append(
-                await asyncio.get_running_loop().create_server(
-                    partial(Connection, self, self.context, HANDLERS),
-                    sock=listener,
-                    ssl=context,
-                    backlog=_BACKLOG,
-                    ssl_handshake_timeout=seconds,
-                )
+        for listening, tls in self._sockets:
+            listener = Listener(
+                listening,
+                limit,
+                "broker.max-connections",
+                settings.limits_header_timeout_ms / 1000,
+                self.context.log_throttle,
             )
-        keep_alive_seconds = self.context.settings.keep_alive_ms / 1000
+            listener.start(partial(Connection, self, self.context, HANDLERS), tls)
+            self._listeners.append(listener)
+        keep_alive_seconds = settings.broker_keep_alive_interval_ms / 1000
         for interval, work in (
             (TICK_SECONDS, self.context.topics.tick),
             (TICK_SECONDS, self._notify_watchers),
@@ -103,8 +97,8 @@ class PulsarServer:
         """Accept no more connections, close all topics, and disconnect the clients."""
         self._ends = True
         self.context.topics.end()
-        for server in self._servers:
-            server.close()
+        for listener in self._listeners:
+            listener.close()
         for task in self._jobs:
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -125,7 +119,7 @@ class PulsarServer:
     def connected(self, connection: Connection) -> None:
         """Note that a connection's CONNECT was accepted."""
         self._unconnected.pop(connection, None)
-        for listener, _ in self._sockets:
+        for listener in self._listeners:
             listener.mark_busy(connection.transport)
 
     def drop(self, connection: Connection) -> None:
@@ -142,27 +136,18 @@ class PulsarServer:
             try:
                 await work()
             except CompactorError as error:
-                self.context.log_throttle.warn(f"the Pulsar server waits: {error}", work.__name__)
+                self.context.log_throttle.warn("the Pulsar server waits: %s", one_line(error), condition=work.__name__)
             except Exception:
                 LOG.exception("the job %s of the Pulsar server failed", work.__name__)
 
     async def _notify_watchers(self) -> None:
-        sessions = [connection.session for connection in self._connections]
-        await self._watch.notify([session for session in sessions if len(session.watchers)])
-
-    async def _topics_or_none(self, namespace: str) -> list[str]:
-        """Return the topics of a namespace; none if it was deleted, and its topics with it."""
-        try:
-            return await self.context.topics_of(namespace)
-        except NotFound:
-            return []
+        await self._watch.notify([connection.session for connection in self._connections])
 
     async def _read_limits(self) -> None:
         """Read the broker's limit of messages from its policies, for connections to come."""
         policies = self._broker.environment.metadata.policies
         resolution = await self._broker.pools[WaitsFor.DATABASE].run(policies.resolved_around, BROKER)
-        size = resolution.policies.max_message_bytes
-        self.context.settings = replace(self.context.settings, max_message_size=size)
+        self.context.max_message_size = resolution.policies.max_message_bytes
 
     async def _end_slow(self) -> None:
         """End connections that do not send CONNECT, and those whose large frame stalls."""
@@ -182,14 +167,13 @@ class PulsarServer:
 
 
 def open_server(
-    broker: Broker, access: AuthorizationService, plain: Listener | None, tls: Listener | None
+    broker: Broker, access: AuthorizationService, plain: socket.socket | None, tls: socket.socket | None
 ) -> PulsarServer:
     """Return the server of a service, on sockets that are bound; it is not started."""
     settings = broker.settings
-    sockets: list[tuple[Listener, ssl.SSLContext | None]] = [] if plain is None else [(plain, None)]
+    sockets: list[tuple[socket.socket, ssl.SSLContext | None]] = [] if plain is None else [(plain, None)]
     if tls is not None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(settings.tls_certificate, settings.tls_key or None)
         sockets.append((tls, context))
-    address = LookupResult(settings.broker_service_url or "", settings.broker_service_url_tls or "")
-    return PulsarServer(broker, access, PulsarSettings.of(settings), address, sockets)
+    return PulsarServer(broker, access, sockets)

@@ -13,29 +13,35 @@ Must not know: bytes, sockets, protobuf.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from api.broker.serving.consumer import Consumer
-from api.broker.serving.producer import Producer
+from api.broker.serving.consumer import Consumer, ConsumerOptions
+from api.broker.serving.producer import AccessMode, Producer, ProducerOptions
 from api.broker.serving.subscription import Subscription
 from api.broker.serving.topic import PersistentTopic
 from api.pulsar import pending_requests
 from api.pulsar.codec import requests, responses
 from api.pulsar.codec.responses import Response
 from api.pulsar.context import ServerContext
-from api.pulsar.errors import Refused, ServerError
+from api.pulsar.errors import Refused, ServerError, refusal
 from api.pulsar.frames import MalformedFrame
 from api.pulsar.identity import Identity
 from api.pulsar.pending_requests import PendingRequests, Work, failure
 from api.pulsar.publish_budget import PendingPublishes
 from api.pulsar.watching import Watchers
 from storage.entries.rebuild import DeliverableEntry
+from storage.errors import ChecksumMismatch
+from storage.model import MessageId
 
 PROTOCOL_VERSION = 20
 """The highest version of Pulsar's protocol that is spoken; the lowest is `OLDEST_VERSION`."""
 OLDEST_VERSION = 10
+LIVENESS_SECONDS = 5.0
+"""The time that a client has to answer a PING when another one asks for its place."""
+_PENDING_BYTES = 32 << 20
+"""The bytes of one connection that may wait to be appended."""
 _NO_REQUEST = (1 << 64) - 1
 """The request id of a refused connection, as a broker sends it."""
 
@@ -69,71 +75,50 @@ class Channel(pending_requests.Channel, Protocol):
         """End the connection, and the session with it."""
 
 
-class SessionProducer(Protocol):
-    """A producer of a session (connected_producer.py)."""
-
-    @property
-    def producer(self) -> Producer: ...
-
-    @property
-    def topic(self) -> PersistentTopic: ...
-
-    def send_error(self, sequence_id: int, error: Exception) -> None:
-        """Report an entry that can never be appended."""
-
-
-class SessionConsumer(Protocol):
-    """A consumer of a session (connected_consumer.py)."""
-
-    epoch: int | None
-
-    @property
-    def consumer(self) -> Consumer: ...
-
-    @property
-    def topic(self) -> PersistentTopic: ...
-
-    @property
-    def subscription(self) -> Subscription: ...
-
-
 class Session:
     """The session of one client. For the event loop alone."""
 
-    def __init__(
-        self, context: ServerContext, channel: Channel, handlers: Mapping[type, Callable[[Session, Any], None]]
-    ) -> None:
-        """`handlers`: the function that handles each type of request."""
+    def __init__(self, context: ServerContext, channel: Channel, handlers: Handlers) -> None:
         self.context = context
         self.settings = settings = context.settings
+        self.max_message_size = context.max_message_size
         self.channel = channel
-        self.identity = Identity(context.access, context.admission, channel.address.rpartition(":")[0])
+        self.address = channel.address
+        self.identity = Identity(context.access, context.admission, self.address.rpartition(":")[0])
         self.client_version = ""
         self.is_closed = False
-        self.producers: dict[int, SessionProducer] = {}
-        self.consumers: dict[int, SessionConsumer] = {}
+        self.producers: dict[int, ConnectedProducer] = {}
+        self.consumers: dict[int, ConnectedConsumer] = {}
         self.watchers = Watchers()
         self.pending_publishes = PendingPublishes(
-            channel, context.publish_budget, settings.max_pending_publishes, settings.max_pending_bytes
+            channel,
+            context.publish_budget,
+            settings.broker_max_pending_publishes,
+            min(_PENDING_BYTES, settings.broker_publish_buffer_bytes),
         )
         self._handlers = handlers
         self._requests = PendingRequests(channel, context.admission, self.identity)
-        self._is_connected = False
+        self.is_connected = False
+        """True if the client's CONNECT was accepted."""
         self._creating: dict[tuple[str, int], int] = {}
         """The requests that create a producer or consumer now, by its kind and number."""
         self._pong_waiters: list[asyncio.Future[None]] = []
-
-    @property
-    def is_connected(self) -> bool:
-        """Return whether the client's CONNECT was accepted."""
-        return self._is_connected
 
     # Requests
 
     def receive(self, request: Any, command_bytes: int = 0) -> None:
         """Handle a request. Raise MalformedFrame for one that ends the session."""
         self._requests.command_bytes = command_bytes
-        self._handlers[type(request)](self, request)
+        try:
+            result = self._handlers[type(request)](self, request)
+        except Refused as error:
+            result = failure(request, error)
+        if result is None:
+            return
+        if isinstance(result, Coroutine):
+            self.begin(request, result)
+        else:
+            self.send(result)
 
     def send(self, response: Response) -> None:
         """Send a response."""
@@ -143,15 +128,11 @@ class Session:
         """Continue with a request in a task. Return False for a request that is refused: too many are under way."""
         return self._requests.begin(request, work)
 
-    def refuse(self, request: Any, error: Refused) -> None:
-        """Send a refusal as the response to a request."""
-        self.channel.send(failure(request, error))
-
     # The client
 
     def connect(self, request: requests.Connect) -> None:
         """Handle the first request of a client."""
-        if self._is_connected:
+        if self.is_connected:
             raise MalformedFrame("a second CONNECT")
         self.client_version = request.client_version[:100]
         try:
@@ -162,18 +143,18 @@ class Session:
                 )
             self.identity.authenticate(request)
         except Refused as error:
-            self.context.log_throttle.warn(f"{self.channel.address} is refused: {error.message}", "refused")
+            self.context.log_throttle.warn("%s is refused: %s", self.address, error.message)
             self.send(responses.Failure(_NO_REQUEST, error.error, error.message))
             self.channel.close()
             return
-        self._is_connected = True
+        self.is_connected = True
         self.channel.connected()
         flags = {"supports_topic_watchers": True, "supports_auth_refresh": False, "supports_partial_producer": True}
         self.send(
             responses.Connected(
                 self.context.server_version,
                 min(request.protocol_version, PROTOCOL_VERSION),
-                self.settings.max_message_size,
+                self.max_message_size,
                 flags,
             )
         )
@@ -186,7 +167,7 @@ class Session:
         self._pong_waiters.append(waiter)
         self.send(requests.Ping())
         try:
-            await asyncio.wait_for(waiter, self.settings.liveness_seconds)
+            await asyncio.wait_for(waiter, LIVENESS_SECONDS)
         except TimeoutError:
             self.channel.close()
         return not self.is_closed
@@ -220,26 +201,13 @@ class Session:
         """Cancel a creation in progress: the client has closed the producer or consumer."""
         self._creating.pop((kind, number), None)
 
-    def close_producer(self, connected: SessionProducer) -> None:
-        """Remove a producer and ask its client to connect again."""
-        if self.remove_producer(connected):
-            self.send(requests.CloseProducer(0, connected.producer.options.producer_id))
-
-    def remove_producer(self, connected: SessionProducer) -> bool:
+    def remove_producer(self, connected: ConnectedProducer) -> bool:
         """Remove a producer. Return whether the session had it."""
         producer_id = connected.producer.options.producer_id
         is_present = self.producers.get(producer_id) is connected
         if is_present:
             del self.producers[producer_id]
         return is_present
-
-    def close_consumer(self, connected: SessionConsumer) -> None:
-        """Remove a consumer and ask its client to subscribe again."""
-        consumer_id = connected.consumer.options.consumer_id
-        if self.consumers.get(consumer_id) is connected:
-            del self.consumers[consumer_id]
-            connected.subscription.leave(connected.consumer)
-            self.send(requests.CloseConsumer(0, consumer_id))
 
     def wake_consumers(self) -> None:
         """Continue to deliver: the client takes more bytes."""
@@ -260,3 +228,75 @@ class Session:
         self.producers.clear()
         self.consumers.clear()
         self.watchers.clear()
+
+
+class ConnectedProducer:
+    """The channel of one producer (serving/channel.py), with the producer and its topic."""
+
+    def __init__(self, session: Session, topic: PersistentTopic, request: requests.Producer, name: str) -> None:
+        self.connection = session
+        self.topic = topic
+        self._producer_id = request.producer_id
+        self._send = session.channel.send
+        self.note_queued = session.pending_publishes.add
+        options = ProducerOptions(
+            name,
+            request.producer_id,
+            request.epoch,
+            AccessMode(request.producer_access_mode),
+            request.topic_epoch,
+            request.metadata,
+        )
+        self.producer: Producer = topic.new_producer(self, options)
+
+    def send_receipt(self, sequence_id: int, highest_sequence_id: int, message_id: MessageId) -> None:
+        self._send(responses.SendReceipt(self._producer_id, sequence_id, highest_sequence_id, message_id))
+
+    def send_error(self, sequence_id: int, error: BaseException) -> None:
+        reason = refusal(error)
+        code = ServerError.ChecksumError if isinstance(error, ChecksumMismatch) else reason.error
+        self._send(responses.SendError(self._producer_id, sequence_id, code, reason.message))
+
+    def disconnect(self) -> None:
+        if self.connection.remove_producer(self):
+            self._send(requests.CloseProducer(0, self._producer_id))
+
+
+class ConnectedConsumer:
+    """The channel of one consumer, with the consumer, its topic and, once it has joined, its subscription."""
+
+    subscription: Subscription
+
+    def __init__(self, session: Session, topic: PersistentTopic, options: ConsumerOptions, epoch: int | None) -> None:
+        self.connection = session
+        self.topic = topic
+        self.consumer = Consumer(self, options, topic.clock.now_ms())
+        self.epoch = epoch
+        """A count of the redeliveries that the client asked for; it drops messages of a lower epoch. None: it has
+        none."""
+        self._channel = session.channel
+        self._partition = topic.name.partition
+
+    @property
+    def is_writable(self) -> bool:
+        return self._channel.is_writable
+
+    def deliver(self, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
+        options = self.consumer.options
+        epoch = None if options.type.is_individual else self.epoch
+        self._channel.deliver(options.consumer_id, entry, live, redeliveries, self._partition, epoch)
+
+    def set_active(self, is_active: bool) -> None:
+        self._channel.send(responses.ActiveConsumerChange(self.consumer.options.consumer_id, is_active))
+
+    def disconnect(self) -> None:
+        consumers, consumer_id = self.connection.consumers, self.consumer.options.consumer_id
+        if consumers.get(consumer_id) is self:
+            del consumers[consumer_id]
+            self.subscription.leave(self.consumer)
+            self._channel.send(requests.CloseConsumer(0, consumer_id))
+
+
+Handlers = Mapping[type, Callable[[Session, Any], Response | Work | None]]
+"""The function that handles each type of request. Its result is the response, or the work whose result is; None: it has
+sent the response itself, or sends none. It may raise Refused and MalformedFrame."""

@@ -39,9 +39,6 @@ class Watchers:
         self._by_id: dict[int, WatchedTopics | None] = {}
         """The watched topics of each watcher; None: their first list is not complete yet."""
 
-    def __len__(self) -> int:
-        return len(self._by_id)
-
     @property
     def all(self) -> list[tuple[int, WatchedTopics]]:
         """Return the watchers that have their first list."""

@@ -164,34 +164,7 @@ def _flow(message: CommandFlow, _: bytes) -> requests.Flow:
 
 
 REQUESTS: Mapping[int, type] = {
-    BaseCommand.CONNECT: requests.Connect,
-    BaseCommand.PING: requests.Ping,
-    BaseCommand.PONG: requests.Pong,
-    BaseCommand.AUTH_RESPONSE: requests.AuthResponse,
-    BaseCommand.LOOKUP: requests.Lookup,
-    BaseCommand.PARTITIONED_METADATA: requests.PartitionedMetadata,
-    BaseCommand.GET_TOPICS_OF_NAMESPACE: requests.GetTopicsOfNamespace,
-    BaseCommand.WATCH_TOPIC_LIST: requests.WatchTopicList,
-    BaseCommand.WATCH_TOPIC_LIST_CLOSE: requests.WatchTopicListClose,
-    BaseCommand.PRODUCER: requests.Producer,
-    BaseCommand.SEND: requests.Send,
-    BaseCommand.CLOSE_PRODUCER: requests.CloseProducer,
-    BaseCommand.SUBSCRIBE: requests.Subscribe,
-    BaseCommand.FLOW: requests.Flow,
-    BaseCommand.ACK: requests.Ack,
-    BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: requests.RedeliverUnacknowledgedMessages,
-    BaseCommand.UNSUBSCRIBE: requests.Unsubscribe,
-    BaseCommand.SEEK: requests.Seek,
-    BaseCommand.CLOSE_CONSUMER: requests.CloseConsumer,
-    BaseCommand.GET_LAST_MESSAGE_ID: requests.GetLastMessageId,
-    BaseCommand.CONSUMER_STATS: requests.ConsumerStats,
-    BaseCommand.GET_SCHEMA: requests.GetSchema,
-    BaseCommand.GET_OR_CREATE_SCHEMA: requests.GetOrCreateSchema,
-    BaseCommand.NEW_TXN: requests.NewTxn,
-    BaseCommand.ADD_PARTITION_TO_TXN: requests.AddPartitionToTxn,
-    BaseCommand.ADD_SUBSCRIPTION_TO_TXN: requests.AddSubscriptionToTxn,
-    BaseCommand.END_TXN: requests.EndTxn,
-    BaseCommand.TC_CLIENT_CONNECT_REQUEST: requests.TcClientConnectRequest,
+    kind: getattr(requests, name) for name, kind in limits.KINDS.items() if kind in limits.LIMITS
 }
 """The requests that a client may send, by the number of their type."""
 _MAKERS: Mapping[int, Callable[[Any, bytes], Any]] = {

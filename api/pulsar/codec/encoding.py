@@ -5,10 +5,8 @@ encoded(response)      one frame, in two pieces if its entry is large: it is not
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from api.pulsar.codec import limits, requests
 from api.pulsar.codec.responses import Failure, Response, SendReceipt
@@ -96,16 +94,9 @@ def _set_id(data: MessageIdData, message_id: MessageId) -> None:
 
 
 def _by_name(response: Any) -> BaseCommand:
-    kind = _kind(type(response).__name__)
+    kind = limits.KINDS[type(response).__name__]
     values = {name: _wire(value) for name, value in vars(response).items()}
     return BaseCommand(type=kind, **{limits.FIELDS[kind]: values})
-
-
-@cache
-def _kind(name: str) -> BaseCommand.Type:
-    """Return the type of a command by the name of its class: LookupResponse is LOOKUP_RESPONSE."""
-    number = BaseCommand.Type.Value(re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper())
-    return cast(BaseCommand.Type, number)
 
 
 def _wire(value: Any) -> Any:

@@ -11,9 +11,9 @@ protocol's definitions: every text, byte string and repeated field needs a bound
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
 from google.protobuf.message import Message
 
@@ -24,6 +24,11 @@ FIELDS: Mapping[int, str] = {
     number: field.name for number, field in BaseCommand.DESCRIPTOR.fields_by_number.items() if number > 1
 }
 """The name of the field that holds the message of a command, by the number of the command's type."""
+KINDS: Mapping[str, BaseCommand.Type] = {
+    "".join(word.capitalize() for word in name.split("_")): cast(BaseCommand.Type, kind)
+    for name, kind in BaseCommand.Type.items()
+}
+"""The type of a command, by the name of its class in requests.py or responses.py: LOOKUP_RESPONSE is LookupResponse."""
 STRUCTURE_BYTES = 16 << 10
 """The size of a command without the bytes of a schema. A command up to this size is parsed without a walk."""
 METADATA_BYTES = 1_024
@@ -48,11 +53,29 @@ _INT32, _INT64 = (1 << 31) - 1, (1 << 63) - 1
 _SCHEMA_PROPERTIES_BYTES = 4 << 10
 
 
+_Defect = tuple[str, ServerError]
+"""The reason and the protocol's error of a field beyond its bound."""
+
+
+class Bound(Protocol):
+    """The bound of one field."""
+
+    def defect(self, value: Any, path: str) -> _Defect | None:
+        """Return the defect of a field's value; None: it is within the bound. `path`: the field's name in errors."""
+
+
 @dataclass(frozen=True)
 class Text:
     """A text in UTF-8."""
 
     limit: int = NAME_BYTES
+
+    def defect(self, value: str | bytes, path: str) -> _Defect | None:
+        if not isinstance(value, str):
+            return f"{path} is not UTF-8", ServerError.NotAllowedError
+        if len(value) <= self.limit // 4 or len(value.encode()) <= self.limit:
+            return None
+        return _too_many(path, len(value.encode()), self.limit, "bytes")
 
 
 @dataclass(frozen=True)
@@ -61,12 +84,20 @@ class Data:
 
     limit: int
 
+    def defect(self, value: bytes, path: str) -> _Defect | None:
+        return None if len(value) <= self.limit else _too_many(path, len(value), self.limit, "bytes")
+
 
 @dataclass(frozen=True)
 class Number:
     """A number that is not negative."""
 
     limit: int
+
+    def defect(self, value: int, path: str) -> _Defect | None:
+        if value <= self.limit:
+            return None
+        return f"{path} is {value}, and above {self.limit}", ServerError.NotAllowedError
 
 
 @dataclass(frozen=True)
@@ -76,13 +107,25 @@ class Pairs:
     limit: int
     error: ServerError = ServerError.NotAllowedError
 
+    def defect(self, items: Iterable[Message], path: str) -> _Defect | None:
+        size = 0
+        for item in items:
+            for part in ("key", "value"):
+                text = getattr(item, part)
+                if not isinstance(text, str):
+                    return f"{path}.{part} is not UTF-8", ServerError.NotAllowedError
+                size += len(text.encode())
+        return None if size <= self.limit else _too_many(path, size, self.limit, "bytes", self.error)
+
 
 @dataclass(frozen=True)
 class Items:
-    """A repeated field; `fields`: the bounds of each item's fields."""
+    """A repeated field, bounded in its number of items."""
 
     limit: int
-    fields: Mapping[str, Bound] | None = None
+
+    def defect(self, items: Sequence[object], path: str) -> _Defect | None:
+        return None if len(items) <= self.limit else _too_many(path, len(items), self.limit, "items")
 
 
 @dataclass(frozen=True)
@@ -91,8 +134,8 @@ class Fields:
 
     fields: Mapping[str, Bound]
 
-
-Bound = Text | Data | Number | Pairs | Items | Fields
+    def defect(self, message: Message, path: str) -> _Defect | None:
+        return _defect(message, self.fields, f"{path}.")
 
 
 @dataclass(frozen=True)
@@ -208,78 +251,18 @@ def check_bytes(kind: int, data: bytes) -> None:
 
 def check_fields(kind: int, message: Message) -> None:
     """Check the fields of a parsed command. Raise OverLimit."""
-    fields = LIMITS[kind].fields
-    if fields:
-        defect = _defect(message, fields, "")
-        if defect is not None:
-            raise OverLimit(kind, defect[0], getattr(message, "request_id", None), defect[1])
-
-
-_Defect = tuple[str, ServerError]
+    defect = _defect(message, LIMITS[kind].fields, "")
+    if defect is not None:
+        raise OverLimit(kind, defect[0], getattr(message, "request_id", None), defect[1])
 
 
 def _defect(message: Message, fields: Mapping[str, Bound], path: str) -> _Defect | None:
-    """Return the reason and the protocol's error of the first field beyond its bound; None: there is none."""
+    """Return the defect of the first field beyond its bound; None: there is none."""
     for name, bound in fields.items():
-        value = getattr(message, name)
-        defect = _CHECKS[type(bound)](value, bound, path + name)
+        defect = bound.defect(getattr(message, name), path + name)
         if defect is not None:
             return defect
     return None
-
-
-def _text_defect(value: str | bytes, bound: Text, path: str) -> _Defect | None:
-    if not isinstance(value, str):
-        return f"{path} is not UTF-8", ServerError.NotAllowedError
-    if len(value) <= bound.limit // 4 or len(value.encode()) <= bound.limit:
-        return None
-    return _too_many(path, len(value.encode()), bound.limit, "bytes")
-
-
-def _data_defect(value: bytes, bound: Data, path: str) -> _Defect | None:
-    return None if len(value) <= bound.limit else _too_many(path, len(value), bound.limit, "bytes")
-
-
-def _number_defect(value: int, bound: Number, path: str) -> _Defect | None:
-    return (
-        None if value <= bound.limit else (f"{path} is {value}, and above {bound.limit}", ServerError.NotAllowedError)
-    )
-
-
-def _pairs_defect(items: Iterable[Message], bound: Pairs, path: str) -> _Defect | None:
-    size = 0
-    for item in items:
-        for part in ("key", "value"):
-            text = getattr(item, part)
-            if not isinstance(text, str):
-                return f"{path}.{part} is not UTF-8", ServerError.NotAllowedError
-            size += len(text.encode())
-    return None if size <= bound.limit else _too_many(path, size, bound.limit, "bytes", bound.error)
-
-
-def _items_defect(items: list[Message], bound: Items, path: str) -> _Defect | None:
-    if len(items) > bound.limit:
-        return _too_many(path, len(items), bound.limit, "items")
-    if bound.fields is not None:
-        for item in items:
-            defect = _defect(item, bound.fields, f"{path}.")
-            if defect is not None:
-                return defect
-    return None
-
-
-def _fields_defect(message: Message, bound: Fields, path: str) -> _Defect | None:
-    return _defect(message, bound.fields, f"{path}.")
-
-
-_CHECKS: Mapping[type, Callable[..., _Defect | None]] = {
-    Text: _text_defect,
-    Data: _data_defect,
-    Number: _number_defect,
-    Pairs: _pairs_defect,
-    Items: _items_defect,
-    Fields: _fields_defect,
-}
 
 
 def _too_many(
@@ -310,7 +293,7 @@ class _Walk:
         """Check a command. Raise OverLimit and Unreadable."""
         at = 0
         while at < len(data):
-            number, at, size, _ = _field(data, at)
+            number, at, size, _ = read_field(data, at)
             if number == self._kind and size is not None:
                 self._count(0, f"field {number}")
                 parent = BaseCommand.DESCRIPTOR.fields_by_number[number]
@@ -333,7 +316,7 @@ class _Walk:
     def _message(self, data: memoryview, parent: Any, bounds: Mapping[str, Bound], path: str) -> None:
         at = 0
         while at < len(data) and not self._is_over:
-            number, at, size, value = _field(data, at)
+            number, at, size, value = read_field(data, at)
             field = parent.message_type.fields_by_number.get(number)
             name = path + (f"field {number}" if field is None else field.name)
             bound = None if field is None else bounds.get(field.name)
@@ -364,7 +347,7 @@ class _Walk:
             self._defect = reason, ServerError.NotAllowedError
 
 
-def _field(data: memoryview, at: int) -> tuple[int, int, int | None, int]:
+def read_field(data: memoryview, at: int) -> tuple[int, int, int | None, int]:
     """Return a field's number, the position and length of its content, and 0. Raise Unreadable.
 
     For a varint return its number, the position after it, None, and its value.

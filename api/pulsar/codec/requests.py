@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from api.broker.serving.acknowledging import AckedEntry
 from storage.metadata.schemas import SchemaRecord
 from storage.model import MessageId
+
+AT_EARLIEST = 1
+"""The `initial_position` of a subscription that begins at the first message; others begin after the last one."""
+ONLY_NON_PERSISTENT = 1
+"""The `mode` of a client that asks for the non-persistent topics of a namespace alone."""
 
 
 @dataclass(frozen=True)
@@ -28,21 +32,6 @@ class Request(Command):
     """A request whose response names it."""
 
     request_id: int
-
-
-class InitialPosition(IntEnum):
-    """The position of a new subscription."""
-
-    LATEST = 0
-    EARLIEST = 1
-
-
-class TopicMode(IntEnum):
-    """Topics of a namespace that a client asks for."""
-
-    PERSISTENT = 0
-    NON_PERSISTENT = 1
-    ALL = 2
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from api.broker.serving.acknowledging import AckedEntry
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.position import SubscribeRequest, entry_of
-from api.broker.serving.subscription import Subscription
 from api.http.access import AuthAction
+from api.pulsar.client_versions import returns_dropped_slots
 from api.pulsar.codec import requests, responses
-from api.pulsar.codec.requests import InitialPosition
-from api.pulsar.connected_consumer import ConnectedConsumer, returns_dropped_slots
 from api.pulsar.errors import Refused, ServerError, refusal
 from api.pulsar.handlers.schemas import ensure_readable, has_schema
-from api.pulsar.lookup import parse_name
-from api.pulsar.session import Session, SessionConsumer
+from api.pulsar.pending_requests import Work
+from api.pulsar.session import ConnectedConsumer, Session
 from storage.errors import CompactorError, Fenced
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.positions import StartPosition, StartTime
@@ -28,24 +26,20 @@ ACKS_AT_ONCE = 500
 _ACKNOWLEDGING = "acknowledging"
 
 
-def subscribe(session: Session, request: requests.Subscribe) -> None:
-    async def respond() -> responses.Success | None:
-        if request.consumer_id in session.consumers:
-            return responses.Success(request.request_id)
-        with session.creating("consumer", request.consumer_id, request.request_id) as is_reserved:
-            await _create(session, request, is_reserved)
-        return None
-
-    session.begin(request, respond())
+async def subscribe(session: Session, request: requests.Subscribe) -> responses.Success | None:
+    if request.consumer_id in session.consumers:
+        return responses.Success(request.request_id)
+    with session.creating("consumer", request.consumer_id, request.request_id) as is_reserved:
+        await _create(session, request, is_reserved)
+    return None
 
 
 async def _create(session: Session, request: requests.Subscribe, is_reserved: Callable[[], bool]) -> None:
     context, identity = session.context, session.identity
-    name = parse_name(request.topic)
-    await identity.allow(name, AuthAction.CONSUME)
+    name = await identity.topic(request.topic, AuthAction.CONSUME)
     if has_schema(request.schema):
         await ensure_readable(session, name, request.schema)
-    may_create = request.force_topic_creation and session.settings.auto_create
+    may_create = request.force_topic_creation and session.settings.broker_auto_topic_creation
     topic = await context.topics.topic(name, may_create, identity.audit)
     connected = ConnectedConsumer(session, topic, _options(session, request), request.consumer_epoch)
     consumer = connected.consumer
@@ -53,9 +47,9 @@ async def _create(session: Session, request: requests.Subscribe, is_reserved: Ca
     if present is not None and consumer.type is SubscriptionType.EXCLUSIVE:
         for other in list(present.consumers):  # its client may have lost the connection without our knowing
             if other.channel.connection is not session:
-                await other.channel.is_alive()
-    await connected.subscribe(_subscribe_request(request, context.clock.now_ms()))
-    subscription = connected.subscription
+                await other.channel.connection.is_alive()
+    options = _subscribe_request(request, context.clock.now_ms())
+    connected.subscription = subscription = await topic.subscribe(consumer, options)
     if subscription.position.is_new:
         subscription.position.is_new = False
         identity.audit("create_subscription", topic.name, subscription.name)
@@ -83,7 +77,7 @@ def _options(session: Session, request: requests.Subscribe) -> ConsumerOptions:
 
 
 def _subscribe_request(request: requests.Subscribe, now_ms: int) -> SubscribeRequest:
-    start: StartPosition = EARLIEST if request.initial_position == InitialPosition.EARLIEST else LATEST
+    start: StartPosition = EARLIEST if request.initial_position == requests.AT_EARLIEST else LATEST
     resumes = False
     if request.start_message_rollback_duration_sec:
         start = StartTime(now_ms - 1000 * request.start_message_rollback_duration_sec)
@@ -110,36 +104,25 @@ def ack(session: Session, request: requests.Ack) -> None:
     connected = session.consumers.get(request.consumer_id)
     if connected is None:
         return
-    consumer, subscription = connected.consumer, connected.subscription
     count = min(len(request.entries), 1) if request.is_cumulative else len(request.entries)
     unknown: list[AckedEntry] = []
-    error = _refused_ack(consumer, request)
+    error = _refused_ack(connected.consumer, request)
     if error is None:
-        entries = request.entries[: min(count, ACKS_AT_ONCE)]
-        error = _acknowledge(consumer, subscription, request.is_cumulative, entries, unknown)
+        error = _acknowledge(connected, request, slice(min(count, ACKS_AT_ONCE)), unknown)
     has_more = error is None and count > ACKS_AT_ONCE
     if not has_more and not unknown and request.request_id is None:
         return
-    if has_more:
+    if session.begin(request, _finish_ack(session, connected, request, has_more, unknown, error)) and has_more:
         session.channel.hold(_ACKNOWLEDGING)  # later requests must not overtake the remaining entries
-    is_begun = session.begin(request, _finish_ack(session, connected, request, has_more, unknown, error))
-    if has_more and not is_begun:
-        session.channel.go_on(_ACKNOWLEDGING)
 
 
 def _acknowledge(
-    consumer: Consumer,
-    subscription: Subscription,
-    is_cumulative: bool,
-    entries: Sequence[AckedEntry],
-    unknown: list[AckedEntry],
+    connected: ConnectedConsumer, request: requests.Ack, part: slice, unknown: list[AckedEntry]
 ) -> Refused | None:
-    """Acknowledge entries. Add those that are not pending to `unknown`. Return the refusal."""
+    """Acknowledge a part of a request's entries. Add those that are not pending to `unknown`. Return the refusal."""
+    entries, cumulative = request.entries[part], request.is_cumulative
     try:
-        if is_cumulative:
-            unknown.extend(item for item in entries if not subscription.acknowledge_to(consumer, item))
-        else:
-            unknown.extend(subscription.acknowledge(consumer, entries))
+        unknown += connected.subscription.acknowledge(connected.consumer, entries, cumulative=cumulative)
     except Fenced as error:  # another process has moved or deleted the cursor
         return refusal(error)
     return None
@@ -147,7 +130,7 @@ def _acknowledge(
 
 async def _finish_ack(
     session: Session,
-    connected: SessionConsumer,
+    connected: ConnectedConsumer,
     request: requests.Ack,
     has_more: bool,
     unknown: list[AckedEntry],
@@ -160,19 +143,21 @@ async def _finish_ack(
             for start in range(ACKS_AT_ONCE, len(request.entries), ACKS_AT_ONCE):
                 await asyncio.sleep(0)
                 if error is None and session.consumers.get(request.consumer_id) is connected:
-                    entries = request.entries[start : start + ACKS_AT_ONCE]
-                    error = _acknowledge(consumer, subscription, False, entries, unknown)
+                    error = _acknowledge(connected, request, slice(start, start + ACKS_AT_ONCE), unknown)
         finally:
             session.channel.go_on(_ACKNOWLEDGING)
     try:
         if unknown:
-            await subscription.look_up(consumer, unknown, cumulative=request.is_cumulative)
+            await subscription.acks.look_up(consumer, unknown, cumulative=request.is_cumulative)
         if request.request_id is not None and error is None:
             await subscription.flush()
     except CompactorError as failure:
         error = refusal(failure)
         session.context.log_throttle.warn(
-            f"an acknowledgement of {subscription.name} failed: {error.message}", f"ack {connected.topic.name}"
+            "an acknowledgement of %s failed: %s",
+            subscription.name,
+            error.message,
+            condition=f"ack {connected.topic.name}",
         )
     if request.request_id is None:
         return None
@@ -201,18 +186,14 @@ def redeliver(session: Session, request: requests.RedeliverUnacknowledgedMessage
     connected.subscription.redeliver(connected.consumer, request.entries)
 
 
-def unsubscribe(session: Session, request: requests.Unsubscribe) -> None:
-    connected = _connected(session, request)
-    if connected is None:
-        return
+def unsubscribe(session: Session, request: requests.Unsubscribe) -> Work:
+    connected = _connected(session, request.consumer_id)
     topic, subscription = connected.topic, connected.subscription
     if len(subscription.consumers) > 1 and not request.force:
-        error = Refused(
+        raise Refused(
             ServerError.MetadataError,
             f"the subscription {subscription.name} has other consumers: close them first, or unsubscribe by force",
         )
-        session.refuse(request, error)
-        return
 
     async def respond() -> responses.Success:
         session.consumers.pop(request.consumer_id, None)
@@ -220,13 +201,11 @@ def unsubscribe(session: Session, request: requests.Unsubscribe) -> None:
         session.identity.audit("delete_subscription", topic.name, subscription.name)
         return responses.Success(request.request_id)
 
-    session.begin(request, respond())
+    return respond()
 
 
-def seek(session: Session, request: requests.Seek) -> None:
-    connected = _connected(session, request)
-    if connected is None:
-        return
+def seek(session: Session, request: requests.Seek) -> Work:
+    connected = _connected(session, request.consumer_id)
     topic, subscription = connected.topic, connected.subscription
 
     async def respond() -> responses.Success:
@@ -241,10 +220,10 @@ def seek(session: Session, request: requests.Seek) -> None:
             session.identity.audit("reset_cursor", topic.name, subscription.name)
         return responses.Success(request.request_id)
 
-    session.begin(request, respond())
+    return respond()
 
 
-def close(session: Session, request: requests.CloseConsumer) -> None:
+def close(session: Session, request: requests.CloseConsumer) -> Work:
     connected = session.consumers.pop(request.consumer_id, None)
     session.cancel_creation("consumer", request.consumer_id)
 
@@ -253,13 +232,11 @@ def close(session: Session, request: requests.CloseConsumer) -> None:
             await connected.topic.remove_consumer(connected.subscription, connected.consumer)
         return responses.Success(request.request_id)
 
-    session.begin(request, respond())
+    return respond()
 
 
-def last_message_id(session: Session, request: requests.GetLastMessageId) -> None:
-    connected = _connected(session, request)
-    if connected is None:
-        return
+def last_message_id(session: Session, request: requests.GetLastMessageId) -> Work:
+    connected = _connected(session, request.consumer_id)
     topic, subscription = connected.topic, connected.subscription
 
     async def respond() -> responses.GetLastMessageIdResponse:
@@ -273,7 +250,7 @@ def last_message_id(session: Session, request: requests.GetLastMessageId) -> Non
             MessageId(mark.ledger_id, mark.entry_id),
         )
 
-    session.begin(request, respond())
+    return respond()
 
 
 def _ends(topic: Topic, read_compacted: bool) -> tuple[MessageId, MessageId]:
@@ -282,33 +259,25 @@ def _ends(topic: Topic, read_compacted: bool) -> tuple[MessageId, MessageId]:
     return topic.last_message_id(read_compacted), MessageId(extents[0].ledger_id if extents else -1, -1)
 
 
-def stats(session: Session, request: requests.ConsumerStats) -> None:
-    connected = _connected(session, request)
-    if connected is None:
-        return
-    consumer = connected.consumer
-    session.send(
-        responses.ConsumerStatsResponse(
-            request.request_id,
-            msg_rate_out=consumer.delivered.per_second,
-            msg_throughput_out=consumer.delivered.bytes_per_second,
-            msg_rate_redeliver=consumer.redelivered.per_second,
-            message_ack_rate=consumer.acknowledged.per_second,
-            consumer_name=consumer.name,
-            available_permits=max(0, consumer.permits),  # the field has no sign
-            unacked_messages=max(0, consumer.unacked),
-            address=session.channel.address,
-            type=consumer.type.pulsar_name.replace("_", ""),
-        )
+def stats(session: Session, request: requests.ConsumerStats) -> responses.ConsumerStatsResponse:
+    consumer = _connected(session, request.consumer_id).consumer
+    return responses.ConsumerStatsResponse(
+        request.request_id,
+        msg_rate_out=consumer.delivered.per_second,
+        msg_throughput_out=consumer.delivered.bytes_per_second,
+        msg_rate_redeliver=consumer.redelivered.per_second,
+        message_ack_rate=consumer.acknowledged.per_second,
+        consumer_name=consumer.name,
+        available_permits=max(0, consumer.permits),  # the field has no sign
+        unacked_messages=max(0, consumer.unacked),
+        address=session.address,
+        type=consumer.type.pulsar_name.replace("_", ""),
     )
 
 
-def _connected(
-    session: Session, request: requests.Unsubscribe | requests.Seek | requests.GetLastMessageId | requests.ConsumerStats
-) -> SessionConsumer | None:
-    """Return the consumer of a request. Without one, refuse the request and return None."""
-    connected = session.consumers.get(request.consumer_id)
+def _connected(session: Session, consumer_id: int) -> ConnectedConsumer:
+    """Return a consumer of the session. Raise Refused (ConsumerNotFound)."""
+    connected = session.consumers.get(consumer_id)
     if connected is None:
-        error = Refused(ServerError.ConsumerNotFound, f"this connection has no consumer {request.consumer_id}")
-        session.refuse(request, error)
+        raise Refused(ServerError.ConsumerNotFound, f"this connection has no consumer {consumer_id}")
     return connected

@@ -7,32 +7,27 @@ from collections.abc import Callable
 from api.broker.serving.publishing import QueuedEntry
 from api.http.access import AuthAction
 from api.pulsar.codec import requests, responses
-from api.pulsar.connected_producer import ConnectedProducer
 from api.pulsar.errors import Refused, ServerError
 from api.pulsar.frames import MalformedFrame
 from api.pulsar.handlers.schemas import ensure_stored, has_schema, version_bytes
-from api.pulsar.lookup import parse_name
-from api.pulsar.session import Session, SessionProducer
+from api.pulsar.pending_requests import Work
+from api.pulsar.session import ConnectedProducer, Session
 from storage.errors import Fenced
 
 REPLICATOR_PREFIX = "pulsar.repl"
 """The names of a broker's replicators begin so (Pulsar's replicatorPrefix)."""
 
 
-def create(session: Session, request: requests.Producer) -> None:
-    async def respond() -> responses.ProducerSuccess | None:
-        with session.creating("producer", request.producer_id, request.request_id) as is_reserved:
-            return await _create(session, request, is_reserved)
-
-    session.begin(request, respond())
+async def create(session: Session, request: requests.Producer) -> responses.ProducerSuccess | None:
+    with session.creating("producer", request.producer_id, request.request_id) as is_reserved:
+        return await _create(session, request, is_reserved)
 
 
 async def _create(
     session: Session, request: requests.Producer, is_reserved: Callable[[], bool]
 ) -> responses.ProducerSuccess | None:
     context = session.context
-    name = parse_name(request.topic)
-    await session.identity.allow(name, AuthAction.PRODUCE)
+    name = await session.identity.topic(request.topic, AuthAction.PRODUCE)
     if request.txn_enabled:
         raise Refused(ServerError.NotAllowedError, "transactions are not offered")
     if request.producer_name.startswith(REPLICATOR_PREFIX):
@@ -45,7 +40,7 @@ async def _create(
     present = session.producers.get(request.producer_id)
     if present is not None and present.producer.options.epoch >= request.epoch:
         return _producer_success(request, present, b"")
-    topic = await context.topics.topic(name, session.settings.auto_create, session.identity.audit)
+    topic = await context.topics.topic(name, session.settings.broker_auto_topic_creation, session.identity.audit)
     topic.check_quota()
     await topic.load_sequences()
     version = b""
@@ -59,7 +54,7 @@ async def _create(
     other = topic.producers.named(producer.name)
     if other is not None and other.channel.connection is not session:
         # Its client may have lost the connection without our knowing; else it answers, and this one is refused.
-        await other.channel.is_alive()
+        await other.channel.connection.is_alive()
     await _settle_predecessor(connected)
     if not is_reserved():
         return None
@@ -98,7 +93,7 @@ async def _settle_predecessor(connected: ConnectedProducer) -> None:
 
 
 def _producer_success(
-    request: requests.Producer, connected: SessionProducer, version: bytes, is_ready: bool = True
+    request: requests.Producer, connected: ConnectedProducer, version: bytes, is_ready: bool = True
 ) -> responses.ProducerSuccess:
     producer = connected.producer
     is_exclusive = is_ready and bool(producer.options.access_mode)
@@ -129,16 +124,15 @@ def send(session: Session, request: requests.Send) -> None:
         topic.publishing.put(QueuedEntry(producer, sequence_id, highest_sequence_id, messages, entry))
 
 
-def close(session: Session, request: requests.CloseProducer) -> None:
+def close(session: Session, request: requests.CloseProducer) -> responses.Success | Work:
     connected = session.producers.pop(request.producer_id, None)
     session.cancel_creation("producer", request.producer_id)
     if connected is None:
-        session.send(responses.Success(request.request_id))
-        return
+        return responses.Success(request.request_id)
 
     async def respond() -> responses.Success:
         await connected.topic.publishing.drain()
         connected.topic.remove_producer(connected.producer)
         return responses.Success(request.request_id)
 
-    session.begin(request, respond())
+    return respond()

@@ -8,7 +8,6 @@ from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
 from api.pulsar.codec import requests, responses
 from api.pulsar.errors import Refused, ServerError
-from api.pulsar.lookup import parse_name
 from api.pulsar.session import Session
 from storage.metadata.schemas import SchemaRecord
 from storage.model import TopicName
@@ -17,27 +16,19 @@ _VERSION_BYTES = 8
 _NO_SCHEMA, _AUTO_CONSUME = 0, 21
 
 
-def get(session: Session, request: requests.GetSchema) -> None:
-    async def respond() -> responses.GetSchemaResponse:
-        name = parse_name(request.topic)
-        await session.identity.allow(name, AuthAction.PRODUCE, AuthAction.CONSUME)
-        find = session.context.broker.schemas.find
-        schema = await session.identity.threads[WaitsFor.DATABASE].run(find, name, request.schema_version)
-        if schema is None:
-            raise Refused(ServerError.TopicNotFound, f"Topic {name} has no schema")
-        return responses.GetSchemaResponse(request.request_id, schema, version_bytes(schema))
-
-    session.begin(request, respond())
+async def get(session: Session, request: requests.GetSchema) -> responses.GetSchemaResponse:
+    name = await session.identity.topic(request.topic, AuthAction.PRODUCE, AuthAction.CONSUME)
+    find = session.context.broker.schemas.find
+    schema = await session.identity.threads[WaitsFor.DATABASE].run(find, name, request.schema_version)
+    if schema is None:
+        raise Refused(ServerError.TopicNotFound, f"Topic {name} has no schema")
+    return responses.GetSchemaResponse(request.request_id, schema, version_bytes(schema))
 
 
-def get_or_create(session: Session, request: requests.GetOrCreateSchema) -> None:
-    async def respond() -> responses.GetOrCreateSchemaResponse:
-        name = parse_name(request.topic)
-        await session.identity.allow(name, AuthAction.PRODUCE)
-        schema = await ensure_stored(session, name, request.schema)
-        return responses.GetOrCreateSchemaResponse(request.request_id, version_bytes(schema))
-
-    session.begin(request, respond())
+async def get_or_create(session: Session, request: requests.GetOrCreateSchema) -> responses.GetOrCreateSchemaResponse:
+    name = await session.identity.topic(request.topic, AuthAction.PRODUCE)
+    schema = await ensure_stored(session, name, request.schema)
+    return responses.GetOrCreateSchemaResponse(request.request_id, version_bytes(schema))
 
 
 def has_schema(schema: SchemaRecord | None) -> TypeGuard[SchemaRecord]:

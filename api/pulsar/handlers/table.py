@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import NoReturn
 
 from api.pulsar.codec import requests
 from api.pulsar.errors import Refused, ServerError
 from api.pulsar.handlers import consumers, lookup, producers, schemas
-from api.pulsar.session import Session
+from api.pulsar.session import Handlers, Session
 
 
-def _refuse_transaction(session: Session, request: requests.Request) -> None:
-    session.refuse(request, Refused(ServerError.NotAllowedError, "transactions are not offered"))
+def _refuse_transaction(_session: Session, _request: requests.Request) -> NoReturn:
+    raise Refused(ServerError.NotAllowedError, "transactions are not offered")
 
 
 def _ignore(_session: Session, _request: requests.AuthResponse) -> None:
     """Ignore a token: the service never asks for one. A connection ends with its token, and the client reconnects."""
 
 
-HANDLERS: Mapping[type, Callable[[Session, Any], None]] = {
+HANDLERS: Handlers = {
     requests.Connect: Session.connect,
-    requests.Ping: lambda session, _: session.send(requests.Pong()),
-    requests.Pong: lambda session, _: session.pong(),
+    requests.Ping: lambda _session, _request: requests.Pong(),
+    requests.Pong: lambda session, _request: session.pong(),
     requests.AuthResponse: _ignore,
     requests.Lookup: lookup.look_up,
     requests.PartitionedMetadata: lookup.partitioned_metadata,
