@@ -16,7 +16,7 @@ from types import UnionType
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from fastapi import Request
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, RootModel, model_validator
 from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
@@ -43,6 +43,12 @@ class PulsarAnswer(BaseModel):
     """An answer with Pulsar's names: those of the fields, in camel case."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+
+class PulsarTree(RootModel[Value]):
+    """An answer that is a tree of dataclasses, with Pulsar's names: those of the fields, in camel case."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
 
 
 class StrictBody(BaseModel):

@@ -7,24 +7,45 @@ there are; each topic is of a moment of its own. Source of the shape: Pulsar's `
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import fields
 from typing import Any
 
 from fastapi import Request
+from pydantic.alias_generators import to_camel
 from starlette.responses import Response, StreamingResponse
 
-from api.broker.serving.connected_clients import ConsumerStats, ProducerStats
-from api.broker.stats import INDIVIDUAL, SubscriptionStats, TopicStats, stats_snapshot, topic_stats
+from api.broker.stats import INDIVIDUAL, StatsSnapshot, stats_snapshot, topic_stats
+from api.broker.stats_tree import ConsumerStats, ProducerStats, SubscriptionStats, TopicStats
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
 from api.http.dependencies import Broker
 from api.http.router import Routes
+from api.observability.error_text import one_line
 from api.observability.logs import LogThrottle
 from api.rest.tenancy.bundles import RANGES, bundle_of
-from storage.errors import CompactorError, NotFound
+from storage.errors import NotFound
 from storage.model import TopicName
 
 router = Routes("brokers", "/admin/v2/broker-stats")
+
+_CLIENT = ("clientVersion", "metadata")
+_PRODUCER = (
+    *("msgRateIn", "msgThroughputIn", "averageMsgSize", "address", "producerId", "producerName", "connectedSince"),
+    *_CLIENT,
+)
+_CONSUMER = (
+    *("address", "consumerName", "availablePermits", "connectedSince", "msgRateOut", "msgThroughputOut"),
+    *("msgRateRedeliver", "avgMessagesPerEntry"),
+)
+_SUBSCRIPTION = ("msgBacklog", "msgRateExpired", "msgRateOut", "messageAckRate", "msgThroughputOut", "msgRateRedeliver")
+_INDIVIDUAL_CONSUMER = (*_CONSUMER, "unackedMessages", "blockedConsumerOnUnackedMsgs", *_CLIENT)
+"""The fields of a consumer that acknowledges one by one."""
+_ATTRIBUTES: dict[type, dict[str, str]] = {
+    kind: {to_camel(field.name): field.name for field in fields(kind)}
+    for kind in (ProducerStats, ConsumerStats, SubscriptionStats, TopicStats)
+}
+"""The attributes of each class of stats, by their names in the answer."""
 
 
 @router.get(
@@ -62,14 +83,17 @@ def _bundles(broker: Broker, log_throttle: LogThrottle, by_bundle: dict[str, lis
         for name in by_bundle[bundle]:
             try:
                 snapshot = stats_snapshot(broker.environment, name)
-            except CompactorError as error:  # the answer has begun
-                reason = f"{name} is left out of the stats of all topics: {error}"
-                log_throttle.warn(reason, f"{type(error).__name__} in stats of all topics")
+                if snapshot is None:  # deleted meanwhile
+                    continue
+                topic_fields = _fields(snapshot, topic_stats(snapshot, broker.clients.of_topic(name)))
+            except Exception as error:  # the answer has begun
+                condition = f"{type(error).__name__} in stats of all topics"
+                log_throttle.warn(
+                    "%s is left out of the stats of all topics: %s", name, one_line(error), condition=condition
+                )
                 continue
-            if snapshot is not None:  # it may have been deleted meanwhile
-                stats = topic_stats(snapshot, broker.clients.of_topic(name))
-                yield f"{between}{json.dumps(str(name))}:{json.dumps(_fields(stats))}"
-                between = ","
+            yield f"{between}{json.dumps(str(name))}:{json.dumps(topic_fields)}"
+            between = ","
         yield "}}"
 
 
@@ -82,75 +106,45 @@ def _namespaces(broker: Broker) -> Iterator[str]:
             continue
 
 
-def _fields(stats: TopicStats) -> dict[str, Any]:
+def _fields(snapshot: StatsSnapshot, stats: TopicStats) -> dict[str, Any]:
     """Return a topic's fields in a broker's order; what this service does not have is at a broker's default."""
-    clients = stats.clients
+    distances = {cursor.record.name: snapshot.since_mark_delete(cursor) for cursor in snapshot.stats.cursors}
     return {
-        "publishers": [_producer(item) for item in clients.publishers],
+        "publishers": [_selected(item, _PRODUCER) for item in stats.publishers],
         "replication": {},
-        "subscriptions": {name: _subscription(item) for name, item in stats.subscriptions.items()},
-        "producerCount": len(clients.publishers),
-        "averageMsgSize": clients.average_msg_size,
-        "msgRateIn": clients.msg_rate_in,
-        "msgRateOut": clients.msg_rate_out,
+        "subscriptions": {
+            name: _subscription(item, distances.get(name, 0)) for name, item in stats.subscriptions.items()
+        },
+        "producerCount": len(stats.publishers),
+        **_selected(stats, ("averageMsgSize", "msgRateIn", "msgRateOut")),
         "msgInCount": stats.msg_in_counter,
         "bytesInCount": stats.bytes_in_counter,
-        "msgOutCount": clients.msg_out_counter,
-        "bytesOutCount": clients.bytes_out_counter,
-        "msgThroughputIn": clients.msg_throughput_in,
-        "msgThroughputOut": clients.msg_throughput_out,
-        "storageSize": stats.storage_size,
-        "backlogSize": stats.backlog_size,
+        "msgOutCount": stats.msg_out_counter,
+        "bytesOutCount": stats.bytes_out_counter,
+        **_selected(stats, ("msgThroughputIn", "msgThroughputOut", "storageSize", "backlogSize")),
         "pendingAddEntriesCount": 0,
         "filteredEntriesCount": 0,
     }
 
 
-def _subscription(stats: SubscriptionStats) -> dict[str, Any]:
-    clients = stats.clients
-    is_individual = clients.type in INDIVIDUAL  # a broker gives unacknowledged messages of these alone
+def _subscription(stats: SubscriptionStats, since_mark_delete: int) -> dict[str, Any]:
+    is_individual = stats.type in INDIVIDUAL  # a broker gives unacknowledged messages of these alone
+    names = _INDIVIDUAL_CONSUMER if is_individual else (*_CONSUMER, *_CLIENT)
     fields = {
-        "consumers": [_consumer(item, is_individual) for item in clients.consumers],
-        "msgBacklog": stats.msg_backlog,
-        "msgRateExpired": 0.0,
-        "msgRateOut": clients.msg_rate_out,
-        "messageAckRate": clients.message_ack_rate,
-        "msgThroughputOut": clients.msg_throughput_out,
-        "msgRateRedeliver": clients.msg_rate_redeliver,
-        "numberOfEntriesSinceFirstNotAckedMessage": stats.since_mark_delete,
+        "consumers": [_selected(item, names) for item in stats.consumers],
+        **_selected(stats, _SUBSCRIPTION),
+        "numberOfEntriesSinceFirstNotAckedMessage": since_mark_delete,
         "totalNonContiguousDeletedMessagesRange": stats.non_contiguous_deleted_messages_ranges,
-        "type": clients.type,
+        "type": stats.type,
     }
     if is_individual:
-        fields |= {"blockedSubscriptionOnUnackedMsgs": False, "unackedMessages": clients.unacked_messages}
+        fields |= _selected(stats, ("blockedSubscriptionOnUnackedMsgs", "unackedMessages"))
     return fields
 
 
-def _producer(stats: ProducerStats) -> dict[str, Any]:
-    return {
-        "msgRateIn": stats.msg_rate_in,
-        "msgThroughputIn": stats.msg_throughput_in,
-        "averageMsgSize": stats.average_msg_size,
-        "address": stats.address,
-        "producerId": stats.producer_id,
-        "producerName": stats.producer_name,
-        "connectedSince": stats.connected_since,
-        "clientVersion": stats.client_version,
-        "metadata": dict(stats.metadata),
-    }
-
-
-def _consumer(stats: ConsumerStats, is_individual: bool) -> dict[str, Any]:
-    fields = {
-        "address": stats.address,
-        "consumerName": stats.consumer_name,
-        "availablePermits": stats.available_permits,
-        "connectedSince": stats.connected_since,
-        "msgRateOut": stats.msg_rate_out,
-        "msgThroughputOut": stats.msg_throughput_out,
-        "msgRateRedeliver": stats.msg_rate_redeliver,
-        "avgMessagesPerEntry": stats.avg_messages_per_entry,
-    }
-    if is_individual:
-        fields |= {"unackedMessages": stats.unacked_messages, "blockedConsumerOnUnackedMsgs": False}
-    return fields | {"clientVersion": stats.client_version, "metadata": dict(stats.metadata)}
+def _selected(
+    stats: ProducerStats | ConsumerStats | SubscriptionStats | TopicStats, names: Sequence[str]
+) -> dict[str, Any]:
+    """Return the named fields, in this order."""
+    attributes = _ATTRIBUTES[type(stats)]
+    return {name: getattr(stats, attributes[name]) for name in names}

@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
-from api.http.access import AuthAction, InFull, caller_of
+from api.http.access import AuthAction, CallerWords, caller_of
 from api.http.context import Context, HttpContext
 from api.http.problems import HTTP_WORDS
 from api.http.router import Routes
@@ -51,10 +51,10 @@ async def livez() -> str:
 
 
 @router.get("/readyz", responses={503: {"model": Readiness}})
-async def readyz(context: Context, in_full: InFull) -> Readiness:
+async def readyz(context: Context, words: CallerWords) -> Readiness:
     """The service can do its work: database, schema and object store answer, and the log directory has room."""
-    results: Mapping[str, HealthCheckResult] = await context.readiness.answer(lambda: _checked(context))
-    checks = {name: check.full if in_full else check.public for name, check in results.items()}
+    results: Mapping[str, HealthCheckResult] = await context.readiness.answer(lambda: _run_checks(context))
+    checks = {name: check.public if words is None else check.full for name, check in results.items()}
     wrong = [f"{name}: {result}" for name, result in checks.items() if result != _OK]
     answer = Readiness(reason="; ".join(wrong), checks=checks)
     return answer if not wrong else cast(Readiness, JSONResponse(answer.model_dump(), 503))
@@ -72,13 +72,13 @@ async def metrics(request: Request, context: Context) -> Response:
     return Response(await context.scrapes.answer(context.metrics.exposition), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def _checked(context: HttpContext) -> Mapping[str, HealthCheckResult]:
+def _run_checks(context: HttpContext) -> Mapping[str, HealthCheckResult]:
     environment = context.broker.environment
     results = {
-        "database": _checked_by(environment.metadata.metrics.ping),
-        "schema": _checked_by(environment.metadata.check_schema),
-        "store": _checked_by(lambda: _probe(environment.store.size)),
-        "log": _checked_by(environment.log.check_room),
+        "database": _result_of(environment.metadata.metrics.ping),
+        "schema": _result_of(environment.metadata.check_schema),
+        "store": _result_of(lambda: _probe(environment.store.size)),
+        "log": _result_of(environment.log.check_room),
     }
     for name, check in results.items():
         if check.full != context.failing_checks.get(name, _OK):
@@ -93,7 +93,7 @@ def _probe(size: Callable[[str], int]) -> None:
         size(f"readyz/{secrets.token_hex(4)}")
 
 
-def _checked_by(check: Callable[[], object]) -> HealthCheckResult:
+def _result_of(check: Callable[[], object]) -> HealthCheckResult:
     try:
         check()
     except CompactorError as error:

@@ -15,16 +15,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import Request
+from fastapi import Depends, Request
 from starlette.responses import JSONResponse, Response
 
 from api.broker import names
 from api.http.access import ANY_USE, AuthAction, require_here
 from api.http.dependencies import Broker
-from api.http.paths import Namespace, Topic
+from api.http.paths import namespace_name, topic_name
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.rest.models import done, unset
+from storage.environment import Environment
 
 REFUSAL = "not offered here: {}"
 SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
@@ -245,19 +246,16 @@ def check_no_shadow(properties: Mapping[str, str]) -> None:
         raise RestException(405, REFUSAL.format("shadow topics"))
 
 
-def _of_topic(row: UnsupportedRoute) -> Callable[..., Response]:
-    def answer(request: Request, broker: Broker, topic: Topic) -> Response:
-        _may_change(request, AuthAction.ADMIN)
-        names.topics(broker.environment, topic)
-        return row.answer(request.method)
+def _of_name(
+    row: UnsupportedRoute, path_name: Any, check: Callable[[Environment, Any], object]
+) -> Callable[..., Response]:
+    """Return the endpoint of a row below a topic or namespace. `path_name`: the dependency that reads its name from the
+    path. `check` raises NotFound if it does not exist."""
 
-    return answer
-
-
-def _of_namespace(row: UnsupportedRoute) -> Callable[..., Response]:
-    def answer(request: Request, broker: Broker, namespace: Namespace) -> Response:
-        _may_change(request, AuthAction.ADMIN)
-        names.namespace(broker.environment, namespace)
+    def answer(request: Request, broker: Broker, name: Any = path_name) -> Response:
+        if request.method != "GET":
+            require_here(request, AuthAction.ADMIN)
+        check(broker.environment, name)
         return row.answer(request.method)
 
     return answer
@@ -269,12 +267,6 @@ def _of_service(row: UnsupportedRoute) -> Callable[..., Response]:
         return row.answer(request.method)
 
     return answer
-
-
-def _may_change(request: Request, action: AuthAction) -> None:
-    """Raises RestException (403) unless the request only reads, or its caller may do this."""
-    if request.method != "GET":
-        require_here(request, action)
 
 
 def _check_cluster(broker: Broker, request: Request) -> None:
@@ -289,9 +281,9 @@ def _router() -> Routes:
     for row in ROWS:
         needs: tuple[AuthAction, ...] = _LOOK
         if row.path.startswith(_TOPIC):
-            endpoint = _of_topic(row)
+            endpoint = _of_name(row, Depends(topic_name), names.topics)
         elif row.path.startswith(_NAMESPACE):
-            endpoint = _of_namespace(row)
+            endpoint = _of_name(row, Depends(namespace_name), names.namespace)
         else:
             is_refusal = all(isinstance(answer, str) for answer in row.answers.values())
             endpoint, needs = _of_service(row), (AuthAction.ANYONE if is_refusal else AuthAction.SUPERUSER,)

@@ -1,4 +1,4 @@
-"""Garbage collection on demand: deleting objects that nothing refers to (A3). A dry run unless `dryRun` is false."""
+"""Route that collects garbage: objects without references (A3). A dry run unless `dryRun` is false."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Annotated, Any
 from fastapi import Body
 from pydantic import BaseModel, Field
 
+from api.broker import compaction
 from api.broker.threads import WaitsFor
-from api.http.access import AuthAction
+from api.http.access import AuthAction, CallerWords
 from api.http.dependencies import Broker
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.reports import document_of, shown_error
+from api.observability.redaction import redacted
+from api.reports import document_of
 from api.rest.models import StrictBody
-from compactor.maintenance.garbage import CollectionResult, GarbageCollector
+from compactor.maintenance.garbage import CollectionResult
 from compactor.maintenance.grace import LEAST_GRACE_MS
+from storage.advice import NEUTRAL, Words
 from storage.model import TopicName
 
 router = Routes("garbage", known_query=True)
@@ -65,38 +68,42 @@ class GarbageReport(BaseModel):
 @router.post(
     "/garbage", AuthAction.SUPERUSER, refuses=(404, 412), waits_for=WaitsFor.WORK, response_model=GarbageReport
 )
-def collect_garbage(broker: Broker, options: Annotated[GarbageRequest, Body()] = GarbageRequest()) -> Any:  # noqa: B008
+def collect_garbage(
+    broker: Broker,
+    words: CallerWords,
+    options: Annotated[GarbageRequest, Body()] = GarbageRequest(),  # noqa: B008
+) -> Any:
     """Delete what nothing refers to. A dry run by default."""
     if options.topics is not None and options.unknown_topics:
         raise RestException(400, "topics and unknownTopics do not go together: leave one of them out")
-    environment, settings = broker.environment, broker.settings
-    grace = settings.gc_grace_ms if options.grace_ms is None else options.grace_ms
-    collector = GarbageCollector(broker.patient, grace)
-    if options.topics is None:
-        results = list(collector.collect_all(options.dry_run, options.unknown_topics))
-    else:
-        names = [TopicName.parse(name) for name in dict.fromkeys(options.topics)]
-        records = [environment.metadata.topics.get(name) for name in names]
-        results = [collector.collect(record, options.dry_run) for record in records]
+    results = list(
+        compaction.collect_garbage(
+            broker.patient,
+            broker.settings.gc_grace_ms if options.grace_ms is None else options.grace_ms,
+            None if options.topics is None else [TopicName.parse(name) for name in dict.fromkeys(options.topics)],
+            unknown_topics=options.unknown_topics,
+            dry_run=options.dry_run,
+        )
+    )
     counted = [item for item in results if item.topic is not None or item.deleted]
     return {
         "dry_run": options.dry_run,
         "objects": sum(item.total.count for item in counted),
         "bytes": sum(item.total.bytes for item in counted),
-        "topics": [_shown(item) for item in results if _has_something(item)],
+        "topics": [_document(item, words or NEUTRAL) for item in results if _has_content(item)],
     }
 
 
-def _has_something(item: CollectionResult) -> bool:
+def _has_content(item: CollectionResult) -> bool:
     counts = (item.total.count, item.attempts_given_up, item.compacted_ledgers, item.trimmed_ledgers, item.foreign)
     return any(counts) or item.error is not None
 
 
-def _shown(item: CollectionResult) -> dict[str, Any]:
+def _document(item: CollectionResult, words: Words) -> dict[str, Any]:
     return document_of(
         TopicGarbage,
         item,
         topic=None if item.topic is None else str(item.topic),
-        objects={str(kind): {"count": of.count, "bytes": of.bytes} for kind, of in sorted(item.objects.items())},
-        error=shown_error(item.error),
+        objects={str(kind): document_of(GarbageTotals, totals) for kind, totals in sorted(item.objects.items())},
+        error=None if item.error is None else redacted(item.error.worded(words)),
     )

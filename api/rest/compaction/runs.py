@@ -1,144 +1,61 @@
-"""Compaction runs and what decides about them: history, cancelling, the scheduler, pausing and resuming (S5, S7).
-
-The progress of a run comes as server-sent events:
-
-    event: progress     data: the run, as GET /admin/v2/compactions/{run} has it; whenever something of it has changed
-    : still running     a comment, so that a quiet connection is not taken for a dead one
-    event: end          data: the run as it ended; the stream ends behind it, and nowhere else
-
-Events come from the database, so the run may execute in any process; all that watch one run share its reads.
-"""
+"""Routes of compaction runs: history, cancelling, events, the scheduler; pauses (S5, S7) and verification."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import re
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import Path, Query, Request
-from pydantic import BaseModel
-from starlette.responses import Response, StreamingResponse
+from fastapi import Query
+from starlette.responses import Response
 
-from api.broker import names
-from api.documents import RunReport
-from api.http.access import AuthAction, InFull, allowed_on
+from api.broker import compaction
+from api.broker.compaction import MOST_RUNS, TopicControl
+from api.broker.threads import WaitsFor
+from api.documents import CompactionControlReport, RunReport, SchedulerStatus, VerifyReport
+from api.http.access import AuthAction, CallerWords, allowed_on
 from api.http.context import Context
-from api.http.dependencies import Broker, broker_of
+from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.router import Routes
-from api.http.single_flight import MAX_AGE_MS
-from api.reports import document_of, run_document, shown_error
-from api.rest.models import LONG
-from storage.errors import NotFound
-from storage.metadata.records import CompactionControl, RunRecord, RunState, TopicRecord
+from api.http.run_events import EVENTS, RunId, run_events, topic_of_run
+from api.reports import control_document, run_document, scheduler_document, verify_document
+from storage.advice import Words
+from storage.metadata.records import RunRecord, RunState
 from storage.model import TopicName
 
 router = Routes("compactions", known_query=True)
 
-MOST_RUNS = 10_000
-KEEP_ALIVE_MS = 10_000
-"""How often a quiet connection gets a comment."""
-EVENTS = "text/event-stream"
-RunId = Annotated[int, Path(ge=1, le=LONG, description="The run's number.")]
+CONTROL = (AuthAction.COMPACT, AuthAction.ADMIN)
+Controls = list[CompactionControlReport]
 Limit = Annotated[int, Query(ge=1, le=MOST_RUNS, description="The number of newest runs.")]
 State = Annotated[RunState | None, Query(description="Only in this state.")]
 
 
-def topic_of_run(request: Request) -> TopicName | None:
-    """Return the topic of the run that the path names; None: the run does not exist."""
-    number, metadata = request.path_params["run"], broker_of(request).environment.metadata
-    if not re.fullmatch(r"[0-9]{1,18}", number, re.ASCII):
-        return None
-    try:
-        topic: TopicName = metadata.runs.named(int(number))[0]
-    except NotFound:
-        return None
-    return topic
-
-
-class CompactionControlReport(BaseModel):
-    """The control of a topic's compaction at one moment: requested, paused (and how many times), or failing."""
-
-    topic: str
-    state: str
-    requested_at: int | None
-    cause: str
-    paused: int
-    aborting: bool
-    failures: int
-    retry_at: int | None
-    last_error: str
-
-
-class LiveService(BaseModel):
-    """A service process that lives."""
-
-    name: str
-    url: str
-    started_at: int
-    heartbeat_at: int
-    leads: bool
-
-
-class SchedulerStatus(BaseModel):
-    """The scheduler: its leader, the queue, the runs, and the topics that fail or are paused."""
-
-    leader: str | None
-    services: list[LiveService]
-    queue: list[CompactionControlReport]
-    running: list[RunReport]
-    failing: list[CompactionControlReport]
-    paused: list[CompactionControlReport]
-
-
-@router.get(
-    TOPIC_PATH + "/compactions",
-    AuthAction.COMPACT,
-    AuthAction.ADMIN,
-    AuthAction.CONSUME,
-    response_model=list[RunReport],
-)
-def get_topic_compactions(broker: Broker, topic: Topic, in_full: InFull, state: State = None, limit: Limit = 50) -> Any:
-    """The runs of a topic, or of all partitions of one, the newest first."""
-    topic_ids = [record.id for record in names.topics(broker.environment, topic)]
-    return _shown(broker, broker.environment.metadata.runs.newest(limit, topic_ids=topic_ids, state=state), in_full)
+@router.get(TOPIC_PATH + "/compactions", *CONTROL, AuthAction.CONSUME, response_model=list[RunReport])
+def get_topic_compactions(
+    broker: Broker, topic: Topic, words: CallerWords, state: State = None, limit: Limit = 50
+) -> Any:
+    """Return the runs of a topic, or of all partitions of one, the newest first."""
+    return _reports(broker, compaction.runs(broker.environment, limit, state, topic), words)
 
 
 @router.get("/compactions", AuthAction.SUPERUSER, response_model=list[RunReport])
-def get_compactions(broker: Broker, state: State = None, limit: Limit = 50) -> Any:
-    """The runs of all topics, the newest first."""
-    return _shown(broker, broker.environment.metadata.runs.newest(limit, state=state), True)
+def get_compactions(broker: Broker, words: CallerWords, state: State = None, limit: Limit = 50) -> Any:
+    """Return the runs of all topics, the newest first."""
+    return _reports(broker, compaction.runs(broker.environment, limit, state), words)
 
 
-@router.get("/compactions/scheduler", AuthAction.SUPERUSER)
-def get_scheduler(broker: Broker) -> SchedulerStatus:
-    """The leader, the services, the queue, and the topics that fail, with their back-off, or are paused."""
-    metadata = broker.environment.metadata
-    leader = metadata.services.leader()
-    names = {record.id: record for record in metadata.topics.all()}
-    controls = [(names[key], control) for key, control in metadata.compaction_control.all().items() if key in names]
-    running = metadata.runs.newest(MOST_RUNS, state=RunState.RUNNING)
-    return SchedulerStatus(
-        leader=leader,
-        services=[
-            LiveService(**document_of(LiveService, item, leads=item.name == leader))
-            for item in metadata.services.live()
-        ],
-        queue=[_control(record, control, True) for record, control in metadata.compaction_control.requests()],
-        running=[RunReport(**item) for item in _shown(broker, running, True)],
-        failing=[_control(record, control, True) for record, control in controls if control.failures],
-        paused=[_control(record, control, True) for record, control in controls if control.paused],
-    )
+@router.get("/compactions/scheduler", AuthAction.SUPERUSER, response_model=SchedulerStatus)
+def get_scheduler(broker: Broker, words: CallerWords) -> Any:
+    """Return the leader, the services, the queue, and the topics that fail, with their back-off, or are paused."""
+    return scheduler_document(compaction.scheduler(broker.environment), broker.environment.clock.now_ms(), words)
 
 
 @router.get(
     "/compactions/{run}", allowed_on(topic_of_run, AuthAction.COMPACT), refuses=(404,), response_model=RunReport
 )
-def get_compaction(broker: Broker, run: RunId, in_full: InFull) -> Any:
-    """One run: how far it is, its policies, its numbers, and why it failed if it did."""
-    return _shown(broker, [broker.environment.metadata.runs.named(run)], in_full)[0]
+def get_compaction(broker: Broker, run: RunId, words: CallerWords) -> Any:
+    """Return one run: its progress, its policies, its statistics, and the reason if it failed."""
+    return _reports(broker, [broker.environment.metadata.runs.named(run)], words)[0]
 
 
 @router.delete("/compactions/{run}", allowed_on(topic_of_run, AuthAction.COMPACT), refuses=(404, 409))
@@ -147,44 +64,38 @@ def cancel_compaction(
     run: RunId,
     reason: Annotated[str, Query(max_length=1000, description="Kept with the run.")] = "cancelled by hand",
 ) -> None:
-    """Cancel a run that is under way: it publishes nothing from now on, and its worker stops within seconds.
+    """Cancel an active run: it publishes nothing from now on, and its worker stops within seconds.
 
-    A topic that is still due, because it is over a threshold, is compacted again soon: pause it to keep it from that.
+    A topic that is still due, because it is over a threshold, is compacted again soon: a pause prevents that.
     """
     broker.environment.metadata.runs.cancel(run, reason)
 
 
-@router.get(TOPIC_PATH + "/compaction/control", AuthAction.COMPACT, AuthAction.ADMIN)
-def get_compaction_control(broker: Broker, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
+@router.get(TOPIC_PATH + "/compaction/control", *CONTROL, response_model=Controls)
+def get_compaction_control(broker: Broker, topic: Topic, words: CallerWords) -> Any:
     """Return the control of the compaction of a topic, or of each of its partitions."""
-    return [_now(broker, record, in_full) for record in names.topics(broker.environment, topic)]
+    return _controls(compaction.controls(broker.environment, topic), words)
 
 
-@router.post(TOPIC_PATH + "/compaction/pause", AuthAction.COMPACT, AuthAction.ADMIN)
-def pause_compaction(broker: Broker, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
-    """Stop a run that is under way and make none until it is resumed, as many times as it was paused (S5).
+@router.post(TOPIC_PATH + "/compaction/pause", *CONTROL, response_model=Controls)
+def pause_compaction(broker: Broker, topic: Topic, words: CallerWords) -> Any:
+    """End the run of a topic, and start none until it is resumed, as many times as it was paused (S5).
 
-    Of a partitioned topic all partitions are paused, or none.
+    For a partitioned topic, all partitions are paused, or none.
     """
-    records = names.topics(broker.environment, topic)
-    controls = broker.environment.metadata.compaction_control.pause([record.id for record in records])
-    return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
+    return _controls(compaction.pause(broker.environment, topic), words)
 
 
-@router.post(TOPIC_PATH + "/compaction/resume", AuthAction.COMPACT, AuthAction.ADMIN, refuses=(409,))
-def resume_compaction(broker: Broker, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
-    """Take back one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
-    records = names.topics(broker.environment, topic)
-    controls = broker.environment.metadata.compaction_control.resume([record.id for record in records])
-    return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
+@router.post(TOPIC_PATH + "/compaction/resume", *CONTROL, refuses=(409,), response_model=Controls)
+def resume_compaction(broker: Broker, topic: Topic, words: CallerWords) -> Any:
+    """Undo one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
+    return _controls(compaction.resume(broker.environment, topic), words)
 
 
-@router.post(TOPIC_PATH + "/compaction/abort", AuthAction.COMPACT, AuthAction.ADMIN, refuses=(409,))
-def abort_compaction(broker: Broker, topic: Topic, in_full: InFull) -> list[CompactionControlReport]:
-    """Stop a run that is under way, and drop the request for one; later ones are made as before."""
-    records = names.topics(broker.environment, topic)
-    controls = broker.environment.metadata.compaction_control.abort([record.id for record in records])
-    return [_control(record, control, in_full) for record, control in zip(records, controls, strict=True)]
+@router.post(TOPIC_PATH + "/compaction/abort", *CONTROL, refuses=(409,), response_model=Controls)
+def abort_compaction(broker: Broker, topic: Topic, words: CallerWords) -> Any:
+    """End the run of a topic, and drop its request; later requests are executed."""
+    return _controls(compaction.abort(broker.environment, topic), words)
 
 
 @router.get(
@@ -198,51 +109,28 @@ def abort_compaction(broker: Broker, topic: Topic, in_full: InFull) -> list[Comp
 )
 async def watch_compaction(context: Context, run: RunId) -> Response:
     """Follow a run until it has ended."""
-    report = await context.runs.report(run)
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_events(context, run, report), media_type=EVENTS, headers=headers)
+    return await run_events(context, run)
 
 
-def _shown(broker: Broker, runs: list[tuple[TopicName, RunRecord]], in_full: bool) -> list[dict[str, Any]]:
+@router.post(
+    TOPIC_PATH + "/compaction/verify",
+    *CONTROL,
+    refuses=(409,),
+    waits_for=WaitsFor.WORK,
+    response_model=list[VerifyReport],
+)
+def verify_topic(broker: Broker, topic: Topic, words: CallerWords) -> Any:
+    """Return a report of the topic, or of each partition. 409 while this service verifies another topic.
+
+    Reads all objects of the topic, and changes nothing. The report is that of `compactor verify --output json`.
+    """
+    return [verify_document(report, words=words) for report in compaction.verify(broker, topic)]
+
+
+def _reports(broker: Broker, runs: list[tuple[TopicName, RunRecord]], words: Words | None) -> list[dict[str, Any]]:
     now = broker.environment.clock.now_ms()
-    return [run_document(name, record, now, in_full=in_full) for name, record in runs]
+    return [run_document(name, record, now, words=words) for name, record in runs]
 
 
-def _now(broker: Broker, topic: TopicRecord, in_full: bool) -> CompactionControlReport:
-    activity = broker.environment.metadata.compaction_control.activity(topic.id)
-    return _control(topic, activity.control, in_full, activity.running)
-
-
-def _control(
-    topic: TopicRecord, control: CompactionControl, in_full: bool, running: bool = False
-) -> CompactionControlReport:
-    state = f"Paused({control.paused})" if control.paused else "None"
-    if control.aborting:
-        state = "Aborted"
-    elif running or control.requested_at is not None:
-        state = "InProgress"
-    error = shown_error(control.last_error, in_full=in_full) or ""
-    return CompactionControlReport(
-        **document_of(CompactionControlReport, control, topic=str(topic.name), state=state, last_error=error)
-    )
-
-
-async def _events(context: Context, run: int, run_report: dict[str, Any]) -> AsyncIterator[str]:
-    clock = context.broker.environment.clock
-    sent: dict[str, Any] | None = None
-    number, sent_at = 0, clock.now_ms()
-    while run_report["state"] == RunState.RUNNING:
-        report = {name: value for name, value in run_report.items() if name != "heartbeat_at"}
-        if report != sent:
-            sent, sent_at, number = report, clock.now_ms(), number + 1
-            yield _event("progress", number, run_report)
-        elif clock.now_ms() - sent_at >= KEEP_ALIVE_MS:
-            sent_at = clock.now_ms()
-            yield ": still running\n\n"
-        await asyncio.sleep(MAX_AGE_MS / 1000)
-        run_report = await context.runs.report(run)
-    yield _event("end", number + 1, run_report)
-
-
-def _event(kind: str, number: int, run_report: dict[str, Any]) -> str:
-    return f"event: {kind}\nid: {number}\ndata: {json.dumps(run_report)}\n\n"
+def _controls(states: list[TopicControl], words: Words | None) -> list[dict[str, Any]]:
+    return [control_document(item, words=words) for item in states]

@@ -1,50 +1,46 @@
 """Producing over REST: Pulsar's bodies (`ProducerMessages`), or JSON Lines as `compactor produce` reads them.
 
-Each message is an entry of its own, and is acknowledged when it is flushed by the topic's policy. Of a partitioned
-topic a message goes to the partition that its key's hash names, or to the next one in turn. The answer has a line a
-message; an error of one message leaves the others. Payloads are taken as they are: the schemas STRING, JSON and
-BYTES change nothing about them, any other is refused.
+Each message is an entry of its own, and is acknowledged as the topic's flush policy says. On a partitioned topic the
+hash of its key decides on its partition; messages without a key go to the partitions in turn. The answer has a result
+for each message; an error of one message does not affect the others. Payloads are appended unchanged: the schemas
+STRING, JSON and BYTES do not alter them, and any other schema is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import Path, Query, Request
+from fastapi import Path, Request
 from starlette.responses import Response
 
 from api.background.maintenance_loop import QUOTA_CHECK_MS
-from api.broker import names
-from api.broker.refusals import NotTheOwner
-from api.broker.serving.key_routing import partition_of
+from api.broker import messages
+from api.broker.messages import NewMessage
+from api.broker.refusals import BacklogQuotaExceeded, NotTheOwner
 from api.broker.threads import WaitsFor
 from api.formats.text_encoding import TextEncoding, to_text
 from api.http.access import AuthAction
 from api.http.context import context_of
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic, segment
-from api.http.problems import RestException, log_for_operators, public_reason, status_of
+from api.http.problems import RestException, log_for_operators, public_reason
 from api.http.query_parameters import AUTHORITATIVE
 from api.http.router import Routes
 from api.observability.redaction import excerpt
-from api.rest.messages.produce_models import JSON_LINES, NewMessage, ProducerAck, ProducerAcks, ProducerMessages, parsed
+from api.rest.messages.encodings import Encodings, MessageEncodings
+from api.rest.messages.produce_models import JSON_LINES, ProducerAck, ProducerAcks, ProducerMessages, parsed
 from api.rest.models import INT
-from storage.entries.encode import encode_message
-from storage.errors import CompactorError, Conflict, InvalidRecord, LeaseHeld, Unavailable
+from storage.errors import CompactorError, Conflict, LeaseHeld, Unavailable
 from storage.log.group_commit import Answer
-from storage.metadata.records import ServiceRecord, TopicRecord
-from storage.model import MessageId, TopicName
-from storage.options.policies import HOLD
-from storage.topic import Topic as OpenTopic
+from storage.metadata.records import TopicRecord
+from storage.model import MessageId
 
 router = Routes("produce", "/topics")
 
 RETRY, REFUSED = 1, 2
-"""Error codes of a message: the same may work later; it cannot be taken."""
-KeyEncoding = Annotated[TextEncoding, Query(alias="keyEncoding", description="How keys stand in the body.")]
-ValueEncoding = Annotated[TextEncoding, Query(alias="valueEncoding", description="How payloads stand in the body.")]
+"""Error codes of a message: try again later; the message is refused."""
 
 
 def _body_schema() -> dict[str, Any]:
@@ -54,182 +50,105 @@ def _body_schema() -> dict[str, Any]:
 
 
 _LINES = {"type": "string", "example": '{"key": "k", "value": "v"}\n'}
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": _body_schema()}, JSON_LINES[0]: {"schema": _LINES}},
-    }
+_BODY = {
+    "required": True,
+    "content": {"application/json": {"schema": _body_schema()}, JSON_LINES[0]: {"schema": _LINES}},
+}
+_PRODUCE: dict[str, Any] = {
+    "refuses": (409, 415, 507),
+    "response_model": ProducerAcks,
+    "openapi_extra": {"requestBody": _BODY},
 }
 
 
-@router.post(
-    TOPIC_PATH,
-    AuthAction.PRODUCE,
-    AUTHORITATIVE,
-    refuses=(409, 415, 507),
-    response_model=ProducerAcks,
-    openapi_extra=_BODY,
-)
-async def produce(
-    broker: Broker,
-    request: Request,
-    topic: Topic,
-    key_encoding: KeyEncoding = TextEncoding.UTF8,
-    value_encoding: ValueEncoding = TextEncoding.UTF8,
-) -> Response:
-    """Append messages to a topic, or to the partitions of a partitioned one."""
-    records = await broker.pools[WaitsFor.DATABASE].run(_records, broker, topic)
-    return await _produced(broker, request, records, key_encoding, value_encoding)
+@router.post(TOPIC_PATH, AuthAction.PRODUCE, AUTHORITATIVE, **_PRODUCE)
+async def produce(broker: Broker, request: Request, topic: Topic, encodings: Encodings) -> Response:
+    """Append messages to a topic, or to the partitions of a partitioned topic."""
+    records = await broker.pools[WaitsFor.DATABASE].run(messages.topic_or_partitions, broker, topic)
+    return await _produced(broker, request, records, encodings)
 
 
-@router.post(
-    TOPIC_PATH + "/partitions/{partition}",
-    AuthAction.PRODUCE,
-    AUTHORITATIVE,
-    refuses=(409, 415, 507),
-    response_model=ProducerAcks,
-    openapi_extra=_BODY,
-)
+@router.post(TOPIC_PATH + "/partitions/{partition}", AuthAction.PRODUCE, AUTHORITATIVE, **_PRODUCE)
 async def produce_to_partition(
     broker: Broker,
     request: Request,
     topic: Topic,
     partition: Annotated[int, Path(ge=0, le=INT)],
-    key_encoding: KeyEncoding = TextEncoding.UTF8,
-    value_encoding: ValueEncoding = TextEncoding.UTF8,
+    encodings: Encodings,
 ) -> Response:
     """Append messages to one partition, whatever their keys."""
     if topic.partition >= 0:
         raise RestException(400, "Topic name can't contain '-partition-' suffix.")
-    records = await broker.pools[WaitsFor.DATABASE].run(_alone, broker, topic.of_partition(partition))
-    return await _produced(broker, request, records, key_encoding, value_encoding)
-
-
-def _records(broker: Broker, name: TopicName) -> list[TopicRecord | None]:
-    """Return the topic, or its partitions by number; None: that partition was deleted. Raises RestException (404).
-
-    Raises NotTheOwner for a topic that another service writes, before the body is read: it goes there as it comes. A
-    key's partition is found by the number of all, or its messages would be in two.
-    """
-    whole = broker.environment.metadata.partitions.find(name)
-    if whole is None:
-        return _alone(broker, name)
-    existing = {partition.name: partition for partition in names.partitions(broker.environment, whole)}
-    if not existing:
-        raise RestException(404, "Topic partitions were not yet created")
-    return [existing.get(item) for item in names.partition_names(whole)]
-
-
-def _alone(broker: Broker, name: TopicName) -> list[TopicRecord | None]:
-    """Return the record of one topic or partition. Raises NotTheOwner, RestException."""
-    record = names.topic(broker.environment, name)
-    _check_here(broker, record)
-    return [record]
+    record = await broker.pools[WaitsFor.DATABASE].run(messages.writable_topic, broker, topic.of_partition(partition))
+    return await _produced(broker, request, [record], encodings)
 
 
 async def _produced(
-    broker: Broker, request: Request, records: Sequence[TopicRecord | None], key: TextEncoding, value: TextEncoding
+    broker: Broker, request: Request, records: Sequence[TopicRecord | None], encodings: MessageEncodings
 ) -> Response:
+    """Append the messages of a request to a topic, or to the partitions by number; None: a deleted partition.
+
+    An error of one partition is the result of its messages; the error of a single target is raised.
+    """
     parsing = broker.pools[WaitsFor.PARSING]
     kind, body = request.headers.get("content-type", ""), await request.body()
-    messages = await parsing.run(parsed, kind, body, key, value, broker.settings.limits_messages)
+    produced = await parsing.run(parsed, kind, body, encodings, broker.settings.limits_messages)
     del body
-    of_record = await parsing.run(_by_target, broker, messages, records)
-    results: list[ProducerAck | None] = [None] * len(messages)
-    for number, places in of_record.items():
-        record, some = records[number], [messages[at] for at in places]
+    acks: dict[int, ProducerAck] = {}
+    for number, places in (await parsing.run(messages.assign, broker, produced, records)).items():
+        record, part = records[number], [produced[place] for place in places]
         try:
             if record is None:
                 raise RestException(404, f"the partition {number} was deleted: createMissedPartitions brings it back")
-            acks = await broker.pools[WaitsFor.LOG].run(_appended, broker, record, some)
+            part_acks = await broker.pools[WaitsFor.LOG].run(_append, broker, record, part)
         except NotTheOwner as other:
-            if len(records) == 1 or record is None:
+            if len(records) == 1:
                 raise
-            acks = await _sent(broker, request, other.service, record, some)
+            part_acks = await _sent(broker, request, other, part)
         except (CompactorError, RestException) as error:
             if len(records) == 1:
                 raise
             log_for_operators(request, error)
-            acks = [_failed(item, error) for item in some]
-        for at, ack in zip(places, acks, strict=True):
-            results[at] = ack
-    return await parsing.run(_answered, results)
+            part_acks = [_failed(message, error) for message in part]
+        acks.update(zip(places, part_acks, strict=True))
+    return await parsing.run(_response, [acks[place] for place in sorted(acks)])
 
 
-def _by_target(
-    broker: Broker, messages: Sequence[NewMessage], records: Sequence[TopicRecord | None]
-) -> dict[int, list[int]]:
-    """Return the places in the body of each record's messages, by the record's index in `records`, in order."""
-    targets: dict[int, list[int]] = {}
-    for at, message in enumerate(messages):
-        targets.setdefault(_target(broker, message, records), []).append(at)
-    return dict(sorted(targets.items()))
+def _response(acks: Sequence[ProducerAck]) -> Response:
+    content = ProducerAcks(message_publish_results=list(acks))
+    return Response(content.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
 
 
-def _answered(results: Sequence[ProducerAck | None]) -> Response:
-    acks = ProducerAcks(message_publish_results=[result for result in results if result is not None])
-    return Response(acks.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
+def _append(broker: Broker, record: TopicRecord, part: Sequence[NewMessage]) -> list[ProducerAck]:
+    """Append messages to a topic. Raise RestException over a backlog quota, or while another process opens the log."""
+    try:
+        answers = messages.append(broker, record, part)
+    except BacklogQuotaExceeded as error:
+        retry = {"Retry-After": str(QUOTA_CHECK_MS // 1000)} if error.holds else None
+        raise RestException(503 if error.holds else 409, str(error), retry) from error
+    except LeaseHeld as error:
+        raise RestException(503, public_reason(error), {"Retry-After": "1"}) from error
+    return [_ack(message, answer, record.name.partition) for message, answer in zip(part, answers, strict=True)]
 
 
-def _check_here(broker: Broker, record: TopicRecord) -> None:
-    """Raise NotTheOwner, RestException or StorageFull, unless this service writes the topic or may try to."""
-    if not broker.logs.is_open(record):
-        broker.ownership.check_for_writing(record)
-    broker.environment.log.check_room()
-
-
-def _check_quota(broker: Broker, record: TopicRecord) -> None:
-    """Raise RestException (409, 503) while the topic's backlog is over a quota that keeps producers from it."""
-    over = broker.maintenance.maintenance.over_quota.get(record.id)
-    if over is not None:
-        again = {"Retry-After": str(QUOTA_CHECK_MS // 1000)} if over.action == HOLD else None
-        raise RestException(status_of(over.error), str(over.error), again)
-
-
-def _appended(broker: Broker, record: TopicRecord, messages: Sequence[NewMessage]) -> list[ProducerAck]:
-    _check_here(broker, record)
-    _check_quota(broker, record)
-    now = broker.environment.clock.now_ms()
-    entries: list[bytes] = []
-    refused: dict[int, CompactorError] = {}
-    for number, message in enumerate(messages):
-        try:
-            entries.append(_entry(message, now))
-        except InvalidRecord as error:
-            refused[number] = error
-    answers: Iterator[Answer] = iter(())
-    if entries:
-        try:
-            answers = iter(broker.logs.append(OpenTopic(broker.environment, record), entries))
-        except LeaseHeld as error:
-            broker.ownership.check_for_writing(record)
-            raise RestException(503, public_reason(error), {"Retry-After": "1"}) from error
-    return [
-        _ack(message, refused[number] if number in refused else next(answers), record.name.partition)
-        for number, message in enumerate(messages)
-    ]
-
-
-async def _sent(
-    broker: Broker, request: Request, service: ServiceRecord, record: TopicRecord, messages: Sequence[NewMessage]
-) -> list[ProducerAck]:
+async def _sent(broker: Broker, request: Request, other: NotTheOwner, part: Sequence[NewMessage]) -> list[ProducerAck]:
     """Send the messages of one partition to the service that owns it, and return their results."""
-    name, parsing = record.name, broker.pools[WaitsFor.PARSING]
+    name, parsing = other.topic.name, broker.pools[WaitsFor.PARSING]
     path = "/".join(("/topics/persistent", *map(segment, (name.tenant, name.namespace, name.topic))))
     target = f"{path}?keyEncoding=base64&valueEncoding=base64"
-    body = await parsing.run(_forwarded_body, messages)
+    body = await parsing.run(_forwarded_body, part)
     json = {"content-type": "application/json"}
     try:
-        answer = await context_of(request).proxy.send(request, service, "POST", target, body, json)
+        answer = await context_of(request).proxy.send(request, other.service, "POST", target, body, json)
         if answer.status_code == 200:
             acks = await parsing.run(ProducerAcks.model_validate_json, answer.content)
             return acks.message_publish_results
         raise RestException(answer.status_code, str(answer.json().get("reason", "")))
     except (CompactorError, RestException, ValueError) as error:  # other messages of the request are appended already
-        return [_failed(message, error) for message in messages]
+        return [_failed(message, error) for message in part]
 
 
-def _forwarded_body(messages: Sequence[NewMessage]) -> bytes:
+def _forwarded_body(part: Sequence[NewMessage]) -> bytes:
     """Encode the messages for another service: JSON, with keys and payloads in base64."""
     lines = [
         {
@@ -240,39 +159,9 @@ def _forwarded_body(messages: Sequence[NewMessage]) -> bytes:
             "sequenceId": message.sequence_id,
             "context": message.context,
         }
-        for message in messages
+        for message in part
     ]
-    return msgspec.json.encode({"producerName": messages[0].producer, "messages": lines})
-
-
-def _target(broker: Broker, message: NewMessage, records: Sequence[TopicRecord | None]) -> int:
-    """Return the index in `records` for a message; without a key, partitions that exist take turns.
-
-    Raises RestException (400).
-    """
-    partitions = len(records)
-    if message.partition is not None:
-        if message.partition >= partitions:
-            raise RestException(400, f"there is no partition {message.partition}: there are {partitions}")
-        return message.partition
-    if partitions == 1:
-        return 0
-    if message.key is not None:
-        return partition_of(message.key, partitions, 0)
-    existing = [number for number, record in enumerate(records) if record is not None]
-    return existing[partition_of(None, len(existing), broker.logs.turn())]
-
-
-def _entry(message: NewMessage, now: int) -> bytes:
-    return encode_message(
-        message.key,
-        message.payload,
-        producer=message.producer,
-        sequence_id=message.sequence_id,
-        publish_time=now if message.publish_time is None else message.publish_time,
-        event_time=message.event_time,
-        properties=message.properties,
-    )
+    return msgspec.json.encode({"producerName": part[0].producer, "messages": lines})
 
 
 def _ack(message: NewMessage, answer: Answer, partition: int) -> ProducerAck:

@@ -1,36 +1,35 @@
 """Bodies of produce requests: Pulsar's `ProducerMessages`, or JSON Lines as `compactor produce` reads them.
 
-Bounds, before anything is made of a body: how many messages it may hold, and how many values in all. So a parser takes
-milliseconds at a time, whatever was sent. All of this runs in a thread (`api/broker/threads.py`).
+Before a body is parsed, the number of its messages and the number of its JSON values are checked. So a parser takes
+milliseconds, whatever the body holds. All functions run in a thread (`api/broker/threads.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from pydantic import ConfigDict, Field, ValidationError
 
+from api.broker.messages import NewMessage
 from api.formats.jsonl import parse_rows
-from api.formats.text_encoding import TextEncoding, to_bytes
+from api.formats.text_encoding import to_bytes
 from api.http import json_bounds
 from api.http.problems import RestException, shown_errors
+from api.rest.messages.encodings import MessageEncodings
 from api.rest.models import LONG, PulsarAnswer, PulsarBody
 
 JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 DEFAULT_PRODUCER = "RestProducer"
-"""Pulsar's."""
+"""The name of a producer that the body does not name, as in Pulsar."""
 VALUES_A_MESSAGE = 32
-"""JSON values that a body holds at most, for each message that it may hold."""
+"""The largest number of JSON values in a body, for each message that it may hold."""
 _MESSAGE_DEPTH = 2
-"""A message is an object in an array in an object."""
+"""The depth of a message in the body: an object in an array in an object."""
 _PLAIN_SCHEMAS = ("STRING", "JSON", "BYTES", "NONE")
 _SHOWN = 100
-"""Characters that a refusal repeats of a name that the caller gave."""
+"""The number of characters of a caller's name that a refusal repeats."""
 
 
 class ProducerMessage(PulsarBody):
-    """One message. `payload` null: its key's tombstone. `partition`: of a partitioned topic, instead of the key's."""
+    """A message. `payload` null: the tombstone of its key. `partition`: its partition, instead of that of its key."""
 
     model_config = ConfigDict(extra="forbid")  # a misspelled key would store a message without one
 
@@ -48,7 +47,7 @@ class ProducerMessage(PulsarBody):
 
 
 class ProducerMessages(PulsarBody):
-    """Messages to produce. Schemas are the JSON texts of Pulsar's SchemaInfo."""
+    """Messages to produce. A schema is the JSON text of Pulsar's SchemaInfo."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -60,7 +59,7 @@ class ProducerMessages(PulsarBody):
 
 
 class ProducerAck(PulsarAnswer):
-    """The result of one message. `errorCode` 0: it is acknowledged; 1: try again; 2: it cannot be taken."""
+    """The result of one message. `errorCode` 0: it is acknowledged; 1: try again; 2: it is refused."""
 
     message_id: str | None = None
     error_code: int = 0
@@ -70,33 +69,14 @@ class ProducerAck(PulsarAnswer):
 
 
 class ProducerAcks(PulsarAnswer):
-    """In the order of the messages."""
+    """The results of all messages, in their order."""
 
     message_publish_results: list[ProducerAck]
     schema_version: int = 0
 
 
-@dataclass(frozen=True)
-class NewMessage:
-    """A message on its way. `publish_time` None: now."""
-
-    key: bytes | None
-    payload: bytes | None
-    properties: Sequence[tuple[str, str]]
-    event_time: int | None
-    publish_time: int | None
-    sequence_id: int
-    producer: str
-    partition: int | None = None
-    context: str | None = None
-
-
-def parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncoding, limit: int) -> list[NewMessage]:
-    """Parse the messages of a body, at most `limit`. Raises RestException 400, 413 or 415, InvalidRecord; nothing is
-    appended then.
-
-    Runs in a thread.
-    """
+def parsed(content_type: str, body: bytes, encodings: MessageEncodings, limit: int) -> list[NewMessage]:
+    """Return the messages of a body, at most `limit`. Raise RestException (400, 413, 415), InvalidRecord."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind in JSON_LINES:
         if not body.strip():
@@ -108,7 +88,7 @@ def parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncodin
             NewMessage(
                 row.key, row.payload, row.properties or (), row.event_time, row.publish_time, number, DEFAULT_PRODUCER
             )
-            for number, row in enumerate(parse_rows(body, key, value))
+            for number, row in enumerate(parse_rows(body, *encodings))
         ]
     if kind not in ("application/json", ""):
         raise RestException(
@@ -117,12 +97,13 @@ def parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncodin
     if _check_bounds(body, limit)[_MESSAGE_DEPTH] > limit:
         raise _too_many(limit)
     try:
-        sent = ProducerMessages.model_validate_json(body)
+        request = ProducerMessages.model_validate_json(body)
     except ValidationError as error:
         raise RestException(400, f"the messages cannot be taken: {shown_errors(error)}") from error
-    for schema in (sent.key_schema, sent.value_schema):
+    for schema in (request.key_schema, request.value_schema):
         _check_schema(schema)
-    return [_message(message, sent.producer_name or DEFAULT_PRODUCER, key, value) for message in sent.messages]
+    producer = request.producer_name or DEFAULT_PRODUCER
+    return [_message(message, producer, encodings) for message in request.messages]
 
 
 def _check_bounds(body: bytes, limit: int) -> list[int]:
@@ -138,25 +119,25 @@ def _too_many(limit: int) -> RestException:
     )
 
 
-def _message(sent: ProducerMessage, producer: str, key: TextEncoding, value: TextEncoding) -> NewMessage:
-    if sent.deliver_at or sent.deliver_after_ms:
+def _message(message: ProducerMessage, producer: str, encodings: MessageEncodings) -> NewMessage:
+    if message.deliver_at or message.deliver_after_ms:
         raise RestException(
             400, "deliverAt and deliverAfterMs are not kept over REST: leave them out, or produce with a Pulsar client"
         )
     try:
-        event_time = int(sent.event_time) if sent.event_time not in (None, "") else None
+        event_time = int(message.event_time) if message.event_time not in (None, "") else None
         if event_time is not None and not -LONG - 1 <= event_time <= LONG:
             raise ValueError("eventTime does not fit into 64 bits")
         return NewMessage(
-            None if sent.key is None else to_bytes(sent.key, key),
-            None if sent.payload is None else to_bytes(sent.payload, value),
-            list((sent.properties or {}).items()),
+            None if message.key is None else to_bytes(message.key, encodings.key),
+            None if message.payload is None else to_bytes(message.payload, encodings.value),
+            list((message.properties or {}).items()),
             event_time,
             None,
-            sent.sequence_id,
+            message.sequence_id,
             producer,
-            sent.partition,
-            sent.context,
+            message.partition,
+            message.context,
         )
     except (ValueError, TypeError) as error:
         raise RestException(400, f"the messages cannot be taken: {error}") from error

@@ -1,7 +1,7 @@
-"""Policies (S1–S3, C1 and all others of docs/policies.md) by their own names, in each scope: get, set, remove.
+"""Routes of the policies of docs/policies.md (S1–S3, C1 and others) by their own names, in each scope.
 
-The answer is what holds, and where it comes from; with `applied=false` only what the scope itself sets. Values are JSON
-values, or texts as the command line takes them. Several policies are set in one transaction, or none of them.
+GET answers the effective values and their origins; with `applied=false` only the values that the scope itself sets.
+Values are JSON values, or texts in the form of the command line. Several policies are set in one transaction, or none.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Annotated, Any
 from fastapi import Body, Path, Query
 from pydantic import BaseModel, BeforeValidator
 
+from api.broker import policies
+from api.broker.policies import PolicyScope
 from api.http import json_bounds
 from api.http.access import ANY_USE, AuthAction
 from api.http.dependencies import Broker
@@ -19,8 +21,8 @@ from api.http.paths import decoded
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.reports import policies_document, settings_document
-from api.rest.policies.scopes import BROKER_KIND, NAMESPACE, TOPIC, PolicyScope, ScopeKind
-from storage.options import policies
+from api.rest.policies.scopes import BROKER, NAMESPACE, TOPIC, ScopeKind
+from storage.options.policies import policy
 from storage.options.resolution import PolicyOrigin
 
 router = Routes("policies", known_query=True)
@@ -29,7 +31,7 @@ _NAME = "a policy's own name, or one of its aliases; docs/policies.md has them a
 
 
 class UnreadableValue(BaseModel):
-    """A stored value that this version cannot read, where it is set, and why."""
+    """A stored value that this version cannot read, its origin, and the reason."""
 
     value: Any
     origin: PolicyOrigin
@@ -37,16 +39,15 @@ class UnreadableValue(BaseModel):
 
 
 class PolicyValue(BaseModel):
-    """A value, and where it comes from: topic, namespace, broker, file or default. `unreadable`: that value would count
-    if it could be read, and this one does instead."""
+    """A value and its origin: topic, namespace, broker, file or default. `unreadable`: a value that would take
+    precedence if it could be read."""
 
     value: Any
     origin: PolicyOrigin
     unreadable: UnreadableValue | None = None
 
 
-Policies = dict[str, PolicyValue]
-Applied = Annotated[bool, Query(description="What holds in the end; false: only what is set in this scope.")]
+Applied = Annotated[bool, Query(description="The effective values; false: only the values that this scope sets.")]
 Name = Annotated[str, Path(description=_NAME)]
 Values = Annotated[dict[str, Any], Body(description="Values by name.")]
 
@@ -68,49 +69,60 @@ def _offer(kind: ScopeKind, reads: Sequence[AuthAction], changes: AuthAction) ->
     """Register the routes of one scope. `reads`, `changes`: a caller needs one of these actions to get or to set."""
     label, all_of, one_of = kind.label, kind.path + "/policies", kind.path + "/policies/{name}"
 
-    @router.get(all_of, *reads, operation_id=f"get{label}Policies", response_model_exclude_unset=True)
-    def get_policies(broker: Broker, scope: PolicyScope = kind.of, applied: Applied = True) -> Policies:
-        """The policies of the scope."""
-        return _policies(broker, scope, applied)
+    @router.get(
+        all_of,
+        *reads,
+        operation_id=f"get{label}Policies",
+        response_model=dict[str, PolicyValue],
+        response_model_exclude_unset=True,
+    )
+    def get_policies(broker: Broker, scope: PolicyScope = kind.of, applied: Applied = True) -> Any:
+        """Return the policies of the scope."""
+        return _document(broker, scope, applied)
 
-    @router.get(one_of, *reads, refuses=(404,), operation_id=f"get{label}Policy", response_model_exclude_unset=True)
-    def get_policy(broker: Broker, name: Name, scope: PolicyScope = kind.of, applied: Applied = True) -> PolicyValue:
-        """One policy of the scope. 404 if `applied` is false and the scope does not set it."""
-        values, known = _policies(broker, scope, applied), policies.policy(decoded(name)).name
-        if known not in values:
+    @router.get(
+        one_of,
+        *reads,
+        refuses=(404,),
+        operation_id=f"get{label}Policy",
+        response_model=PolicyValue,
+        response_model_exclude_unset=True,
+    )
+    def get_policy(broker: Broker, name: Name, scope: PolicyScope = kind.of, applied: Applied = True) -> Any:
+        """Return one policy of the scope. 404 if `applied` is false and the scope does not set it."""
+        document, known = _document(broker, scope, applied), policy(decoded(name)).name
+        if known not in document:
             raise RestException(404, f"{known} is not set in this scope")
-        return values[known]
+        return document[known]
 
     @router.put(all_of, changes, operation_id=f"set{label}Policies")
     def set_policies(broker: Broker, values: Values, scope: PolicyScope = kind.of) -> None:
         """Set several policies of the scope, all or none of them; the others stay."""
-        scope.change(broker, values)
+        policies.change(broker.environment, scope, values)
 
     @router.put(one_of, changes, operation_id=f"set{label}Policy")
     def set_policy(broker: Broker, name: Name, value: Value, scope: PolicyScope = kind.of) -> None:
         """Set one policy of the scope."""
-        scope.change(broker, {decoded(name): value})
+        policies.change(broker.environment, scope, {decoded(name): value})
 
     @router.delete(one_of, changes, operation_id=f"remove{label}Policy")
     def remove_policy(broker: Broker, name: Name, scope: PolicyScope = kind.of) -> None:
         """Remove one policy of the scope: the next wider scope counts again."""
-        scope.change(broker, {}, [decoded(name)])
+        policies.change(broker.environment, scope, {}, [decoded(name)])
 
 
 @router.delete(TOPIC.path + "/policies", AuthAction.ADMIN)
 def remove_topic_policies(broker: Broker, scope: PolicyScope = TOPIC.of) -> None:
     """Remove all policies of the topic: those of wider scopes count again."""
-    scope.change(broker, {}, None)
+    policies.change(broker.environment, scope, {}, None)
 
 
 _offer(TOPIC, (*ANY_USE, AuthAction.ADMIN), AuthAction.ADMIN)
 _offer(NAMESPACE, (*ANY_USE, AuthAction.ADMIN), AuthAction.ADMIN)
-_offer(BROKER_KIND, (AuthAction.ANYONE,), AuthAction.SUPERUSER)
+_offer(BROKER, (AuthAction.ANYONE,), AuthAction.SUPERUSER)
 
 
-def _policies(broker: Broker, scope: PolicyScope, applied: bool) -> Policies:
+def _document(broker: Broker, scope: PolicyScope, applied: bool) -> dict[str, dict[str, Any]]:
     if applied:
-        document = policies_document(scope.resolved(broker))
-    else:
-        document = settings_document(scope.settings(broker), scope.origin)
-    return {name: PolicyValue.model_validate(value) for name, value in document.items()}
+        return policies_document(policies.resolved(broker.environment, scope))
+    return settings_document(policies.settings(broker.environment, scope), scope.origin)

@@ -71,9 +71,9 @@ _NEUTRAL: Mapping[str, Sequence[object]] = {
     "subscription_expiration_time_minutes": (0,),
     **{name: (0,) for name in _TEMPLATE if name.startswith("max_")},
 }
-"""What clients send besides a broker's defaults that has no effect either, by field: no limit, or an older default."""
+"""Values without effect, by field, that clients send besides the defaults: no limit, an older default."""
 _IGNORED = ("bundles",)
-"""Accepted with any value: the bundles are the same for every namespace."""
+"""Fields that are accepted with any value: the bundles are the same for every namespace."""
 
 
 def policies_document(
@@ -82,12 +82,15 @@ def policies_document(
     cluster: str,
     settings: Mapping[str, object],
 ) -> dict[str, Any]:
-    """The document of a namespace, with these of its fields set; of permissions only what Pulsar's clients can read."""
+    """Return the document of a namespace with these permissions and the fields `settings`, without those that are None.
+
+    Actions that Pulsar's clients do not know are left out.
+    """
     document = {
         **_TEMPLATE,
         "auth_policies": {
             "namespace_auth": for_pulsar(permissions),
-            "destination_auth": {topic: for_pulsar(granted) for topic, granted in topic_permissions.items()},
+            "destination_auth": {topic: for_pulsar(roles) for topic, roles in topic_permissions.items()},
             "subscription_auth_roles": {},
         },
         "replication_clusters": [cluster],
@@ -97,15 +100,15 @@ def policies_document(
 
 
 def for_pulsar(permissions: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Permissions by role, without actions that Pulsar's clients do not know."""
+    """Return permissions by role, without actions that Pulsar's clients do not know."""
     known = {role: [action for action in actions if action in PULSAR_ACTIONS] for role, actions in permissions.items()}
     return {role: actions for role, actions in known.items() if actions}
 
 
 def unsupported(document: Mapping[str, Any], supported: Collection[str]) -> list[str]:
-    """The fields of a policies document that would have an effect in a broker and have none here, by name.
+    """Return the fields of a policies document, sorted, that have an effect in a broker and none in this service.
 
-    A field at its default has none; of a field that Pulsar 4.2 does not know, null, false and what is empty.
+    A field at its default has no effect; nor has null, false or an empty value of a field that Pulsar 4.2 lacks.
     """
     return sorted(
         name

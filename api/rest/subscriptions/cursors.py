@@ -1,79 +1,62 @@
-"""Subscriptions: durable cursors of a topic, by Pulsar's calls: list, create, delete, properties, peek; reset, skip,
-expire, as far as a broker allows it on a partitioned topic.
+"""Routes of single subscriptions, by Pulsar's calls: list, create, delete, properties, peek; reset, skip, expire.
 
 A role that may compact can list `__compaction`, create it by hand (without a horizon) and delete it (R8).
 """
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Body, Depends, Path, Query
 from starlette.responses import Response
 
-from api.broker import names
-from api.broker.positions import After, CursorPosition, is_after_end, mark_delete_before
+from api.broker import subscriptions
+from api.broker.entries import MOST_ENTRIES
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
 from api.http.dependencies import Broker
-from api.http.paths import TOPIC_PATH, Topic, decoded
-from api.http.problems import RestException, reported_as
+from api.http.paths import TOPIC_PATH, Topic
+from api.http.problems import reported_as
 from api.http.query_parameters import AUTHORITATIVE
 from api.http.router import Routes
-from api.rest.messages.entry_response import ENTRY, MOST_ENTRIES, NOT_FOUND, entries, entry_response, refuse_far
+from api.rest.messages.entry_response import ENTRY, entry_response
 from api.rest.models import LONG, TextByName
-from api.rest.subscriptions.cursor_access import (
-    ONE,
-    OwnedCursor,
-    PlaceBody,
+from api.rest.subscriptions.requests import (
+    CURSOR_PATH,
+    PositionBody,
     ResetCursorData,
     Subscription,
-    changes_it,
-    delete_cursor,
-    each,
-    next_of,
-    opened,
+    changes_subscription,
     position_of,
-    refuse_compaction,
-    reset_cursor_to,
-    subscription_of,
 )
-from storage.errors import Conflict
-from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
-from storage.model import EARLIEST, LATEST
 from storage.positions import StartTime
 
 router = Routes("subscriptions")
 
-EXISTS = "Subscription already exists for topic"
 Seconds = Annotated[int, Path(ge=0, le=LONG // 1000)]
+_MOVES: dict[str, Any] = {"waits_for": WaitsFor.STORE, "refuses": (409,)}
+_MOVES_ONE: dict[str, Any] = {"waits_for": WaitsFor.STORE, "refuses": (405, 409)}
+"""Options of routes that create or move a subscription. `_MOVES_ONE`: of those that refuse partitioned topics."""
 
 
 @router.get(TOPIC_PATH + "/subscriptions", AuthAction.ADMIN, AuthAction.CONSUME, AUTHORITATIVE)
 def get_subscriptions(broker: Broker, topic: Topic) -> list[str]:
-    """Their names; of a partitioned topic those of all partitions."""
-    records = names.topics(broker.environment, topic)
-    return sorted({item.name for record in records for item in broker.environment.metadata.cursors.of_topic(record.id)})
+    """Return the names of a topic's subscriptions. For a partitioned topic, return the union over its partitions."""
+    return subscriptions.of_topic(broker.environment, topic)
 
 
-@router.put(ONE, AuthAction.CONSUME, Depends(changes_it), AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
+@router.put(CURSOR_PATH, AuthAction.CONSUME, Depends(changes_subscription), AUTHORITATIVE, **_MOVES)
 def create_subscription(
-    broker: Broker, topic: Topic, subscription: Subscription, place: PlaceBody = None, replicated: bool = False
+    broker: Broker, topic: Topic, subscription: Subscription, position: PositionBody = None, replicated: bool = False
 ) -> None:
-    """Make one; without a place it begins with messages that are still to come. What it needs is not trimmed."""
-    name, position = decoded(subscription), position_of(place)
-    records = names.local_topics(broker, topic)
-    first = position.message_id if isinstance(position, After) else position
-    if records and all(is_after_end(opened(broker, record), first) for record in records):
-        raise RestException(412, f"Unable to find position for position specified: {first} is after the end of {topic}")
-    properties = (place.properties or {}) if isinstance(place, ResetCursorData) else {}
-    created = [_created(broker, record, name, position, properties) for record in records]
-    if created and not any(created):
-        raise RestException(409, EXISTS)
+    """Create a subscription at a position, or at the end of the topic. Messages that it has not acknowledged are not
+    trimmed."""
+    properties = (position.properties or {}) if isinstance(position, ResetCursorData) else {}
+    with reported_as(conflict="Subscription already exists for topic"):
+        subscriptions.create(broker, topic, subscription, position_of(position), properties)
 
 
-@router.delete(ONE, AuthAction.CONSUME, Depends(changes_it), AUTHORITATIVE, refuses=(409,))
+@router.delete(CURSOR_PATH, AuthAction.CONSUME, Depends(changes_subscription), AUTHORITATIVE, refuses=(409,))
 def delete_subscription(
     broker: Broker,
     topic: Topic,
@@ -83,33 +66,25 @@ def delete_subscription(
         Query(description="Disconnect its consumers. __compaction also where its keys would be lost: raw is trimmed."),
     ] = False,
 ) -> None:
-    """Delete one. With `__compaction` go the compacted ledger and a run that is under way."""
-    each(broker, topic, subscription, lambda record, name: delete_cursor(broker, record, name, force), False)
+    """Delete a subscription. Deleting `__compaction` also removes the compacted ledger and fences the active run."""
+    subscriptions.delete(broker, topic, subscription, force)
 
 
-@router.get(ONE + "/properties", AuthAction.CONSUME, AUTHORITATIVE)
+@router.get(CURSOR_PATH + "/properties", AuthAction.CONSUME, AUTHORITATIVE)
 def get_subscription_properties(broker: Broker, topic: Topic, subscription: Subscription) -> dict[str, str]:
-    """The properties of a subscription."""
-    properties: dict[str, str] = {}
-    name = decoded(subscription)
-    for record in names.topics(broker.environment, topic):
-        with subscription_of(record, name):
-            properties |= broker.environment.metadata.cursors.get(record.id, name).properties
-    return properties
+    """Return the properties of a subscription."""
+    return subscriptions.properties(broker.environment, topic, subscription)
 
 
-@router.put(ONE + "/properties", AuthAction.CONSUME, Depends(changes_it), AUTHORITATIVE)
+@router.put(CURSOR_PATH + "/properties", AuthAction.CONSUME, Depends(changes_subscription), AUTHORITATIVE)
 def update_subscription_properties(
     broker: Broker, topic: Topic, subscription: Subscription, properties: Annotated[TextByName, Body()]
 ) -> None:
-    """Set them, instead of those that there were."""
-    cursors = broker.environment.metadata.cursors
-    each(
-        broker, topic, subscription, lambda record, name: cursors.replace_properties(record.id, name, properties), False
-    )
+    """Replace all properties of a subscription."""
+    subscriptions.replace_properties(broker, topic, subscription, properties)
 
 
-@router.get(ONE + "/position/{position}", AuthAction.CONSUME, AUTHORITATIVE, **ENTRY)
+@router.get(CURSOR_PATH + "/position/{position}", AuthAction.CONSUME, AUTHORITATIVE, **ENTRY)
 def peek_nth_message(
     broker: Broker,
     topic: Topic,
@@ -118,142 +93,58 @@ def peek_nth_message(
         int, Path(ge=1, le=LONG, description=f"1: the next entry that it delivers; at most {MOST_ENTRIES}.")
     ],
 ) -> Response:
-    """An entry that is still to be delivered. As in a broker, a subscription that does not exist is made, at the
-    earliest message."""
-    refuse_far(position)
+    """Return an entry that a subscription has still to deliver. As in a broker, a subscription that does not exist is
+    created, at the earliest message."""
     with reported_as(partitioned="Peek messages on a partitioned topic is not allowed"):
-        names.check_not_partitioned(broker.environment, topic)
-    name = decoded(subscription)
-    record = names.local_topic(broker, topic)
-    cursors = broker.environment.metadata.cursors
-    if name == COMPACTION_CURSOR:
-        with subscription_of(record, name):
-            mark = cursors.get(record.id, name).mark_delete
-        rows = entries(opened(broker, record), next_of(mark))
-    else:
-        if all(item.name != name for item in cursors.of_topic(record.id)):
-            _created(broker, record, name, EARLIEST, {})
-        with OwnedCursor(broker, record, name) as owned:
-            cursor = owned.cursor
-            remaining = entries(owned.topic, next_of(cursor.mark_delete))
-            rows = (item for item in remaining if not all(cursor.is_acknowledged(row["offset"]) for row in item))
-    entry = next(islice(rows, position - 1, None), None)
-    if entry is None:
-        raise RestException(404, NOT_FOUND)
-    return entry_response(entry)
+        return entry_response(subscriptions.peek(broker, topic, subscription, position))
 
 
-@router.post(ONE + "/resetcursor/{timestamp}", AuthAction.CONSUME, AUTHORITATIVE, waits_for=WaitsFor.STORE)
+@router.post(CURSOR_PATH + "/resetcursor/{timestamp}", AuthAction.CONSUME, AUTHORITATIVE, waits_for=WaitsFor.STORE)
 def reset_cursor_to_time(
     broker: Broker, topic: Topic, subscription: Subscription, timestamp: Annotated[int, Path(ge=0, le=LONG)]
 ) -> None:
-    """Deliver again, or first, what was published at that time (ms) or later."""
-
-    def reset(record: TopicRecord, name: str) -> None:
-        refuse_compaction(name)
-        reset_cursor_to(broker, record, name, mark_delete_before(opened(broker, record), StartTime(timestamp)))
-
-    each(broker, topic, subscription, reset)
+    """Move a subscription to the first message that was published at a time (ms) or later, which it delivers next."""
+    subscriptions.reset(broker, topic, subscription, StartTime(timestamp))
 
 
-@router.post(ONE + "/resetcursor", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE)
-def reset_cursor(broker: Broker, topic: Topic, subscription: Subscription, place: PlaceBody = None) -> None:
+@router.post(CURSOR_PATH + "/resetcursor", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE)
+def reset_cursor(broker: Broker, topic: Topic, subscription: Subscription, position: PositionBody = None) -> None:
     """Move a subscription to a message, which it delivers next."""
     with reported_as(partitioned="Reset-cursor at position is not allowed for partitioned-topic"):
-        names.check_not_partitioned(broker.environment, topic)
-
-    def reset(record: TopicRecord, name: str) -> None:
-        refuse_compaction(name)
-        reset_cursor_to(broker, record, name, mark_delete_before(opened(broker, record), position_of(place)))
-
-    each(broker, topic, subscription, reset)
+        subscriptions.reset(broker, topic, subscription, position_of(position))
 
 
-@router.post(ONE + "/skip/{count}", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405, 409), waits_for=WaitsFor.STORE)
+@router.post(CURSOR_PATH + "/skip/{count}", AuthAction.CONSUME, AUTHORITATIVE, **_MOVES_ONE)
 def skip_messages(
     broker: Broker, topic: Topic, subscription: Subscription, count: Annotated[int, Path(ge=0, le=LONG)]
 ) -> None:
-    """Acknowledge the first `count` messages that are not."""
+    """Acknowledge the first `count` unacknowledged messages."""
     with reported_as(partitioned="Skip messages on a partitioned topic is not allowed"):
-        names.check_not_partitioned(broker.environment, topic)
-
-    def skip(record: TopicRecord, name: str) -> None:
-        with OwnedCursor(broker, record, name) as owned:
-            owned.cursor.skip(count, owned.end, owned.begin)
-
-    each(broker, topic, subscription, skip)
+        subscriptions.skip(broker, topic, subscription, count)
 
 
-@router.post(ONE + "/skip_all", AuthAction.CONSUME, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
+@router.post(CURSOR_PATH + "/skip_all", AuthAction.CONSUME, AUTHORITATIVE, **_MOVES)
 def skip_all_messages(broker: Broker, topic: Topic, subscription: Subscription) -> None:
-    """Acknowledge all that there is."""
-    each(broker, topic, subscription, lambda record, name: clear_backlog(broker, record, name))
+    """Acknowledge all messages."""
+    subscriptions.clear(broker, topic, subscription)
 
 
-@router.post(
-    ONE + "/expireMessages/{seconds}", AuthAction.CONSUME, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE
-)
+@router.post(CURSOR_PATH + "/expireMessages/{seconds}", AuthAction.CONSUME, AUTHORITATIVE, **_MOVES)
 def expire_messages(broker: Broker, topic: Topic, subscription: Subscription, seconds: Seconds) -> None:
-    """Acknowledge the messages that are older."""
-    each(broker, topic, subscription, lambda record, name: _expire(broker, record, name, seconds))
+    """Acknowledge the messages that are older than a number of seconds."""
+    subscriptions.expire(broker, topic, subscription, seconds)
 
 
-@router.post(ONE + "/expireMessages", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405, 409), waits_for=WaitsFor.STORE)
+@router.post(CURSOR_PATH + "/expireMessages", AuthAction.CONSUME, AUTHORITATIVE, **_MOVES_ONE)
 def expire_messages_to_position(
-    broker: Broker, topic: Topic, subscription: Subscription, place: Annotated[ResetCursorData, Body()]
+    broker: Broker, topic: Topic, subscription: Subscription, position: Annotated[ResetCursorData, Body()]
 ) -> None:
-    """Acknowledge the messages before one; `excluded`: that one, too."""
+    """Acknowledge the messages before a message; with `excluded`, also this message."""
     with reported_as(partitioned="Expire message at position is not supported for partitioned-topic"):
-        names.check_not_partitioned(broker.environment, topic)
-
-    def expire(record: TopicRecord, name: str) -> None:
-        with OwnedCursor(broker, record, name) as owned:
-            owned.acknowledge_to(mark_delete_before(owned.topic, place.position))
-
-    each(broker, topic, subscription, expire)
+        subscriptions.expire_before(broker, topic, subscription, position.position)
 
 
-@router.post(
-    TOPIC_PATH + "/all_subscription/expireMessages/{seconds}",
-    AuthAction.CONSUME,
-    AUTHORITATIVE,
-    refuses=(409,),
-    waits_for=WaitsFor.STORE,
-)
+@router.post(TOPIC_PATH + "/all_subscription/expireMessages/{seconds}", AuthAction.CONSUME, AUTHORITATIVE, **_MOVES)
 def expire_messages_for_all_subscriptions(broker: Broker, topic: Topic, seconds: Seconds) -> None:
     """Acknowledge older messages for all subscriptions but `__compaction`."""
-    for record in names.local_topics(broker, topic):
-        for cursor in broker.environment.metadata.cursors.of_topic(record.id):
-            if cursor.name != COMPACTION_CURSOR:
-                _expire(broker, record, cursor.name, seconds)
-
-
-def clear_backlog(broker: Broker, record: TopicRecord, name: str) -> None:
-    """Acknowledge all that a topic holds; its messages are here."""
-    with OwnedCursor(broker, record, name) as owned:
-        owned.acknowledge_to(mark_delete_before(owned.topic, LATEST))
-
-
-def _expire(broker: Broker, record: TopicRecord, name: str, seconds: int) -> None:
-    with OwnedCursor(broker, record, name) as owned:
-        before = broker.environment.clock.now_ms() - seconds * 1000
-        owned.acknowledge_to(mark_delete_before(owned.topic, StartTime(max(before, 0))))
-
-
-def _created(
-    broker: Broker, record: TopicRecord, name: str, position: CursorPosition, properties: dict[str, str]
-) -> bool:
-    """Return whether the subscription was created; False: it exists."""
-    metadata = broker.environment.metadata
-    if name == COMPACTION_CURSOR:
-        if any(item.name == name for item in metadata.cursors.of_topic(record.id)):
-            return False
-        metadata.cursors.ensure(record.id, name)
-        if properties:
-            metadata.cursors.set_properties(record.id, name, properties)
-        return True
-    try:
-        metadata.cursors.create(record.id, name, mark_delete_before(opened(broker, record), position), properties)
-    except Conflict:
-        return False
-    return True
+    subscriptions.expire_all(broker, topic, seconds)

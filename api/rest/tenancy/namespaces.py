@@ -8,27 +8,16 @@ from typing import Annotated, Any
 from fastapi import Body
 from pydantic import ConfigDict, Field, ValidationError
 
-from api.broker import names, tenants
+from api.broker import names, pulsar_policies, tenants, topics
+from api.broker.pulsar_policies import QuotaType
 from api.http.access import ANY_USE, AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import NAMESPACE_PATH, Namespace
 from api.http.problems import RestException, reported_as, shown_errors
 from api.http.router import Routes
 from api.rest.models import LONG, PulsarBody
-from api.rest.policies.backlog_quotas import BacklogQuota, QuotaType, quota_values, quotas_of
 from api.rest.policies.namespace_policies import policies_document, unsupported
-from api.rest.policies.pulsar_policies import (
-    DEDUPLICATION,
-    THRESHOLD,
-    TTL,
-    RetentionPolicies,
-    namespace_threshold_values,
-    retention_values,
-    set_retention,
-    set_strategy,
-    strategy_values,
-    ttl_values,
-)
+from api.rest.policies.pulsar_policies import BacklogQuota, RetentionPolicies
 from api.rest.tenancy.bundles import BUNDLES, bundle_of, check_bundle
 from api.rest.tenancy.tenants import Tenant
 from storage.metadata.policy_store import namespace_scope
@@ -71,19 +60,11 @@ def get_policies(broker: Broker, namespace: Namespace) -> dict[str, Any]:
     metadata = broker.environment.metadata
     record = names.namespace(broker.environment, namespace)
     settings = metadata.policies.of_scope(namespace_scope(namespace))
-    quotas = {kind.value: quota.model_dump(by_alias=True) for kind, quota in quotas_of(settings).items()}
     return policies_document(
         record.permissions,
         metadata.tenancy.topic_permissions_in(namespace),
         broker.settings.cluster_name,
-        {
-            "retention_policies": set_retention(settings),
-            "compaction_threshold": settings.get(THRESHOLD),
-            "message_ttl_in_seconds": settings.get(TTL),
-            "deduplicationEnabled": settings.get(DEDUPLICATION),
-            "schema_compatibility_strategy": set_strategy(settings),
-            "backlog_quota_map": quotas,
-        },
+        pulsar_policies.document(settings),
     )
 
 
@@ -106,7 +87,9 @@ def create_namespace(
     if set(initial.replication_clusters) - {cluster}:
         raise RestException(412, f"Invalid cluster id: there is one cluster, {cluster}")
     with reported_as("Tenant does not exist", "Namespace already exists"):
-        broker.environment.metadata.tenancy.create_namespace(namespace, _values(initial))
+        broker.environment.metadata.tenancy.create_namespace(
+            namespace, pulsar_policies.settings_of(initial.model_dump(by_alias=True))
+        )
 
 
 @router.delete(NAMESPACE_PATH, AuthAction.ADMIN, refuses=(405, 409))
@@ -121,10 +104,8 @@ def delete_namespace(broker: Broker, namespace: Namespace, force: bool = False) 
 @router.get(NAMESPACE_PATH + "/topics", *ANY_USE)
 def list_namespace_topics(broker: Broker, namespace: Namespace, mode: str = "PERSISTENT") -> list[str]:
     """Return the topics of a namespace, partitions one by one; none for the mode NON_PERSISTENT."""
-    names.namespace(broker.environment, namespace)
-    if mode == "NON_PERSISTENT":
-        return []
-    return [str(item.name) for item in broker.environment.metadata.topics.in_namespace(namespace)]
+    listed = topics.in_namespace(broker.environment, namespace)
+    return [] if mode == "NON_PERSISTENT" else [str(name) for name in listed]
 
 
 @router.get(NAMESPACE_PATH + "/bundles", AuthAction.ADMIN)
@@ -162,20 +143,3 @@ def _initial_policies(document: Mapping[str, Any]) -> _InitialPolicies:
         )
     except ValidationError as error:
         raise RestException(400, f"the policies cannot be taken: {shown_errors(error)}") from error
-
-
-def _values(initial: _InitialPolicies) -> dict[str, object]:
-    """Return the policies to set, by name. Raise RestException (412)."""
-    values: dict[str, object] = {}
-    if initial.retention_policies is not None:
-        values |= retention_values(initial.retention_policies)
-    if initial.compaction_threshold is not None:
-        values |= namespace_threshold_values(initial.compaction_threshold)
-    if initial.message_ttl_in_seconds is not None:
-        values |= ttl_values(initial.message_ttl_in_seconds)
-    if initial.deduplicationEnabled is not None:
-        values[DEDUPLICATION] = initial.deduplicationEnabled
-    values |= strategy_values(initial.schema_compatibility_strategy)
-    for kind, quota in initial.backlog_quota_map.items():
-        values |= quota_values(kind, quota)
-    return values

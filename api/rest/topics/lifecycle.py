@@ -6,7 +6,7 @@ lease of an owner that died on another machine can be released before its TTL en
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Body, Query
 from pydantic import BaseModel, Field
@@ -123,14 +123,12 @@ def unload_topic(broker: Broker, topic: Topic) -> None:
     topics.unload(broker, topic)
 
 
-@router.post(
-    TOPIC_PATH + "/release-lease", AuthAction.ADMIN, KNOWN_QUERY, refuses=(409,), response_model=list[LeaseReport]
-)
+@router.post(TOPIC_PATH + "/release-lease", AuthAction.ADMIN, KNOWN_QUERY, refuses=(409,))
 def release_lease(
     broker: Broker,
     topic: Topic,
     request: Annotated[ReleaseLeaseRequest, Body()] = ReleaseLeaseRequest(),  # noqa: B008
-) -> Any:
+) -> list[LeaseReport]:
     """Release the writer's lease of a topic, or of each partition. A dry run by default."""
     dry_run = request.dry_run
     released = topics.release_leases(broker.environment, topic, force=request.force, dry_run=dry_run)

@@ -19,15 +19,11 @@ router = Routes("topics")
 ONLY_PERSISTENT = "Only persistent topics can be stored and compacted: use persistent://"
 
 
+@router.get(
+    "/non-persistent/{tenant}/{namespace}/partitioned", *ANY_USE, operation_id="listPartitionedNonPersistentTopics"
+)
 @router.get("/non-persistent/{tenant}/{namespace}", *ANY_USE)
 def list_non_persistent_topics(broker: Broker, namespace: Namespace) -> list[str]:
-    """Return an empty list."""
-    names.namespace(broker.environment, namespace)
-    return []
-
-
-@router.get("/non-persistent/{tenant}/{namespace}/partitioned", *ANY_USE)
-def list_partitioned_non_persistent_topics(broker: Broker, namespace: Namespace) -> list[str]:
     """Return an empty list."""
     names.namespace(broker.environment, namespace)
     return []

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
 from pydantic import BaseModel, ValidationError
 
 from api.broker import names, partitions
-from api.broker.refusals import NotPartitioned
+from api.broker.refusals import ClientsConnected, NotPartitioned, NotTheOwner
 from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE, AuthAction
+from api.http.context import context_of
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import RestException, reported_as
@@ -46,18 +48,7 @@ _BODY: dict[str, Any] = {
         "required": True,
         "content": {
             "application/json": {"schema": {"anyOf": [_NUMBER, _TEXT]}},
-            "application/vnd.partitioned-topic-metadata+json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["partitions"],
-                    "properties": {
-                        "partitions": _NUMBER,
-                        "deleted": {"type": "boolean"},
-                        "properties": {"type": "object", "additionalProperties": {"type": "string"}},
-                    },
-                    "additionalProperties": False,
-                }
-            },
+            "application/vnd.partitioned-topic-metadata+json": {"schema": _PartitionsBody.model_json_schema()},
         },
     }
 }
@@ -135,26 +126,42 @@ def get_partitioned_metadata(
     ] = False,
 ) -> PartitionedTopicMetadata:
     """Return how many partitions the topic has; 0 for one without. A request for a topic does not create it."""
-    whole = broker.environment.metadata.partitions.find(topic)
-    if whole is not None:
-        return PartitionedTopicMetadata(partitions=whole.partitions, properties=dict(whole.properties) or None)
-    if check_auto_creation and broker.settings.broker_auto_topic_creation and topic.partition < 0:
-        with reported_as(NO_NAMESPACE):
-            names.namespace(broker.environment, names.namespace_of(topic))
-    else:
-        names.topic(broker.environment, topic)
-    return PartitionedTopicMetadata(partitions=0)
+    create = check_auto_creation and broker.settings.broker_auto_topic_creation and topic.partition < 0
+    with reported_as(NO_NAMESPACE if create else ""):
+        whole = names.partitioned_or_new(broker.environment, topic, create)
+    if whole is None:
+        return PartitionedTopicMetadata(partitions=0)
+    return PartitionedTopicMetadata(partitions=whole.partitions, properties=dict(whole.properties) or None)
 
 
-@router.delete(TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(409,), waits_for=WaitsFor.LOG)
-def delete_partitioned_topic(broker: Broker, topic: Topic, force: bool = False) -> None:
+@router.delete(TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(409,))
+async def delete_partitioned_topic(request: Request, broker: Broker, topic: Topic, force: bool = False) -> None:
     """Delete a partitioned topic with its partitions, all or nothing. Refused and forced as `deleteTopic`."""
+    log = broker.pools[WaitsFor.LOG]
     try:
         with reported_as(f"Topic {topic} not found."):
-            partitions.delete(broker, topic, force)
+            others = await log.run(partitions.owned_elsewhere, broker, topic)
+            for other in others if not force else ():
+                await _check_no_clients(request, broker, other)
+            for other in others:
+                await context_of(request).proxy.send_to_owner(request, other, "PUT", "unload")
+            await log.run(partitions.delete, broker, topic, force)
     except NotPartitioned as error:
         advice = "Instead of calling delete-partitioned-topic please call delete."
         raise RestException(409, f"{topic} is a non-partitioned topic. {advice}") from error
+
+
+async def _check_no_clients(request: Request, broker: Broker, other: NotTheOwner) -> None:
+    """Raise ClientsConnected if clients of a partition are connected to its service."""
+    content = await context_of(request).proxy.send_to_owner(request, other, "GET", "stats")
+    if await broker.pools[WaitsFor.PARSING].run(_has_clients, content):
+        raise ClientsConnected(other.topic.name)
+
+
+def _has_clients(stats: bytes) -> bool:
+    """Return whether the statistics of a topic, JSON, show a producer or a consumer; b"": it was deleted."""
+    topic = json.loads(stats or b"{}")
+    return bool(topic.get("publishers") or any(item["consumers"] for item in topic.get("subscriptions", {}).values()))
 
 
 def _check_number(partitions: int) -> None:

@@ -6,7 +6,7 @@ Clients send their schemas themselves (api/pulsar); the rules are the same (api/
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 from fastapi import Body, Path
 from pydantic import Field
@@ -25,6 +25,7 @@ from storage.metadata.schemas import SchemaRecord
 from storage.model import TopicName
 
 router = Routes("schemas")
+Stored = TypeVar("Stored")
 
 PATH = "/schemas/{tenant}/{namespace}/{topic}"
 Version = Annotated[int, Path(ge=0, le=2**63 - 1, description="The version, from 0.")]
@@ -107,21 +108,19 @@ Payload = Annotated[PostSchemaPayload, Body()]
 @router.get(PATH + "/schema", *ANY_USE)
 def get_schema(broker: Broker, topic: Topic) -> GetSchemaResponse:
     """The newest version of a topic's schema."""
-    return _response(_schema(broker, topic))
+    return _response(_present(topic, broker.schemas.find(topic)))
 
 
 @router.get(PATH + "/schema/{version}", *ANY_USE)
 def get_schema_version(broker: Broker, topic: Topic, version: Version) -> GetSchemaResponse:
     """One version of a topic's schema."""
-    return _response(_schema(broker, topic, version))
+    return _response(_present(topic, broker.schemas.find(topic, version)))
 
 
 @router.get(PATH + "/schemas", *ANY_USE)
 def get_schemas(broker: Broker, topic: Topic) -> GetAllVersionsSchemaResponse:
     """All versions of a topic's schema."""
-    versions = broker.schemas.versions(topic)
-    if not versions:
-        raise _missing(topic)
+    versions = _present(topic, broker.schemas.versions(topic) or None)
     return GetAllVersionsSchemaResponse(get_schema_responses=[_response(item) for item in versions])
 
 
@@ -129,19 +128,11 @@ def get_schemas(broker: Broker, topic: Topic) -> GetAllVersionsSchemaResponse:
 def get_schema_metadata(broker: Broker, topic: Topic) -> SchemaMetadata:
     """The versions of a topic's schema, without their definitions."""
     entries = [SchemaMetadataEntry(version=item.version) for item in broker.schemas.outlines(topic)]
-    if not entries:
-        raise _missing(topic)
-    return SchemaMetadata(info=entries[-1], index=entries)
+    return SchemaMetadata(info=_present(topic, entries or None)[-1], index=entries)
 
 
-@router.post(
-    PATH + "/schema",
-    AuthAction.PRODUCE,
-    refuses=(409,),
-    waits_for=WaitsFor.SCHEMAS,
-    response_model=PostSchemaResponse,
-)
-def post_schema(broker: Broker, topic: Topic, schema: Payload) -> Any:
+@router.post(PATH + "/schema", AuthAction.PRODUCE, refuses=(409,), waits_for=WaitsFor.SCHEMAS)
+def post_schema(broker: Broker, topic: Topic, schema: Payload) -> PostSchemaResponse:
     """Store a schema as the topic's next version, unless a version is the same; the topic need not exist."""
     with reported_as("Namespace not found"):
         names.namespace(broker.environment, names.namespace_of(topic))
@@ -149,17 +140,14 @@ def post_schema(broker: Broker, topic: Topic, schema: Payload) -> Any:
     return PostSchemaResponse(version=LongSchemaVersion(version=stored.version))
 
 
-@router.delete(PATH + "/schema", AuthAction.ADMIN, response_model=LongSchemaVersion)
-def delete_schema(broker: Broker, topic: Topic, force: bool = False) -> Any:
+@router.delete(PATH + "/schema", AuthAction.ADMIN)
+def delete_schema(broker: Broker, topic: Topic, force: bool = False) -> LongSchemaVersion:
     """Delete all versions of a topic's schema. `force` changes nothing: they are rows that nothing else needs."""
-    newest = broker.environment.metadata.schemas.delete(topic)
-    if newest is None:
-        raise _missing(topic)
-    return LongSchemaVersion(version=newest)
+    return LongSchemaVersion(version=_present(topic, broker.environment.metadata.schemas.delete(topic)))
 
 
-@router.post(PATH + "/compatibility", *ANY_USE, waits_for=WaitsFor.SCHEMAS, response_model=IsCompatibilityResponse)
-def check_schema(broker: Broker, topic: Topic, schema: Payload) -> Any:
+@router.post(PATH + "/compatibility", *ANY_USE, waits_for=WaitsFor.SCHEMAS)
+def check_schema(broker: Broker, topic: Topic, schema: Payload) -> IsCompatibilityResponse:
     """Check whether a schema may be the topic's next version. Nothing is stored."""
     registry, fits = broker.schemas, True
     try:
@@ -169,25 +157,17 @@ def check_schema(broker: Broker, topic: Topic, schema: Payload) -> Any:
     return IsCompatibilityResponse(compatibility=fits, schema_compatibility_strategy=registry.strategy(topic))
 
 
-@router.post(PATH + "/version", *ANY_USE, refuses=(404,), response_model=LongSchemaVersion)
-def get_version_of_schema(broker: Broker, topic: Topic, schema: Payload) -> Any:
+@router.post(PATH + "/version", *ANY_USE, refuses=(404,))
+def get_version_of_schema(broker: Broker, topic: Topic, schema: Payload) -> LongSchemaVersion:
     """The version of a topic's schema that is the same."""
-    stored = broker.schemas.same(topic, schema.record)
+    return LongSchemaVersion(version=_present(topic, broker.schemas.same(topic, schema.record)).version)
+
+
+def _present(topic: TopicName, stored: Stored | None) -> Stored:
+    """Return what is stored of a topic's schemas. Raise RestException (404) if there is none."""
     if stored is None:
-        raise _missing(topic)
-    return LongSchemaVersion(version=stored.version)
-
-
-def _schema(broker: Broker, topic: TopicName, version: int | None = None) -> SchemaRecord:
-    """Raises RestException (404)."""
-    schema = broker.schemas.find(topic, version)
-    if schema is None:
-        raise _missing(topic)
-    return schema
-
-
-def _missing(topic: TopicName) -> RestException:
-    return RestException(404, f"Schema not found: {topic.whole or topic} has no such schema")
+        raise RestException(404, f"Schema not found: {topic.whole or topic} has no such schema")
+    return stored
 
 
 def _response(schema: SchemaRecord) -> GetSchemaResponse:

@@ -1,4 +1,4 @@
-"""Stats of topics and partitioned topics: the tree of api/broker/stats.py, with every field of a broker's answer."""
+"""Stats of topics and partitioned topics: with every field of a broker's answer."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Query, Request
-from pydantic.alias_generators import to_camel
 
 from api.broker import names
-from api.broker.serving.connected_clients import ConsumerStats, ProducerStats
 from api.broker.serving.consumer import SubscriptionType
-from api.broker.stats import StatsSnapshot, SubscriptionStats, TopicStats, stats_snapshot, topic_stats
+from api.broker.stats import StatsSnapshot, stats_snapshot, topic_stats
+from api.broker.stats_tree import TopicStats
 from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException, public_reason
 from api.http.router import Routes
-from api.rest.topics import stats_models as models
+from api.rest.models import PulsarTree
 from api.rest.topics.lookup import service_urls
 from api.rest.topics.stats_models import OfflineTopicStats, PartitionedMetadata, PartitionedTopicStats
 from storage.metadata.records import COMPACTION_CURSOR, PartitionedTopic
@@ -28,67 +27,55 @@ from storage.options.policies import TopicPolicies
 
 router = Routes("stats")
 
-Precise = Annotated[bool, Query(alias="getPreciseBacklog", description="Single acknowledgements are always counted.")]
-Sizes = Annotated[bool, Query(alias="subscriptionBacklogSize", description="With the backlog's bytes; else -1.")]
-Earliest = Annotated[bool, Query(alias="getEarliestTimeInBacklog", description="With the oldest publish time; else 0.")]
 PerPartition = Annotated[bool, Query(alias="perPartition", description="With the stats of each partition.")]
 
 
 @dataclass(frozen=True)
-class ExcludedClients:
-    """The clients that a caller leaves out of stats: their counts and rates stay."""
+class StatsOptions:
+    """The parts of stats that a caller requests. Counts and rates of excluded clients stay."""
 
-    publishers: bool = False
-    consumers: bool = False
+    sizes: bool
+    earliest: bool
+    exclude_publishers: bool
+    exclude_consumers: bool
 
 
-ALL_CLIENTS = ExcludedClients()
-
-
-async def excluded_clients(
+async def stats_options(
+    precise: Annotated[
+        bool, Query(alias="getPreciseBacklog", description="Single acknowledgements are always counted.")
+    ] = False,
+    sizes: Annotated[
+        bool, Query(alias="subscriptionBacklogSize", description="With the backlog's bytes; else -1.")
+    ] = True,
+    earliest: Annotated[
+        bool, Query(alias="getEarliestTimeInBacklog", description="With the oldest publish time; else 0.")
+    ] = False,
     publishers: Annotated[bool, Query(alias="excludePublishers", description="Without the list of producers.")] = False,
     consumers: Annotated[bool, Query(alias="excludeConsumers", description="Without the lists of consumers.")] = False,
-) -> ExcludedClients:
-    """A route's dependency: the clients that the answer leaves out."""
-    return ExcludedClients(publishers, consumers)
+) -> StatsOptions:
+    """Return the options in a request's query."""
+    return StatsOptions(sizes, earliest, publishers, consumers)
 
 
-Excluded = Annotated[ExcludedClients, Depends(excluded_clients)]
+Options = Annotated[StatsOptions, Depends(stats_options)]
+_STATS: dict[str, Any] = {"waits_for": WaitsFor.LOG, "response_model_exclude_none": True}
 
 
-@router.get(TOPIC_PATH + "/stats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
-def get_stats(
-    broker: Broker,
-    request: Request,
-    topic: Topic,
-    precise: Precise = False,
-    sizes: Sizes = True,
-    earliest: Earliest = False,
-    excluded: Excluded = ALL_CLIENTS,
-) -> models.TopicStats:
+@router.get(TOPIC_PATH + "/stats", *ANY_USE, **_STATS, response_model=PulsarTree[TopicStats])
+def get_stats(broker: Broker, request: Request, topic: Topic, options: Options) -> Any:
     """A topic's stats."""
     snapshot = of_topic(broker, topic, times=True)
     broker.ownership.check_for_clients(snapshot.stats.topic)
     policies = broker.environment.metadata.policies.effective(snapshot.stats.topic)
-    stats = topic_stats(snapshot, broker.clients.of_topic(topic), sizes=sizes, earliest=earliest)
-    fields = _fields(stats, policies, excluded)
-    return models.TopicStats.model_validate(fields | {"owner_broker": _owner(broker, request)})
+    return replace(_stats(broker, snapshot, policies, options), owner_broker=_owner(broker, request))
 
 
-@router.get(TOPIC_PATH + "/partitioned-stats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
+@router.get(TOPIC_PATH + "/partitioned-stats", *ANY_USE, **_STATS, response_model=PulsarTree[PartitionedTopicStats])
 def get_partitioned_stats(
-    broker: Broker,
-    request: Request,
-    topic: Topic,
-    per_partition: PerPartition = True,
-    precise: Precise = False,
-    sizes: Sizes = True,
-    earliest: Earliest = False,
-    excluded: Excluded = ALL_CLIENTS,
-) -> PartitionedTopicStats:
+    broker: Broker, request: Request, topic: Topic, options: Options, per_partition: PerPartition = True
+) -> Any:
     """The stats of all partitions, summed, and, unless `perPartition=false`, each by itself."""
     whole = partitioned(broker, topic)
-    owner = {"owner_broker": _owner(broker, request)}
     policies: TopicPolicies | None = None
     each: dict[str, TopicStats] = {}
     for name in names.partition_names(whole):
@@ -96,15 +83,14 @@ def get_partitioned_stats(
         if snapshot is not None:
             # Policies are set for the whole topic, so the first partition's are those of all.
             policies = policies or broker.environment.metadata.policies.effective(snapshot.stats.topic)
-            each[str(name)] = _of_partition(
-                topic_stats(snapshot, broker.clients.of_topic(name), sizes=sizes, earliest=earliest)
-            )
-    fields = _fields(_of_partition(TopicStats.merge(list(each.values()))), policies, excluded)
-    fields["metadata"] = PartitionedMetadata(partitions=whole.partitions)
-    fields["oldest_backlog_message_age_seconds"] = 0
-    if per_partition:
-        fields["partitions"] = {name: _fields(stats, policies, excluded) | owner for name, stats in each.items()}
-    return PartitionedTopicStats.model_validate(fields)
+            each[str(name)] = _of_partition(_stats(broker, snapshot, policies, options))
+    total = _of_partition(TopicStats.merge(list(each.values())))
+    owner = _owner(broker, request)
+    return PartitionedTopicStats(
+        **vars(replace(total, oldest_backlog_message_age_seconds=0)),
+        metadata=PartitionedMetadata(partitions=whole.partitions),
+        partitions={name: replace(stats, owner_broker=owner) for name, stats in each.items()} if per_partition else {},
+    )
 
 
 @router.get(TOPIC_PATH + "/backlog", *ANY_USE, waits_for=WaitsFor.LOG)
@@ -146,36 +132,28 @@ def partitioned(broker: Broker, topic: TopicName) -> PartitionedTopic:
     return whole
 
 
-def client_fields(stats: ProducerStats | ConsumerStats) -> dict[str, object]:
-    """Return the fields of a client as Pulsar names them, in its order."""
-    return {to_camel(name): value for name, value in vars(stats).items()}
-
-
-def _fields(stats: TopicStats, policies: TopicPolicies | None, excluded: ExcludedClients) -> dict[str, Any]:
-    """Return the fields of the model of a topic, or of the sum of partitions. `policies` None: it has no partitions."""
-    fields = vars(stats.clients) | vars(stats)
-    if policies is not None:
-        fields["backlog_quota_limit_size"] = policies.backlog_quota_bytes
-        fields["backlog_quota_limit_time"] = policies.backlog_quota_seconds
-    fields["compaction"] = vars(stats.compaction)
-    fields["publishers"] = [] if excluded.publishers else [client_fields(item) for item in stats.clients.publishers]
-    fields["subscriptions"] = {
-        name: vars(item.clients)
-        | vars(item)
-        | {"consumers": [] if excluded.consumers else [client_fields(each) for each in item.clients.consumers]}
-        for name, item in stats.subscriptions.items()
-    }
-    return fields
+def _stats(broker: Broker, snapshot: StatsSnapshot, policies: TopicPolicies, options: StatsOptions) -> TopicStats:
+    """Return the stats of one topic, without excluded clients, and with the quotas of its policies."""
+    live = broker.clients.of_topic(snapshot.stats.topic.name)
+    stats = topic_stats(snapshot, live, sizes=options.sizes, earliest=options.earliest)
+    subscriptions = stats.subscriptions
+    if options.exclude_consumers:
+        subscriptions = {name: replace(item, consumers=()) for name, item in subscriptions.items()}
+    return replace(
+        stats,
+        publishers=() if options.exclude_publishers else stats.publishers,
+        subscriptions=subscriptions,
+        backlog_quota_limit_size=policies.backlog_quota_bytes,
+        backlog_quota_limit_time=policies.backlog_quota_seconds,
+    )
 
 
 def _of_partition(stats: TopicStats) -> TopicStats:
     """Return the stats with the type that a broker gives the compaction's cursor in partitioned topics."""
-    subscriptions: dict[str, SubscriptionStats] = dict(stats.subscriptions)
+    subscriptions = dict(stats.subscriptions)
     if COMPACTION_CURSOR in subscriptions:
         cursor = subscriptions[COMPACTION_CURSOR]
-        subscriptions[COMPACTION_CURSOR] = replace(
-            cursor, clients=replace(cursor.clients, type=SubscriptionType.EXCLUSIVE.pulsar_name)
-        )
+        subscriptions[COMPACTION_CURSOR] = replace(cursor, type=SubscriptionType.EXCLUSIVE.pulsar_name)
     return replace(stats, subscriptions=subscriptions)
 
 

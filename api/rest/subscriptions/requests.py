@@ -1,0 +1,81 @@
+"""Parts of requests on subscriptions: their path, positions as Pulsar's clients send them, a permission."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Body, Path, Request
+from pydantic import AfterValidator, Field
+
+from api.broker.positions import After, CursorPosition
+from api.broker.threads import WaitsFor
+from api.http.access import AuthAction, require_here
+from api.http.dependencies import broker_of
+from api.http.paths import TOPIC_PATH, decoded
+from api.http.problems import RestException
+from api.rest.models import INT, LONG, PulsarBody, TextByName
+from storage.metadata.records import COMPACTION_CURSOR
+from storage.model import EARLIEST, LATEST, MessageId
+
+CURSOR_PATH = TOPIC_PATH + "/subscription/{subscription}"
+
+Subscription = Annotated[
+    str,
+    Path(description="Name of the subscription; __compaction is the compaction cursor."),
+    AfterValidator(decoded),
+]
+
+
+class ResetCursorData(PulsarBody):
+    """A message id, as Pulsar's clients send it. `excluded`: the position is the message after it. `properties`: those
+    of a new subscription."""
+
+    ledger_id: int = Field(ge=-1, le=LONG)
+    entry_id: int = Field(ge=-1, le=LONG)
+    partition_index: int = -1
+    batch_index: int = Field(-1, ge=-1, le=INT)
+    batch_size: int = 0
+    excluded: bool = False
+    is_excluded: bool = False
+    properties: TextByName | None = None
+    first_chunk_message_id: dict[str, Any] | None = None
+    ack_set: dict[str, Any] | None = None
+
+    @property
+    def message_id(self) -> MessageId:
+        """The message id; -1 for an entry: the first one of the ledger."""
+        if self.ledger_id == -1:
+            return EARLIEST
+        if self.ledger_id == LONG:
+            return LATEST
+        return MessageId(self.ledger_id, self.entry_id, self.partition_index, self.batch_index)
+
+    @property
+    def position(self) -> CursorPosition:
+        """The position of the first message to deliver: the message with the id, or the next one."""
+        excluded = (self.excluded or self.is_excluded) and self.message_id not in (EARLIEST, LATEST)
+        return After(self.message_id) if excluded else self.message_id
+
+
+PositionBody = Annotated[ResetCursorData | str | None, Body(description='A message id, "earliest" or "latest".')]
+
+
+def position_of(body: ResetCursorData | str | None) -> CursorPosition:
+    """Return the position that the body of a request names; latest without a body. Raise RestException (400)."""
+    if isinstance(body, ResetCursorData):
+        return body.position
+    named = {"earliest": EARLIEST, "latest": LATEST, None: LATEST}.get(body)
+    if named is None:
+        raise RestException(400, f"{str(body)[:40]!r} is no place: give a message id, earliest or latest")
+    return named
+
+
+async def changes_subscription(request: Request, subscription: Subscription, force: bool = False) -> None:
+    """Raise RestException (403) for a change of `__compaction` without the permission for it.
+
+    A dependency of a route after `allowed(AuthAction.CONSUME)`. Changes of `__compaction` need the action `compact`. A
+    forced deletion needs `admin`: the compacted ledger ends, and with it the keys whose raw messages are trimmed.
+    """
+    if subscription == COMPACTION_CURSOR:
+        action = AuthAction.ADMIN if force else AuthAction.COMPACT
+        await broker_of(request).pools[WaitsFor.DATABASE].run(require_here, request, action)
