@@ -1,18 +1,19 @@
 """Access control: the actions that routes require, and the one place that allows or refuses them.
 
-A route states what it requires, `dependencies=[allowed(AuthAction.COMPACT)]`; the scope is the path's tenant, namespace
-and topic. Several actions: any of them is enough. Rules, the first that fits:
+A route declares the actions of which its caller needs one, `dependencies=[allowed(AuthAction.COMPACT)]`; the scope is
+the path's tenant, namespace and topic. The first rule that fits decides:
 
 - access control is off (only on loopback): everything is allowed;
-- no token, or one that does not hold: 401;
-- a superuser may do everything; SUPERUSER, or a path without a tenant, wants one; ANYONE wants but a token;
+- no token, or an invalid one: 401;
+- a superuser may do everything; SUPERUSER, and a path without a tenant, require one; ANYONE requires a token only;
 - a role in a tenant's adminRoles, or with `admin` granted in the tenant, may do everything in it;
-- a role may do what its tenant or namespace grants it, and with a topic what the topic, or the partitioned topic that
-  it belongs to, grants it; `admin` of a namespace or topic is everything in it;
-- everything else: 403. What does not exist grants nothing, so a stranger does not learn what there is.
+- a role may do what its tenant and namespace grant it, and with a topic also what the topic, or its partitioned topic,
+  grants it; `admin` of a namespace or topic allows everything in it;
+- everything else: 403. A name that does not exist grants nothing, so a caller without permission does not learn which
+  names exist.
 
 Pulsar's actions `functions`, `sources`, `sinks` and `packages` can be granted and allow nothing here. Grants are read
-with each request, so a change counts at once. Lists are not filtered: who may list sees all names.
+with each request, so a change takes effect at once. Lists are not filtered: a role that may list sees all names.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from api.broker import tenants
 from api.broker.threads import WaitsFor
 from api.http.dependencies import broker_of
 from api.http.paths import decoded
-from api.http.problems import RestException
+from api.http.problems import RestException, words_of
+from storage.advice import Words
 from storage.errors import InvalidInput, NotFound
 from storage.model import TopicName
 
@@ -57,26 +59,26 @@ class AuthAction(StrEnum):
 
 
 Where = tuple[str | None, str | None, str | None]
-"""Tenant, namespace and topic, as far as there are any."""
+"""Tenant, namespace and topic of a request; None for each that its path does not name."""
 ANY_USE = (AuthAction.PRODUCE, AuthAction.CONSUME, AuthAction.COMPACT)
-"""What a role may do that uses a topic: any of them lets it check the topic."""
+"""The actions of a role that uses a topic: any of them lets it check the topic."""
 GRANTABLE = ("produce", "consume", "compact", "admin", "functions", "sources", "sinks", "packages")
-"""What Pulsar's and our tools may grant; the last four allow nothing here."""
+"""The actions that tools may grant; the last four are Pulsar's and allow nothing here."""
 ORIGINAL_PRINCIPAL = b"x-original-principal"
 """The header in which a proxy names the role of its client, as Pulsar's does."""
 _SCHEME = HTTPBearer(scheme_name="token", bearerFormat="JWT", auto_error=False)
-"""Says in the OpenAPI document that a route wants a token; it decides nothing."""
+"""Declares in the OpenAPI document that a route requires a token; it decides nothing."""
 DASHBOARD_COOKIE = "compactor_token"
-"""Holds the token of a browser; it counts for the dashboard's own paths alone."""
+"""The cookie with the token of a browser; it is accepted for the dashboard's own paths only."""
 SECURE_COOKIE = "__Host-" + DASHBOARD_COOKIE
-"""The same where the browser uses TLS. By its prefix, browsers take it only from this host, over TLS."""
+"""The cookie of a browser that uses TLS. Because of the prefix, browsers accept it only from this host, over TLS."""
 DASHBOARD = "/dashboard/"
 LOGIN = DASHBOARD + "login"
 LOGOUT = DASHBOARD + "logout"
 PROBES = ("/livez", "/readyz")
-"""Paths that are answered for any caller, however busy the service is."""
+"""Paths that are answered for any caller, even if the service is busy."""
 _CHECKED = "compactor.checked"
-"""The key of a request's scope that holds which permissions were checked."""
+"""The key of a request's scope under which the checked permissions are listed."""
 _CHALLENGE: Mapping[str, str] = {"WWW-Authenticate": 'Bearer realm="compactor"'}
 
 
@@ -110,10 +112,10 @@ class Caller:
 
 @dataclass(frozen=True)
 class AuthorizationService:
-    """The rules, over what is granted in SQL.
+    """The rules of the module's docstring, over the grants in SQL.
 
-    `keys`: what tokens are checked with; None: access control is off. `proxy_roles`: roles of proxies, which name the
-    role that they send a request for.
+    `keys`: the keys that verify tokens; None: access control is off. `proxy_roles`: roles of proxies, which name the
+    role for which they send a request.
     """
 
     tenancy: TenancyStore
@@ -123,7 +125,7 @@ class AuthorizationService:
 
     @classmethod
     def of(cls, settings: Settings, tenancy: TenancyStore, clock: Clock) -> AuthorizationService:
-        """Return the service that the settings describe. Raises Misconfigured for unusable keys."""
+        """Return the service that the settings describe. Raise Misconfigured for unusable keys."""
         from api.http.token_key_reloader import TokenKeyReloader
 
         keys = TokenKeyReloader(settings, clock) if settings.access_control else None
@@ -157,7 +159,7 @@ class AuthorizationService:
             return Caller(address, refused=str(error))
 
     def behind(self, caller: Caller, original: str) -> Caller:
-        """Return the caller for whom a proxy sent a request, as Pulsar's brokers decide it. Raises BadToken.
+        """Return the caller for whom a proxy sent a request, as Pulsar's brokers determine it. Raise BadToken.
 
         `original`: the role that the proxy names; empty: none.
         """
@@ -191,7 +193,7 @@ class AuthorizationService:
         namespace: str | None,
         topic: str | None = None,
     ) -> None:
-        """Returns if the caller may do any of `actions` there. Raises RestException: 401, 403."""
+        """Raise RestException (401, 403) unless the caller may do any of `actions` there."""
         if self.verifier is None:
             return
         if caller.role is None:
@@ -240,7 +242,7 @@ class AuthorizationService:
 
 
 def _cookie(scope: Scope) -> str:
-    """The token of a browser's cookie; empty: there is none."""
+    """Return the token of a browser's cookie; empty: the request has none."""
     cookies: dict[str, str] = {}
     for name, value in scope["headers"]:
         if name == b"cookie":
@@ -252,12 +254,12 @@ def _cookie(scope: Scope) -> str:
 
 
 def unauthenticated(caller: Caller) -> RestException:
-    """The refusal of a caller without a role."""
+    """Return the refusal of a caller without a role."""
     return RestException(401, f"not authenticated: {caller.refused}", _CHALLENGE)
 
 
 class Authentication:
-    """Middleware: finds out who sent a request, once, as `request.state.caller`; it refuses no request."""
+    """Middleware that authenticates a request's sender once, as `request.state.caller`; it refuses no request."""
 
     def __init__(self, app: ASGIApp, access: AuthorizationService) -> None:
         self._app = app
@@ -282,20 +284,26 @@ async def caller_name(request: Request) -> str:
 
 
 CallerName = Annotated[str, Depends(caller_name)]
-"""A route's parameter: by what name the caller is written down, as `by` of what it asks for."""
+"""A route's parameter: the caller's name, which is stored with the requests that it makes."""
 
 
-async def knows_places(request: Request) -> bool:
-    """Return whether the caller may see the locations of database and store."""
-    return cast(AuthorizationService, request.app.state.access).is_superuser(caller_of(request))
+def words_for(request: Request) -> Words | None:
+    """Return the words of advice for an operator, who may read the locations of database and store; None: the caller is
+    no operator."""
+    access = cast(AuthorizationService, request.app.state.access)
+    return words_of(request) if access.is_superuser(caller_of(request)) else None
 
 
-InFull = Annotated[bool, Depends(knows_places)]
-"""A route's parameter: errors are shown in full, as operators need them."""
+async def _words(request: Request) -> Words | None:
+    return words_for(request)
+
+
+CallerWords = Annotated[Words | None, Depends(_words)]
+"""A route's parameter: the words in which the caller reads errors in full; None: it reads their public part."""
 
 
 def allowed(*actions: AuthAction) -> Any:
-    """A route's dependency: the caller may do any of `actions` on what the path names. 401, 403."""
+    """Return a route's dependency: the caller may do any of `actions` in the path's scope. It answers 401, 403."""
     return Depends(PermissionCheck(actions, _where))
 
 
@@ -313,13 +321,13 @@ def allowed_on(where: Callable[[Request], TopicName | None], *actions: AuthActio
 
 
 def require_here(request: Request, *actions: AuthAction) -> None:
-    """Check a permission that only the request itself decides. Needs a thread. Raises RestException: 401, 403."""
+    """Check a permission that depends on the request itself. Needs a thread. Raise RestException (401, 403)."""
     access = cast(AuthorizationService, request.app.state.access)
     access.require(caller_of(request), actions, *_where(request))
 
 
 def _where(request: Request) -> Where:
-    """Tenant, namespace and topic of the request's path, as far as it has them."""
+    """Return the tenant, namespace and topic that the request's path names."""
     tenant, namespace, topic = (
         decoded(request.path_params[name]) if name in request.path_params else None
         for name in ("tenant", "namespace", "topic")
@@ -328,8 +336,8 @@ def _where(request: Request) -> Where:
 
 
 class PermissionCheck:
-    """The permission that a route requires. `api/http/router.py` checks it before the body is read; as a dependency it
-    states in the OpenAPI document that a token is needed, and checks what is not checked yet.
+    """The permission that a route requires. `api/http/router.py` checks it before the body is read. As a dependency, it
+    declares in the OpenAPI document that a token is required, and checks unless that was done before.
 
     `names_action`: the refusal may name where permission is missing, since the path names it, too.
     """
@@ -341,7 +349,7 @@ class PermissionCheck:
         *,
         names_action: bool = True,
     ) -> None:
-        assert actions, "a route declares what it needs"
+        assert actions, "a route declares its actions"
         self._actions = actions
         self._where = where
         self._names_action = names_action
@@ -351,13 +359,13 @@ class PermissionCheck:
             await self.check(request)
 
     async def check(self, request: Request) -> None:
-        """Raises RestException: 401, 403."""
+        """Raise RestException (401, 403) unless the caller has the permission."""
         access = cast(AuthorizationService, request.app.state.access)
         caller = caller_of(request)
         if access.asks_sql(caller, self._actions):
             await broker_of(request).pools[WaitsFor.DATABASE].run(self._require, access, caller, request)
         else:
-            access.require(caller, self._actions, None, None)  # wherever it is, that decides nothing
+            access.require(caller, self._actions, None, None)  # the same decision in every scope
         request.scope.setdefault(_CHECKED, []).append(self)
 
     def _require(self, access: AuthorizationService, caller: Caller, request: Request) -> None:

@@ -1,11 +1,12 @@
-"""Audit log: one line for each request that may change something, and an id for every request.
+"""Audit log: a line for each request that may change something, and an id for every request.
 
-The line is a log record of the logger `audit` with the fields `who`, `address`, `method`, `target` (the path without
-its query, which may hold anything), `action` (the route's name), `status`, `request_id`, `duration_ms`. Bodies, headers
-and tokens are in no line. It is written when the answer begins; refusals are written, too. An unexpected error
-ends here, as a 500 that names its request; a request that the end of the service cuts off, as a 503. The id is
-the one that the client or the service before sent (`X-Request-Id`, if it is a plain word), else a new one; it is in
-every answer and, while the request is worked on, in every line of the log.
+A line is a record of the logger `audit` with the fields `who`, `address`, `method`, `target` (the path without its
+query, which may contain any text), `action` (the route's name), `status`, `request_id` and `duration_ms`. No line
+contains bodies, headers or tokens. It is written when the answer begins, also for refusals. Here an unexpected error
+becomes a 500 that names its request, and a request that is cut off by the end of the service a 503.
+
+The id is that of the header `X-Request-Id`, if it is a plain word, else a new one. Every answer contains it, and every
+log line of the request.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.access import Caller
-from api.http.problems import answer, unforeseen
+from api.http.problems import answer, unexpected
 from storage.clock import Clock
 
 LOG = logging.getLogger("audit")
 HEADER = b"x-request-id"
 CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _PLAIN = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
-_TARGET_MOST = 1024
+_MAX_TARGET = 1024
 _ENDS = "the service is ending, and has not finished this request in time: check its effect, or ask another service"
 
 
 class Audit:
-    """The middleware; the outermost but for the one that finds the caller, so that refusals are seen."""
+    """The middleware. It is outside of all others that refuse requests, so it sees every refusal."""
 
     def __init__(self, app: ASGIApp, clock: Clock) -> None:
         self._app = app
@@ -42,13 +43,13 @@ class Audit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        sent = next((value for name, value in scope["headers"] if name == HEADER), b"")
-        request_id = sent.decode() if _PLAIN.fullmatch(sent) else uuid.uuid4().hex[:16]
+        header = next((value for name, value in scope["headers"] if name == HEADER), b"")
+        request_id = header.decode() if _PLAIN.fullmatch(header) else uuid.uuid4().hex[:16]
         scope["state"]["request_id"] = request_id
         began = self._clock.now_ms()
         status = 0
 
-        async def say(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message["headers"], (HEADER, request_id.encode())]}
@@ -59,19 +60,20 @@ class Audit:
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
-                await self._app(scope, receive, say)
+                await self._app(scope, receive, send_with_id)
             except Exception as error:
-                # Here, or the server would log it once more.
-                response = unforeseen(scope, error)
+                response = unexpected(scope, error)  # raised further, the server would log it again
                 if not status:
-                    await response(scope, receive, say)
+                    await response(scope, receive, send_with_id)
             except asyncio.CancelledError:
                 # The server ends, and the grace time has passed: waiting requests are answered, and half-sent answers
                 # are cut off.
                 LOG.warning("a request was cut off at the end of the service", extra={"target": scope["path"]})
                 if not status:
                     with suppress(asyncio.CancelledError):
-                        await answer(503, _ENDS, {"Retry-After": "1", "Connection": "close"})(scope, receive, say)
+                        await answer(503, _ENDS, {"Retry-After": "1", "Connection": "close"})(
+                            scope, receive, send_with_id
+                        )
 
     def _write(self, scope: Scope, status: int, duration_ms: int) -> None:
         if scope["method"] not in CHANGING:
@@ -88,6 +90,6 @@ class Audit:
 
 
 def note_change(caller: Caller, method: str, target: str, action: str | None, **more: object) -> None:
-    """Write a line. `method`: of HTTP, or PULSAR for a change by a client of Pulsar's protocol."""
-    fields = {"who": caller.name, "address": caller.address, "method": method, "target": target[:_TARGET_MOST]}
+    """Write a line. `method`: HTTP's, or PULSAR for a change by a client of Pulsar's protocol."""
+    fields = {"who": caller.name, "address": caller.address, "method": method, "target": target[:_MAX_TARGET]}
     LOG.info("change", extra={**fields, "action": action, **more})

@@ -1,9 +1,9 @@
-"""The certificate of the service, read again while it runs: renewal needs no restart.
+"""Reloading of the service's certificate while it runs: renewal needs no restart.
 
 Every `tls.reload-interval` a thread checks whether one of the two files has changed, and loads both into the contexts
-that are in use: connections that begin then have the new certificate, others keep theirs. Files that do not fit each
-other, or cannot be read, change nothing: the previous certificate stays, the log reports it, and the next check tries
-again. Must not know: sockets.
+in use: new connections get the new certificate, others keep theirs. Files that do not match, or cannot be read, change
+nothing: the previous certificate stays in use, the log reports the fault, and the next check tries again. Must not
+know: sockets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class CertificateReloader:
     """Keeps TLS contexts up to date with the files of a certificate and its key."""
 
     def __init__(self, certificate: str, key: str, contexts: Sequence[ssl.SSLContext], interval_ms: int) -> None:
-        """`contexts`: they have the certificate of now."""
+        """`contexts`: those in use, with the present certificate."""
         self._files = Path(certificate), Path(key)
         self._contexts = contexts
         self._interval_seconds = interval_ms / 1000
@@ -32,15 +32,15 @@ class CertificateReloader:
         self._ends = threading.Event()
 
     def start(self) -> None:
-        """Check in a thread of its own from now on: a file system may hang."""
-        threading.Thread(target=self._check_again, name="certificates", daemon=True).start()
+        """Start to check in a thread of its own, because a file system may hang."""
+        threading.Thread(target=self._run, name="certificates", daemon=True).start()
 
     def stop(self) -> None:
-        """Check no more."""
+        """Stop to check."""
         self._ends.set()
 
     def check(self) -> bool:
-        """Load the files if one has changed; returns whether they were loaded."""
+        """Load the files if one has changed. Return whether they were loaded."""
         stamps = self._current()
         if stamps == self._stamps:
             return False
@@ -61,7 +61,7 @@ class CertificateReloader:
         LOG.info("the certificate %s was read again", self._files[0])
         return True
 
-    def _check_again(self) -> None:
+    def _run(self) -> None:
         while not self._ends.wait(self._interval_seconds):
             self.check()
 

@@ -1,173 +1,53 @@
-"""Connections before they are requests: how many there are, and how long one may take to say what it wants.
+"""Deadlines of an HTTP connection: the time to send a request and to receive its answer.
 
-`Listener` takes no more connections than it may hold. All listeners together hold at most half of the process's file
-descriptors: files, log and database have the others. Where a listener is full, the connection that has been idle for
-longest makes room: one on which no request is under way, or which is not authenticated yet. If there is none, a new
-connection is closed at once, with a 503 where it can be read. Where descriptors run out all the same, accepting rests
-for a second. `deadline_protocol` makes uvicorn's protocol one with deadlines: for request line and headers, from the
-first moment, and for a body. A client that is slower is answered 408 and its connection is closed. One that does not
-take its answer has no use for another: its connection is cut off, which ends its request.
-
-Whatever thousands of connections do is one line of the log a minute (`LogThrottle`). Must not know: requests.
+`deadline_protocol` adds deadlines to uvicorn's protocol: for request line and headers, from the first byte, and for a
+body. A slower client is answered 408 and its connection is closed. The connection of a client that does not receive its
+answer is cut off, which ends its request. The time until the first byte is listener.py's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import logging
-import resource
-import socket
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakValueDictionary
+from http import HTTPStatus
+from typing import TYPE_CHECKING
 
+from api.http.listener import Listener, Refusals, warn_of_slow_clients
 from api.observability.logs import LogThrottle
 from api.settings.settings import Settings
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-_PART_OF_DESCRIPTORS = 4
 _LEAST_TAKEN = 64 << 10
-"""Bytes of an answer that a client takes in `limits.answer-timeout`, if more wait for it."""
-_REASON = b'{"reason": "too many connections are open: try again"}'
-_BUSY = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
-    b"Content-Length: %d\r\n\r\n%s" % (len(_REASON), _REASON)
-)
+"""The bytes of a waiting answer that a client must receive in `limits.answer-timeout`."""
 
 
-def most_connections(requested: int, listeners: int = 1) -> int:
-    """Return how many connections one of the `listeners` of a protocol may hold: at most as many as requested, and all
-    of the protocol a quarter of the process's descriptors."""
-    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if descriptors == resource.RLIM_INFINITY:
-        return requested
-    return max(1, min(requested, descriptors // (_PART_OF_DESCRIPTORS * listeners)))
+def refusals(settings: Settings) -> Refusals:
+    """Return the answers of a port without TLS on connections that are closed before they have a protocol."""
+    seconds = settings.limits_header_timeout_ms / 1000
+    return Refusals(
+        full=_answer(503, "too many connections are open: try again", "Retry-After: 1\r\n"),
+        silent=_answer(408, _too_slow("limits.header-timeout", seconds)),
+    )
 
 
-class _Accepted(socket.socket):
-    """A connection that counts until it is closed."""
-
-    counted_in: Listener | None = None
-    descriptor = -1
-
-    def close(self) -> None:
-        super().close()
-        if self.counted_in is not None:
-            self.counted_in.forget(self.descriptor)
+def _answer(status: int, reason: str, headers: str = "") -> bytes:
+    body = json.dumps({"reason": reason})
+    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n{headers}"
+    return f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
-class Listener(socket.socket):
-    """A listening socket with a limit of connections. Its loop is asyncio's."""
-
-    def __init__(self, family: int, kind: int, protocol: int) -> None:
-        super().__init__(family, kind, protocol)
-        self._open: WeakValueDictionary[int, _Accepted] = WeakValueDictionary()
-        """By their descriptors."""
-        self._idle: dict[int, None] = {}
-        """Descriptors of connections that may make room, the longest idle first."""
-        self._most = 1
-        self._says_so = True
-        self._log_throttle: LogThrottle | None = None
-        self._rests = False
-
-    def limit(self, most_connections: int, log_throttle: LogThrottle, *, plain: bool) -> None:
-        """Hold at most `most_connections`. `plain`: without TLS, so that a refusal can be read."""
-        self._most, self._log_throttle, self._says_so = most_connections, log_throttle, plain
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection. Raises ConnectionAbortedError where one was closed: asyncio continues with other
-        work and accepts again then."""
-        if self._rests:  # asyncio still accepts in the pass in which it was paused
-            self._rests = False
-            raise ConnectionAbortedError
-        if len(self._open) >= self._most and self._end_longest_idle():
-            raise ConnectionAbortedError
-        try:
-            descriptor, address = cast(Any, self)._accept()
-        except OSError as error:
-            self._rests = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-            raise
-        connection = _Accepted(self.family, self.type, self.proto, fileno=descriptor)
-        if len(self._open) < self._most:
-            connection.counted_in, connection.descriptor = self, descriptor
-            self._open[descriptor] = connection
-            self._idle[descriptor] = None
-            return connection, address
-        with connection:
-            connection.setblocking(False)
-            if self._says_so:
-                with suppress(OSError):  # it has gone away already
-                    connection.send(_BUSY)
-        if self._log_throttle is not None:
-            self._log_throttle.warn(
-                f"{self._most} connections are open, as many as may: others are refused. Raise limits.connections and "
-                "the limit of file descriptors (ulimit -n, LimitNOFILE), or find the process that opens them"
-            )
-        raise ConnectionAbortedError
-
-    def mark_busy(self, transport: asyncio.BaseTransport) -> None:
-        """Keep a connection although others need room."""
-        self._idle.pop(_descriptor_of(transport), None)
-
-    def mark_idle(self, transport: asyncio.BaseTransport) -> None:
-        """Let a connection make room for others, after those that have been idle for longer."""
-        descriptor = _descriptor_of(transport)
-        if descriptor in self._open:
-            self._idle.pop(descriptor, None)
-            self._idle[descriptor] = None
-
-    def forget(self, descriptor: int) -> None:
-        """Count a connection no more: it is closed."""
-        self._open.pop(descriptor, None)
-        self._idle.pop(descriptor, None)
-
-    def _end_longest_idle(self) -> bool:
-        """End the connection that has been idle for longest; returns False if none is idle."""
-        for descriptor in list(self._idle):
-            del self._idle[descriptor]
-            connection = self._open.get(descriptor)
-            if connection is not None and _has_sent(connection):
-                self._idle[descriptor] = None  # its request is read soon
-            elif connection is not None:
-                with suppress(OSError):  # the client has closed it
-                    connection.shutdown(socket.SHUT_RDWR)  # its transport reads the end, and closes it
-                return True
-        return False
-
-
-def _has_sent(connection: socket.socket) -> bool:
-    """Return whether a client has sent something that was not read yet."""
-    with suppress(OSError):
-        return bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-    return False
-
-
-def _descriptor_of(transport: asyncio.BaseTransport) -> int:
-    connection = transport.get_extra_info("socket")
-    return -1 if connection is None else int(connection.fileno())
-
-
-def loop_errors(log_throttle: LogThrottle) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
-    """A handler of an event loop's errors that limits how often "out of descriptors" is logged."""
-
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if "socket.accept()" in context.get("message", ""):
-            log_throttle.warn("no file descriptor is left for a connection: raise their limit (ulimit -n, LimitNOFILE)")
-        else:
-            loop.default_exception_handler(context)
-
-    return handle
+def _too_slow(setting: str, seconds: float) -> str:
+    return f"the request took longer than {setting}, {seconds:g} s, to arrive"
 
 
 def deadline_protocol(
     settings: Settings, log_throttle: LogThrottle, listener: Listener | None = None
 ) -> type[H11Protocol]:
-    """uvicorn's protocol, with the deadlines of the settings. `listener`: learns which connections are idle."""
+    """Return uvicorn's protocol with the deadlines of the settings. `listener`: is notified which connections are
+    idle."""
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -179,8 +59,8 @@ def deadline_protocol(
     answer_seconds = settings.limits_answer_timeout_ms / 1000
 
     class DeadlineProtocol(H11Protocol):
-        """One connection. A timer runs while something of a request is still to come, another while the client takes
-        less of the answer than there is."""
+        """One connection. A timer runs while a part of a request is missing, another one while a part of the answer
+        waits for the client."""
 
         _timer: asyncio.TimerHandle | None = None
         _timed: object = None
@@ -220,10 +100,10 @@ def deadline_protocol(
             self._time_answer(is_held_up=False)
 
         def _unsupported_upgrade_warning(self) -> None:
-            """Nothing: a request for WebSockets gets an answer without."""
+            """Log nothing: a request for WebSockets is answered without an upgrade."""
 
         def _time(self, state: object) -> None:
-            """Let the timer run for what the client still has to send."""
+            """Let the timer run for the part of a request that the client has to send next."""
             if state is self._timed:
                 return
             if self._timer is not None:
@@ -233,14 +113,14 @@ def deadline_protocol(
                 self._timer = self.loop.call_later(deadlines[state][1], self._too_slow, *deadlines[state])
 
         def _too_slow(self, setting: str, allowed: float) -> None:
-            log_throttle.warn(f"connections that send a request slower than {setting} ({allowed:g} s) are closed")
+            warn_of_slow_clients(log_throttle, setting, allowed)
             if self.cycle is not None:
-                self.cycle.disconnected = True  # the task that waits for the body learns that none comes
+                self.cycle.disconnected = True  # wakes the task that waits for the body
                 self.cycle.message_event.set()
-            self._refuse(408, f"the request took longer than {setting}, {allowed:g} s, to arrive")
+            self._refuse(408, _too_slow(setting, allowed))
 
         def _time_answer(self, *, is_held_up: bool) -> None:
-            """Let a timer run while the answer waits for the client to take some of it."""
+            """Let a timer run while the answer waits for the client."""
             if self._answer_timer is not None:
                 self._answer_timer.cancel()
                 self._answer_timer = None
@@ -254,8 +134,10 @@ def deadline_protocol(
                 self._time_answer(is_held_up=True)
                 return
             log_throttle.warn(
-                f"connections of clients that take less than {_LEAST_TAKEN >> 10} KiB of an answer in "
-                f"limits.answer-timeout ({answer_seconds:g} s) are cut off"
+                "connections of clients that take less than %d KiB of an answer in limits.answer-timeout (%g s) are "
+                "cut off",
+                _LEAST_TAKEN >> 10,
+                answer_seconds,
             )
             self.transport.abort()
 
@@ -264,21 +146,17 @@ def deadline_protocol(
             self._refuse(400, "this is no HTTP request, or its headers are larger than limits.header-bytes")
 
         def _refuse(self, status: int, reason: str) -> None:
-            """Answer, if nothing was answered yet, and close the connection."""
+            """Send an answer unless one was begun, and close the connection."""
             if not self.transport.is_closing() and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                body = json.dumps({"reason": reason}).encode()
-                headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
-                answer = h11.Response(status_code=status, headers=[*headers, ("connection", "close")])
-                for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
-                    self.transport.write(self.conn.send(event) or b"")
+                self.transport.write(_answer(status, reason))
             self.transport.close()
 
     return DeadlineProtocol
 
 
-_TOLD_ELSEWHERE = ("Invalid HTTP request received.", "ASGI callable returned without completing response.")
+_LOGGED_ELSEWHERE = ("Invalid HTTP request received.", "ASGI callable returned without completing response.")
 
 
 def without_repeats(record: logging.LogRecord) -> bool:
-    """A filter of uvicorn's log: what `DeadlineProtocol` logs at a limited rate, and `api/http/audit.py` in words."""
-    return record.msg not in _TOLD_ELSEWHERE
+    """Return False for a record of uvicorn's log that `DeadlineProtocol` or `audit.py` logs in its own words."""
+    return record.msg not in _LOGGED_ELSEWHERE

@@ -1,4 +1,4 @@
-"""Dependencies of routes that need nothing of HTTP: the broker and the parsed body."""
+"""Dependencies of routes besides HTTP's own state: the broker and the parsed body."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Broker = Annotated[broker.Broker, Depends(_broker)]
 
 
 async def parse_body(request: Request, parse: Callable[[bytes], Value]) -> Value:
-    """Return what `parse` makes of the request's body; a thread calls it if the body is large."""
+    """Return the value that `parse` returns for the request's body; a thread parses a large body."""
     body = await request.body()
     if len(body) <= _PARSED_HERE_BYTES:
         return parse(body)

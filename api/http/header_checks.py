@@ -1,15 +1,15 @@
-"""Checks of every request's headers: their size, two framings, names of another site.
+"""Checks of every request's headers: their size, their framing, and the names of sites.
 
-    headers   request line and headers together are no larger than `limits.header-bytes`: 431
-    host      `Host` is a name or an address, and perhaps a port, so that URLs can be made of it: 400
-    framing   a request with Content-Length and Transfer-Encoding means two things to two servers: 400, and the
-              connection ends
-    names     without access control any process that reaches loopback may do everything, a browser on the machine
-              included. So every request names this service: its `Host` is loopback, `host`, `advertised-url` or one of
-              `allowed-hosts`, and so is its `Origin`, which is also where it came to. A page whose owner lets its name
-              lead to 127.0.0.1 has a `Host` of its own (DNS rebinding): 403
+    headers   request line and headers together are at most `limits.header-bytes`: 431
+    host      `Host` is a name or an address, with or without a port, so that URLs can be made of it: 400
+    framing   a request has Content-Length or Transfer-Encoding, because with both, two servers read it differently:
+              400, and the connection ends
+    names     without access control any process that reaches loopback may do everything, also a browser on the
+              machine. So `Host` must name this service: loopback, `host`, `advertised-url` or one of `allowed-hosts`.
+              `Origin`, if present, must be equal to it. A page whose domain resolves to 127.0.0.1 (DNS rebinding)
+              sends another `Host`: 403
 
-With access control a browser sends no token on its own, so names are not checked. Pure.
+With access control names are not checked, because a browser sends no token by itself. Pure.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HeaderRules:
         return cls(settings.limits_header_bytes, frozenset(name.lower().strip("[]") for name in names if name))
 
     def refusal(self, scope: Scope, *, names: bool) -> RestException | None:
-        """Return the refusal of a request; None: it passes. `names`: check host and origin, too."""
+        """Return the refusal of a request; None: it passes. `names`: check also host and origin."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         line = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
         size = line + sum(len(name) + len(value) + _LINE_BYTES for name, value in headers)
@@ -51,13 +51,13 @@ class HeaderRules:
         named = {name for name, _ in headers}
         if {b"content-length", b"transfer-encoding"} <= named:
             return RestException(400, "a request has Content-Length or Transfer-Encoding, not both", _CLOSE)
-        if names and self.hosts is not None and (refusal := self._of_another_site(headers)):
+        if names and self.hosts is not None and (refusal := self._names_refusal(headers)):
             return refusal
         if not all(_is_host(value) for name, value in headers if name == b"host"):
             return RestException(400, "the header Host is no host name or address", _CLOSE)
         return None
 
-    def _of_another_site(self, headers: list[tuple[bytes, bytes]]) -> RestException | None:
+    def _names_refusal(self, headers: list[tuple[bytes, bytes]]) -> RestException | None:
         hosts = [value for name, value in headers if name == b"host"]
         origins = [value for name, value in headers if name == b"origin"]
         if all(map(self._names_this_service, hosts)) and all(
@@ -72,7 +72,7 @@ class HeaderRules:
         )
 
     def _names_this_service(self, host: bytes) -> bool:
-        """Return whether host and port name this service. Others can let any other name lead to this address."""
+        """Return whether a `Host` names this service. Any other name can be made to resolve to this address."""
         assert self.hosts is not None
         try:
             name = urlsplit(f"//{host.decode('latin-1')}").hostname or ""

@@ -1,9 +1,8 @@
-"""Bounds of JSON texts, checked before a parser sees them: how many values, and how deep.
+"""Bounds of JSON texts, which are checked before they are parsed: the number of values, and the depth.
 
-A parser holds Python's one lock from the first byte to the last, so what it would be given is counted first, in steps
-that let other threads continue, and only up to the bound: a text of 16 MiB that is all brackets costs as much as the
-bound allows. Counted are separators and brackets outside strings, so a text that is no JSON may pass: its parser says
-what is wrong. Pure.
+A parser holds Python's global lock from the first byte to the last. So the values are counted first, in steps that let
+other threads continue, and only up to the bound: 16 MiB of brackets cost no more than the bound allows. Separators and
+brackets outside strings are counted, so an invalid text may pass; its parser reports the fault. Pure.
 """
 
 from __future__ import annotations
@@ -14,25 +13,24 @@ from collections.abc import Iterator
 from typing import Any
 
 DEPTH = 64
-"""Arrays and objects within each other."""
+"""The number of arrays and objects within each other."""
 VALUES = 20_000
-"""Values in a body that is not produced: ten thousand topic names, and some more."""
+"""The number of values in a body that is not produced: ten thousand topic names, and some more."""
 _PIECE = re.compile(rb'(?:[^"\[\]{},]{1,65536}+|"[^"]*+"?+){0,64}+[\[\]{},]?+')
-"""Up to the next sign outside strings, or some way towards it."""
+"""A piece of text up to the next sign outside strings, or a part of it."""
 _OPENING, _CLOSING, _BACKSLASH = b"[{", b"]}", 0x5C
 _SLICE_BYTES = 1 << 20
 
 
 class JsonBoundsError(ValueError):
-    """A JSON text beyond the bounds; the message names which."""
+    """A JSON text beyond a bound, which the message names."""
 
 
 def check_bounds(text: bytes, values: int = VALUES, depth: int = DEPTH) -> list[int]:
     """Return the number of arrays and objects that begin at each depth, from 0 on.
 
-    Raises JsonBoundsError for more than `values` values, or more than `depth` levels.
-
-    Several texts, one a line, count as one.
+    Several texts, one a line, count as one. Raise JsonBoundsError for more than `values` values, or more than `depth`
+    levels.
     """
     if b"\\" in text:
         text = b"".join(_without_escapes(text))
@@ -43,7 +41,7 @@ def check_bounds(text: bytes, values: int = VALUES, depth: int = DEPTH) -> list[
         if sign and sign in _CLOSING:
             within -= 1
             if within < 0:
-                break  # no JSON: a parser goes no further
+                break  # invalid: a parser ends here, too
             continue
         count += 1
         if count > values:
@@ -57,13 +55,13 @@ def check_bounds(text: bytes, values: int = VALUES, depth: int = DEPTH) -> list[
 
 
 def load(text: bytes) -> Any:
-    """The value of a JSON text within the bounds. Raises ValueError, JsonBoundsError."""
+    """Return the value of a JSON text within the bounds. Raise ValueError, JsonBoundsError."""
     check_bounds(text)
     return json.loads(text)
 
 
 def _without_escapes(text: bytes) -> Iterator[bytes]:
-    """The text without what follows a backslash and could count as the end of a string."""
+    """Yield the text without escaped backslashes and quotes, which do not end a string."""
     begin = 0
     while begin < len(text):
         end = min(begin + _SLICE_BYTES, len(text))

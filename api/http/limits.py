@@ -1,15 +1,18 @@
-"""Limits of requests: the size of a body, the rate of a caller, the number at once.
+"""Limits of requests: the size of a body, the rate of a caller, the number under way.
 
-Middleware, before any route. What may change something and comes without a token that holds is refused here, before its
-body is read: 401; bodies of strangers take no memory. A body is counted while it is read, so one without a length, or
-with a false one, is refused at the limit and never held as a whole: 413; nor are all bodies together larger than
-theirs: 503. Requests a second are counted by role, or by address for callers that have none (so guessing tokens is
-slow, too), in buckets of one second's worth: 429 with Retry-After. What is under way at once is counted for the whole
-process: 503; half of it is the most that one role has, so that its long polls do not keep all others out. Logging in
-has limits of its own (`login_limits.py`). Probes (/livez, /readyz) always pass.
+This middleware runs before any route.
 
-What is wrong with a request before its caller is known is refused by `api/http/header_checks.py`; connections are
-limited in `api/http/connections.py`. Time through the clock that is handed in.
+- A request that may change something and has no valid token is refused before its body is read, so bodies of unknown
+  callers take no memory: 401.
+- A body is counted while it is read, so one without a length, or with a wrong one, is refused at the limit and never
+  held as a whole: 413. All bodies together have a limit, too: 503.
+- Requests a second are counted by role, or by address for callers without one, which also makes guessing tokens slow,
+  in buckets of one second: 429 with Retry-After.
+- Requests under way are counted for the whole process: 503. One role has half of them at most, so that its long polls
+  leave room for others.
+
+Logging in has limits of its own (`login_limits.py`). Probes (/livez, /readyz) always pass. `api/http/header_checks.py`
+refuses requests that are malformed before their caller is known; `api/http/connections.py` limits connections.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ from api.settings.settings import Settings
 from storage.clock import Clock
 
 BODY_BYTES = 1 << 20
-"""Largest body of a request that produces nothing."""
+"""The largest body of a request that produces nothing."""
 _BODY = "body"
-MOST_BUCKETS = 10_000
-_SHOWN_KIB = 1024
+MAX_BUCKETS = 10_000
+_KIB = 1024
 
 
 @dataclass
@@ -43,18 +46,18 @@ class _Bucket:
 
 
 class TokenBuckets:
-    """Token buckets by name: `rate` a second, as many at once. The least used are dropped, which resets them."""
+    """Token buckets by name: `rate` a second, and as many at once. The least recently used bucket is dropped first."""
 
-    def __init__(self, rate: float, clock: Clock, buckets: int = MOST_BUCKETS) -> None:
+    def __init__(self, rate: float, clock: Clock, buckets: int = MAX_BUCKETS) -> None:
         self._rate = rate
         self._room = max(1.0, rate)
         self._clock = clock
-        self._most = buckets
+        self._max_buckets = buckets
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
         self._lock = threading.Lock()
 
     def take(self, name: str) -> float:
-        """Take one; 0, or after how many seconds there will be one."""
+        """Take a token. Return 0, or the seconds until there is one."""
         if not self._rate:
             return 0.0
         now = self._clock.now_ms()
@@ -63,7 +66,7 @@ class TokenBuckets:
             self._buckets.move_to_end(name)
             passed = max(0, now - bucket.at_ms) / 1000
             bucket.tokens, bucket.at_ms = min(self._room, bucket.tokens + passed * self._rate), now
-            while len(self._buckets) > self._most:
+            while len(self._buckets) > self._max_buckets:
                 self._buckets.popitem(last=False)
             if bucket.tokens >= 1:
                 bucket.tokens -= 1
@@ -72,11 +75,11 @@ class TokenBuckets:
 
 
 class RequestLimiter:
-    """The middleware. Wants the caller in the request's state (`access.Authentication`)."""
+    """The middleware. It needs the caller in the request's state (`access.Authentication`)."""
 
     def __init__(self, app: ASGIApp, settings: Settings, clock: Clock) -> None:
         self._app = app
-        self._wire = HeaderRules.of(settings)
+        self._header_rules = HeaderRules.of(settings)
         self._body = settings.limits_body_bytes
         self._at_once = settings.limits_requests_at_once
         self._buckets = TokenBuckets(settings.limits_requests_per_second, clock)
@@ -91,7 +94,7 @@ class RequestLimiter:
             await self._app(scope, receive, send)
             return
         probes = scope["path"] in PROBES
-        refusal = self._wire.refusal(scope, names=not probes) or (None if probes else self._refusal(scope))
+        refusal = self._header_rules.refusal(scope, names=not probes) or (None if probes else self._refusal(scope))
         if refusal is not None:
             await answer(refusal.status_code, refusal.detail, refusal.headers)(scope, receive, send)
             return
@@ -137,26 +140,26 @@ class RequestLimiter:
         return None
 
     def take(self, before: int, more: int, limit: int) -> None:
-        """Count bytes of a body of which `before` were taken. Raises RestException: 413, 503."""
+        """Count bytes of a body of which `before` bytes are counted. Raise RestException: 413, 503."""
         if before + more > limit:
             raise self.too_large(limit)
         if self._held + more > self._bodies:
-            message = f"requests with {self._held // _SHOWN_KIB} KiB of bodies are under way: try again"
+            message = f"requests with {self._held // _KIB} KiB of bodies are under way: try again"
             raise RestException(503, message, {"Retry-After": "1", "Connection": "close"})
         self._held += more
 
     def too_large(self, limit: int) -> RestException:
         """Return the refusal of a body of more than `limit` bytes."""
-        raised = ", or raise limits.body-bytes" if limit == self._body else ""
+        remedy = ", or raise limits.body-bytes" if limit == self._body else ""
         return RestException(
             413,
-            f"the body is larger than {limit // _SHOWN_KIB} KiB: send less at once{raised}",
+            f"the body is larger than {limit // _KIB} KiB: send less at once{remedy}",
             {"Connection": "close"},
         )
 
 
 def hold_body_to(scope: Scope, limit: int) -> None:
-    """Bound a request's body to `limit` bytes. Raises RestException (413) if its declared length is larger."""
+    """Bound a request's body to `limit` bytes. Raise RestException (413) if its declared length is larger."""
     counted: _Counted | None = scope["state"].get(_BODY)
     if counted is not None:
         counted.hold_to(limit, _length(scope))
@@ -178,18 +181,18 @@ class _Counted:
     def __init__(self, receive: Receive, limits: RequestLimiter, limit: int) -> None:
         self._receive = receive
         self._limits = limits
-        self._most = limit
+        self._limit = limit
         self.taken = 0
 
     def hold_to(self, limit: int, length: int) -> None:
-        """Take no more than that, nor a body that is declared longer. Raises RestException (413)."""
-        self._most = min(self._most, limit)
-        if length > self._most:
-            raise self._limits.too_large(self._most)
+        """Lower the limit. Raise RestException (413) for a body whose declared length is larger."""
+        self._limit = min(self._limit, limit)
+        if length > self._limit:
+            raise self._limits.too_large(self._limit)
 
     async def __call__(self) -> Message:
         message = await self._receive()
         more = len(message.get("body") or b"")
-        self._limits.take(self.taken, more, self._most)
+        self._limits.take(self.taken, more, self._limit)
         self.taken += more
         return message

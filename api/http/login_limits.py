@@ -1,8 +1,8 @@
 """Limits of logging in and out of the dashboard, the only requests whose bodies are read from unknown callers.
 
-They have places of their own, so they take none of any other request, and none of the memory for bodies. A body is
-small and arrives within seconds. An address has a part of the places, so that other addresses can log in meanwhile.
-For the event loop; the time is its own.
+They have places of their own, so they use neither the places of other requests nor the memory for bodies. A body must
+be small and arrive within seconds. One address has a part of the places, so that other addresses can log in. For the
+event loop, whose clock is used.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from api.http.problems import RestException
 
 PATHS = (LOGIN, LOGOUT)
 BODY_BYTES = 16 << 10
-"""A form with a token, which is a header elsewhere, and the path of a page."""
+"""The size of a form: a token and the path of a page."""
 BODY_SECONDS = 5.0
 PLACES = 64
-"""Requests at once, which hold 1 MiB of bodies together."""
+"""The number of requests at once, which hold 1 MiB of bodies together."""
 PLACES_OF_ADDRESS = 16
 _CLOSE = {"Connection": "close"}
 _LATER = {"Retry-After": "1", **_CLOSE}
 
 
 class LoginPlaces:
-    """The requests under way that log in or out."""
+    """The requests to log in or out that are under way."""
 
     def __init__(self) -> None:
         self._of_address: Counter[str] = Counter()
 
     def refusal(self, address: str, length: int) -> RestException | None:
-        """Return why a request with a body of a declared length is refused."""
+        """Return the refusal of a request whose body has a declared length; None: it passes."""
         if length > BODY_BYTES:
             return _too_large()
         if self._of_address[address] >= PLACES_OF_ADDRESS or self._of_address.total() >= PLACES:
@@ -55,13 +55,13 @@ class LoginPlaces:
 
 
 def bounded(receive: Receive, seconds: float = BODY_SECONDS) -> Receive:
-    """Return a receiver of a small body that arrives in time. It raises RestException: 408, 413."""
+    """Return a receiver that bounds a body's size and time. It raises RestException: 408, 413."""
     deadline = asyncio.get_running_loop().time() + seconds
     size, is_complete = 0, False
 
     async def next_message() -> Message:
         nonlocal size, is_complete
-        if is_complete:  # what follows is the end of the connection
+        if is_complete:  # the next message is the end of the connection
             return await receive()
         try:
             async with asyncio.timeout_at(deadline):

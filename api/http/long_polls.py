@@ -1,9 +1,9 @@
-"""Reads that wait for a first message: no thread waits with them, and all of them share one poll.
+"""Reads that wait for a first message: they hold no thread, and share one poll.
 
-While any read waits, one task looks every `POLL_SECONDS` at all topics that are waited for: a statement or two for the
-database, and a file of 256 bytes for each that is written here. A read is woken when its topic has changed since it
-was checked last, and only then reads again. So a thousand reads that wait cost as much as one, as long as nothing
-comes. How many may wait at once is bounded for each role, or address without one.
+While any read waits, one task checks every `POLL_SECONDS` all topics with waiting reads: it executes a statement or
+two, and reads a file of 256 bytes for each topic that is written here. A read is woken when its topic has changed since
+the last check, and only then reads again. So a thousand waiting reads cost as much as one until a message arrives. Each
+role, or address without one, may wait with a limited number of reads.
 
 For the tasks of one event loop at a time. Must not know: how a topic is read.
 """
@@ -25,15 +25,15 @@ from storage.metadata.records import TopicActiveSegment
 from storage.metadata.store import MetadataStore
 from storage.reading.page_reader import POLL_SECONDS
 
-_GONE_SECONDS = 1.0
-"""How long a client that has gone away is waited for at most."""
+_DISCONNECT_SECONDS = 1.0
+"""The time within which the disconnection of a client is noticed."""
 _End = tuple[TopicActiveSegment, UnsealedEnd | None] | None
-"""What of a topic changes when a message comes; None: the topic is gone."""
+"""The part of a topic's state that a new message changes; None: the topic does not exist."""
 
 
 @dataclass(eq=False)
 class _Waiting:
-    """A read that waits. `seen`: what its topic was when it was woken last; empty: it was not polled yet."""
+    """A waiting read. `seen`: the state of its topic at the last wake-up; empty: it was not polled yet."""
 
     topic_id: int
     seen: list[_End] = field(default_factory=list)
@@ -41,31 +41,31 @@ class _Waiting:
 
 
 class LongPolls:
-    """The reads that wait."""
+    """The waiting reads."""
 
     def __init__(self, metadata: MetadataStore, log: LogDirectory, clock: Clock, pools: Pools, limit: int) -> None:
-        """`pools`: whose threads poll; `limit` reads of one caller wait at once."""
+        """`pools`: their threads poll. `limit`: the number of reads with which one caller may wait."""
         self._metadata = metadata
         self._log = log
         self._clock = clock
         self._pools = pools
-        self._most = limit
+        self._limit = limit
         self._of_caller: Counter[str] = Counter()
         self._waiting: set[_Waiting] = set()
         self._task: asyncio.Task[None] | None = None
         self._ends = False
 
     def end(self) -> None:
-        """Let reads wait no more, as the service ends: their answers are empty, and soon. From any thread."""
+        """End all waits, because the service ends: the reads answer soon, and empty. Callable from any thread."""
         self._ends = True
 
     @contextmanager
     def turn(self, caller: str) -> Iterator[None]:
-        """Inside it, a read of the caller waits. Raises RestException (503) if too many do."""
-        if self._of_caller[caller] >= self._most:
+        """Count a read of the caller that waits inside the context. Raise RestException (503) beyond the limit."""
+        if self._of_caller[caller] >= self._limit:
             raise RestException(
                 503,
-                f"{self._most} reads of {caller} wait for messages already, as many as may: wait with fewer at once, "
+                f"{self._limit} reads of {caller} wait for messages already, as many as may: wait with fewer at once, "
                 "or raise limits.waiting-polls",
                 {"Retry-After": "1"},
             )
@@ -80,9 +80,9 @@ class LongPolls:
     async def changes(
         self, topic_id: int, until_ms: int, is_gone: Callable[[], Awaitable[bool]]
     ) -> AsyncGenerator[None, None]:
-        """Something each time that the topic may have got messages since it was read last; first, soon, in any case.
+        """Yield each time that the topic may have new messages since the last read; the first time soon, in any case.
 
-        Ends at that time, when the client `is_gone`, or with the service.
+        It ends at `until_ms`, when the client has disconnected (`is_gone`), or with the service.
         """
         waiting = _Waiting(topic_id)
         self._waiting.add(waiting)
@@ -93,7 +93,7 @@ class LongPolls:
                 not self._ends and (remaining := (until_ms - self._clock.now_ms()) / 1000) > 0 and not await is_gone()
             ):
                 try:
-                    await asyncio.wait_for(waiting.woken.wait(), min(remaining, _GONE_SECONDS))
+                    await asyncio.wait_for(waiting.woken.wait(), min(remaining, _DISCONNECT_SECONDS))
                 except TimeoutError:
                     continue
                 waiting.woken.clear()
@@ -106,7 +106,7 @@ class LongPolls:
             waiting = list(self._waiting)
             try:
                 ends = await self._ends_of(sorted({item.topic_id for item in waiting}))
-            except Exception:  # each read finds out on its own, and reports it to its caller
+            except Exception:  # each read meets the error itself, and reports it to its caller
                 ends = None
             for item in waiting:
                 seen = [] if ends is None else [ends.get(item.topic_id)]
@@ -116,7 +116,7 @@ class LongPolls:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _ends_of(self, topic_ids: Sequence[int]) -> dict[int, _End]:
-        """Return the end of each topic. A log disk that hangs holds no thread of the database's."""
+        """Return the end of each topic. Threads of the log read files: a disk that hangs blocks no database thread."""
         segments = await self._pools[WaitsFor.DATABASE].run(self._metadata.segments.active_segments, topic_ids)
         if all(segment.open is None for segment in segments):
             return {segment.topic.id: (segment, None) for segment in segments}

@@ -1,8 +1,7 @@
-"""The OpenAPI document: what every route may answer beside what it declares itself, and how a caller shows who it is.
+"""The OpenAPI document: the answers that every route may give besides those that it declares, and authentication.
 
-Any route may answer 400 (a request that cannot be taken; FastAPI's 422 is never given), and, but for the pages that
-need no token, 401 and 403; 413, 429, 431 and 503 come from the limits, 500 never by intention. Operation ids are
-unique.
+Any route may answer 400 (instead of FastAPI's 422) and, except for pages that need no token, 401 and 403. The limits
+answer 413, 429, 431 and 503. 500 is never intended. Operation ids are unique.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _DESCRIPTION = (
 
 
 def install(app: FastAPI) -> None:
-    """Make this the application's OpenAPI document."""
+    """Install the document as the application's own."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -43,7 +42,7 @@ def install(app: FastAPI) -> None:
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The document of an application."""
+    """Return the document of an application."""
     document = get_openapi(title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes)
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).setdefault("ErrorData", ErrorData.model_json_schema())

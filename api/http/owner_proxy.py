@@ -1,7 +1,7 @@
 """Forwarding of requests to the service that owns their topic (`api/broker/ownership.py`), once.
 
-A request that was forwarded is marked by a header and is not forwarded again. Headers go along, the caller's
-Authorization too, and bodies as they come, both ways; if the other service breaks off, so does the answer.
+A header marks a forwarded request, which is not forwarded again. Headers are passed on, also the caller's
+Authorization; bodies are streamed in both directions. If the other service breaks off its answer, so does this one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.http.paths import kept
+from api.broker.refusals import NotTheOwner
+from api.http.paths import kept, segment
 from api.http.problems import RestException, answer
 from storage.metadata.records import ServiceRecord
 from storage.owner import Owner
@@ -40,9 +41,9 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _NOT_PASSED = _HOP_BY_HOP | {"host", "origin"}
-"""Of the two that name this service, one was compared with the other here (`api/http/limits.py`)."""
+"""Headers of a request that are not passed on; Host and Origin name this service (`header_checks.py`)."""
 _CONNECT_SECONDS = 5.0
-MOST_CONNECTIONS = 512
+MAX_CONNECTIONS = 512
 _KEPT_CONNECTIONS = 20
 _CAUSE_CHARACTERS = 200
 
@@ -55,20 +56,20 @@ class OwnerProxy:
         timeout_ms: int,
         transport: httpx.AsyncBaseTransport | None = None,
         ca_file: str = "",
-        connections: int = MOST_CONNECTIONS,
+        connections: int = MAX_CONNECTIONS,
     ) -> None:
-        """`transport`: as httpx has it; `ca_file`: certificates that others' are checked with, besides the usual ones;
-        `connections`: requests that are forwarded at once."""
+        """`transport`: of httpx, for a test. `ca_file`: authorities to trust besides the usual ones. `connections`: the
+        number of requests that are forwarded at once."""
         self._seconds = timeout_ms / 1000
         self._transport = transport
-        self._most = connections
-        # The file may be gone, or half written, when the first request is sent.
+        self._max_connections = connections
+        # Read now: the file may be missing, or half written, when the first request is sent.
         self._trusted = _trusted(ca_file) if ca_file else None
         self._owner = Owner.current()
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
     async def forward(self, request: Request, service: ServiceRecord) -> Response:
-        """The other service's answer, as it comes."""
+        """Return the other service's answer, which is streamed."""
         if FORWARDED in request.headers:
             return self._not_again(request, service)
         client = await self._of_this_loop()
@@ -98,9 +99,9 @@ class OwnerProxy:
         body: bytes,
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        """A part of a request, sent to another path there. `headers`: instead of the request's own of those names.
+        """Send a part of a request to another path of a service, and return the answer.
 
-        Raises RestException (503).
+        `headers`: they replace the request's own headers of these names. Raise RestException (503).
         """
         if FORWARDED in request.headers:
             raise RestException(
@@ -115,11 +116,30 @@ class OwnerProxy:
         except httpx.HTTPError as error:
             raise RestException(503, _reason(service, error), {"Retry-After": "1"}) from error
 
+    async def send_to_owner(self, request: Request, owner: NotTheOwner, method: str, operation: str) -> bytes:
+        """Send a part of a request to the owner of a topic. Return the content of its answer; b"": 404.
+
+        `operation`: the path below the topic's, quoted. Raise RestException for another error, with the owner's reason.
+        """
+        name = owner.topic.name
+        path = "/".join(map(segment, (name.tenant, name.namespace, name.topic)))
+        response = await self.send(request, owner.service, method, f"/admin/v2/persistent/{path}/{operation}", b"")
+        if response.status_code == 404:
+            return b""
+        if not response.is_success:
+            retry = response.headers.get("retry-after")
+            headers = {"Retry-After": retry} if retry else None
+            raise RestException(response.status_code, f"{name}: {_stated_reason(response)}", headers) from owner
+        return response.content
+
     async def send_here(self, request: Request, target: str, body: bytes) -> httpx.Response:
-        """A part of a request, with its headers, to another path of this application, for the same caller."""
+        """Send a part of a request, for the same caller, to another path of this application, which may forward it.
+
+        Return the answer.
+        """
         import httpx
 
-        headers = self._of_part(request)
+        headers = {name: value for name, value in self._of_part(request).items() if name != FORWARDED}
         client = (request.client.host, request.client.port) if request.client else ("127.0.0.1", 0)
         transport = httpx.ASGITransport(request.app, raise_app_exceptions=False, client=client)
         async with httpx.AsyncClient(transport=transport, base_url=str(request.base_url)) as app_client:
@@ -148,7 +168,7 @@ class OwnerProxy:
         )
 
     async def _of_this_loop(self) -> httpx.AsyncClient:
-        """The connections to other services, made with the first request by a thread: that reads files."""
+        """Return the client of this event loop. A thread makes it for the first request, because that reads files."""
         loop = asyncio.get_running_loop()
         if self._client is None or self._client[0] is not loop:
             created = await asyncio.to_thread(self._new_client)
@@ -159,18 +179,18 @@ class OwnerProxy:
     def _new_client(self) -> httpx.AsyncClient:
         import httpx
 
-        # No proxy of the environment: tokens go to the other service alone.
+        # trust_env=False: a proxy of the environment would get the tokens.
         return httpx.AsyncClient(
             timeout=httpx.Timeout(self._seconds, connect=min(_CONNECT_SECONDS, self._seconds)),
             transport=self._transport,
             verify=self._trusted or _trusted(),
             trust_env=False,
-            limits=httpx.Limits(max_connections=self._most, max_keepalive_connections=_KEPT_CONNECTIONS),
+            limits=httpx.Limits(max_connections=self._max_connections, max_keepalive_connections=_KEPT_CONNECTIONS),
         )
 
 
 def _trusted(ca_file: str = "") -> ssl.SSLContext:
-    """Whose certificates are trusted: the usual authorities, and those of a file. Reads files."""
+    """Return a TLS context that trusts the usual authorities and those of a file. It reads files."""
     import httpx
 
     context = httpx.create_ssl_context(trust_env=False)
@@ -186,17 +206,25 @@ def _url(service: ServiceRecord, scope: Mapping[str, Any]) -> str:
 
 
 class _Passed(StreamingResponse):
-    """An answer of another service, as it comes; its connection is released, also if the client has gone."""
+    """A streamed answer of another service; its connection is released, also if the client disconnects."""
 
     def __init__(self, response: httpx.Response, headers: Mapping[str, str]) -> None:
         super().__init__(response.aiter_raw(), response.status_code, headers)
-        self._found = response
+        self._response = response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._found.aclose()
+            await self._response.aclose()
+
+
+def _stated_reason(response: httpx.Response) -> str:
+    """Return the reason of a service's refusal, or the beginning of its text if it has another form."""
+    try:
+        return str(response.json()["reason"])
+    except (ValueError, LookupError, TypeError):
+        return response.text[:500]
 
 
 def _reason(service: ServiceRecord, error: httpx.HTTPError) -> str:
@@ -204,10 +232,10 @@ def _reason(service: ServiceRecord, error: httpx.HTTPError) -> str:
     import httpx
 
     if isinstance(error, httpx.TimeoutException):
-        what, then = "has not answered in time", "try again"
+        failure, remedy = "has not answered in time", "try again"
     elif "CERTIFICATE_VERIFY_FAILED" in str(error):
-        what, then = "has a certificate that is not trusted here", "name its authority in tls.ca"
+        failure, remedy = "has a certificate that is not trusted here", "name its authority in tls.ca"
     else:
-        what, then = "cannot be reached", "try again"
+        failure, remedy = "cannot be reached", "try again"
     cause = " ".join(str(error).split())[:_CAUSE_CHARACTERS] or type(error).__name__
-    return f"{service.name} has the topic, but {what} at {service.url} ({cause}): {then}"
+    return f"{service.name} has the topic, but {failure} at {service.url} ({cause}): {remedy}"

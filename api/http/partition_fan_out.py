@@ -1,10 +1,11 @@
-"""A request for a partitioned topic whose partitions are with several services: asked of each partition, where it is.
+"""Requests for a partitioned topic whose partitions belong to several services: each partition's service gets a part.
 
-Before anything was done here the request is taken apart into one a partition; those that are here go to this same
-application. The answers become one: lists are joined, objects merged, of the messages of a key the newest counts, also
-where it is a tombstone. The first answer that is a refusal is the answer, but for those that say no more than that
-another partition has it: a key that one partition does not have, a subscription that one has already. Partitions that
-were deleted by themselves are left out.
+Before it has any effect, the request is split into one for each partition, which this application gets itself: the
+operation checks the owner of its partition, and the request is forwarded if that is another service. The answers are
+merged: lists are concatenated, objects united; of the messages of a key the newest is the answer, also if it is a
+tombstone. A refusal of one partition refuses the request, except for 404 and 409 of a GET or PUT if another partition
+succeeds: a key that one partition does not have, or a subscription that one has already. Partitions that do not exist
+are skipped.
 """
 
 from __future__ import annotations
@@ -15,26 +16,28 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from api.broker import names
+from api.broker.broker import Broker
 from api.broker.refusals import NotTheOwner
 from api.broker.threads import WaitsFor
-from api.http.context import HttpContext, context_of
-from api.http.dependencies import broker_of
+from api.http.context import context_of
+from api.http.owner_proxy import FORWARDED
 from api.http.paths import segment
-from api.http.problems import RestException, answer
-from api.rest.messages.single_messages import AGE
-from storage.errors import TopicNotFound
-from storage.metadata.records import PartitionedTopic
+from api.http.problems import answer, refused
+from storage.errors import CompactorError
 from storage.model import TopicName
 
 if TYPE_CHECKING:
     import httpx
 
+AGE = "X-Compactor-Age"
+"""The header with the age of a key's newest message, also of a tombstone; the largest is that of the newest."""
 _PREFIX = "/admin/v2/persistent/"
 _TOPIC_AT = 6
-"""Where the topic stands among the segments of the path."""
+"""The index of the topic among the segments of the path."""
 _TOLERATED = frozenset({404, 409})
 
 
@@ -45,53 +48,48 @@ def install(app: FastAPI) -> None:
 
 async def _not_the_owner(request: Request, error: Exception) -> Response:
     assert isinstance(error, NotTheOwner)
-    return await answered(request, error)
+    try:
+        return await answered(request, error)
+    except (CompactorError, HTTPException) as refusal:  # raised in a handler, it would reach no other one
+        return await refused(request, refusal)
 
 
 async def answered(request: Request, other: NotTheOwner) -> Response:
-    """The answer to a request of which `other` is to be asked something."""
+    """Return the answer to a request that another service must execute, wholly or for some partitions."""
     context = context_of(request)
     name = other.topic.name
     whole = name.whole
     path = raw_path(request).split("/")
-    # Compared decoded: clients differ in what they encode, and what is asked of one partition is not for all.
-    if whole is None or not request.url.path.startswith(_PREFIX) or unquote(path[_TOPIC_AT]) == name.topic:
+    # Decoded names are compared, because clients differ in the characters that they encode.
+    is_whole = request.url.path.startswith(_PREFIX) and unquote(path[_TOPIC_AT]) != name.topic
+    if whole is None or not is_whole or FORWARDED in request.headers:
         return await context.proxy.forward(request, other.service)
-    metadata = context.broker.environment.metadata
-    database = broker_of(request).pools[WaitsFor.DATABASE]
-    partitioned: PartitionedTopic | None = await database.run(metadata.partitions.find, whole)
-    if partitioned is None:
+    broker = context.broker
+    partitions = await broker.pools[WaitsFor.DATABASE].run(_existing_partitions, broker, whole)
+    if partitions is None:
         return await context.proxy.forward(request, other.service)
+    query = request.scope.get("query_string", b"").decode("latin-1")
     body = await request.body()
     responses = []
-    for item in names.partition_names(partitioned):
+    for item in partitions:
         path[_TOPIC_AT] = segment(item.topic)
-        try:
-            responses.append(await _asked(request, context, item, "/".join(path), body))
-        except TopicNotFound:
-            continue  # each can be deleted by itself
-        except RestException as error:
-            return answer(error.status_code, str(error.detail), error.headers)
+        target = "/".join(path)
+        responses.append(await context.proxy.send_here(request, f"{target}?{query}" if query else target, body))
     if not responses:
         return answer(404, "Topic partitions were not yet created")
-    return await broker_of(request).pools[WaitsFor.PARSING].run(together, request.method, responses)
+    return await broker.pools[WaitsFor.PARSING].run(together, request.method, responses)
 
 
-async def _asked(request: Request, context: HttpContext, name: TopicName, path: str, body: bytes) -> httpx.Response:
-    """The answer of one partition."""
-    query = request.scope.get("query_string", b"").decode("latin-1")
-    target = f"{path}?{query}" if query else path
-    database = broker_of(request).pools[WaitsFor.DATABASE]
-    record = await database.run(context.broker.environment.metadata.topics.get, name)
-    try:
-        await database.run(context.broker.ownership.check_for_reading, record)
-    except NotTheOwner as other:
-        return await context.proxy.send(request, other.service, request.method, target, body)
-    return await context.proxy.send_here(request, target, body)
+def _existing_partitions(broker: Broker, whole: TopicName) -> list[TopicName] | None:
+    """Return the names of the partitions that exist; None: there is no partitioned topic of that name."""
+    partitioned = broker.environment.metadata.partitions.find(whole)
+    if partitioned is None:
+        return None
+    return [record.name for record in names.partitions(broker.environment, partitioned)]
 
 
 def together(method: str, responses: Sequence[httpx.Response]) -> Response:
-    """One answer of those of the partitions, which are at least one."""
+    """Return the merged answer of the partitions, of which there is at least one."""
     dated = [item for item in responses if AGE in item.headers]
     good = [item for item in responses if item.is_success]
     bad = [item for item in responses if not item.is_success and AGE not in item.headers]
@@ -113,10 +111,11 @@ def _age(answer: httpx.Response) -> tuple[int, ...]:
 
 
 def _passed(answer: httpx.Response) -> Response:
-    return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))
+    headers = {name: answer.headers[name] for name in ("content-type", "retry-after") if name in answer.headers}
+    return Response(answer.content, answer.status_code, headers)
 
 
 def raw_path(request: Request) -> str:
-    """The path as it came, percent-encoded."""
+    """Return the path of a request as it was received, percent-encoded."""
     raw: bytes = request.scope.get("raw_path") or quote(request.url.path).encode()
     return raw.decode("latin-1")

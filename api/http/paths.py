@@ -1,10 +1,9 @@
 """Topics and namespaces as URL paths name them, in Pulsar's way.
 
-A slash inside a name comes encoded (`%2F`). Servers decode a path before routes are matched, and the name would fall
-apart: `EncodedSlashes` keeps it encoded until the route is found, and with it the percent sign (`%25`), so that a name
-may hold `%2F` itself. Then names are decoded and checked here. They are
-taken from the request as they are; `NAMES` describes them in the OpenAPI document. If FastAPI read them
-itself, for each route, it would take a tenth of the service's start.
+A slash inside a name is encoded (`%2F`). Servers decode a path before routes are matched, which would split the name:
+`EncodedSlashes` keeps it encoded until the route is matched, and with it the percent sign (`%25`), so that a name may
+contain `%2F` itself. Then this module decodes and checks the names. It reads them from the request, because FastAPI's
+own parameters for each route would take a tenth of the service's start; `NAMES` describes them in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ NAMES: Mapping[str, str] = {
     "namespace": "Namespace, without its tenant.",
     "topic": "Topic, percent-encoded.",
 }
-"""Parameters of paths that are read here, and what they are."""
+"""The parameters of paths that this module reads, with their descriptions."""
 
 
 class EncodedSlashes:
-    """Middleware: a slash that came encoded does not part the path."""
+    """Middleware that keeps encoded slashes, so that they do not split the path."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -49,27 +48,27 @@ class EncodedSlashes:
 
 
 def decoded(part: str) -> str:
-    """A part of the path with its slashes and percent signs; everything else is decoded already."""
+    """Return a part of the path with its slashes and percent signs; the rest is decoded already."""
     return _ENCODED.sub(lambda match: "%" if match[0] == "%25" else "/", part) if "%" in part else part
 
 
 def named(request: Request, name: str) -> str:
-    """One of `NAMES` in the request's path."""
+    """Return one of `NAMES` in the request's path."""
     return decoded(request.path_params[name])
 
 
 def segment(name: str) -> str:
-    """A name as one segment of a path, also where it is `.` or `..`, which clients and proxies would resolve."""
+    """Return a name as one segment of a path, also `.` or `..`, which clients and proxies would resolve."""
     return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
 
 
 def kept(raw_path: str) -> str:
-    """A path as it came, percent-encoded, in which no client resolves `.` or `..`: they are names here."""
+    """Return a percent-encoded path in which no client resolves `.` or `..`: they are names here."""
     return "/".join(part if part.strip(".") else part.replace(".", "%2E") for part in raw_path.split("/"))
 
 
 async def topic_name(request: Request) -> TopicName:
-    """The topic of a path. 412 for one that cannot be, in Pulsar's words."""
+    """Return the topic of a path. Raise RestException (412) for an invalid name, in Pulsar's words."""
     try:
         return TopicName(*(named(request, name) for name in NAMES))
     except InvalidTopicName as error:
@@ -77,7 +76,7 @@ async def topic_name(request: Request) -> TopicName:
 
 
 async def namespace_name(request: Request) -> str:
-    """`tenant/namespace` of a path. 412 for one that cannot be."""
+    """Return `tenant/namespace` of a path. Raise RestException (412) for an invalid name."""
     tenant, namespace = named(request, "tenant"), named(request, "namespace")
     try:
         TopicName(tenant, namespace, "any")

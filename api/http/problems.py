@@ -1,8 +1,8 @@
 """Errors as HTTP has them: one table from kinds to statuses, and Pulsar's body, `{"reason": …}`.
 
-A reason states what happened, to what, and what to do; never a traceback. An unexpected error is logged with its
-traceback, and answered as a 500 that names the request. Pulsar's own words are used where a real broker has some
-(docs/rest.md): a route raises them as `RestException`.
+A reason states what happened, to which object, and what to do; it contains no traceback. An unexpected error is logged
+with its traceback, and answered as a 500 that names the request. Where a real broker has words for a refusal
+(docs/rest.md), these are used: a route raises them as `RestException`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from api.broker import refusals as broker_refusals
-from api.broker.refusals import PoolBusy
-from api.observability.error_text import OPERATOR_WORDS, one_line
+from api.broker import pulsar_policies, refusals as broker_refusals
+from api.formats.validation_text import sentence
+from api.observability.error_text import (
+    ADMIN,
+    ADMIN_WORDS,
+    CONFLICT,
+    KIND_HEADER,
+    OPERATOR_WORDS,
+    WORDS_HEADER,
+    one_line,
+)
 from api.observability.logs import LogThrottle
 from api.observability.redaction import excerpt
 from storage import errors
@@ -32,7 +40,14 @@ from storage.advice import AdviceKind, Words
 from storage.clock import SystemClock
 
 LOG = logging.getLogger(__name__)
-_SHOWN = 200
+_EXCERPT = 200
+"""The characters of a client's text that an answer repeats."""
+_FOR_CALLERS = (
+    broker_refusals.PoolBusy,
+    broker_refusals.WriterElsewhere,
+    broker_refusals.TopicNotServed,
+)
+"""Errors that say nothing to an operator: the pool has logged its own, and the others are answers about owners."""
 
 BY_KIND: Mapping[type[Exception], int] = {
     errors.InvalidTopicName: 412,
@@ -44,7 +59,8 @@ BY_KIND: Mapping[type[Exception], int] = {
     errors.Unavailable: 503,
     errors.DataLoss: 507,
 }
-"""The first that fits decides. 507: what was stored cannot be given (R8); 503: an operator, or time, helps."""
+"""The first kind that fits decides. 507: stored data is missing or damaged (R8). 503: an operator must act, or the call
+succeeds later."""
 PULSAR_WORDS: Mapping[type[errors.CompactorError], tuple[int, str]] = {
     broker_refusals.MissingPartition: (404, "Topic partitions were not yet created"),
     broker_refusals.MissingPartitionedTopic: (404, "Partitioned Topic not found: {topic} has zero partitions"),
@@ -74,17 +90,30 @@ PULSAR_WORDS: Mapping[type[errors.CompactorError], tuple[int, str]] = {
         412,
         "Topic has {producers} client connected Including 0 consumers, {producers} producers, and 0 replicators.",
     ),
+    pulsar_policies.PolicyValueRefused: (412, "{reason}"),
+    errors.CompactionRunning: (409, "Compaction already in progress"),
     broker_refusals.PartitionPolicyRefused: (412, "Not allowed to set/get topic policy for a partition"),
+    errors.CursorNotFound: (404, "Subscription {cursor} not found for topic {topic}"),
+    broker_refusals.SubscriptionHasConsumers: (412, "{message}: {remedy}"),
+    broker_refusals.PositionAfterEnd: (
+        412,
+        "Unable to find position for position specified: {position} is after the end of {topic}",
+    ),
+    errors.CompactionCursorProtected: (412, "{message}: {remedy}"),
+    broker_refusals.MissingEntry: (404, "Message not found: {topic} has no {entry}"),
+    broker_refusals.EntryTooFar: (
+        412,
+        "entries are counted to {limit} at most: read from a place, at …/messages?start=",
+    ),
 }
-"""Status and reason of refusals for which a real broker has words, with fields of the error. The first that fits
+"""Status and reason of refusals for which a real broker has words, with fields of the error. The first kind that fits
 decides."""
-
-
-_ERRORS = 10
+_MAX_ERRORS = 10
 """The number of a request's errors that are reported."""
 HTTP_WORDS: Words = {
     **OPERATOR_WORDS,
     AdviceKind.LIST_TOPICS: "see GET /admin/v2/persistent/{{tenant}}/{{namespace}}",
+    AdviceKind.LIST_POLICIES: "{meant}GET /admin/v2/brokers/policies lists all",
     AdviceKind.LIST_RUNS: "GET …/{{topic}}/compactions shows those that do",
     AdviceKind.LIST_RUNS_AFTER_END: (
         "nothing was changed and nothing is left to do; GET …/{{topic}}/compactions shows which runs continue"
@@ -96,7 +125,7 @@ HTTP_WORDS: Words = {
     AdviceKind.READ_RAW: OPERATOR_WORDS[AdviceKind.READ_RAW].replace("--read-compacted", "readCompacted"),
     AdviceKind.TRIM_COMPACTED: OPERATOR_WORDS[AdviceKind.TRIM_COMPACTED].replace("--before", "`before`"),
 }
-"""Advice as routes, for a caller over HTTP; what has no route is advice for an operator."""
+"""Advice for a caller over HTTP, which names routes; advice without a route is that for an operator."""
 
 
 class RestException(HTTPException):
@@ -107,7 +136,7 @@ class RestException(HTTPException):
 
 
 class UnreadableBody(HTTPException):
-    """A body that is not JSON of the asked kind, in the words of a broker's JSON parser: 400, in plain text."""
+    """A body that is not JSON of the required type: 400, in plain text with the words of a broker's JSON parser."""
 
     media_type = "text/plain"
 
@@ -122,7 +151,7 @@ class ErrorData(BaseModel):
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return what a route declares of its answers besides success: `responses=refusals(404, 409)`."""
+    """Return the declaration of a route's answers besides success: `responses=refusals(404, 409)`."""
     return {status: {"model": ErrorData} for status in statuses}
 
 
@@ -155,40 +184,51 @@ def _pulsar_words(error: Exception) -> tuple[int, str] | None:
     return next((words for kind, words in PULSAR_WORDS.items() if isinstance(error, kind)), None)
 
 
-def public_reason(error: errors.CompactorError) -> str:
-    """Return an error in one line, for a caller over HTTP."""
+def words_of(request: Request) -> Words:
+    """Return the words of advice in which the program of a caller over HTTP shows it."""
+    return ADMIN_WORDS if request.headers.get(WORDS_HEADER) == ADMIN else HTTP_WORDS
+
+
+def public_reason(error: errors.CompactorError, advice: Words = HTTP_WORDS) -> str:
+    """Return an error in one line, for a caller over HTTP. `advice`: the words of advice."""
     words = _pulsar_words(error)
     if words is not None:
         return words[1].format_map(vars(error))
-    return " ".join(errors.public_text(error, HTTP_WORDS).split())
+    return " ".join(errors.public_text(error, advice).split())
 
 
 def log_for_operators(request: Request, error: Exception) -> None:
-    """Log an error, of which the answer has only the public text, in full."""
+    """Log the full text of an error whose answer contains only the public text."""
     if isinstance(error, errors.Misconfigured | errors.Unavailable | errors.DataLoss) and not isinstance(
-        error, PoolBusy
+        error, _FOR_CALLERS
     ):
         route = getattr(request.scope.get("route"), "path", "")
-        text = f"{request.method} {route} is answered {status_of(error)}: {one_line(error)}"
         condition = f"{type(error).__name__} {request.method} {route}"
-        if isinstance(error, errors.DataLoss):  # of each topic it is news of its own
+        if isinstance(error, errors.DataLoss):  # is reported for each topic
             condition += f" {'/'.join(map(str, request.path_params.values()))}"
-        request.app.state.log_throttle.warn(text, condition)
+        request.app.state.log_throttle.warn(
+            "%s %s is answered %d: %s", request.method, route, status_of(error), one_line(error), condition=condition
+        )
 
 
 def answer(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The body that Pulsar's clients read; secrets are hidden in it, and what is long is cut."""
+    """Return an answer with the body that Pulsar's clients read; secrets are redacted, and long texts are cut."""
     return JSONResponse({"reason": excerpt(reason)}, status, headers=headers)
 
 
 def install(app: FastAPI) -> None:
-    """Let `app` answer every error in this way."""
+    """Register the handlers of all errors with `app`."""
     app.state.log_throttle = LogThrottle(SystemClock(), LOG)
     app.add_exception_handler(errors.CompactorError, _known)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(ClientDisconnect, _gone)
-    app.add_exception_handler(Exception, _unforeseen)
+    app.add_exception_handler(ClientDisconnect, _disconnected)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def refused(request: Request, error: errors.CompactorError | HTTPException) -> Response:
+    """Return the answer to an error that is raised while another one is handled."""
+    return await (_known if isinstance(error, errors.CompactorError) else _http)(request, error)
 
 
 async def _known(request: Request, error: Exception) -> Response:
@@ -197,9 +237,13 @@ async def _known(request: Request, error: Exception) -> Response:
         remedy = "start the service on the machine where it is; what is sealed is served without it"
         return answer(503, f"{error.message}, which this service does not have: {remedy}", {"Retry-After": "5"})
     log_for_operators(request, error)
-    reported = public_reason(error)
-    retry = {"Retry-After": str(error.retry_after_seconds)} if isinstance(error, errors.Unavailable) else None
-    return answer(status_of(error), reported, retry)
+    status = status_of(error)
+    headers = _allowed(request) if status == 405 else {}
+    if isinstance(error, errors.Conflict) and status != BY_KIND[errors.Conflict]:
+        headers[KIND_HEADER] = CONFLICT
+    if isinstance(error, errors.Unavailable):
+        headers["Retry-After"] = str(error.retry_after_seconds)
+    return answer(status, public_reason(error, words_of(request)), headers)
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -207,50 +251,53 @@ async def _http(request: Request, error: Exception) -> Response:
     if isinstance(error, UnreadableBody):
         return Response(error.detail, error.status_code, {"content-type": error.media_type})
     headers = dict(error.headers or {})
-    knows = isinstance(error, RestException) and "Allow" in headers
-    if error.status_code == 405 and not knows and (verbs := _verbs(request)):
-        headers["Allow"] = ", ".join(verbs)
+    has_verbs = isinstance(error, RestException) and "Allow" in headers
+    if error.status_code == 405 and not has_verbs:
+        headers |= _allowed(request)
     message = str(error.detail)
-    if error.status_code == 404 and not isinstance(
-        error, RestException
-    ):  # no route fits: it is not a topic that is missing
-        message = f"{message}: there is no call {request.method} {request.url.path[:_SHOWN]} here"
+    if error.status_code == 404 and not isinstance(error, RestException):  # no route matches
+        message = f"{message}: there is no call {request.method} {request.url.path[:_EXCERPT]} here"
     return answer(error.status_code, message, headers)
 
 
-def _verbs(request: Request) -> list[str]:
-    """Return the verbs of a path, over all routers: the router that refused a verb knows one route of several."""
+def _allowed(request: Request) -> dict[str, str]:
+    """Return the header with the verbs of a path over all routers: the router that refused knows only its own routes.
+
+    Return no header for a path without routes.
+    """
     routes = [route for router in getattr(request.app.state, "routers", ()) for route in router.routes]
     matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-    return sorted({verb for route in matching for verb in getattr(route, "methods", None) or ()})
+    verbs = sorted({verb for route in matching for verb in getattr(route, "methods", None) or ()})
+    return {"Allow": ", ".join(verbs)} if verbs else {}
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if any(item["loc"] == ("body",) for item in error.errors()) and not re.fullmatch(r"application/(.+\+)?json", kind):
-        sent = f"it came as {kind[:100]}" if kind else "it has none"
+        received = f"it came as {kind[:100]}" if kind else "it has none"
         if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
-            return answer(415, f"a JSON body needs the header Content-Type: application/json, and {sent}")
+            return answer(415, f"a JSON body needs the header Content-Type: application/json, and {received}")
     return answer(400, f"the request cannot be taken: {shown_errors(error)}")
 
 
 def shown_errors(error: RequestValidationError | ValidationError) -> str:
-    """The first errors of a body or a query, each with its place."""
-    places = ((".".join(str(part)[:_SHOWN] for part in item["loc"]), item["msg"]) for item in error.errors()[:_ERRORS])
-    return "; ".join(f"{place}: {what}" if place else what for place, what in places)
+    """Return the first errors of a body or query, each with its place, in one line."""
+    reported = error.errors()[:_MAX_ERRORS]
+    places = (".".join(str(part)[:_EXCERPT] for part in item["loc"]) for item in reported)
+    return "; ".join(sentence(place or "the body", item) for place, item in zip(places, reported, strict=True))
 
 
-async def _gone(_: Request, error: Exception) -> Response:
-    return answer(400, "the client went away before its body was whole")  # for the log alone
+async def _disconnected(_: Request, error: Exception) -> Response:
+    return answer(400, "the client disconnected before its body was complete")  # for the log: no client reads it
 
 
-async def _unforeseen(request: Request, error: Exception) -> Response:
-    return unforeseen(request.scope, error)
+async def _unexpected(request: Request, error: Exception) -> Response:
+    return unexpected(request.scope, error)
 
 
-def unforeseen(scope: Scope, error: Exception) -> Response:
-    """The answer to an unexpected error, which is logged with its traceback and names the request."""
+def unexpected(scope: Scope, error: Exception) -> Response:
+    """Return the answer to an unexpected error; it names the request. Log the error with its traceback."""
     LOG.error("unexpected error in %s %s", scope["method"], scope["path"], exc_info=error)
     request = scope.get("state", {}).get("request_id", "without an id")
     reason = f"unexpected {type(error).__name__} in request {request}: see the service's log, and report it"

@@ -1,6 +1,6 @@
 """Unknown query parameters: a misspelled one is an error, not ignored.
 
-For routes that go beyond Pulsar: its own clients may send what a broker knows and this service need not.
+For routes that only this service has: Pulsar's clients may send parameters that only a broker knows.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from fastapi.dependencies.models import Dependant
 from api.http.problems import RestException
 
 _ANYWHERE = "authoritative"
-"""Pulsar's clients send it with everything."""
+"""A parameter that Pulsar's clients send with every request."""
 
 
 async def known_query(request: Request) -> None:
-    """Raises RestException (400) for a parameter that the route does not have."""
+    """Raise RestException (400) for a parameter that the route does not have."""
     if not request.query_params:
         return
     known = sorted(_names(request.scope["route"].dependant))
@@ -31,11 +31,11 @@ async def known_query(request: Request) -> None:
 
 
 KNOWN_QUERY = Depends(known_query)
-"""A route's dependency, behind `allowed`."""
+"""A route's dependency, after `allowed`: unknown parameters are refused."""
 
 
 async def authoritative_query(authoritative: bool = False) -> None:
-    """Accepts what Pulsar's clients send with everything, and ignores it."""
+    """Accept the parameter that Pulsar's clients send with every request, and ignore it."""
 
 
 AUTHORITATIVE = Depends(authoritative_query)

@@ -12,7 +12,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class HttpMetrics:
-    """The middleware. It has its own monotonic clock: nothing is decided by it."""
+    """The middleware. It uses the monotonic clock, because no decision depends on a duration."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -25,14 +25,14 @@ class HttpMetrics:
         began = time.perf_counter()
         status = 500
 
-        async def say(message: Message) -> None:
+        async def send_noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, say)
+            await self._app(scope, receive, send_noted)
         finally:
             route = getattr(scope.get("route"), "path", "none")
             method = scope["method"] if scope["method"] in _METHODS else "other"

@@ -1,18 +1,18 @@
-"""The way of a request through a route: permission, body, threads; in this order, and the same for all routes.
+"""The steps of a request through a route: permission, body, endpoint; in this order, and the same for all routes.
 
-    permission   from the path alone (`api/http/access.py: allowed`), before a byte of the body is read
-    body         read up to `BODY_BYTES` unless the route reads it itself; its JSON is parsed by a thread, within the
-                 bounds of `api/http/json_bounds.py`, before FastAPI sees it
-    endpoint     one that is no coroutine is called by a thread of the pool of what it waits for
-                 (`api/broker/threads.py`), which also makes the bytes of its answer
+    permission   decided by the path alone (`api/http/access.py: allowed`), before a byte of the body is read
+    body         read up to `BODY_BYTES` unless the route reads it itself; a thread parses its JSON, within the bounds
+                 of `api/http/json_bounds.py`, before FastAPI uses it
+    endpoint     a function that is not a coroutine is called by a thread of the pool of the resource that it waits for
+                 (`api/broker/threads.py`); the thread also serializes the answer
 
-So nothing that a caller can make large runs on the event loop, and a caller without permission costs nothing.
+So no work whose size a caller chooses runs on the event loop, and a caller without permission costs next to nothing.
 
-Every module of `api/rest` makes its router with `Routes("tag")`. A route states only what the table does not give:
+Every module of `api/rest` makes its router with `Routes("tag")`. A route declares what differs from these defaults:
 
     operation id   the name of the function, in camel case; its words are the `action` of the audit log
-    summary        the first sentence of its docstring
-    permission     the actions behind the path, of which any is enough
+    summary        the first sentence of the function's docstring
+    permission     the actions after the path, any of which is enough
     refusals       412 for a path with a tenant, 404 with a namespace, 507 for a route that waits for the store
     status         204 for a function that returns None
 """
@@ -28,7 +28,8 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter
+from fastapi.utils import create_model_field
+from pydantic import BaseModel, TypeAdapter
 from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
@@ -46,9 +47,17 @@ _REQUEST: ContextVar[Request] = ContextVar("request")
 
 
 class Route(APIRoute):
-    """A route as the module's docstring has it."""
+    """A route with the steps of the module's docstring."""
 
-    def __init__(self, path: str, endpoint: Callable[..., Any], *, waits_for: WaitsFor, **options: Any) -> None:
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        *,
+        waits_for: WaitsFor,
+        responses: Mapping[int | str, dict[str, Any]],
+        **options: Any,
+    ) -> None:
         self.waits_for = waits_for
         if endpoint.__annotations__.get("return", "") in (None, "None"):
             options |= {"status_code": 204, "response_model": None}
@@ -57,6 +66,11 @@ class Route(APIRoute):
         elif options.get("status_code") == 204:
             endpoint = _without_content(endpoint)
         super().__init__(path, endpoint, **options)
+        # FastAPI would build a field for each route and status: 0.3 s of CPU at each start of a service.
+        self.responses = dict(responses)
+        self.response_fields = {
+            status: _field(response["model"]) for status, response in responses.items() if "model" in response
+        }
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -108,8 +122,14 @@ class Route(APIRoute):
         return Response(content, self.status_code or 200, headers, media_type="application/json")
 
 
+@functools.cache
+def _field(model: type[BaseModel]) -> Any:
+    """Return FastAPI's description of a response body, for the OpenAPI document."""
+    return create_model_field(model.__name__, model, mode="serialization")
+
+
 def _summary(endpoint: Endpoint) -> str:
-    """The first sentence of what the function says of itself."""
+    """Return the first sentence of the function's docstring."""
     text = " ".join((inspect.getdoc(endpoint) or "").split())
     return text.partition(". ")[0].removesuffix(".")
 
@@ -118,7 +138,7 @@ class Routes:
     """A router whose routes are `Route`, with the defaults of the module's docstring."""
 
     def __init__(self, tag: str = "", prefix: str = "/admin/v2", *, known_query: bool = False) -> None:
-        """`known_query`: a query parameter that a route does not have is refused (`query_parameters.py`)."""
+        """`known_query`: unknown query parameters are refused (`query_parameters.py`)."""
         self.routes: list[Route] = []
         self._tags = [tag] if tag else []
         self._prefix = prefix
@@ -137,15 +157,15 @@ class Routes:
     ) -> Callable[[Endpoint], Endpoint]:
         """Add the function as a route.
 
-        `needs`: actions, of which the caller may do any; and dependencies. `refuses`: statuses besides those that the
-        path and `waits_for` imply. `responses` and `options`: as FastAPI has them.
+        `needs`: actions, any of which permits the call, and dependencies. `refuses`: statuses besides those that the
+        path and `waits_for` imply. `responses` and `options`: FastAPI's.
         """
         actions = [need for need in needs if isinstance(need, AuthAction)]
         dependencies = [allowed(*actions)] if actions else []
         dependencies += [need for need in needs if not isinstance(need, AuthAction)]
         statuses = sorted({*refuses, *_implied(path, waits_for)})
 
-        def added(endpoint: Endpoint) -> Endpoint:
+        def add(endpoint: Endpoint) -> Endpoint:
             operation = operation_id or to_camel(endpoint.__name__)
             words = _WORDS.findall(operation)
             self.routes.append(
@@ -165,7 +185,7 @@ class Routes:
             )
             return endpoint
 
-        return added
+        return add
 
     def get(self, path: str, *needs: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
         """Add a route of GET; see `route`."""
@@ -185,7 +205,7 @@ class Routes:
 
 
 def _implied(path: str, waits_for: WaitsFor) -> set[int]:
-    """The statuses of refusals that a route gives for its path, and for what it waits for."""
+    """Return the statuses of refusals that a route's path and its resource imply."""
     statuses = {412} if "{tenant}" in path else set()
     if "{namespace}" in path:
         statuses.add(404)
@@ -206,7 +226,7 @@ def _without_content(
 
 
 async def _parse(request: Request) -> None:
-    """Let `request.json()` have its value. Raises RestException (400) for what is no JSON, or beyond the bounds."""
+    """Parse the body for `request.json()`. Raise RestException (400) for a body that is not JSON within the bounds."""
     if not await request.body():
         return
     try:

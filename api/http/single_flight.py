@@ -1,11 +1,11 @@
-"""One call for all requests that need its answer at once: what needs no token must not cost more when many ask.
+"""Shared calls: requests that need the same answer at the same time share one call, so many cost as much as one.
 
-`SingleFlight`: one call runs at a time; a request that comes meanwhile waits for the next call, which begins later, and
-shares it. So an answer is never older than its request, and a flood of requests holds one thread, not all. For the
-tasks of one event loop.
+`SingleFlight`: one call runs at a time; requests that arrive meanwhile wait for the next call and share it. So an
+answer is never older than its request, and a flood of requests without tokens holds one thread. For the tasks of one
+event loop.
 
-`RunPoller`: compaction runs as the database has them, for many watchers: all that watch one run share a read. A
-run executes in any process; its worker writes its progress to its row every two seconds.
+`RunPoller`: reads of compaction runs, which all watchers of a run share. A run executes in any process; its worker
+writes its progress to its row every two seconds.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from storage.metadata.store import MetadataStore
 
 Answer = TypeVar("Answer")
 MAX_AGE_MS = 500
-"""How old a report may be."""
-_MOST = 1000
+"""The age up to which a report is shared."""
+_MAX_REPORTS = 1000
 
 
 class SingleFlight(Generic[Answer]):
-    """The requests that wait, and the call that answers them. All that share a call get its error."""
+    """The waiting requests, and the call that answers them. All that share a call get its error."""
 
     def __init__(self, pool: Pool) -> None:
-        """`pool`: whose threads call."""
+        """`pool`: its threads make the calls."""
         self._pool = pool
         self._lock = asyncio.Lock()
         self._next: asyncio.Task[Answer] | None = None
@@ -38,18 +38,18 @@ class SingleFlight(Generic[Answer]):
     async def answer(self, make: Callable[[], Answer]) -> Answer:
         """Return what `make` returns in a thread; callers that wait for the same answer share one call."""
         if self._next is None:
-            self._next = asyncio.create_task(self._made(make))
+            self._next = asyncio.create_task(self._call(make))
         return await asyncio.shield(self._next)
 
-    async def _made(self, make: Callable[[], Answer]) -> Answer:
+    async def _call(self, make: Callable[[], Answer]) -> Answer:
         async with self._lock:
-            self._next = None  # a later request might get what is older than itself
+            self._next = None  # a later request must not share a call that began before it
             return await self._pool.run(make)
 
 
 @dataclass
 class _Report:
-    """The report of one run, and when it was read."""
+    """The report of one run. `at`: the time of its read, in milliseconds."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     at: int = -1
@@ -60,20 +60,20 @@ class RunPoller:
     """Reads runs, each at most every `MAX_AGE_MS`. For the tasks of event loops."""
 
     def __init__(self, metadata: MetadataStore, clock: Clock, pool: Pool) -> None:
-        """`pool`: whose threads read."""
+        """`pool`: its threads read."""
         self._pool = pool
         self._metadata = metadata
         self._clock = clock
         self._reports: dict[tuple[asyncio.AbstractEventLoop, int], _Report] = {}
 
     async def report(self, run_id: int) -> dict[str, Any]:
-        """The run as it was at most `MAX_AGE_MS` ago, in the public form. Raises NotFound."""
+        """Return the document of a run in its public form, at most `MAX_AGE_MS` old. Raise NotFound."""
         place = (asyncio.get_running_loop(), run_id)
-        if place not in self._reports and len(self._reports) >= _MOST:
+        if place not in self._reports and len(self._reports) >= _MAX_REPORTS:
             self._reports.clear()
         report = self._reports.setdefault(place, _Report())
         async with report.lock:
-            # Older than that, or of a time that is still to come: the clock was set back.
+            # A report of the future is also read again: the clock was set back.
             if report.document is None or not 0 <= self._clock.now_ms() - report.at < MAX_AGE_MS:
                 report.document = await self._pool.run(self._read, run_id)
                 report.at = self._clock.now_ms()
@@ -81,4 +81,4 @@ class RunPoller:
 
     def _read(self, run_id: int) -> dict[str, Any]:
         name, run = self._metadata.runs.named(run_id)
-        return run_document(name, run, self._clock.now_ms(), in_full=False)
+        return run_document(name, run, self._clock.now_ms(), words=None)

@@ -1,13 +1,13 @@
-"""The keys that tokens are checked with, read again while the service runs: rotation and revocation.
+"""Reloading of the keys that verify tokens, while the service runs: for rotation and revocation.
 
-Keys, JWKS and the list of revoked tokens are in files. Every `auth.reload-interval` after the last check the next
-request checks, in its own thread, whether one of them has changed (its inode, time or size), and reads that one
-again. The list of revoked tokens comes first, and counts at once. A file that cannot be read or used changes nothing:
-its previous content stays valid, and the log reports it, until it is right again; the other files are still read.
-One check runs at a time, and a request waits `WAIT_MS` for it and no longer: a file that hangs (NFS) holds one
-thread, and delays one request.
+Keys, JWKS and the list of revoked tokens are files. The first request after each `auth.reload-interval` checks, in a
+thread of its own, whether a file has changed (its inode, time or size), and reads it again. The list of revoked tokens
+is checked first, and takes effect at once. A file that cannot be read or used changes nothing: its previous content
+stays valid and the log reports the fault, until the file is valid again; the other files are read nevertheless. One
+check runs at a time, and a request waits for it at most `WAIT_MS`: a file system that hangs (NFS) blocks one thread
+and delays one request.
 
-The list of revoked tokens has one id (the claim `jti`) a line; `#` begins a comment. Must not know: HTTP.
+Must not know: HTTP.
 """
 
 from __future__ import annotations
@@ -28,52 +28,52 @@ from storage.errors import Misconfigured
 
 LOG = logging.getLogger(__name__)
 WAIT_MS = 1000
-"""How long the request that checks waits for the check."""
+"""The time that the request which starts a check waits for it."""
 Content = TypeVar("Content")
 
 
 class _Source(Generic[Content]):
-    """Keys or ids, from the place that a setting names; `content` is what was read of them last."""
+    """Keys or ids from the location that a setting names; `content`: the result of the last successful read."""
 
     def __init__(self, value: str, read: Callable[[], Content]) -> None:
-        """Raises Misconfigured."""
+        """Read the content. Raise Misconfigured."""
         self.file = file_of(value)
         self._read = read
         self._stamp = stamp_of(self.file)
-        self._said = ""
+        self._reported = ""
         self.content = read()
 
     def check(self) -> bool:
-        """Read the file again if it has changed; whether it was."""
-        stamp = stamp_of(self.file)  # before it is read: what changes meanwhile is read again the next time
+        """Read the file again if it has changed. Return whether it was read."""
+        stamp = stamp_of(self.file)  # before the read, so that a change meanwhile is noticed the next time
         if stamp == self._stamp:
             return False
         try:
             self.content = self._read()
         except Exception as error:  # a fault of a file is not a fault of the request that checks
-            if str(error) != self._said:
-                self._said = str(error)
+            if str(error) != self._reported:
+                self._reported = str(error)
                 defect = None if isinstance(error, Misconfigured) else error
                 LOG.warning("what was read before stays valid: %s", error, exc_info=defect)
             return False
-        self._stamp, self._said = stamp, ""
+        self._stamp, self._reported = stamp, ""
         LOG.info("read again: %s", self.file)
         return True
 
 
 class TokenKeyReloader:
-    """A verifier that follows its files. Safe to share between threads."""
+    """A token verifier that is kept up to date with its files. Safe to share between threads."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
-        """Raises Misconfigured for keys that cannot be used."""
+        """Read all files. Raise Misconfigured for keys that cannot be used."""
         self._clock = clock
         self._interval_ms = settings.auth_reload_interval_ms
         self._keys = [_Source(value, read) for value, read in key_sources(settings)]
-        listed = settings.auth_revoked_tokens_file
+        revoked_file = settings.auth_revoked_tokens_file
         self._revoked: _Source[frozenset[str]] | None = None
-        if listed:
-            self._revoked = _Source(listed, lambda: revoked_tokens(listed))
-        self._has_files = listed != "" or any(key.file is not None for key in self._keys)
+        if revoked_file:
+            self._revoked = _Source(revoked_file, lambda: revoked_tokens(revoked_file))
+        self._has_files = revoked_file != "" or any(key.file is not None for key in self._keys)
         self.verifier = TokenVerifier(
             self._all_keys(),
             clock,
@@ -107,7 +107,7 @@ class TokenKeyReloader:
         await asyncio.wait({result}, timeout=WAIT_MS / 1000)
 
     def is_due(self) -> bool:
-        """Return whether the files are due for a check now; true for one caller, which then calls `check`."""
+        """Return whether a check of the files is due; True for one caller, which then calls `check`."""
         with self._lock:
             waited = self._clock.now_ms() - self._checked_at
             if not self._has_files or self._checking or 0 <= waited < self._interval_ms:

@@ -1,10 +1,12 @@
-"""Tokens: JSON Web Tokens as Pulsar's `bin/pulsar tokens` makes and its brokers check them.
+"""Tokens: JSON Web Tokens in the form of Pulsar's `bin/pulsar tokens` and brokers.
 
-Signed by HS256 (a secret key) or by RS256 or ES256 (a key pair). A key is where Pulsar's settings name it:
-`file:///path`, a path, `data:;base64,…`, or Base64 as it is; in a file it is raw, Base64 or PEM (DER for key pairs).
-Invariants: a key works with the one algorithm of its kind, so no token can choose another (`none`, or a public key
-taken for a secret); `exp` and `nbf` are honoured by the injected clock; what is wrong with a token is reported without
-the token. Raises Misconfigured for keys, BadToken for tokens. Must not know: HTTP, roles' permissions.
+They are signed with HS256 (a secret key), or with RS256 or ES256 (a key pair). A setting names a key as Pulsar's
+settings do: `file:///path`, a path, `data:;base64,…`, or the key in Base64. A file holds it raw, in Base64 or in PEM
+(key pairs also in DER).
+
+Invariants: a key works with the one algorithm of its kind, so a token cannot choose another (`none`, or a public key
+used as a secret); `exp` and `nbf` are compared with the injected clock; an error never contains the token. Raises
+Misconfigured for keys, BadToken for tokens. Must not know: HTTP, roles' permissions.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -39,7 +42,7 @@ _RSA_BITS = 2048
 
 PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
-_KEPT = "give file:///… of a key, or data:;base64,…; `compactor tokens create-secret-key` or `create-key-pair` make one"
+_FIX = "give file:///… of a key, or data:;base64,…; `compactor tokens create-secret-key` or `create-key-pair` make one"
 _UNCHECKED: Options = {
     "verify_signature": True,
     "verify_exp": False,
@@ -50,16 +53,16 @@ _UNCHECKED: Options = {
     "verify_sub": False,
     "verify_jti": False,
 }
-"""All of a token's contents is checked here: by our clock, and with our words."""
+"""PyJWT verifies the signature only; this module checks the claims, with the injected clock."""
 
 
 class BadToken(Exception):
-    """A token that does not prove its bearer's role; the text gives the reason, without the token."""
+    """A token that does not prove its bearer's role; the text is the reason, without the token."""
 
 
 @dataclass(frozen=True)
 class TokenKey:
-    """A key that verifies tokens of one algorithm. `key_id`: only tokens that name it, or name none."""
+    """A key that verifies tokens of one algorithm. `key_id`: of tokens with a key id, only those with this one."""
 
     algorithm: str
     key: bytes | PublicKey
@@ -76,10 +79,10 @@ class TokenVerifier:
     audience: str = ""
     leeway_ms: int = 0
     revoked: frozenset[str] = frozenset()
-    """Ids (`jti`) of tokens that hold no more."""
+    """Ids (`jti`) of tokens that were revoked."""
 
     def role(self, token: str) -> str:
-        """The role that the token's bearer has. Raises BadToken."""
+        """Return the role of the token's bearer. Raise BadToken."""
         role = self.claims(token).get(self.role_claim)
         if isinstance(role, list) and role:
             role = role[0]  # as Pulsar does
@@ -88,7 +91,7 @@ class TokenVerifier:
         return role
 
     def claims(self, token: str) -> Mapping[str, Any]:
-        """The claims of a token that is valid now. Raises BadToken."""
+        """Return the claims of a token that is valid now. Raise BadToken."""
         claims = self._signed(token)
         now = self.clock.now_ms()
         if (expires := _time(claims, "exp")) is not None and now >= expires * 1000 + self.leeway_ms:
@@ -123,7 +126,7 @@ class TokenVerifier:
 
 
 def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[TokenKey]]]]:
-    """Return the locations of keys in the settings, each with the function that reads it and raises Misconfigured."""
+    """Return the locations of keys in the settings, each with its reader, which raises Misconfigured."""
     secret, public, key_set = settings.auth_token_secret_key, settings.auth_token_public_key, settings.auth_jwks_file
     previous = settings.auth_token_previous_secret_key
 
@@ -140,13 +143,13 @@ def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[TokenKe
         key = public_key("auth.token-public-key", public)
         return [TokenKey(algorithm_of(key), key)]
 
-    # The previous key first: when both files change, its tokens hold at every moment.
+    # The previous key is first: while both files change, tokens of that key stay valid at every moment.
     sources = ((previous, previous_secrets), (secret, secrets), (public, publics), (key_set, lambda: jwks(key_set)))
     return [(value, read) for value, read in sources if value]
 
 
 def _time(claims: Mapping[str, Any], name: str) -> float | None:
-    """A claim that is a time, in seconds. Raises BadToken if it is none."""
+    """Return a claim that is a time, in seconds. Raise BadToken for another value."""
     value = claims.get(name)
     if value is None:
         return None
@@ -156,13 +159,13 @@ def _time(claims: Mapping[str, Any], name: str) -> float | None:
 
 
 def create(key: bytes | PrivateKey, subject: str, claims: Mapping[str, object]) -> str:
-    """A token whose bearer is `subject`."""
+    """Return a token whose bearer is `subject`."""
     algorithm = HS256 if isinstance(key, bytes) else algorithm_of(key.public_key())
     return jwt.encode({"sub": subject, **claims}, key, algorithm=algorithm, headers={"typ": None})
 
 
 def decoded_token(token: str) -> dict[str, object]:
-    """Header and claims of a token whose signature is not checked. Raises InvalidInput."""
+    """Return the header and claims of a token without a check of its signature. Raise InvalidInput."""
     try:
         return {
             "header": jwt.get_unverified_header(token),
@@ -176,12 +179,12 @@ def decoded_token(token: str) -> dict[str, object]:
 
 
 def new_secret_key() -> bytes:
-    """A key for HS256."""
+    """Return a new key for HS256."""
     return os.urandom(SECRET_BYTES)
 
 
 def new_key_pair(algorithm: str) -> tuple[bytes, bytes]:
-    """Private and public key for RS256 or ES256, as DER, as Pulsar keeps them."""
+    """Return a new private and public key for RS256 or ES256 in DER, Pulsar's format."""
     private: PrivateKey
     if algorithm == RS256:
         private = rsa.generate_private_key(public_exponent=65_537, key_size=_RSA_BITS)
@@ -197,16 +200,16 @@ def new_key_pair(algorithm: str) -> tuple[bytes, bytes]:
 
 
 def secret_keys(name: str, value: str) -> list[bytes]:
-    """Return the possible secret keys of a value: its decoded Base64, then its bytes (which Pulsar takes of a file)."""
+    """Return the possible secret keys of a value: its decoded Base64, then its bytes (Pulsar's reading of a file)."""
     content = _content(name, value)
     if _is_of_a_pair(content):
-        raise Misconfigured(f"{name} holds a key of a pair, which others may know: it is no secret", _KEPT)
+        raise Misconfigured(f"{name} holds a key of a pair, which others may know: it is no secret", _FIX)
     keys = [item for item in (_unbase64(content), content) if item is not None and len(item) >= SECRET_BYTES]
     if not keys:
-        what = f"the secret key of {name} is shorter than {SECRET_BYTES} bytes"
+        problem = f"the secret key of {name} is shorter than {SECRET_BYTES} bytes"
         if not value.startswith(("data:", "file:")) and not Path(value).exists():
-            what = f"{name} names no existing file, and as Base64 it is shorter than {SECRET_BYTES} bytes"
-        raise Misconfigured(what, _KEPT)
+            problem = f"{name} names no existing file, and as Base64 it is shorter than {SECRET_BYTES} bytes"
+        raise Misconfigured(problem, _FIX)
     return keys
 
 
@@ -225,36 +228,33 @@ def _is_of_a_pair(content: bytes) -> bool:
 
 
 def public_key(name: str, value: str) -> PublicKey:
-    """A public key, for RS256 or ES256."""
-    content = _content(name, value)
-    try:
-        if b"-----BEGIN" in content:
-            key: object = serialization.load_pem_public_key(content)
-        else:
-            key = serialization.load_der_public_key(_unbase64(content) or content)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise Misconfigured(f"{name} holds no public key", _KEPT) from error
-    return _usable(name, key)
+    """Return a public key for RS256 or ES256."""
+    load = serialization.load_pem_public_key, serialization.load_der_public_key
+    return _usable(name, _loaded(name, value, *load, "public key"))
 
 
 def private_key(name: str, value: str) -> PrivateKey:
-    """A private key, for RS256 or ES256."""
-    content = _content(name, value)
-    try:
-        if b"-----BEGIN" in content:
-            key: object = serialization.load_pem_private_key(content, None)
-        else:
-            key = serialization.load_der_private_key(_unbase64(content) or content, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise Misconfigured(f"{name} holds no private key without a password", _KEPT) from error
+    """Return a private key for RS256 or ES256."""
+    pem, der = serialization.load_pem_private_key, serialization.load_der_private_key
+    load = partial(pem, password=None), partial(der, password=None)
+    key = _loaded(name, value, *load, "private key without a password")
     if isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
         _usable(name, key.public_key())
         return key
     raise _unusable(name)
 
 
+def _loaded(name: str, value: str, pem: Callable[[bytes], object], der: Callable[[bytes], object], what: str) -> object:
+    """Return a key of a pair. `pem`, `der`: the functions that read its formats; `what`: the key, for an error."""
+    content = _content(name, value)
+    try:
+        return pem(content) if b"-----BEGIN" in content else der(_unbase64(content) or content)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise Misconfigured(f"{name} holds no {what}", _FIX) from error
+
+
 def jwks(path: str) -> list[TokenKey]:
-    """The public keys of a JWKS file that sign tokens; others are passed over."""
+    """Return the public keys of a JWKS file that verify tokens; other keys are skipped."""
     content = _content("auth.jwks-file", path)
     try:
         entries = json.loads(content)["keys"]
@@ -290,7 +290,7 @@ def _jwk(key: PublicKey) -> dict[str, str]:
 
 
 def revoked_tokens(value: str) -> frozenset[str]:
-    """The ids of a file of revoked tokens: one a line; `#` begins a comment."""
+    """Return the ids in a file of revoked tokens: one id a line; `#` begins a comment."""
     try:
         path = file_of(value) or Path(value)
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -304,7 +304,7 @@ def revoked_tokens(value: str) -> frozenset[str]:
 
 
 def file_of(value: str) -> Path | None:
-    """The file that a setting names for a key; None: the key is in the setting itself."""
+    """Return the file that a setting names for a key; None: the key is in the setting itself."""
     if value.startswith("data:"):
         return None
     path = Path(unquote(urlsplit(value).path) if value.startswith("file:") else value)
@@ -314,7 +314,7 @@ def file_of(value: str) -> Path | None:
 
 
 def algorithm_of(key: PublicKey) -> str:
-    """The one algorithm that a public key works with."""
+    """Return the algorithm of a public key."""
     return RS256 if isinstance(key, rsa.RSAPublicKey) else ES256
 
 
@@ -331,14 +331,14 @@ def _unusable(name: str) -> Misconfigured:
 
 
 def _content(name: str, value: str) -> bytes:
-    """The bytes of a key, from its file or setting. Never shows them."""
+    """Return the bytes of a key, from its file or setting. Errors do not contain them."""
     if value.startswith("data:"):
         kind, comma, data = value[5:].partition(",")
         if comma and kind.endswith(";base64"):
             decoded_data = _unbase64(data.encode())
             if decoded_data is not None:
                 return decoded_data
-        raise Misconfigured(f"the key of {name} is no data:;base64,…", _KEPT)
+        raise Misconfigured(f"the key of {name} is no data:;base64,…", _FIX)
     path = file_of(value)
     try:
         if path is not None:
@@ -346,15 +346,15 @@ def _content(name: str, value: str) -> bytes:
     except (OSError, ValueError) as error:
         if value.startswith("file:") or isinstance(error, PermissionError):
             reason = getattr(error, "strerror", None) or "no such file"
-            raise Misconfigured(f"the key of {name} cannot be read from {path} ({reason})", _KEPT) from error
+            raise Misconfigured(f"the key of {name} cannot be read from {path} ({reason})", _FIX) from error
     decoded = _unbase64(value.encode())
     if decoded is None:
-        raise Misconfigured(f"the key of {name} is neither a file nor Base64", _KEPT)
+        raise Misconfigured(f"the key of {name} is neither a file nor Base64", _FIX)
     return decoded
 
 
 def _unbase64(content: bytes) -> bytes | None:
-    """Return the bytes of a text in Base64 (either alphabet, with line ends); None: it is no Base64."""
+    """Return the bytes of a text in Base64 (either alphabet, with line ends); None for another text."""
     text = b"".join(content.split())
     if not text or not re.fullmatch(rb"[A-Za-z0-9+/_-]+={0,2}", text):
         return None
