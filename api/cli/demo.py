@@ -1,12 +1,12 @@
 """`make demo`: the main job on real input, from a git history to a verified compacted view.
 
-The repository's own first-parent history is a changelog: key = path, value = "mode blob-id", a deleted path = a
-tombstone. Imported, compacted and read with read-compacted on, it must be exactly what `git ls-tree -r HEAD` says.
-Every step is a command that a user can paste; it runs in the environment that the demo was started in. Each demo
-makes a topic of its own, so it can be run again.
+The repository's own first-parent history is a changelog: a key is a path, its value "mode blob-id", and a deleted path
+a tombstone. Imported, compacted and read with read-compacted on, the history must equal `git ls-tree -r HEAD`. Every
+step is a command that a user can paste. It runs in the environment of the demo. Each demo creates its own topic, so the
+demo can be repeated.
 
-Any history works: merges, shallow clones, submodules, paths that are not UTF-8 (then keys travel as base64).
-Fails with one line and exit code 1: no git, no repository, no commits, or a step that fails.
+Any history works: merges, shallow clones, submodules, paths that are not UTF-8 (keys are then base64). Without git, a
+repository or commits, and if a step fails, the demo prints one line and exits with 1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def run(repository: Path) -> None:
-    """Import, compact, read, compare. Raises DemoFailed."""
+    """Import, compact and read the history, and compare the result with the tree. Raises DemoFailed."""
     started = time.perf_counter()
     settings = Settings.load()
     head = find_head(repository)
@@ -68,7 +68,7 @@ def run(repository: Path) -> None:
     say("\n4. Read it with read-compacted on, and compare with `git ls-tree -r HEAD`.")
     compacted = _compactor("read", topic, "--read-compacted", *keys)
     view = {line["key"]: line["value"] for line in map(json.loads, compacted.splitlines())}
-    tree = read_tree(repository, encoding)
+    tree = expected_view(repository, encoding)
     if view != tree:
         wrong = sorted(path for path in view.keys() | tree.keys() if view.get(path) != tree.get(path))
         raise DemoFailed(f"the compacted view differs from git ls-tree in {len(wrong)} paths, first {wrong[:3]}")
@@ -119,7 +119,7 @@ def key_encoding(history: bytes) -> str:
 
 
 def write_changelog(history: bytes, encoding: str, target: Path) -> int:
-    """Write a history as JSON Lines, oldest first; return the number of changes. Raises DemoFailed without changes."""
+    """Write a history as JSON Lines, oldest change first, and return the number of changes. Raises DemoFailed for 0."""
     count = 0
     with target.open("w", encoding="utf-8") as lines:
         for change in _changes(history, encoding):
@@ -131,7 +131,7 @@ def write_changelog(history: bytes, encoding: str, target: Path) -> int:
 
 
 def _changes(history: bytes, encoding: str) -> Iterator[dict[str, object]]:
-    # A path may hold anything but NUL, so only its position identifies it: it follows a description.
+    # A path may hold any byte but NUL. Only its position identifies it: it follows the description of its change.
     pieces = iter(history.split(b"\0"))
     commit, seconds = "", 0
     for piece in pieces:
@@ -149,8 +149,8 @@ def _changes(history: bytes, encoding: str) -> Iterator[dict[str, object]]:
             }
 
 
-def read_tree(repository: Path, encoding: str) -> dict[str, str]:
-    """Return the oracle: path → "mode blob-id" of HEAD."""
+def expected_view(repository: Path, encoding: str) -> dict[str, str]:
+    """Return the expected view: the "mode blob-id" of each path in HEAD."""
     tree = {}
     for entry in _git(repository, "ls-tree", "-r", "-z", "--full-tree", "HEAD").split(b"\0"):
         if entry:
@@ -165,7 +165,7 @@ def _key(path: bytes, encoding: str) -> str:
 
 
 def _new_file(settings: Settings, stem: str) -> Path:
-    """Create a new file, whose stem names the topic. It is kept, so that the commands can be repeated."""
+    """Create a new file, whose stem names the topic. It stays, so that the commands can be repeated."""
     folder = settings.make_data_directory() / "demo"
     folder.mkdir(exist_ok=True)
     for attempt in range(1, 1_000_000):
@@ -223,7 +223,7 @@ def _typed(*arguments: str) -> str:
 
 
 def _shown(path: Path) -> str:
-    """Return a path relative to the current directory if it is below it."""
+    """Return a path, relative to the current directory if it is inside."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 

@@ -1,8 +1,8 @@
 """Health check of the service in this container, for HEALTHCHECK of the image: `python -m api.cli.healthcheck`.
 
-It asks for `/livez` with the scheme, address and port that the service's own settings name (environment and file).
-The certificate is not verified: it need not name the loopback address, and no secret is sent. Exit code 0 or 1; the
-reason is one line on stderr. It must not know what the service does.
+It requests `/livez` at the scheme, address and port of the service's own settings (environment and file). The
+certificate is not verified, because it need not name the loopback address, and no secret is sent. The exit code is 0 or
+1; a failure prints its reason as one line on stderr. This module must not know other parts of the service.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S
 
 
 def check(settings: Settings) -> str | None:
-    """Ask the service whether it is alive; return the reason if it is not, else None."""
+    """Return the reason why the service is not alive; None: it is alive."""
     host = _ANY_ADDRESS.get(settings.host, settings.host)
     connection = _connection(host, settings.port, encrypted=bool(settings.tls_certificate))
     try:
@@ -42,7 +42,7 @@ def _connection(host: str, port: int, *, encrypted: bool) -> http.client.HTTPCon
 
 
 def main() -> int:
-    """Check the service of these settings; return the exit code."""
+    """Check the service of the process's settings, and return the exit code."""
     try:
         reason = check(Settings.load())
     except CompactorError as error:

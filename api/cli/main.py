@@ -1,7 +1,7 @@
 """`compactor`: the commands, their help and their exit codes.
 
 Data goes to stdout, messages to stderr. Heavy libraries (Spark, boto3, SQLAlchemy, Arrow) are imported inside the
-command that uses them: `compactor --help` needs none. An error is one line: what happened, to what, and what to do.
+command that uses them, so `compactor --help` imports none. An error is one line: the event, its object, the remedy.
 `--debug` adds its traceback.
 """
 
@@ -37,8 +37,6 @@ from api.cli.local import (
 from api.settings.settings import Settings
 from api.settings.sources import variable_notes
 
-GLOBAL_OPTIONS = ("--config", "--data", "--store", "--s3-endpoint", "--database", "--log", "--spark-master")
-GLOBAL_FLAGS = ("--debug", "--version")
 _GROUPS = {
     "topics": "Topics: contents, policies, trim and roll.",
     "compactions": "Runs of compactions.",
@@ -126,13 +124,7 @@ def options(
     version: VersionFlag = False,
 ) -> None:
     context.obj = Settings.load(
-        config=config,
-        data=data,
-        store=store,
-        s3_endpoint=s3_endpoint,
-        database=database,
-        log=log,
-        spark_master=spark_master,
+        **{name: value for name, value in context.params.items() if name not in ("debug", "version")}
     )
     # The service logs them itself, and `config` shows them.
     notes = () if context.invoked_subcommand in ("serve", "config") else variable_notes(os.environ)
@@ -142,7 +134,7 @@ def options(
 
 def main() -> None:
     """Run the program. Exits with a code of `exit_codes`."""
-    run(app, "compactor", GLOBAL_OPTIONS, GLOBAL_FLAGS, "what was reported is done, nothing half done is visible")
+    run(app, "compactor", "the reported steps are complete, and no incomplete result is visible")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def find_target(flags: Mapping[str, str | None], config: str | None, environment
     return ClientConfig(
         _url(merged["admin-url"] or DEFAULT_URL),
         _token(tokens.get("token"), tokens.get("token-file")),
-        _certificates(merged["ca-cert"]),
+        Path(merged["ca-cert"]).expanduser() if merged["ca-cert"] else None,
         _timeout(merged["timeout"]),
     )
 
@@ -95,7 +95,7 @@ def _toml(file: Path, text: str) -> dict[str, str]:
         raise Misconfigured(f"{file} has the unknown key {unknown[0]!r}", f"use {', '.join(VARIABLES)}")
     for key, value in content.items():
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise Misconfigured(f"{key} in {file} is no text", f'write {key} = "…"')
+            raise Misconfigured(f"{key} in {file} is not a text", f'write {key} = "…"')
     return {key: str(value) for key, value in content.items() if value != ""}
 
 
@@ -144,20 +144,11 @@ def _token(token: str | None, file: str | None) -> str | None:
     return token or None
 
 
-def _certificates(text: str | None) -> Path | None:
-    if not text:
-        return None
-    file = Path(text).expanduser()
-    if not file.is_file():
-        raise Misconfigured(f"the certificate file {file} does not exist", "name another with --ca-cert")
-    return file
-
-
 def _timeout(text: str | None) -> float:
     try:
         seconds = float(text or DEFAULT_TIMEOUT)
     except ValueError:
         seconds = 0
     if not 0 < seconds <= 86_400:
-        raise Misconfigured(f"{text!r} is no time-out", "give seconds with --timeout")
+        raise Misconfigured(f"{text!r} is not a time limit", "give seconds with --timeout")
     return seconds

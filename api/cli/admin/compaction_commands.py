@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated
 
 import typer
 
-from api.cli.admin.exit_codes import RUN_FAILED
-from api.cli.admin.requests import NAMESPACE, TOPIC, Command, RequestCommand, RequestOption, get
+from api.broker.pulsar_policies import RETENTION, THRESHOLD
+from api.cli.admin.requests import NAMESPACE, TOPIC, Command, RequestOption, delete, flag, get, option, post, request
 from api.cli.admin.run_watch import follow_requests, newest_runs
 from api.cli.admin.session import session, topic_path
+from api.cli.kit.exit_codes import RUN_FAILED
 from api.cli.kit.quantity_parsers import parse_bytes, parse_duration
 from api.cli.kit.shared_arguments import TypedTopic
 from api.cli.kit.stderr import say
 from storage.errors import InvalidInput
+from storage.options.resolution import PolicyOrigin
 
 _POLL_SECONDS = 0.5
 _RUNNING = "RUNNING"
@@ -32,60 +33,66 @@ _WORDS = {
 
 _MINUTE_MS = 60_000
 _MIB = 1 << 20
+_TIME_REMEDY = (
+    "give --time in whole minutes with a unit, such as 90m, 3h or 30d, up to 36500d (a number without one is seconds); "
+    "0 for none, -1 for no limit"
+)
+_SIZE_REMEDY = (
+    "give --size in whole megabytes with a unit, such as 10M, 16G or 3T (a number without one is bytes); 0 for none, "
+    "-1 for no limit"
+)
 
 
 def parse_minutes(text: str) -> int:
     """Return Pulsar's time of a retention in whole minutes; -1: forever. Raises InvalidInput."""
-    if text == "-1":
-        return -1
-    weeks = re.fullmatch(r"([0-9]{1,4})w", text, re.ASCII)
-    milliseconds = parse_duration("--time", f"{int(weeks[1]) * 7}d" if weeks else text)
-    if milliseconds % _MINUTE_MS:
-        raise InvalidInput(f"{text!r} is no whole number of minutes", "give --time in minutes, as 10m")
-    return milliseconds // _MINUTE_MS
+    return _whole(text, "--time", parse_duration, _MINUTE_MS, "minutes", _TIME_REMEDY)
 
 
 def parse_megabytes(text: str) -> int:
     """Return Pulsar's size of a retention in whole megabytes; -1: no limit. Raises InvalidInput."""
+    return _whole(text, "--size", parse_bytes, _MIB, "megabytes", _SIZE_REMEDY)
+
+
+def _whole(text: str, name: str, parse: Callable[[str, str], int], unit: int, units: str, remedy: str) -> int:
+    """Return the value of an option as a whole number of units; -1: no limit. Raises InvalidInput with the remedy."""
     if text == "-1":
         return -1
-    size = parse_bytes("--size", text)
-    if size % _MIB:
-        raise InvalidInput(f"{text!r} is no whole number of megabytes", "give --size in megabytes, as 10M")
-    return size // _MIB
+    try:
+        value = parse(name, text)
+    except InvalidInput as error:
+        raise InvalidInput(error.message, remedy) from error
+    if value % unit:
+        raise InvalidInput(f"{text!r} is not a whole number of {units}", remedy)
+    return value // unit
 
 
-Threshold = Annotated[
-    int,
-    typer.Option(
-        "-t",
-        "--threshold",
-        metavar="BYTES",
-        parser=partial(parse_bytes, "--threshold"),
-        help="Bytes after the horizon that make a compaction due: 100M, 16G. 0: off.",
-    ),
-]
-Applied = Annotated[bool, typer.Option("-a", "--applied", help="The effective value, of whichever scope.")]
-RetentionTime = Annotated[
-    int,
-    typer.Option(
-        "-t",
-        "--time",
-        metavar="TIME",
-        parser=parse_minutes,
-        help="Seconds, or 100m, 3h, 2d, 5w; 0: none, -1: forever.",
-    ),
-]
-RetentionSize = Annotated[
-    int,
-    typer.Option(
-        "-s",
-        "--size",
-        metavar="BYTES",
-        parser=parse_megabytes,
-        help="Bytes, or 10M, 16G, 3T; 0: none, -1: any number.",
-    ),
-]
+_THRESHOLD = option(
+    str,
+    "-t",
+    "--threshold",
+    metavar="BYTES",
+    parse=partial(parse_bytes, "--threshold"),
+    help="Bytes after the horizon that make a compaction due: 100M, 16G. 0: off.",
+)
+_APPLIED = flag("-a", "--applied", help="The effective value, of whichever scope.", query="applied")
+_RETENTION_TIME = option(
+    str,
+    "-t",
+    "--time",
+    metavar="TIME",
+    parse=parse_minutes,
+    help="Whole minutes: 100m, 3h, 2d, 5w; a bare number is seconds. 0: none, -1: forever.",
+    field="retentionTimeInMinutes",
+)
+_RETENTION_SIZE = option(
+    str,
+    "-s",
+    "--size",
+    metavar="BYTES",
+    parse=parse_megabytes,
+    help="Whole megabytes: 10M, 16G, 3T; a bare number is bytes. 0: none, -1: any number.",
+    field="retentionSizeInMB",
+)
 
 
 def compact(
@@ -128,44 +135,38 @@ def compaction_status(
 
 
 def _limits(
-    path: str, scope: str, above: str, due: str, retained: str, set_threshold: str, applied: Mapping[str, RequestOption]
-) -> Mapping[str, RequestCommand | Command]:
+    path: str, scope: PolicyOrigin, above: str, due: str, retained: str, applied: Mapping[str, RequestOption]
+) -> Mapping[str, Command]:
     """Return the commands for threshold and retention of a scope.
 
-    `above`: the scope whose values apply without them; `due`, `retained`: help texts; `set_threshold`: the method that
-    Pulsar's API has for it.
+    `above`: the scope whose values apply without them; `due`, `retained`: help texts.
     """
-    threshold, retention, name = f"{path}/compactionThreshold", f"{path}/retention", f"{{{scope}}}"
+    name, calls = f"{{{scope}}}", THRESHOLD.calls[scope]
+    threshold, retention = f"{path}/{calls.path}", f"{path}/{RETENTION.calls[scope].path}"
     return {
-        "set-compaction-threshold": RequestCommand(
-            set_threshold,
+        "set-compaction-threshold": request(
+            calls.verb,
             threshold,
             f"Set the threshold that makes {due} due.",
             f"compaction threshold of {name} set",
-            {"threshold": RequestOption(Threshold)},
+            {"threshold": _THRESHOLD},
         ),
         "get-compaction-threshold": get(
             threshold, f"Show the threshold in bytes that makes {due} due.", options=applied
         ),
-        "remove-compaction-threshold": RequestCommand(
-            "DELETE",
+        "remove-compaction-threshold": delete(
             threshold,
             f"Remove the threshold of a {scope}, so that the {above}'s applies.",
             f"compaction threshold of {name} removed",
         ),
-        "set-retention": RequestCommand(
-            "POST",
+        "set-retention": post(
             retention,
             f"Set {retained}.",
             f"retention of {name} set",
-            {
-                "duration": RequestOption(RetentionTime, field="retentionTimeInMinutes"),
-                "size": RequestOption(RetentionSize, field="retentionSizeInMB"),
-            },
+            {"duration": _RETENTION_TIME, "size": _RETENTION_SIZE},
         ),
         "get-retention": get(retention, f"Show {retained}.", options=applied),
-        "remove-retention": RequestCommand(
-            "DELETE",
+        "remove-retention": delete(
             retention,
             f"Remove the retention of a {scope}, so that the {above}'s applies.",
             f"retention of {name} removed",
@@ -173,25 +174,23 @@ def _limits(
     }
 
 
-OF_TOPICS: Mapping[str, RequestCommand | Command] = {
+OF_TOPICS: Mapping[str, Command] = {
     "compact": compact,
     "compaction-status": compaction_status,
     **_limits(
         TOPIC,
-        "topic",
+        PolicyOrigin.TOPIC,
         "namespace",
         "a compaction of a topic",
         "the retention of a topic by time and size",
-        "POST",
-        {"applied": RequestOption(Applied, False, query="applied")},
+        {"applied": _APPLIED},
     ),
 }
 OF_NAMESPACES = _limits(
     NAMESPACE,
-    "namespace",
+    PolicyOrigin.NAMESPACE,
     "broker",
     "a compaction of a topic of a namespace",
     "the retention by time and size of the topics of a namespace",
-    "PUT",
     {},
 )

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from api.cli.admin.requests import TOPIC, Command, RequestCommand, RequestOption, Run, get
+from api.cli.admin.requests import TOPIC, Command, delete, get, option, post
 from api.cli.admin.run_watch import follow, show_ended, watch_topic
 from api.cli.admin.session import expand, session, topic_path
 from api.cli.kit.reports import show_run, show_runs
-from api.cli.kit.shared_arguments import TOPIC_HELP, OnlyTopic, StateName
+from api.cli.kit.shared_arguments import TOPIC_HELP, OnlyTopic, Run, StateName
 from storage.errors import InvalidInput
 
 _COMPACTIONS = "/admin/v2/compactions"
@@ -80,30 +80,23 @@ def scheduler(context: typer.Context) -> None:
             admin.show(answer[name], columns)
 
 
-def _control(verb: str, result: str, help_text: str) -> RequestCommand:
+def _control(verb: str, result: str, help_text: str) -> Command:
     """Return a command that changes the state of a topic's compaction: paused, resumed or aborted."""
     path, report = f"{TOPIC}/compaction/{verb}", f"compaction of {{topic}} {result}"
-    return RequestCommand("POST", path, help_text, report, columns=_CONTROL_COLUMNS)
+    return post(path, help_text, report, columns=_CONTROL_COLUMNS)
 
 
-COMMANDS: Mapping[str, RequestCommand | Command] = {
+COMMANDS: Mapping[str, Command] = {
     "list": list_runs,
     "show": show_one_run,
     "watch": watch_run,
-    "cancel": RequestCommand(
-        "DELETE",
+    "cancel": delete(
         _RUN,
         "Cancel an active run: it can no longer publish.\n\n"
         "A topic that is still due, because it is over a threshold, is compacted again soon: `compactions pause` "
         "prevents that.",
         "run {run} cancelled",
-        {
-            "reason": RequestOption(
-                Annotated[str, typer.Option(metavar="TEXT", help="Kept with the run.")],
-                "cancelled by hand",
-                query="reason",
-            )
-        },
+        {"reason": option(str, metavar="TEXT", help="Kept with the run.", default="cancelled by hand", query="reason")},
     ),
     "pause": _control(
         "pause", "paused", "Stop the run of a topic, and start none until it is resumed as many times as it was paused."

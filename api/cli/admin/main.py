@@ -13,7 +13,6 @@ import typer
 from api.cli.admin import (
     compaction_commands as compaction,
     compactions_commands as compactions,
-    exit_codes,
     maintenance_commands as maintenance,
     message_commands as messages,
     policies_commands as policies,
@@ -21,14 +20,13 @@ from api.cli.admin import (
     tenancy_commands as tenancy,
     topics_commands as topics,
 )
-from api.cli.admin.requests import Command, RequestCommand, add_commands
+from api.cli.admin.requests import Command
 from api.cli.admin.session import Session
+from api.cli.kit import exit_codes
 from api.cli.kit.program import group, program, run
 from api.cli.kit.shared_arguments import Output, OutputFormat, VersionFlag
 
 NAME = "compactor-admin"
-GLOBAL_OPTIONS = ("--admin-url", "--token", "--token-file", "--ca-cert", "--config", "--timeout", "--output")
-GLOBAL_FLAGS = ("--debug", "--version")
 _TOPICS = {
     **topics.COMMANDS,
     **tenancy.OF_TOPICS,
@@ -37,7 +35,7 @@ _TOPICS = {
     **messages.OF_TOPICS,
     **maintenance.OF_TOPICS,
 }
-_GROUPS: Mapping[str, tuple[str, Mapping[str, RequestCommand | Command]]] = {
+_GROUPS: Mapping[str, tuple[str, Mapping[str, Command]]] = {
     "tenants": ("Tenants.", tenancy.TENANTS),
     "namespaces": ("Namespaces of a tenant.", {**tenancy.NAMESPACES, **compaction.OF_NAMESPACES}),
     "topics": ("Topics: contents, subscriptions, compaction.", _TOPICS),
@@ -51,10 +49,8 @@ app = program(NAME, "Administer a running compactor service, with the verbs of p
 app.command("gc")(maintenance.collect_garbage)
 for _name, (_about, _commands) in _GROUPS.items():
     _group = group(app, _name, _about)
-    add_commands(_group, _commands)
-    if _name == "topics":
-        for _alias, _request in subscriptions.HIDDEN.items():
-            _group.command(_alias, hidden=True)(_request.command())
+    for _verb, _command in _commands.items():
+        _group.command(_verb, hidden=_verb in subscriptions.HIDDEN)(_command)
 
 
 @app.callback()
@@ -90,7 +86,7 @@ def options(
 
 def main() -> None:
     """Run the program. Exits with a code of `exit_codes`."""
-    run(app, NAME, GLOBAL_OPTIONS, GLOBAL_FLAGS, "the service continues what was requested")
+    run(app, NAME, "the service continues what was requested")
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.admin.requests import Command, RequestCommand, Yes
+from api.cli.admin.requests import Command
 from api.cli.admin.session import session, topic_path
 from api.cli.kit.exit_codes import DATA_LOSS
 from api.cli.kit.quantity_parsers import duration
 from api.cli.kit.reports import TRIM_COLUMNS, put_lines, trim_lines, verify_lines
-from api.cli.kit.shared_arguments import TOPIC_HELP, TypedTopic
+from api.cli.kit.shared_arguments import TOPIC_HELP, TrimBefore, TrimForce, TypedTopic, Yes
 from api.cli.kit.stderr import counted, say, size
 
 
@@ -39,20 +39,8 @@ def verify(context: typer.Context, topic: TypedTopic) -> None:
 def trim(
     context: typer.Context,
     topic: TypedTopic,
-    before: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PLACE", help="All messages before this message id or offset; default: as the cleanup policies say."
-        ),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Also messages that cursors and compaction still need. If a deletion is among them that no run has "
-            "processed, new compacted readers get the deleted key back.",
-        ),
-    ] = False,
+    before: TrimBefore = None,
+    force: TrimForce = False,
     yes: Yes = False,
 ) -> None:
     """Trim old raw ledgers of a topic."""
@@ -75,7 +63,7 @@ def release_lease(
     context: typer.Context,
     topic: TypedTopic,
     force: Annotated[bool, typer.Option("--force", help="Also if its owner is alive.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Release it. Without this, only show its owner.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Release the writer's lease of a topic whose owner died on another machine."""
     admin = session(context)
@@ -131,4 +119,4 @@ def _garbage_row(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-OF_TOPICS: Mapping[str, RequestCommand | Command] = {"verify": verify, "trim": trim, "release-lease": release_lease}
+OF_TOPICS: Mapping[str, Command] = {"verify": verify, "trim": trim, "release-lease": release_lease}

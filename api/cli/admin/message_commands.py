@@ -6,16 +6,25 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Annotated, Any, Literal, NoReturn
+from typing import IO, Annotated, Literal, NoReturn
 
 import typer
 
-from api.cli.admin.requests import Command, RequestCommand
+from api.cli.admin.requests import Command
 from api.cli.admin.session import session, topic_path
 from api.cli.kit import exit_codes
 from api.cli.kit.quantity_parsers import size_in_bytes
-from api.cli.kit.shared_arguments import ResetName, TypedTopic
-from api.cli.kit.stderr import counted, number, say
+from api.cli.kit.shared_arguments import (
+    START_HELP,
+    START_PLACES,
+    KeyEncoding,
+    ReadCompacted,
+    Reset,
+    SealedOnly,
+    TypedTopic,
+    ValueEncoding,
+)
+from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import data_stream, put
 from api.formats.text_encoding import TextEncoding
 from storage.errors import InvalidInput, NotFound
@@ -30,9 +39,6 @@ _NAMED = 20
 """The most refused lines that an error names."""
 _LINE = re.compile(r"line (\d{1,9})(?=: )")
 
-KeyEncoding = Annotated[TextEncoding, typer.Option(help="How keys are written.")]
-ValueEncoding = Annotated[TextEncoding, typer.Option(help="How values are written.")]
-
 
 def produce(
     context: typer.Context,
@@ -42,7 +48,7 @@ def produce(
     value_encoding: ValueEncoding = TextEncoding.UTF8,
     ids: Annotated[bool, typer.Option("--ids", help="Print the id of each message.")] = False,
 ) -> None:
-    """Append messages, one a line, as `compactor produce` takes them.
+    """Append messages, one per line, in the form of `compactor produce`.
 
     Messages that were acknowledged before an error stay. stderr reports their number, and the refused lines.
     """
@@ -55,8 +61,10 @@ def produce(
         with opened as lines:
             for first, batch in _batches(lines):
                 with (
-                    _numbered_in_the_file(first),
-                    admin.service.stream("POST", path, query, iter([batch]), Content_Type=_JSON_LINES) as answer,
+                    _lines_of_the_file(first),
+                    admin.service.stream(
+                        "POST", path, query, content=iter([batch]), Content_Type=_JSON_LINES
+                    ) as answer,
                 ):
                     answer.read()
                 results = list(enumerate(answer.json()["messagePublishResults"], first))
@@ -75,15 +83,11 @@ def produce(
 def read(
     context: typer.Context,
     topic: TypedTopic,
-    read_compacted: Annotated[
-        bool, typer.Option("--read-compacted", help="The compacted ledger first, then raw after its horizon.")
-    ] = False,
-    start: Annotated[
-        str, typer.Option(metavar="PLACE", help="earliest, latest, a message id, an offset, or @ and a time.")
-    ] = "earliest",
+    read_compacted: ReadCompacted = False,
+    start: Annotated[str, typer.Option("--from", "--start", metavar=START_PLACES, help=START_HELP)] = "earliest",
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most this many messages.")] = None,
     max_bytes: Annotated[int | None, size_in_bytes("--max-bytes", "At most this many bytes: 64M.")] = None,
-    reset: Annotated[ResetName, typer.Option(help="Where a raw read begins if its start was trimmed.")] = "earliest",
+    reset: Reset = "earliest",
     format_: Annotated[
         Literal["jsonl", "arrow"], typer.Option("--format", help="JSON Lines, or an Arrow stream.")
     ] = "jsonl",
@@ -115,19 +119,16 @@ def get_key(
     key: Annotated[str, typer.Argument(metavar="KEY", help="The key.")],
     key_encoding: KeyEncoding = TextEncoding.UTF8,
     value_encoding: ValueEncoding = TextEncoding.UTF8,
-    sealed_only: Annotated[
-        bool, typer.Option("--sealed-only", help="Omit the newest messages, which are not sealed yet.")
-    ] = False,
+    sealed_only: SealedOnly = False,
 ) -> None:
     """Show the newest message of a key.
 
     Ends with exit code 8 if the key has no value.
     """
     admin = session(context)
-    query: dict[str, Any] = {"key": key, "keyEncoding": key_encoding, "valueEncoding": value_encoding}
-    query["sealedOnly"] = sealed_only or None
+    encodings = {"keyEncoding": key_encoding, "valueEncoding": value_encoding}
     try:
-        answer = admin.service.get(topic_path(topic, "key"), **query)
+        answer = admin.service.get(topic_path(topic, "key"), key=key, sealedOnly=sealed_only or None, **encodings)
     except NotFound:
         admin.service.get(topic_path(topic, "partitions"))  # an error if the topic itself does not exist
         say(f"compactor-admin: the key {key!r} of {topic} has no value")
@@ -164,7 +165,7 @@ def _batches(lines: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 @contextmanager
-def _numbered_in_the_file(first: int) -> Iterator[None]:
+def _lines_of_the_file(first: int) -> Iterator[None]:
     """Convert the line numbers of errors to those of the file: the service counts each request's lines from 1.
 
     `first`: the number of the request's first line. Nothing of that request was appended; the requests before it were.
@@ -176,20 +177,20 @@ def _numbered_in_the_file(first: int) -> Iterator[None]:
         if match is None or first == 1:
             raise
         line = f"line {first + int(match[1]) - 1}{error.message[match.end() :]}"
-        raise InvalidInput(line, f"correct it; what comes before line {first} was appended") from error
+        raise InvalidInput(line, f"correct it; the lines before line {first} were appended") from error
 
 
 def _refused(refused: Sequence[tuple[int, Mapping[str, object]]]) -> NoReturn:
     """Report the refused messages by their lines, and exit; the other messages of the request are appended."""
     (line, result), *further = refused
-    text = f"line {line} was not taken: {' '.join(str(result.get('errorMsg')).split())}"
+    text = f"line {line} was refused: {' '.join(str(result.get('errorMsg')).split())}"
     if further:
         numbers = ", ".join(str(at) for at, _ in further[:_NAMED])
-        more = f" and {number(len(further) - _NAMED)} more" if len(further) > _NAMED else ""
-        text += f"; nor were {numbers}{more}"
+        more = f" and {len(further) - _NAMED:,} more" if len(further) > _NAMED else ""
+        text += f"; so were lines {numbers}{more}"
     say(f"compactor-admin: {text}")
     retry = all(result.get("errorCode") == _RETRY for _, result in refused)
     raise typer.Exit(exit_codes.UNAVAILABLE if retry else exit_codes.INVALID_INPUT)
 
 
-OF_TOPICS: Mapping[str, RequestCommand | Command] = {"produce": produce, "read": read, "get-key": get_key}
+OF_TOPICS: Mapping[str, Command] = {"produce": produce, "read": read, "get-key": get_key}

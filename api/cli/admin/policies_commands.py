@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command, RequestCommand
+from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command
 from api.cli.admin.session import expand, session
 from api.cli.kit.quantity_parsers import parse_pair
 from api.cli.kit.reports import show_policies
@@ -74,4 +74,4 @@ def _path(topic: str | None, namespace: str | None, broker: bool, name: str | No
     return expand(path, topic=topic, namespace=namespace, name=name)
 
 
-COMMANDS: Mapping[str, RequestCommand | Command] = {"get": get_policies, "set": set_policies, "remove": remove_policies}
+COMMANDS: Mapping[str, Command] = {"get": get_policies, "set": set_policies, "remove": remove_policies}

@@ -1,22 +1,24 @@
-"""Commands that are one request each: `RequestCommand` is a row of the tables in the `…_commands` modules.
+"""Commands that are one request each: rows of the tables in the `…_commands` modules.
 
-The names in braces in a path are arguments and options of the command, which `PARAMETERS` defines; `options` are
-further ones, each for a parameter of the query or for the body. An answer to GET is shown; a change is reported on
-stderr.
+A command is built by `get`, `put`, `post` or `delete` from a path. The names in braces in a path are arguments and
+options of the command, which `PARAMETERS` defines. `options` are further ones, each for a parameter of the query or for
+the body. The answer to GET is shown. A change is reported on stderr.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from inspect import Parameter, Signature
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 
 from api.cli.admin.session import expand, session
-from api.cli.kit.shared_arguments import TypedTopic
+from api.cli.kit.shared_arguments import Run, TypedTopic
 
 TOPIC = "/admin/v2/persistent/{topic}"
 NAMESPACE = "/admin/v2/namespaces/{namespace}"
@@ -26,28 +28,25 @@ Command = Callable[..., None]
 
 Namespace = Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE", help="The namespace.")]
 Tenant = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant.")]
-Run = Annotated[int, typer.Argument(metavar="RUN", min=1, max=2**63 - 1, help="Its number, as `list` has it.")]
 Subscription = Annotated[str, typer.Option("-s", "--subscription", metavar="NAME", help="The subscription.")]
 Role = Annotated[str, typer.Option("--role", metavar="ROLE", help="The role.")]
 Count = Annotated[int, typer.Option("-n", "--count", metavar="N", min=1, help="How many messages.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Execute it. Without this, only report what would change.")]
 
 
 @dataclass(frozen=True)
 class RequestOption:
     """An argument or option of type `kind`, as typer takes it.
 
-    `query`: the parameter of the query that has its value; `field`: that of the body; with neither it is the body.
-
-    `parse` converts the typed text to the value. An option without a default is required; None is omitted from the
-    request.
+    `query`: the parameter of the query that gets its value. `field`: the field of the body that gets it. With neither,
+    the value is the body. `parse`: converts the typed text to the value. An option without a default is required; None
+    is omitted from the request.
     """
 
     kind: Any
     default: Any = Parameter.empty
     query: str = ""
     field: str = ""
-    parse: Callable[[Any], Any] | None = None
+    parse: Callable[[Any], Any] = lambda value: value
 
 
 PARAMETERS: Mapping[str, RequestOption] = {
@@ -62,80 +61,73 @@ PARAMETERS: Mapping[str, RequestOption] = {
 }
 
 
-@dataclass(frozen=True)
-class RequestCommand:
-    """A command. `report`: the message after a change, with the same names in braces; `query`: fixed parameters.
+def option(kind: Any, *names: str, help: str, metavar: str | None = None, **fields: Any) -> RequestOption:
+    """Return the option of these names. `fields`: the other fields of RequestOption."""
+    return RequestOption(Annotated[kind, typer.Option(*names, metavar=metavar, help=help)], **fields)
 
-    `columns`: the answer to a change is shown, as a table of these. `text`: the answer is text without JSON's quotes.
+
+def flag(*names: str, help: str, query: str) -> RequestOption:
+    """Return a switch of these names, which sets the parameter `query`."""
+    return option(bool, *names, help=help, default=False, query=query)
+
+
+def request(
+    method: str,
+    path: str,
+    help: str,
+    report: str = "",
+    options: Mapping[str, RequestOption] = MappingProxyType({}),
+    query: Mapping[str, object] = MappingProxyType({}),
+    columns: Sequence[str] = (),
+    text: bool = False,
+) -> Command:
+    """Return a command that sends one request.
+
+    `report`: the message after a change, with the same names in braces as `path`. `query`: fixed parameters. `columns`:
+    the answer to a change is shown, as a table of these. `text`: the answer is text without JSON's quotes.
     """
+    parameters = {name: PARAMETERS[name] for name in re.findall(r"{(\w+)}", path)} | dict(options)
 
-    method: str
-    path: str
-    help: str
-    report: str = ""
-    options: Mapping[str, RequestOption] = field(default_factory=dict)
-    query: Mapping[str, object] = field(default_factory=dict)
-    columns: Sequence[str] = ()
-    text: bool = False
-
-    def command(self) -> Command:
-        """Return the function that typer registers as a command."""
-        parameters = {name: PARAMETERS[name] for name in re.findall(r"{(\w+)}", self.path)} | dict(self.options)
-
-        def run(context: typer.Context, **arguments: Any) -> None:
-            self._run(context, arguments)
-
-        run.__doc__ = self.help
-        run.__annotations__ = {"context": typer.Context} | {
-            name: parameter.kind for name, parameter in parameters.items()
-        }
-        run.__dict__["__signature__"] = Signature(
-            [
-                Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context),
-                *(
-                    Parameter(name, Parameter.KEYWORD_ONLY, annotation=parameter.kind, default=parameter.default)
-                    for name, parameter in parameters.items()
-                ),
-            ]
-        )
-        return run
-
-    def _run(self, context: typer.Context, arguments: Mapping[str, Any]) -> None:
-        values = dict(arguments)
+    def run(context: typer.Context, **arguments: Any) -> None:
+        values = {name: parameters[name].parse(value) for name, value in arguments.items()}
         body: Any = None
-        query = dict(self.query)
-        for name, option in self.options.items():
-            if option.parse is not None:
-                values[name] = option.parse(values[name])
-            if option.query:
-                query[option.query] = values[name]
-            elif option.field:
-                body = {**(body or {}), option.field: values[name]}
+        parameters_sent = dict(query)
+        for name, parameter in options.items():
+            if parameter.query:
+                parameters_sent[parameter.query] = values[name]
+            elif parameter.field:
+                body = {**(body or {}), parameter.field: values[name]}
             else:
                 body = values[name]
         admin = session(context)
-        path = expand(self.path, **values)
-        if self.text:
-            admin.show(admin.service.ask(self.method, path, query).text.strip())
+        expanded = expand(path, **values)
+        if text:
+            admin.show(admin.service.ask(method, expanded, parameters_sent).text.strip())
             return
-        answer = admin.service.request(self.method, path, query, body)
-        if self.method != "GET":
+        answer = admin.service.request(method, expanded, parameters_sent, body)
+        if method != "GET":
             texts = {
                 name: ", ".join(value) if isinstance(value, list | dict) else value for name, value in values.items()
             }
-            admin.done(self.report.format(**texts))
-        if self.method == "GET" or self.columns:
+            admin.done(report.format(**texts))
+        if method == "GET" or columns:
             if answer is None and not admin.as_json:
-                admin.done("none is set here")
-            admin.show(answer, self.columns)
+                admin.done("no value is set")
+            admin.show(answer, columns)
+
+    run.__doc__ = help
+    run.__annotations__ = {"context": typer.Context} | {name: item.kind for name, item in parameters.items()}
+    defaults = {name: item.default for name, item in parameters.items()}
+    run.__dict__["__signature__"] = Signature(
+        [
+            Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=defaults.get(name, Parameter.empty))
+            for name, kind in run.__annotations__.items()
+        ]
+    )
+    return run
 
 
-def get(path: str, help_text: str, **settings: Any) -> RequestCommand:
-    """Return a command that shows an answer."""
-    return RequestCommand("GET", path, help_text, **settings)
-
-
-def add_commands(group: typer.Typer, commands: Mapping[str, RequestCommand | Command]) -> None:
-    """Add commands to a group."""
-    for name, command in commands.items():
-        group.command(name)(command.command() if isinstance(command, RequestCommand) else command)
+get = partial(request, "GET")
+put = partial(request, "PUT")
+post = partial(request, "POST")
+delete = partial(request, "DELETE")

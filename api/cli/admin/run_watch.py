@@ -17,10 +17,10 @@ from typing import Any
 
 import typer
 
-from api.cli.admin.exit_codes import RUN_FAILED
 from api.cli.admin.session import Session, topic_path
+from api.cli.kit.exit_codes import RUN_FAILED
 from api.cli.kit.reports import put_lines, run_summary, show_run, show_runs
-from api.cli.kit.stderr import number, say, size
+from api.cli.kit.stderr import say, size
 from api.cli.kit.terminal import LiveLine
 from storage.errors import CompactionPaused, NotFound, Unavailable
 
@@ -51,12 +51,14 @@ def follow_requests(admin: Session, before: Mapping[str, int]) -> None:
             continue
         control = _control(admin, topic)
         if control["paused"]:
-            raise CompactionPaused(f"compaction of {topic} was paused before a run began", "resume it, and ask again")
+            raise CompactionPaused(
+                f"compaction of {topic} was paused before a run began", "resume it, then request a compaction again"
+            )
         failed = failed or bool(control["failures"])
         if control["failures"]:
             say(f"compactor-admin: compaction of {topic} could not begin: {' '.join(control['last_error'].split())}")
         else:
-            say(f"compactor-admin: no run of {topic} was made: nothing is new, or the request was withdrawn")
+            say(f"compactor-admin: no run of {topic} began: nothing is new, or the request was withdrawn")
     show_ended(admin, runs, alone=len(before) == 1, failed=failed)
 
 
@@ -72,7 +74,7 @@ def watch_topic(admin: Session, topic: str) -> None:
         return
     runs = [run for name in before if (run := _newest(admin, name))]
     if not runs:
-        raise NotFound(f"{topic} has no compaction run", "have it compacted with `topics compact`")
+        raise NotFound(f"{topic} has no compaction run", "request one with `topics compact`")
     show_ended(admin, [follow(admin, run) for run in runs], alone=len(before) == 1)
 
 
@@ -184,7 +186,7 @@ def progress(run: dict[str, Any]) -> str:
     """Return the progress of a run in a line: `run 7 of persistent://… : phase two, 3/8 tasks, 1.5 MiB, 12 s`."""
     text = f"run {run['run']} of {run['topic']}: {run['phase'] or 'begins'}"
     if run.get("tasks_total"):
-        text += f", {number(run['tasks_done'] or 0)}/{number(run['tasks_total'])} tasks"
+        text += f", {run['tasks_done'] or 0:,}/{run['tasks_total']:,} tasks"
     if run.get("bytes_done"):
         text += f", {size(run['bytes_done'])}"
     if run.get("heartbeat_at") and run.get("started_at"):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.admin.requests import TOPIC, Command, Count, RequestCommand, RequestOption, Subscription, get
+from api.cli.admin.requests import TOPIC, Command, Count, RequestOption, Subscription, delete, flag, get, post, put
 from api.cli.admin.session import key_values, session, topic_path
 from api.cli.kit.quantity_parsers import parse_duration
 from api.cli.kit.shared_arguments import TypedTopic
-from storage.errors import InvalidInput, NotFound
+from storage.errors import InvalidInput, InvalidMessageId, NotFound
 from storage.model import MessageId
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def create_subscription(
 ) -> None:
     """Make a subscription, at latest, earliest, or a message ledger:entry."""
     admin = session(context)
-    body: dict[str, Any] = _position(message_id)
+    body: dict[str, Any] = _position(topic, message_id)
     if properties:
         body["properties"] = key_values("--property", properties)
     admin.service.request("PUT", topic_path(topic, "subscription", subscription), body=body)
@@ -70,12 +70,12 @@ def reset_cursor(
         admin.service.request("POST", f"{reset}/{moment}")
     else:
         assert message_id is not None
-        admin.service.request("POST", reset, body={**_position(message_id), "isExcluded": exclude})
+        admin.service.request("POST", reset, body={**_position(topic, message_id), "isExcluded": exclude})
     admin.done(f"subscription {subscription} of {topic} moved")
 
 
 def peek_messages(context: typer.Context, topic: TypedTopic, subscription: Subscription, count: Count = 1) -> None:
-    """Show the next messages of a subscription, which stays where it is."""
+    """Show the next messages of a subscription, without moving it."""
     admin = session(context)
     messages: list[dict[str, Any]] = []
     for position in range(1, count + 1):
@@ -101,12 +101,17 @@ def get_message_by_id(
     admin.show(_message(admin.service.ask("GET", message)))
 
 
-def _position(text: str) -> dict[str, Any]:
+def _position(topic: str, text: str) -> dict[str, Any]:
     """Return a position in the form of Pulsar's bodies. Raises InvalidInput."""
     if text in ("latest", "earliest"):
         number = _LAST if text == "latest" else -1
         return {"ledgerId": number, "entryId": number, "partitionIndex": -1}
-    message = MessageId.parse(text)
+    try:
+        message = MessageId.parse(text)
+    except InvalidMessageId as error:
+        raise InvalidInput(
+            f"{text!r} is no position in {topic}", "give latest, earliest, or a message id as ledger:entry"
+        ) from error
     return {"ledgerId": message.ledger_id, "entryId": message.entry_id, "partitionIndex": message.partition}
 
 
@@ -122,48 +127,39 @@ def _message(answer: httpx.Response) -> dict[str, Any]:
     return {**head, **value}
 
 
-_SKIP_ALL = RequestCommand(
-    "POST",
+_SKIP_ALL = post(
     f"{_SUBSCRIPTION}/skip_all",
     "Skip all remaining messages of a subscription.",
     "subscription {subscription} of {topic} is at the end",
 )
 
-COMMANDS: Mapping[str, RequestCommand | Command] = {
+COMMANDS: Mapping[str, Command] = {
     "subscriptions": get(f"{TOPIC}/subscriptions", "List the subscriptions of a topic."),
     "create-subscription": create_subscription,
-    "unsubscribe": RequestCommand(
-        "DELETE",
+    "unsubscribe": delete(
         _SUBSCRIPTION,
         "Delete a subscription.",
         "subscription {subscription} of {topic} deleted",
-        {
-            "force": RequestOption(
-                Annotated[bool, typer.Option("-f", "--force", help="__compaction also where keys are lost with it.")],
-                False,
-                query="force",
-            )
-        },
+        {"force": flag("-f", "--force", help="__compaction also where keys are lost with it.", query="force")},
     ),
     "get-subscription-properties": get(f"{_SUBSCRIPTION}/properties", "Show the properties of a subscription."),
-    "update-subscription-properties": RequestCommand(
-        "PUT",
+    "update-subscription-properties": put(
         f"{_SUBSCRIPTION}/properties",
         "Replace the properties of a subscription by these.",
         "properties of subscription {subscription} of {topic} replaced",
         {"properties": RequestOption(Properties, None, parse=lambda pairs: key_values("--property", pairs or ()))},
     ),
     "reset-cursor": reset_cursor,
-    "skip": RequestCommand(
-        "POST",
+    "skip": post(
         f"{_SUBSCRIPTION}/skip/{{count}}",
         "Skip the next messages of a subscription.",
         "subscription {subscription} of {topic} moved",
     ),
     "skip-all": _SKIP_ALL,
+    "clear-backlog": _SKIP_ALL,
     "peek-messages": peek_messages,
     "get-message-by-id": get_message_by_id,
     "last-message-id": get(f"{TOPIC}/lastMessageId", "Show the id of the last message of a topic."),
 }
-HIDDEN = {"clear-backlog": _SKIP_ALL}
+HIDDEN = {"clear-backlog"}
 """Other names that pulsar-admin has for a command."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command, RequestCommand, RequestOption, Tenant, get
+from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command, Tenant, delete, get, option, post, put
 from api.cli.admin.session import expand, session, split_names
 
 _TENANTS = "/admin/v2/tenants"
@@ -51,42 +51,35 @@ def list_brokers(
     admin.show(admin.service.get(BROKERS if cluster is None else expand(f"{BROKERS}/{{cluster}}", cluster=cluster)))
 
 
-def _permissions(path: str, show: str, grant: str, revoke: str, where: str) -> Mapping[str, RequestCommand | Command]:
+def _permissions(path: str, show: str, grant: str, revoke: str, where: str) -> Mapping[str, Command]:
     """Return the commands for the permissions of a scope; `show`, `grant`, `revoke`: the help texts."""
-    actions = RequestOption(
-        Annotated[
-            list[str], typer.Option("--actions", metavar="ACTION,…", help="Of produce, consume, compact and admin.")
-        ],
+    actions = option(
+        list[str],
+        "--actions",
+        metavar="ACTION,…",
+        help="Of produce, consume, compact and admin.",
         parse=split_names,
     )
     of_role = f"{path}/permissions/{{role}}"
     return {
         # `all`: also the actions that Pulsar's clients do not know, compact and admin among them.
         "permissions": get(f"{path}/permissions", show, query={"all": True}),
-        "grant-permission": RequestCommand(
-            "POST", of_role, grant, f"role {{role}} may {{actions}} {where}", {"actions": actions}
-        ),
-        "revoke-permission": RequestCommand(
-            "DELETE", of_role, revoke, f"role {{role}} has no permission of its own {where} any more"
-        ),
+        "grant-permission": post(of_role, grant, f"role {{role}} may {{actions}} {where}", {"actions": actions}),
+        "revoke-permission": delete(of_role, revoke, f"role {{role}} has no permission of its own {where} any more"),
     }
 
 
-TENANTS: Mapping[str, RequestCommand | Command] = {
+TENANTS: Mapping[str, Command] = {
     "list": get(_TENANTS, "List the tenants."),
     "get": get(f"{_TENANTS}/{{tenant}}", "Show a tenant: its admin roles and its clusters."),
     "create": create_tenant,
     "update": update_tenant,
-    "delete": RequestCommand(
-        "DELETE", f"{_TENANTS}/{{tenant}}", "Delete a tenant without namespaces.", "tenant {tenant} deleted"
-    ),
+    "delete": delete(f"{_TENANTS}/{{tenant}}", "Delete a tenant without namespaces.", "tenant {tenant} deleted"),
 }
-NAMESPACES: Mapping[str, RequestCommand | Command] = {
+NAMESPACES: Mapping[str, Command] = {
     "list": get("/admin/v2/namespaces/{tenant}", "List the namespaces of a tenant."),
-    "create": RequestCommand("PUT", NAMESPACE, "Make a namespace.", "namespace {namespace} created"),
-    "delete": RequestCommand(
-        "DELETE", NAMESPACE, "Delete a namespace without topics.", "namespace {namespace} deleted"
-    ),
+    "create": put(NAMESPACE, "Make a namespace.", "namespace {namespace} created"),
+    "delete": delete(NAMESPACE, "Delete a namespace without topics.", "namespace {namespace} deleted"),
     "policies": get(NAMESPACE, "Show the policies that are set for a namespace, under Pulsar's names."),
     "topics": get(f"{NAMESPACE}/topics", "List the topics of a namespace, partitions one by one."),
     **_permissions(
@@ -104,7 +97,7 @@ OF_TOPICS = _permissions(
     "Revoke the permissions of a role on a topic; those of its namespace stay.",
     "with {topic}",
 )
-BROKER_COMMANDS: Mapping[str, RequestCommand | Command] = {
+BROKER_COMMANDS: Mapping[str, Command] = {
     "list": list_brokers,
     "leader-broker": get(f"{BROKERS}/leaderBroker", "Show the service process that schedules compactions."),
     "healthcheck": get(f"{BROKERS}/health", "Check whether the service can serve.", text=True),
@@ -116,7 +109,7 @@ BROKER_COMMANDS: Mapping[str, RequestCommand | Command] = {
         f"{BROKERS}/configuration", "List the settings that could be changed while the service runs."
     ),
 }
-CLUSTERS: Mapping[str, RequestCommand | Command] = {
+CLUSTERS: Mapping[str, Command] = {
     "list": get(_CLUSTERS, "List the clusters."),
     "get": get(f"{_CLUSTERS}/{{cluster}}", "Show the addresses of a cluster."),
 }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from api.cli.admin.requests import TOPIC, Command, RequestCommand, RequestOption, get
+from api.cli.admin.requests import TOPIC, Command, RequestOption, delete, flag, get, option, post, put
 from api.cli.admin.session import key_values, session, topic_path
 from api.cli.kit.shared_arguments import TypedTopic
 from storage.errors import NotFound
@@ -21,20 +22,7 @@ BacklogSize = Annotated[
     bool, typer.Option("-sbs", "--get-subscription-backlog-size", help="Also the bytes of the backlog.")
 ]
 _IN_NAMESPACE = "/admin/v2/persistent/{namespace}"
-_FORCE = {
-    "force": RequestOption(
-        Annotated[bool, typer.Option("-f", "--force", help="Also while a process other than a service writes it.")],
-        False,
-        query="force",
-    )
-}
-
-
-def create_topic(context: typer.Context, topic: TypedTopic, metadata: Metadata = None) -> None:
-    """Make a topic without partitions."""
-    admin = session(context)
-    admin.service.request("PUT", topic_path(topic), body=key_values("--metadata", metadata) if metadata else None)
-    admin.done(f"topic {topic} created")
+_FORCE = {"force": flag("-f", "--force", help="Also while a process other than a service writes it.", query="force")}
 
 
 def create_partitioned_topic(
@@ -42,13 +30,9 @@ def create_partitioned_topic(
 ) -> None:
     """Make a partitioned topic."""
     admin = session(context)
-    path = topic_path(topic, "partitions")
-    if metadata:
-        body = {"partitions": partitions, "properties": key_values("--metadata", metadata)}
-        content_type = "application/vnd.partitioned-topic-metadata+json"
-        admin.service.ask("PUT", path, body=body, Content_Type=content_type)
-    else:
-        admin.service.request("PUT", path, body=partitions)
+    body = {"partitions": partitions, "properties": key_values("--metadata", metadata or ())}
+    content_type = "application/vnd.partitioned-topic-metadata+json"
+    admin.service.ask("PUT", topic_path(topic, "partitions"), body=body, Content_Type=content_type)
     admin.done(f"topic {topic} of {partitions} partitions created")
 
 
@@ -57,15 +41,15 @@ def stats(
 ) -> None:
     """Show the statistics of a topic."""
     query = {"getPreciseBacklog": precise, "subscriptionBacklogSize": backlog_size}
-    _show_numbers(context, topic, "stats", "partitioned-stats", query)
+    _show_statistics(context, topic, "stats", "partitioned-stats", query)
 
 
 def stats_internal(context: typer.Context, topic: TypedTopic) -> None:
     """Show the ledgers and cursors of a topic."""
-    _show_numbers(context, topic, "internalStats", "partitioned-stats-internal", {})
+    _show_statistics(context, topic, "internalStats", "partitioned-stats-internal", {})
 
 
-def _show_numbers(
+def _show_statistics(
     context: typer.Context, topic: str, resource: str, of_partitions: str, query: Mapping[str, object]
 ) -> None:
     """Show statistics of a topic. For a partitioned topic, which the service answers by 404, name the right command."""
@@ -83,13 +67,21 @@ def _show_numbers(
     admin.show(answer)
 
 
-COMMANDS: Mapping[str, RequestCommand | Command] = {
+COMMANDS: Mapping[str, Command] = {
     "list": get(_IN_NAMESPACE, "List the topics of a namespace, partitions one by one."),
     "list-partitioned-topics": get(f"{_IN_NAMESPACE}/partitioned", "List the partitioned topics of a namespace."),
-    "create": create_topic,
+    "create": put(
+        TOPIC,
+        "Make a topic without partitions.",
+        "topic {topic} created",
+        {
+            "metadata": RequestOption(
+                Metadata, None, parse=lambda pairs: key_values("--metadata", pairs) if pairs else None
+            )
+        },
+    ),
     "create-partitioned-topic": create_partitioned_topic,
-    "update-partitioned-topic": RequestCommand(
-        "POST",
+    "update-partitioned-topic": post(
         f"{TOPIC}/partitions",
         "Give a partitioned topic more partitions.",
         "topic {topic} has {partitions} partitions",
@@ -98,42 +90,34 @@ COMMANDS: Mapping[str, RequestCommand | Command] = {
     "get-partitioned-topic-metadata": get(
         f"{TOPIC}/partitions", "Show how many partitions a topic has; 0: it is not partitioned."
     ),
-    "delete": RequestCommand(
-        "DELETE", TOPIC, "Delete a topic with its messages, cursors and policies.", "topic {topic} deleted", _FORCE
-    ),
-    "delete-partitioned-topic": RequestCommand(
-        "DELETE",
+    "delete": delete(TOPIC, "Delete a topic with its messages, cursors and policies.", "topic {topic} deleted", _FORCE),
+    "delete-partitioned-topic": delete(
         f"{TOPIC}/partitions",
         "Delete a partitioned topic with its partitions.",
         "topic {topic} and its partitions deleted",
         _FORCE,
     ),
     "get-properties": get(f"{TOPIC}/properties", "Show the properties of a topic."),
-    "update-properties": RequestCommand(
-        "PUT",
+    "update-properties": put(
         f"{TOPIC}/properties",
         "Set properties of a topic; the others stay.",
         "properties of {topic} set",
         {
-            "properties": RequestOption(
-                Annotated[
-                    list[str],
-                    typer.Option("-p", "--property", metavar="KEY=VALUE", help="A property; may be repeated."),
-                ],
-                parse=lambda pairs: key_values("--property", pairs),
+            "properties": option(
+                list[str],
+                "-p",
+                "--property",
+                metavar="KEY=VALUE",
+                help="A property; may be repeated.",
+                parse=partial(key_values, "--property"),
             )
         },
     ),
-    "remove-properties": RequestCommand(
-        "DELETE",
+    "remove-properties": delete(
         f"{TOPIC}/properties",
         "Remove a property of a topic.",
         "property {key} of {topic} removed",
-        {
-            "key": RequestOption(
-                Annotated[str, typer.Option("-k", "--key", metavar="KEY", help="The property.")], query="key"
-            )
-        },
+        {"key": option(str, "-k", "--key", metavar="KEY", help="The property.", query="key")},
     ),
     "stats": stats,
     "stats-internal": stats_internal,
@@ -141,26 +125,18 @@ COMMANDS: Mapping[str, RequestCommand | Command] = {
     "partitioned-stats": get(
         f"{TOPIC}/partitioned-stats",
         "Show the statistics of a partitioned topic.",
-        options={
-            "per_partition": RequestOption(
-                Annotated[bool, typer.Option("--per-partition", help="Also of each partition.")],
-                False,
-                query="perPartition",
-            )
-        },
+        options={"per_partition": flag("--per-partition", help="Also of each partition.", query="perPartition")},
     ),
     "partitioned-stats-internal": get(
         f"{TOPIC}/partitioned-internalStats", "Show the ledgers and cursors of each partition of a topic."
     ),
     "lookup": get("/lookup/v2/topic/persistent/{topic}", "Show the service process that owns a topic."),
-    "unload": RequestCommand(
-        "PUT",
+    "unload": put(
         f"{TOPIC}/unload",
-        "Let the service close a topic and release its memory; nothing is lost.",
+        "Release the writer's lease of a topic and its memory; clients look the topic up again, and nothing is lost.",
         "topic {topic} unloaded",
     ),
-    "truncate": RequestCommand(
-        "DELETE",
+    "truncate": delete(
         f"{TOPIC}/truncate",
         "Move all subscriptions of a topic to its end, and delete the messages before it.",
         "topic {topic} truncated",

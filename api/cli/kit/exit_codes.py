@@ -1,4 +1,4 @@
-"""Exit codes of `compactor`: one table from kinds of errors. A contract: scripts depend on it."""
+"""Exit codes of `compactor` and `compactor-admin`: one table from kinds of errors. A contract: scripts depend on it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ MISCONFIGURED = 5
 UNAVAILABLE = 6
 DATA_LOSS = 7
 NO_VALUE = 8
+RUN_FAILED = 9
 INTERRUPTED = 130
 
 BY_KIND: dict[type[Exception], int] = {
@@ -29,11 +30,15 @@ BY_KIND: dict[type[Exception], int] = {
 }
 
 HELP = (
-    "Exit codes: 0 done; 1 unexpected error; 2 wrong usage or input; 3 no such topic, cursor or run; "
-    "4 conflict (another writer or run, or this run was cancelled); "
-    "5 settings, credentials, bucket, schema or Java are wrong; 6 store, database or disk cannot serve now; "
-    "7 data is missing or damaged; 8 the key has no value; 130 interrupted."
+    "Exit codes: 0 done; 1 unexpected error; 2 wrong usage or input, or the request is refused; "
+    "3 no such tenant, namespace, topic, cursor, message or run; "
+    "4 conflict (it exists, it is not empty, it has clients, another writer or run has it, it is paused); "
+    "5 settings, URL, credentials, permission, bucket, schema or Java are wrong; "
+    "6 service, store, database or disk cannot serve now; "
+    "7 data is missing or damaged, or verify found differences; 8 the key has no value; "
+    "9 the compaction that the command waited for failed or was cancelled; 130 interrupted."
 )
+"""The help of both programs: a cause has the same code in each."""
 
 
 def of(error: Exception) -> int:

@@ -1,13 +1,15 @@
-"""Errors as a user sees them, in one line: what happened, to what, and what to do."""
+"""Reports of errors to the user, in one line: the event, its object, and the remedy."""
 
 from __future__ import annotations
 
 import sys
 import traceback
+from typing import Any
 
 import typer
 
 from api.cli.kit.stderr import say
+from api.formats.validation_text import problem
 from api.observability.error_text import one_line
 
 
@@ -20,14 +22,17 @@ def report(error: Exception, about: str = "", program: str = "compactor") -> Non
 
 
 def describe(error: Exception, program: str = "compactor") -> str:
-    """Return an error as one line that begins with the program; the help of a command without arguments stays."""
+    """Return an error as one line that begins with the program's name. The help of a command keeps its lines."""
     return _usage(error, program) if isinstance(error, typer.TyperException) else f"{program}: {one_line(error)}"
 
 
 def _usage(error: typer.TyperException, program: str) -> str:
     """Return the line of an error that typer reported."""
+    cause: Any = error.__cause__
+    if isinstance(error, typer.BadParameter) and hasattr(cause, "errors"):  # pydantic's, whose import takes a while
+        error.message = problem(cause.errors()[0]) or error.message
     message = getattr(error, "format_message", error.__str__)()
-    if "\n" in message:  # the help of a command without arguments
+    if "\n" in message:  # the help, which typer raises for a command without arguments
         return str(message)
     command = getattr(getattr(error, "ctx", None), "command_path", program)
     what = message.removesuffix(".").replace("Value error, ", "")

@@ -25,8 +25,8 @@ def show(
 ) -> None:
     """Print a document.
 
-    A list of objects is a table of `columns` (all fields if empty), any other list a line each; an object is a line a
-    field, with dotted names for nested fields. None is `null` in JSON and no line.
+    A list of objects is a table of `columns` (all fields if empty). Any other list is one line per item. An object is
+    one line per field, with dotted names for nested fields. None is `null` in JSON, and no line otherwise.
     """
     if output is OutputFormat.JSON:
         # Python escapes a character that another encoding lacks, and its escapes are not JSON.
@@ -45,7 +45,7 @@ def show(
 
 
 def show_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], cell: Cell | None = None) -> None:
-    """Print these fields of `rows`, below a header."""
+    """Print a table of `rows`: a header, and the fields `columns` of each row."""
     from api.cli.kit.tables import print_table
 
     cells = ([(cell or as_text)(name, row.get(name)) for name in columns] for row in rows)
@@ -66,7 +66,7 @@ def flatten(document: Mapping[str, Any], above: str = "") -> Iterable[tuple[str,
 
 
 def as_text(name: str, value: Any) -> str:
-    """Return a value as text for a person; `…_at` is a time."""
+    """Return a value as text for a person. A number whose name ends in `_at` is a time in milliseconds since 1970."""
     if value is None:
         return "-"
     if isinstance(value, bool):

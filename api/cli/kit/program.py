@@ -1,6 +1,7 @@
-"""The frame of both programs around their commands: options in both places, errors in one line, exit codes, signals.
+"""Frame of both programs around their commands: global options, errors, exit codes, signals.
 
-Data goes to stdout, messages to stderr. A stdout that its reader has closed is no error.
+Global options may precede or follow the command. Data goes to stdout, messages to stderr. An error is one line. A
+stdout that its reader has closed is no error.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -42,11 +43,10 @@ def group(app: typer.Typer, name: str, about: str) -> typer.Typer:
     return commands
 
 
-def run(app: typer.Typer, name: str, options: Sequence[str], flags: Sequence[str], interrupted: str) -> NoReturn:
+def run(app: typer.Typer, name: str, interrupted: str) -> NoReturn:
     """Run the program `name`. Exits with a code of `exit_codes`.
 
-    `options` and `flags`: those that may also follow the command, with and without a value. `interrupted`: the
-    state after Ctrl-C and SIGTERM, as text.
+    `interrupted`: text about the state after Ctrl-C or SIGTERM.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 must not end a listing
@@ -54,10 +54,10 @@ def run(app: typer.Typer, name: str, options: Sequence[str], flags: Sequence[str
     logging.getLogger().addHandler(logging.NullHandler())  # else Py4J logs a traceback at Ctrl-C
     try:
         if f"_{name}_complete".replace("-", "_").upper() in os.environ:
-            app(prog_name=name)  # a shell asks how a command line may continue
+            app(prog_name=name)  # a shell asks for completions of a command line
         # Not `app()`: it reports a broken pipe as an error.
         command = typer.main.get_command(app)
-        with command.make_context(name, hoist(sys.argv[1:], name, options, flags)) as context:
+        with command.make_context(name, hoist(sys.argv[1:], name, *global_options(command))) as context:
             command.invoke(context)
         sys.stdout.flush()
     except typer.Exit as end:
@@ -76,26 +76,31 @@ def run(app: typer.Typer, name: str, options: Sequence[str], flags: Sequence[str
     sys.exit(exit_codes.OK)
 
 
+def global_options(command: Any) -> tuple[list[str], list[str]]:
+    """Return the global options of a program: those with a value, and those without."""
+    options: tuple[list[str], list[str]] = ([], [])
+    for parameter in command.params:
+        options[getattr(parameter, "is_flag", False)].extend(parameter.opts)
+    return options
+
+
 def hoist(arguments: Sequence[str], name: str, options: Sequence[str], flags: Sequence[str]) -> list[str]:
     """Move global options that follow the command to the front, so that both places work. Raises InvalidInput."""
     front: list[str] = []
     remaining: list[str] = []
-    position = 0
-    while position < len(arguments):
-        argument = arguments[position]
+    following = iter(arguments)
+    for argument in following:
         if argument == "--":
-            remaining += arguments[position:]
-            break
-        if argument in flags or argument.startswith(tuple(f"{option}=" for option in options)):
+            remaining += [argument, *following]
+        elif argument in flags or argument.startswith(tuple(f"{option}=" for option in options)):
             front.append(argument)
         elif argument in options:
-            if position + 1 == len(arguments):
+            value = next(following, None)
+            if value is None:
                 raise InvalidInput(f"the option {argument} needs a value", f"see `{name} --help`")
-            front += arguments[position : position + 2]
-            position += 1
+            front += [argument, value]
         else:
             remaining.append(argument)
-        position += 1
     return front + remaining
 
 

@@ -12,20 +12,20 @@ from typing import Any
 import typer
 
 from storage.errors import InvalidInput
+from storage.options.kinds import Size
 
 _DURATIONS = {"ms": 1, "": 1000, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATIONS |= {"w": 7 * _DURATIONS["d"], "y": 365 * _DURATIONS["d"]}
 _LONGEST = 36_500 * _DURATIONS["d"]
-"""A hundred years: more is a typing error, and the sum with a time of now would not fit 64 bits."""
-_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_LARGEST = (1 << 63) - 1
+"""A hundred years. A longer duration is a typing error, and its sum with the current time might exceed 64 bits."""
 
 
-def parse_duration(option: str, text: str, least: int = 0) -> int:
-    """Return a duration in milliseconds, at least `least`. Raises InvalidInput."""
-    match = re.fullmatch(r"([0-9]{1,18})(ms|s|m|h|d)?", text, re.ASCII)
-    if not match:
+def parse_duration(option: str, text: str, least: int = 0, needs_unit: bool = False) -> int:
+    """Return a duration in milliseconds, at least `least`. `needs_unit`: refuse a bare number. Raises InvalidInput."""
+    match = re.fullmatch(r"([0-9]{1,18})(ms|s|m|h|d|w|y)?", text, re.ASCII)
+    if not match or (needs_unit and not match[2]):
         raise InvalidInput(
-            f"{text!r} is not a duration for {option}", "give a whole number with ms, s, m, h or d: 90s, 10m, 30d"
+            f"{text!r} is not a duration for {option}", "give a whole number with ms, s, m, h, d, w or y: 90s, 10m, 30d"
         )
     milliseconds = int(match[1]) * _DURATIONS[match[2] or ""]
     if milliseconds < least:
@@ -37,12 +37,7 @@ def parse_duration(option: str, text: str, least: int = 0) -> int:
 
 def parse_bytes(option: str, text: str, least: int = 0) -> int:
     """Return a size in bytes, at least `least`; K, M, G and T are powers of 1024. Raises InvalidInput."""
-    match = re.fullmatch(r"([0-9]{1,18})([KMGTkmgt]?)", text, re.ASCII)
-    size = int(match[1]) * _SIZES[match[2].upper()] if match else -1
-    if not least <= size <= _LARGEST:
-        number = "positive number" if least else "number"
-        raise InvalidInput(f"{text!r} is not a size in bytes for {option}", f"give a {number}, as 4096, 128M or 3T")
-    return size
+    return Size(least=least).parse(option, text)
 
 
 def parse_pair(text: str, remedy: str) -> tuple[str, str]:
@@ -53,9 +48,10 @@ def parse_pair(text: str, remedy: str) -> tuple[str, str]:
     return name, value
 
 
-def duration(option: str, help_text: str, least: int = 0) -> Any:
+def duration(option: str, help_text: str, least: int = 0, needs_unit: bool = False) -> Any:
     """Return an option for `Annotated[int | None, …]`, parsed to milliseconds."""
-    return typer.Option(option, metavar="DURATION", help=help_text, parser=partial(parse_duration, option, least=least))
+    parser = partial(parse_duration, option, least=least, needs_unit=needs_unit)
+    return typer.Option(option, metavar="DURATION", help=help_text, parser=parser)
 
 
 def size_in_bytes(option: str, help_text: str, least: int = 0) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from api.cli.kit.output import as_text, show, show_table
 from api.cli.kit.shared_arguments import OutputFormat
-from api.cli.kit.stderr import counted, number, size
+from api.cli.kit.stderr import counted, size
 from api.cli.kit.terminal import plain, put
 
 _RUN_COLUMNS = ("run", "topic", "state", "phase", "tasks", "started_at", "last_sign", "compacted_ledger", "error")
@@ -37,7 +38,7 @@ def run_summary(run: Mapping[str, Any]) -> str:
     counts = run["statistics"]
     if run["compacted_ledger"] is not None:
         before = counts.get("messages_before", 0) + counts.get("messages_in", 0)
-        text += f", kept {number(counts.get('messages_out', 0))} of {counted(before, 'message')}"
+        text += f", kept {counts.get('messages_out', 0):,} of {counted(before, 'message')}"
         text += f", read {size(counts.get('bytes_read', 0))}, wrote {size(counts.get('bytes_written', 0))}"
         text += f"; compacted ledger {run['compacted_ledger']}, up to offset {run['horizon_offset']}"
     return text
@@ -54,9 +55,9 @@ def _run_row(run: Mapping[str, Any]) -> dict[str, Any]:
 def _run_cell(name: str, value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         if "bytes" in name:
-            return f"{size(value)} ({number(value)} bytes)"
+            return f"{size(value)} ({value:,} bytes)"
         if name.endswith("_ms"):
-            return f"{number(value)} ms"
+            return f"{value:,} ms"
     return as_text(name, value)
 
 
@@ -67,15 +68,22 @@ def verify_lines(report: Mapping[str, Any]) -> list[str]:
         lines.append("It has no compacted ledger; only its raw ledgers were checked.")
     else:
         lines.append(f"Compacted ledger {report['compacted_ledger']}, generation {report['generation']}")
-    checked = (f"{number(count)} {noun.replace('_', ' ')}" for noun, count in report["checked"].items())
+    checked = (_checked(noun.replace("_", " "), count) for noun, count in report["checked"].items())
     lines.append(f"Checked: {', '.join(checked)}")
     lines += [f"Not checked: {reason}" for reason in report["unchecked"]]
     lines += map(_difference, report["differences"])
     if report["total"] > len(report["differences"]):
-        lines.append(f"… and {number(report['total'] - len(report['differences']))} more")
-    by_kind = ", ".join(f"{number(count)} {kind}" for kind, count in report["counts"].items())
+        lines.append(f"… and {report['total'] - len(report['differences']):,} more")
+    by_kind = ", ".join(f"{count:,} {kind}" for kind, count in report["counts"].items())
     lines.append(f"{counted(report['total'], 'difference')}: {by_kind}" if report["total"] else "No differences")
     return lines
+
+
+def _checked(nouns: str, count: int) -> str:
+    """Return a number with its noun: 3 part rows compared with raw, 1 index."""
+    if count == 1:
+        nouns = re.sub(r"(?<=x)es\b|s\b", "", nouns, count=1)
+    return f"{count:,} {nouns}"
 
 
 def _difference(difference: Mapping[str, Any]) -> str:

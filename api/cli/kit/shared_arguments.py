@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from api import DISTRIBUTION
+from api import version
 from api.cli.kit.terminal import put
+from api.formats.text_encoding import TextEncoding
 from storage.model import TopicName
 
 TOPIC_HELP = "persistent://tenant/namespace/topic; topic alone means persistent://public/default/topic."
@@ -19,16 +20,14 @@ if TYPE_CHECKING:
 else:
     Topic = Annotated[str, _PARSED]  # help shows the type of the typed text
 TypedTopic = Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)]
-"""The name in the form that the user typed."""
+"""A topic's name in the form that the user typed."""
 OnlyTopic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help=f"Only of this topic. {TOPIC_HELP}")]
 
 
 def _show_version(requested: bool) -> None:
     """Print the version if it is requested, and raise Exit."""
     if requested:
-        from importlib.metadata import version
-
-        put(f"compactor {version(DISTRIBUTION)}")
+        put(f"compactor {version()}")
         raise typer.Exit
 
 
@@ -45,9 +44,35 @@ class OutputFormat(StrEnum):
 
 
 Output = Annotated[OutputFormat, typer.Option(help="For people, or for scripts.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Execute it; without this, only report what would change.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would change; so does leaving out --yes.")]
+Run = Annotated[int, typer.Argument(metavar="RUN", min=1, max=2**63 - 1, help="The run's number, from `list`.")]
+TrimBefore = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MESSAGE_ID|OFFSET", help="All messages before this one; default: as the cleanup policies say."
+    ),
+]
+TrimForce = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Also messages that cursors and compaction still need: they lose them. If a deletion is among them that "
+        "no run has processed, new compacted readers get the deleted key back.",
+    ),
+]
+KeyEncoding = Annotated[TextEncoding, typer.Option(help="Encoding of keys.")]
+ValueEncoding = Annotated[TextEncoding, typer.Option(help="Encoding of values.")]
+ReadCompacted = Annotated[
+    bool, typer.Option("--read-compacted", help="The compacted ledger first, then raw after its horizon.")
+]
+SealedOnly = Annotated[bool, typer.Option("--sealed-only", help="Omit the newest messages, which are not sealed yet.")]
+START_PLACES = "earliest|latest|MESSAGE_ID|OFFSET|@TIME"
+START_HELP = "Where to begin, inclusive; @TIME: milliseconds or an ISO time of publishing."
 
 
 ResetName = Literal["earliest", "latest", "fail"]
 """Starts of a raw read whose own start was trimmed; `storage.positions.OffsetReset` has them (a test compares)."""
+Reset = Annotated[ResetName, typer.Option(help="Where a raw read begins instead if its start was trimmed.")]
 StateName = Literal["RUNNING", "SUCCESS", "ERROR", "CANCELLED"]
 """States of a run; `storage.metadata.records.RunState` has them (a test compares the two)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 
 from api.cli.kit.terminal import for_person
@@ -16,21 +15,15 @@ def say(text: str) -> None:
         print(for_person(text), file=sys.stderr, flush=True)  # noqa: T201
 
 
-def say_created(topics: Iterable[object]) -> None:
-    """Report topics that were created on first use. Call it last, so that the user notices a mistyped name."""
-    for topic in topics:
-        say(f"The topic {topic} did not exist: it was created")
+def say_created(topic: object) -> None:
+    """Report a topic that was created on first use, as the last message, so that the user notices a mistyped name."""
+    say(f"The topic {topic} did not exist: it was created")
 
 
 def abandon_output() -> None:
     """Discard the unwritten rest of a failed stdout; otherwise the interpreter's last flush fails again."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def number(value: int) -> str:
-    """Return a number with separators: 1,234,567."""
-    return f"{value:,}"
 
 
 def counted(value: int, noun: str) -> str:

@@ -1,8 +1,8 @@
-"""Tables for people, on stdout: nothing is cut off, and a cell is plain text, never markup.
+"""Tables for people, on stdout. Cells are printed in full, as plain text without markup.
 
-In a pipe or file every row is one line. A terminal that is too narrow for the table gets it without lines between
-columns. If that does not fit either, each row is its first field and, below it and indented, as many others a line as
-fit: a wrapped table would break names in the middle of a word.
+In a pipe or file every row is one line. A terminal that is too narrow for the table gets it without borders. If that
+does not fit either, a row becomes a block: its first field, and below it, indented, the other fields, as many per line
+as fit. A wrapped table would break names in the middle of a word.
 """
 
 from __future__ import annotations

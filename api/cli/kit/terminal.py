@@ -1,8 +1,8 @@
-"""Output to a terminal: text that cannot control it.
+"""Output to a terminal, without characters that could control it.
 
 Keys, values, names and errors come from users. On a terminal their control characters (also C1, U+0080 to U+009F) and
-those that turn the direction of text are escaped: in a JSON line with JSON's escapes, so its meaning stays; elsewhere
-with Python's. Output to a pipe or a file is not changed.
+the characters that change the direction of text are escaped. A JSON line gets JSON's escapes, which keep its meaning;
+other text gets Python's. Output to a pipe or a file is not changed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def data_stream() -> IO[bytes]:
 
 
 class _JsonOnTerminal:
-    """A stream that escapes control characters in JSON texts, which may arrive in pieces."""
+    """A stream that escapes control characters in JSON texts. A text may arrive in several writes."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream

@@ -50,27 +50,30 @@ def compact_topic(
     output: Annotated[
         Literal["text", "json"], typer.Option(help="For people, or for scripts: one JSON object a topic.")
     ] = "text",
-    retain_null_key: Annotated[bool, typer.Option("--retain-null-key", help="Keep messages without a key.")] = False,
-    tombstone_retention: Annotated[
+    retain_null_key: Annotated[
+        bool | None, typer.Option("--retain-null-key", help="Keep messages without a key.")
+    ] = None,
+    tombstone_retention_ms: Annotated[
         int | None, duration("--tombstone-retention", "Time that tombstones stay in the compacted ledger.")
     ] = None,
     tombstones_wait_for_cursors: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--tombstones-wait-for-cursors", help="Keep them also until the slowest compacted cursor has passed them."
         ),
-    ] = False,
-    key_ttl: Annotated[int | None, duration("--key-ttl", "Drop values older than this.", least=1)] = None,
-    min_compaction_lag: Annotated[
+    ] = None,
+    key_ttl_ms: Annotated[int | None, duration("--key-ttl", "Drop values older than this.", least=1)] = None,
+    min_lag_ms: Annotated[
         int | None, duration("--min-compaction-lag", "Minimum age of the messages that this run compacts.")
     ] = None,
     event_time_order: Annotated[
-        bool, typer.Option("--event-time-order", help="The largest event time of a key wins, not the newest message.")
-    ] = False,
-    event_time_max_lateness: Annotated[
+        bool | None,
+        typer.Option("--event-time-order", help="The largest event time of a key wins, not the newest message."),
+    ] = None,
+    event_time_max_lateness_ms: Annotated[
         int | None, duration("--event-time-max-lateness", "Time that a deletion overrides late values.")
     ] = None,
-    chunk_expiry: Annotated[
+    incomplete_chunk_max_age_ms: Annotated[
         int | None, duration("--chunk-expiry", "Time that an incomplete chunked message is kept.", least=1)
     ] = None,
     max_garbage_ratio: Annotated[
@@ -97,21 +100,11 @@ def compact_topic(
             "name topics, by themselves or with --topic, or give --all, or --namespace tenant/namespace",
         )
     parsed = list(dict.fromkeys(map(TopicName.parse, listed)))
-    if event_time_max_lateness is not None and not event_time_order:
+    if event_time_max_lateness_ms is not None and not event_time_order:
         raise InvalidInput("--event-time-max-lateness means nothing by itself", "give --event-time-order with it")
     if not 0 <= max_garbage_ratio <= 1:
         raise InvalidInput(f"{max_garbage_ratio} is not a ratio", "give --max-garbage-ratio a number from 0 to 1")
-    options = {
-        "retain_null_key": retain_null_key or None,
-        "tombstone_retention_ms": tombstone_retention,
-        "tombstones_wait_for_cursors": tombstones_wait_for_cursors or None,
-        "key_ttl_ms": key_ttl,
-        "min_lag_ms": min_compaction_lag,
-        "event_time_order": event_time_order or None,
-        "event_time_max_lateness_ms": event_time_max_lateness,
-        "incomplete_chunk_max_age_ms": chunk_expiry,
-    }
-    overrides = {name: value for name, value in options.items() if value is not None}
+    overrides = {name: context.params[name] for name in _OPTIONS if context.params[name] is not None}
 
     with open_for_writing(context.obj) as environment:
         from api.cli.local.compact_report import report, report_estimates
@@ -173,7 +166,7 @@ class _Work:
     max_garbage_ratio: float
 
     def compact(self, names: Sequence[TopicName]) -> Iterator[Outcome]:
-        """Yield an outcome for each topic, in order, as soon as it is outcomes_by_name."""
+        """Yield an outcome for each topic, in order, as soon as it is known."""
         outcomes_by_name, dirty = self._check(names, for_a_run=True)
         if not dirty:
             yield from (outcomes_by_name[name] for name in names)

@@ -12,11 +12,13 @@ from typing import TypeAlias
 
 from api.cli.kit import exit_codes
 from api.cli.kit.failures import describe as describe_error, report as report_error
-from api.cli.kit.stderr import counted, number, say, size
+from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
+from api.observability.error_text import OPERATOR_WORDS
 from api.observability.redaction import redacted
+from api.reports import shown_statistics
 from compactor.batch import Outcome
-from storage.errors import CompactorError, full_part
+from storage.errors import CompactorError
 from storage.metadata.records import RunRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
@@ -33,8 +35,9 @@ def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as
         if topics == 1 and outcome.error is None:
             for line in describe(outcome):
                 say(line)
-        if outcome.run is not None and (remaining := outcome.run.statistics.get("tail_left")):
-            say(f"{outcome.topic}: what is not sealed yet was left to a later run: {full_part(str(remaining))}")
+        if outcome.run is not None and outcome.run.tail_left:
+            left = outcome.run.tail_left.worded(OPERATOR_WORDS)
+            say(f"{outcome.topic}: what is not sealed yet was left to a later run: {left}")
         if as_json:
             print(json.dumps(_document(metadata, outcome)), flush=True)  # noqa: T201
         elif outcome.error is None:
@@ -80,7 +83,7 @@ def _phases(run: RunRecord) -> list[str]:
     return [
         f"phase one: {counted(counts['index_records'], 'index record')} of "
         f"{counted(counts['messages_in'], 'message')}, {counted(counts['keys'], 'live key')}, "
-        f"{number(counts['tombstones_removed'])} deleted, {counts['phase_one_ms'] / 1000:.2f} s",
+        f"{counts['tombstones_removed']:,} deleted, {counts['phase_one_ms'] / 1000:.2f} s",
         f"phase two: {counted(counts['messages_out'], 'survivor')} in {counted(counts['parts'], 'part')}, "
         f"{size(counts['logical_bytes_out'])}, {counts['phase_two_ms'] / 1000:.2f} s",
         f"read {size(counts['bytes_read'])}, wrote {size(counts['bytes_written'])}; "
@@ -106,10 +109,10 @@ def _would(estimate: dict[str, object] | None) -> str:
         return f"{tail}, and compact them" if tail else "find nothing to compact"
     before = counts["messages_in"] + counts["messages_before"]
     return (
-        f"keep {number(counts['messages_out'])} of {counted(before, 'message')}, "
-        f"drop {number(counts['messages_dropped'])}, "
+        f"keep {counts['messages_out']:,} of {counted(before, 'message')}, "
+        f"drop {counts['messages_dropped']:,}, "
         f"write {counted(counts['parts_to_write'], 'part')} and about {size(counts['bytes_to_write'])} in all, "
-        f"leave {number(counts['parts_kept'])} as they are"
+        f"leave {counts['parts_kept']:,} as they are"
     ) + (f"; and {tail}, which are not counted here" if tail else "")
 
 
@@ -126,7 +129,7 @@ def _document(metadata: MetadataStore, outcome: Outcome) -> dict[str, object]:
             "compacted_ledger": outcome.compacted_ledger_id,
         }
         | _failure(outcome.error)
-        | {"statistics": dict(run.statistics) if run else {}}
+        | {"statistics": shown_statistics(run) if run else {}}
     )
 
 

@@ -11,15 +11,11 @@ from typing import Annotated
 import typer
 
 from api.cli.kit.reports import show_run, show_runs
-from api.cli.kit.shared_arguments import OnlyTopic, Output, OutputFormat, StateName
+from api.cli.kit.shared_arguments import OnlyTopic, Output, OutputFormat, Run, StateName
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing
 from api.reports import run_document
 from storage.model import TopicName
-
-Run = Annotated[
-    int, typer.Argument(metavar="RUN", min=1, max=2**63 - 1, help="Its number, as `compactor compactions list` has it.")
-]
 
 
 def list_compactions(
@@ -32,14 +28,10 @@ def list_compactions(
     """List compaction runs, the newest first."""
     name = None if topic is None else TopicName.parse(topic)
     with open_environment(context.obj) as environment:
+        from api.broker import compaction
         from storage.metadata.records import RunState
 
-        metadata = environment.metadata
-        runs = metadata.runs.newest(
-            limit,
-            topic_ids=None if name is None else [metadata.topics.get(name).id],
-            state=None if state is None else RunState(state),
-        )
+        runs = compaction.runs(environment, limit, None if state is None else RunState(state), name)
         now = environment.clock.now_ms()
     show_runs([run_document(owner, run, now) for owner, run in runs], output)
 

@@ -28,13 +28,14 @@ def show_settings(
         show(settings if origin else {name: setting["value"] for name, setting in settings.items()}, output)
         return
     rows = [
-        {"setting": name, "value": _cell(setting["value"]), "from": setting["origin"]}
+        {"setting": name, "value": value_text(setting["value"]), "from": setting["origin"]}
         for name, setting in settings.items()
     ]
     show_table(rows, ("setting", "value", "from") if origin else ("setting", "value"))
 
 
-def _cell(value: object) -> str:
+def value_text(value: object) -> str:
+    """Return the text of a setting's value in a table."""
     if isinstance(value, list):
         return ",".join(map(str, value))
     if isinstance(value, bool):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from storage.metadata.records import CursorRecord
     from storage.reading.snapshot_reader import SnapshotReader
 
-Cursor = Annotated[str, typer.Argument(metavar="CURSOR", help="Its name.")]
+Cursor = Annotated[str, typer.Argument(metavar="CURSOR", help="Name of the cursor.")]
 _COLUMNS = ("cursor", "mark_delete", "mark_delete_offset", "backlog", "ranges", "properties")
 
 
@@ -31,20 +31,19 @@ def create_cursor(
     topic: Topic,
     cursor: Cursor,
     read_compacted: Annotated[
-        bool, typer.Option("--read-compacted", help="Its reader reads compacted data: tombstones may wait for it.")
+        bool, typer.Option("--read-compacted", help="For a reader of compacted data: tombstones may wait for it.")
     ] = False,
     at: Annotated[str, typer.Option("--at", metavar=PLACES, help="The first message to deliver.")] = "latest",
 ) -> None:
-    """Create a cursor: messages that it has not acknowledged are not deleted."""
-    from api.broker.positions import mark_delete_before
+    """Create a cursor. Messages that it has not acknowledged are not deleted."""
+    from api.broker import names, subscriptions
     from storage.metadata.records import READ_COMPACTED_PROPERTY
 
-    first = parse_place(at)
+    position = parse_place(at)
     properties = {READ_COMPACTED_PROPERTY: "true"} if read_compacted else {}
     with open_for_writing(context.obj) as environment:
-        opened = open_topic(environment, topic)
-        position = mark_delete_before(opened, first)
-        created = environment.metadata.cursors.create(opened.record.id, cursor, position, properties)
+        record = names.topic(environment, topic)
+        created = subscriptions.create_cursor(environment, record, cursor, position, properties)
     put(f"Cursor {cursor} of topic {topic} created, {_mark(created)}")
 
 
@@ -77,28 +76,32 @@ def reset_cursor(
 
     Acknowledgements after that message are removed. A reader that has the cursor open must open it again.
     """
-    from api.broker.positions import mark_delete_before
+    from api.broker import names, subscriptions
 
-    first = parse_place(to)
+    position = parse_place(to)
     with open_for_writing(context.obj) as environment:
-        opened = open_topic(environment, topic)
-        position = mark_delete_before(opened, first)
-        moved = environment.metadata.cursors.reset(opened.record.id, cursor, position)
+        moved = subscriptions.reset_cursor(environment, names.topic(environment, topic), cursor, position)
     put(f"Cursor {cursor} of topic {topic} reset, {_mark(moved)}")
 
 
 def delete_cursor(
     context: typer.Context,
     topic: Topic,
-    cursor: Annotated[str, typer.Argument(metavar="CURSOR", help="Its name; __compaction is the compaction cursor.")],
+    cursor: Annotated[
+        str, typer.Argument(metavar="CURSOR", help="Name of the cursor; __compaction is the compaction cursor.")
+    ],
     force: Annotated[
-        bool, typer.Option("--force", help="Also where raw below the horizon is trimmed: its keys are lost then.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Delete __compaction also where raw messages below the horizon are trimmed: their keys are lost.",
+        ),
     ] = False,
 ) -> None:
     """Delete a cursor.
 
-    Deleting __compaction clears the compacted ledger: reads are raw until the next run, which starts from raw. A run
-    that is under way can no longer publish.
+    Deleting __compaction clears the compacted ledger: reads are raw until the next run, which starts from raw. An
+    active run can no longer publish.
     """
     with open_for_writing(context.obj) as environment:
         environment.metadata.cursors.delete(environment.metadata.topics.get(topic).id, cursor, force)
@@ -108,8 +111,8 @@ def delete_cursor(
 def _document(reader: SnapshotReader, record: CursorRecord, summary: RangesSummary) -> dict[str, Any]:
     """Return a cursor as plain values.
 
-    `backlog`: messages after the mark-delete position that are not acknowledged; None: the end of the topic is not
-    known, since unsealed messages are in a log directory of another machine.
+    `backlog`: the number of unacknowledged messages after the mark-delete position; None: unsealed messages are in a
+    log directory of another machine, so the end of the topic is not known.
     """
     mark = record.mark_delete
     begin = max(mark.offset + 1 if mark else 0, reader.first_offset)

@@ -7,39 +7,34 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from api.cli.kit.program import check_confirmation
-from api.cli.kit.quantity_parsers import parse_duration
+from api.cli.kit.quantity_parsers import duration
+from api.cli.kit.shared_arguments import DryRun, Yes
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing
-from compactor.maintenance.grace import LEAST_GRACE_MS
+from compactor.maintenance.grace import GRACE_MS, LEAST_GRACE_MS
 from storage.errors import InvalidInput
 from storage.model import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from compactor.maintenance.garbage import CollectionResult, GarbageCollector
+    from compactor.maintenance.garbage import CollectionResult
     from storage.environment import Environment
-    from storage.objects.interface import ObjectInfo
 
 
 def collect_garbage(
     context: typer.Context,
     topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help="Only this topic; may be repeated.")] = None,
     grace: Annotated[
-        str,
-        typer.Option(metavar="DURATION", help="Age of garbage before it is deleted: 10m, 1h, 2d; at least a minute."),
-    ] = "1h",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Report what would be deleted; so does leaving out --yes.")
-    ] = False,
+        int | None, duration("--grace", "Age of garbage before it is deleted: 10m, 2d. [default: 1h]", LEAST_GRACE_MS)
+    ] = None,
+    dry_run: DryRun = False,
     unknown_topics: Annotated[
         bool,
         typer.Option("--unknown-topics", help="Also delete the objects of topics that this database does not know."),
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Delete it; without this, only report what would be deleted.")
-    ] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete objects without references.
 
@@ -47,25 +42,25 @@ def collect_garbage(
     reader has pinned, and ledgers that were trimmed file.delete.delay.ms ago. Files of sealed segments are deleted,
     too. Safe beside imports, compactions and readers. The names of the objects go to standard output.
     """
-    grace_ms = parse_duration("--grace", grace, LEAST_GRACE_MS)
     names = [TopicName.parse(name) for name in dict.fromkeys(topic or ())]
     if names and unknown_topics:
         raise InvalidInput("--topic and --unknown-topics do not go together", "leave one of them out")
     check_confirmation(yes, dry_run)
-    unconfirmed, dry_run = not yes and not dry_run, not yes
-    with (open_environment if dry_run else open_for_writing)(context.obj) as environment:
-        from compactor.maintenance.garbage import GarbageCollector
+    with (open_for_writing if yes else open_environment)(context.obj) as environment:
+        from api.broker import compaction
 
-        collector = GarbageCollector(environment, grace_ms, on_object=_print_name)
-        reports = (
-            _of_topics(environment, collector, names, dry_run)
-            if names
-            else collector.collect_all(dry_run, unknown_topics)
+        reports = compaction.collect_garbage(
+            environment,
+            GRACE_MS if grace is None else grace,
+            names or None,
+            unknown_topics=unknown_topics,
+            dry_run=not yes,
+            on_object=lambda info: put(info.name),
         )
-        if not names and not dry_run:
+        if yes and not names:
             _sweep(environment)
-        _report(reports, dry_run)
-    if unconfirmed:
+        _report(reports, "Deleted" if yes else "Would delete")
+    if not yes and not dry_run:
         say("Nothing was deleted: give --yes" + (" if no other database has these topics" if unknown_topics else ""))
 
 
@@ -78,14 +73,7 @@ def _sweep(environment: Environment) -> None:
         say(f"Removed the files of {counted(removed, 'sealed segment')}")
 
 
-def _of_topics(
-    environment: Environment, collector: GarbageCollector, names: list[TopicName], dry_run: bool
-) -> Iterator[CollectionResult]:
-    for record in [environment.metadata.topics.get(name) for name in names]:
-        yield collector.collect(record, dry_run)
-
-
-def _report(reports: Iterator[CollectionResult], dry_run: bool) -> None:
+def _report(reports: Iterator[CollectionResult], verb: str) -> None:
     """Report a line for each topic with garbage, and the sum. Raises the first error after the last topic."""
     from compactor.maintenance.garbage import ObjectTotals
 
@@ -98,7 +86,6 @@ def _report(reports: Iterator[CollectionResult], dry_run: bool) -> None:
             say(line)
         if report.topic is not None or report.deleted:
             total += report.total
-    verb = "Would delete" if dry_run else "Deleted"
     say(f"{verb} {counted(total.count, 'object')}, {size(total.bytes)}")
     if failed is not None:
         raise failed
@@ -124,7 +111,3 @@ def summary(report: CollectionResult) -> str:
     if report.topic_deleted:
         name = f"deleted topic {name}"
     return f"{name}: {', '.join(parts)}" if parts else ""
-
-
-def _print_name(info: ObjectInfo) -> None:
-    put(info.name)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from api.cli.kit.quantity_parsers import parse_bytes
-from api.cli.kit.shared_arguments import Topic
+from api.cli.kit.shared_arguments import KeyEncoding, Topic, ValueEncoding
 from api.cli.kit.stderr import counted, say, say_created, size
-from api.components import ensure_topic, open_for_writing
+from api.components import open_for_writing
 from api.formats.inputs import InputFormat, read_messages
 from api.formats.text_encoding import TextEncoding
 from storage.errors import InvalidRecord
@@ -20,24 +20,34 @@ if TYPE_CHECKING:
 
     from storage.environment import Environment
     from storage.errors import LeaseHeld
-    from storage.metadata.records import TopicRecord
+    from storage.model import TopicName
+    from storage.topic import Topic as OpenTopic
 
 
 WAIT_SECONDS = 30
-"""The longest wait for another writer, in seconds."""
+"""Maximum wait for another writer, in seconds."""
 
 
 def name_file(message: str, file: str) -> str:
-    """Return the message, prefixed by the file's name unless it has the name. Errors after the reader lack it."""
+    """Return the message with the file's name. Errors of the reader have the name; later errors get it as a prefix."""
     name = "standard input" if file == "-" else file
     return message if name in message else f"{name}: {message}"
 
 
-def check_quota(environment: Environment, topic: TopicRecord) -> None:
-    """Raise Unavailable or Conflict if the topic's backlog exceeds a quota that refuses producers."""
-    from compactor.maintenance.backlog_limits import BacklogLimits
+def open_to_append(environment: Environment, name: TopicName) -> tuple[OpenTopic, bool]:
+    """Return a topic, and whether it is created now.
 
-    BacklogLimits(environment).check(topic)
+    Raise Unavailable or Conflict if the topic's backlog exceeds a quota that refuses producers, InvalidInput for a
+    partition that its partitioned topic does not have.
+    """
+    from api.broker import names
+    from compactor.maintenance.backlog_limits import BacklogLimits
+    from storage.topic import Topic as OpenTopic
+
+    existing = environment.metadata.topics.named([name]).get(name)
+    record = existing or names.ensure(environment, name)
+    BacklogLimits(environment).check(record)
+    return OpenTopic(environment, record), existing is None
 
 
 def report_wait(seconds: int) -> Callable[[LeaseHeld], object]:
@@ -51,13 +61,13 @@ def import_files(
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="Files to import, in order; - is standard input.")],
     input_format: Annotated[
         InputFormat | None,
-        typer.Option(help="How the files are read. [default: parquet for names that end so, else jsonl]"),
+        typer.Option(help="Format of the files. [default: parquet for names that end in .parquet, else jsonl]"),
     ] = None,
     ledger_size: Annotated[
-        str, typer.Option(metavar="BYTES", help="Logical bytes a ledger; K, M and G are allowed.")
+        str, typer.Option(metavar="BYTES", help="Logical bytes per ledger; K, M and G are allowed.")
     ] = "128M",
-    key_encoding: Annotated[TextEncoding, typer.Option(help="How keys stand in JSON Lines.")] = TextEncoding.UTF8,
-    value_encoding: Annotated[TextEncoding, typer.Option(help="How values stand in JSON Lines.")] = TextEncoding.UTF8,
+    key_encoding: KeyEncoding = TextEncoding.UTF8,
+    value_encoding: ValueEncoding = TextEncoding.UTF8,
 ) -> None:
     """Append files to a topic.
 
@@ -67,9 +77,7 @@ def import_files(
     ledger_bytes = parse_bytes("--ledger-size", ledger_size, least=1)
     with open_for_writing(context.obj) as environment:
         sources = [(file, read_messages(file, input_format, key_encoding, value_encoding)) for file in files]
-        created: list[object] = []
-        opened = ensure_topic(environment, topic, created.append)
-        check_quota(environment, opened.record)
+        opened, is_new = open_to_append(environment, topic)
         writer = opened.bulk_append(
             ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=report_wait(WAIT_SECONDS)
         )
@@ -85,4 +93,5 @@ def import_files(
                 f"{size(appended.logical_bytes)} in {counted(len(appended.ledgers), 'ledger')} "
                 f"({size(appended.stored_bytes)} stored) in {seconds:.2f} s"
             )
-        say_created(created)
+        if is_new:
+            say_created(topic)

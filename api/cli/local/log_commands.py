@@ -1,8 +1,9 @@
-"""`compactor log dump`, `compactor log seal` and `compactor topics roll`: the log, by hand."""
+"""`compactor log dump`, `compactor log seal` and `compactor topics roll`: inspection and maintenance of the log."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,12 +11,13 @@ import typer
 
 from api.cli.kit import exit_codes
 from api.cli.kit.failures import report
-from api.cli.kit.shared_arguments import TOPIC_HELP, Topic
+from api.cli.kit.shared_arguments import TOPIC_HELP, KeyEncoding, Topic, ValueEncoding
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import data_stream, put
 from api.components import open_environment, open_for_writing, open_topic
 from api.formats.text_encoding import TextEncoding, to_text
-from storage.errors import CompactorError, DataLoss, InvalidInput, Misconfigured, NotFound
+from api.observability.error_text import worded
+from storage.errors import CompactorError, DataLoss, ErrorText, InvalidInput, Misconfigured, NotFound
 from storage.model import TopicName
 
 if TYPE_CHECKING:
@@ -36,20 +38,20 @@ def dump_log(
     context: typer.Context,
     what: Annotated[str, typer.Argument(metavar="SEGMENT|LEDGER", help="A segment's file, or the id of a ledger.")],
     keys_only: Annotated[bool, typer.Option("--keys-only", help="Omit values and properties.")] = False,
-    key_encoding: Annotated[TextEncoding, typer.Option(help="How keys are shown.")] = TextEncoding.UTF8,
-    value_encoding: Annotated[TextEncoding, typer.Option(help="How values are shown.")] = TextEncoding.UTF8,
+    key_encoding: KeyEncoding = TextEncoding.UTF8,
+    value_encoding: ValueEncoding = TextEncoding.UTF8,
 ) -> None:
-    """Show the content of a segment or a sealed ledger, also of a damaged one: a JSON line a message or damaged range.
+    """Show the content of a segment or sealed ledger as JSON lines, one for each message and each damaged range.
 
-    Nothing is changed. Exit code 7 if something is damaged.
+    Changes nothing. Ends with exit code 7 if the segment or ledger is damaged.
     """
-    show = _LinePrinter(keys_only, key_encoding, value_encoding)
+    document = partial(_document, keys_only=keys_only, key_encoding=key_encoding, value_encoding=value_encoding)
     if not (what.isascii() and what.isdigit() and len(what) < 20):
-        good = show.lines(_segment_lines(Path(what), -1))
+        good = _print_lines(_segment_lines(Path(what), -1), document)
     else:
         with open_environment(context.obj) as environment:
             topic, extent = _find(environment, int(what))
-            good = show.lines(_lines_of(environment, topic, extent))
+            good = _print_lines(_lines_of(environment, topic, extent), document)
     if not good:
         raise typer.Exit(exit_codes.DATA_LOSS)
 
@@ -62,24 +64,24 @@ def seal_segments(
         typer.Option("--accept-loss", help="Seal the readable part of damaged and lost segments; the rest is lost."),
     ] = False,
 ) -> None:
-    """Seal rolled segments into ledgers, and remove the files of those that were sealed long enough ago.
+    """Seal rolled segments into ledgers, and remove the files of segments that were sealed long enough ago.
 
     Without a TOPIC, open segments that are older than segment.ms and have no writer are rolled and sealed, too. A
     segment that is damaged, or whose sealing was abandoned because it took too much memory, is skipped: the others are
-    sealed, then the command fails. With TOPIC an abandoned segment is tried again.
+    sealed, then the command fails. With a TOPIC, its abandoned segments are tried again.
     """
     names = [TopicName.parse(topic) for topic in topics or []]
     if accept_loss and not names:
-        raise InvalidInput("a loss is accepted of no topic in particular", "name the TOPIC with the damaged segment")
+        raise InvalidInput("--accept-loss needs the name of a topic", "name the TOPIC with the damaged segment")
     with open_for_writing(context.obj) as environment:
         from storage.log.log_manager import LogManager
         from storage.metadata.records import SegmentState
 
-        failing: dict[str, str] = {}
+        failing: dict[str, ErrorText] = {}
         if not names:
             LogManager(environment).roll_old(failing)
         for topic_name, reason in failing.items():
-            say(f"{topic_name} cannot be rolled: {reason}")
+            say(f"{topic_name} cannot be rolled: {worded(reason)}")
         opened = [open_topic(environment, name) for name in names] or [
             open_topic(environment, record.name)
             for record in environment.metadata.segments.topics_with([SegmentState.ROLLED, SegmentState.SEALED])
@@ -144,19 +146,16 @@ def roll_topic(
 
 
 def _find(environment: Environment, ledger_id: int) -> tuple[TopicRecord, LedgerRecord | SegmentRecord]:
-    """Return the raw ledger or the segment of that id, with its topic. Raises NotFound."""
+    """Return the topic and the raw ledger or unsealed segment with an id. Raises NotFound."""
     from storage.metadata.records import SegmentState
 
     for topic in environment.metadata.topics.all():
-        segments = environment.metadata.segments.of_topic(topic.id)
-        unsealed = [segment for segment in segments if segment.state is not SegmentState.SEALED]
-        extents: list[LedgerRecord | SegmentRecord] = [
-            *environment.metadata.ledgers.of_topic(topic.id),
-            *unsealed,
-        ]
-        for extent in extents:
-            if extent.ledger_id == ledger_id:
-                return topic, extent
+        for ledger in environment.metadata.ledgers.of_topic(topic.id):
+            if ledger.ledger_id == ledger_id:
+                return topic, ledger
+        for segment in environment.metadata.segments.of_topic(topic.id):
+            if segment.ledger_id == ledger_id and segment.state is not SegmentState.SEALED:
+                return topic, segment
     raise NotFound(f"there is no raw ledger {ledger_id}", "see `compactor topics stats`, or give a segment's file")
 
 
@@ -175,7 +174,9 @@ def _segment_lines(file: Path, partition: int) -> Iterator[Line]:
     from storage.log.segment_dump import SegmentScan
 
     if not file.is_file():
-        raise InvalidInput(f"{file} is no segment's file and no ledger's id", "give the path of a .log file, or an id")
+        raise InvalidInput(
+            f"{file} is neither a segment's file nor a ledger's id", "give the path of a .log file, or an id"
+        )
     with SegmentScan(file) as scanned:
         header = scanned.header
         say(f"{file}: " + (f"ledger {header.ledger_id} from offset {header.first_offset}" if header else "no header"))
@@ -190,7 +191,7 @@ def _frame_lines(frame: ScannedFrame, ledger_id: int, partition: int) -> Iterato
     from storage.entries.decode import StoredEntry, unpack
 
     place: Line = {"position": frame.position, "length": frame.length, "frame": frame.state.value}
-    if frame.data is None:
+    if frame.data is None or frame.header is None:
         yield place | {"problem": frame.problem}
         return
     placed = frame.entry_id is not None and frame.offset is not None
@@ -231,39 +232,32 @@ def _messages(table: pa.Table, partition: int) -> Iterator[tuple[Message, str]]:
         yield message, RowType(slot).name.lower()
 
 
-class _LinePrinter:
-    """A printer of lines as JSON."""
+def _print_lines(lines: Iterator[Line], document: Callable[[Message], Line]) -> bool:
+    """Print all lines as JSON, with the fields of their messages. Return True if none reports damage."""
+    import msgspec
 
-    def __init__(self, keys_only: bool, key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
-        self._keys_only = keys_only
-        self._key_encoding = key_encoding
-        self._value_encoding = value_encoding
+    encode: Callable[[Line], bytes] = msgspec.json.Encoder().encode
+    good, output = True, data_stream()
+    for line in lines:
+        good = good and line["frame"] == "ok"
+        message = line.pop("message", None)
+        output.write(encode(line if message is None else line | document(message)) + b"\n")
+    output.flush()
+    return good
 
-    def lines(self, lines: Iterator[Line]) -> bool:
-        """Print all lines; return whether none is damaged."""
-        import msgspec
 
-        encode: Callable[[Line], bytes] = msgspec.json.Encoder().encode
-        good, output = True, data_stream()
-        for line in lines:
-            good = good and line["frame"] == "ok"
-            message = line.pop("message", None)
-            output.write(encode(line if message is None else line | self._document(message)) + b"\n")
-        output.flush()
-        return good
-
-    def _document(self, message: Message) -> Line:
-        has_id = message.offset >= 0
-        document: Line = {
-            "message_id": str(message.message_id) if has_id else None,
-            "offset": message.offset if has_id else None,
-            "key": _text(message.key, self._key_encoding),
-            "publish_time": message.publish_time,
-        }
-        if not self._keys_only:
-            document["value"] = _text(message.payload, self._value_encoding)
-            document["properties"] = dict(message.properties)
-        return document
+def _document(message: Message, keys_only: bool, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Line:
+    has_id = message.offset >= 0
+    document: Line = {
+        "message_id": str(message.message_id) if has_id else None,
+        "offset": message.offset if has_id else None,
+        "key": _text(message.key, key_encoding),
+        "publish_time": message.publish_time,
+    }
+    if not keys_only:
+        document["value"] = _text(message.payload, value_encoding)
+        document["properties"] = dict(message.properties)
+    return document
 
 
 def _text(data: bytes | None, encoding: TextEncoding) -> str | None:

@@ -28,7 +28,7 @@ def list_objects(context: typer.Context, topic: Topic, output: Output = OutputFo
         store = environment.store.url
     documents = [
         {
-            "object": _location(store, ledger.rows.name),
+            "object": object_location(store, ledger.rows.name),
             "ledger_id": ledger.ledger_id,
             "first_offset": ledger.first_offset,
             "last_offset": ledger.last_offset,
@@ -50,7 +50,7 @@ def list_objects(context: typer.Context, topic: Topic, output: Output = OutputFo
         put(str(document["object"]))
 
 
-def _location(store_url: str, name: str) -> str:
+def object_location(store_url: str, name: str) -> str:
     """Return the path of an object in a local store, or its URL in another."""
     parts = urlsplit(store_url)
     base = unquote(parts.path) if parts.scheme == "file" else store_url

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from api.components import open_environment, open_for_writing
 from api.reports import policies_document
 from storage.errors import InvalidInput
 from storage.model import TopicName
-
-if TYPE_CHECKING:
-    from storage.metadata.store import MetadataStore
 
 
 def topic_policies(
@@ -45,35 +42,21 @@ def topic_policies(
             "topics policies takes one of a topic, a namespace and the broker",
             "give TOPIC, or --namespace tenant/namespace, or --broker",
         )
-    from storage.options import policies
+    from api.broker import policies
+    from storage.options.policies import policy
+    from storage.options.resolution import PolicyOrigin
 
-    removed = [policies.policy(name).name for name in remove or ()]
-    assigned = dict(policies.parse(*parse_pair(text, "give --set NAME=VALUE")) for text in set_ or ())
-    if conflicting := sorted(set(removed) & set(assigned)):
-        raise InvalidInput(f"{conflicting[0]} is to be both set and removed", "leave one of them out")
+    values = dict(parse_pair(text, "give --set NAME=VALUE") for text in set_ or ())
+    if conflicting := {policy(text).name for text in values} & {policy(text).name for text in remove or ()}:
+        raise InvalidInput(f"{min(conflicting)} is to be both set and removed", "leave one of them out")
     name = None if topic is None else TopicName.parse(topic)
-    with (open_for_writing if removed or assigned else open_environment)(context.obj) as environment:
-        metadata = environment.metadata
-        scope, subject = _scope(metadata, name, namespace)
-        if removed or assigned:
-            metadata.policies.change(
-                [scope], {policy: policies.to_json(policy, value) for policy, value in assigned.items()}, removed
-            )
-        stored = metadata.policies
-        resolved = stored.resolved_around(scope) if name is None else stored.resolved(metadata.topics.get(name))
-    document = policies_document(resolved)
+    origin = PolicyOrigin.BROKER if broker else PolicyOrigin.NAMESPACE if name is None else PolicyOrigin.TOPIC
+    scope = policies.PolicyScope(origin, name, namespace)
+    with (open_for_writing if values or remove else open_environment)(context.obj) as environment:
+        if values or remove:
+            policies.change(environment, scope, values, remove or ())
+        document = policies_document(policies.resolved(environment, scope))
     if output is OutputFormat.JSON:
-        show({**subject, "policies": document}, output)
+        show({origin.value: str(name) if name else namespace or True, "policies": document}, output)
     else:
         show_policies(document)
-
-
-def _scope(metadata: MetadataStore, topic: TopicName | None, namespace: str | None) -> tuple[str, dict[str, object]]:
-    """Return the scope, and the fields that name it in a document. Raises NotFound."""
-    from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
-
-    if topic is not None:
-        return topic_scope(metadata.topics.get(topic)), {"topic": str(topic)}
-    if namespace is not None:
-        return namespace_scope(namespace), {"namespace": namespace}
-    return BROKER, {"broker": True}

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from api.cli.kit.shared_arguments import Topic
+from api.cli.kit.shared_arguments import KeyEncoding, Topic, ValueEncoding
 from api.cli.kit.stderr import abandon_output, counted, say, say_created
-from api.cli.local.import_command import check_quota, name_file, report_wait
-from api.components import ensure_topic, open_for_writing
-from api.formats.text_encoding import TextEncoding, to_bytes
+from api.cli.local.import_command import name_file, open_to_append, report_wait
+from api.components import open_for_writing
+from api.formats.text_encoding import TextEncoding, parse_key
 from storage.errors import CompactorError, Unavailable
 from storage.model import MessageId
 
@@ -24,7 +24,7 @@ _REMEDY = "correct it and produce from there on; the lines before it, if any, we
 
 
 CompressionName = Literal["none", "lz4", "zlib", "zstd", "snappy"]
-"""Compressions of entries; `storage.ledger.rows.CompressionType` has them."""
+"""Compressions of entries: the names of `storage.ledger.rows.CompressionType`."""
 
 
 def produce_messages(
@@ -32,41 +32,36 @@ def produce_messages(
     topic: Topic,
     file: Annotated[str, typer.Argument(metavar="FILE", help="JSON Lines; - is standard input.")] = "-",
     key: Annotated[str | None, typer.Option(metavar="K", help="The key of lines that have none.")] = None,
-    batch: Annotated[int, typer.Option(metavar="N", min=1, max=262_144, help="Messages an entry, at most.")] = 1,
+    batch: Annotated[
+        int, typer.Option(metavar="N", min=1, max=262_144, help="Maximum number of messages in an entry.")
+    ] = 1,
     linger: Annotated[
-        int, typer.Option(metavar="MS", min=1, help="How long a batch that is not full waits for more lines.")
+        int, typer.Option(metavar="MS", min=1, help="Time that a batch that is not full waits for more lines.")
     ] = 100,
-    compression: Annotated[CompressionName, typer.Option(help="Of entries.")] = "none",
+    compression: Annotated[CompressionName, typer.Option(help="Compression of entries.")] = "none",
     ids: Annotated[bool, typer.Option("--ids", help="Print the id of each message once it is acknowledged.")] = False,
-    wait: Annotated[int, typer.Option(metavar="SECONDS", min=0, help="How long to wait for another writer.")] = 30,
-    key_encoding: Annotated[TextEncoding, typer.Option(help="How keys stand in the lines, and in --key.")] = (
-        TextEncoding.UTF8
-    ),
-    value_encoding: Annotated[TextEncoding, typer.Option(help="How values stand in the lines.")] = TextEncoding.UTF8,
+    wait: Annotated[int, typer.Option(metavar="SECONDS", min=0, help="Time to wait for another writer.")] = 30,
+    key_encoding: KeyEncoding = TextEncoding.UTF8,
+    value_encoding: ValueEncoding = TextEncoding.UTF8,
 ) -> None:
     """Append messages to a topic's log, each line as it arrives.
 
-    They are acknowledged as the topic's flush policy says, by default when they are flushed to disk. A missing topic is
-    created. Full segments are sealed in the background.
+    The topic's flush policy decides when messages are acknowledged: by default when they are flushed to disk. A missing
+    topic is created. Full segments are sealed in the background.
     """
     from api.background.sealer_process import BackgroundSealer
     from api.formats.batch_container import BatchMessageContainer, lingering
     from api.formats.inputs import check_file
     from api.formats.jsonl import read_rows
-    from storage.errors import InvalidInput, InvalidRecord
+    from storage.errors import InvalidRecord
     from storage.ledger.rows import CompressionType
 
-    try:
-        default_key = None if key is None else to_bytes(key, key_encoding)
-    except ValueError as error:
-        raise InvalidInput(f"the key of --key cannot be taken: {error}", "see --key-encoding") from error
+    default_key = None if key is None else parse_key(key, key_encoding)
     if file != "-":
         check_file(file)
     started = time.perf_counter()
     with open_for_writing(context.obj) as environment, BackgroundSealer(context.obj, topic, say) as sealer:
-        created: list[object] = []
-        opened = ensure_topic(environment, topic, created.append)
-        check_quota(environment, opened.record)
+        opened, is_new = open_to_append(environment, topic)
         rows = read_rows(file, key_encoding, value_encoding, _REMEDY, default_key)
         limit = environment.metadata.policies.effective(opened.record).max_message_bytes
         entries = BatchMessageContainer(batch, limit, CompressionType[compression.upper()], environment.clock)
@@ -74,18 +69,19 @@ def produce_messages(
         try:
             with opened.append_log(wait * 1000, sealer.wake, on_held=report_wait(wait)) as log:
                 for entry in entries.of(lingering(rows, linger / 1000) if batch > 1 else rows):
-                    # A message after one that failed must not be appended before it.
+                    # No message may be appended after one that failed.
                     log.submit(entry, produced.answered, produced.check)
         except InvalidRecord as error:
             raise InvalidRecord(name_file(entries.naming_lines(error.message), file), error.remedy) from error
         finally:
             say(f"{counted(produced.messages, 'message')} acknowledged in {time.perf_counter() - started:.2f} s")
         produced.check()
-        say_created(created)
+        if is_new:
+            say_created(topic)
 
 
 class AppendReceipts:
-    """Receipts of the entries. The log calls `answered` in their order, from a thread of its own."""
+    """Receipts of appended entries. The log calls `answered` in the order of the entries, from a thread of its own."""
 
     def __init__(self, partition: int, show_ids: bool) -> None:
         self.messages = 0

@@ -11,12 +11,21 @@ import typer
 
 from api.cli.kit import exit_codes
 from api.cli.kit.output import show_table
-from api.cli.kit.shared_arguments import ResetName, Topic
+from api.cli.kit.shared_arguments import (
+    START_HELP,
+    START_PLACES,
+    KeyEncoding,
+    ReadCompacted,
+    Reset,
+    SealedOnly,
+    Topic,
+    ValueEncoding,
+)
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import data_stream, is_terminal
 from api.components import open_environment, open_topic
 from api.formats.position_text import parse_start
-from api.formats.text_encoding import TextEncoding, to_bytes
+from api.formats.text_encoding import TextEncoding, parse_key
 from storage.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -35,27 +44,16 @@ def read_topic(
     context: typer.Context,
     topic: Topic,
     file: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="Where --output parquet goes; - is standard output.")
+        str | None, typer.Argument(metavar="FILE", help="File for --output parquet; - is standard output.")
     ] = None,
-    read_compacted: Annotated[
-        bool, typer.Option("--read-compacted", help="The compacted ledger first, then raw after its horizon.")
-    ] = False,
-    start: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="earliest|latest|MESSAGE_ID|OFFSET|@TIME",
-            help="Where to begin, inclusive; @TIME: milliseconds or an ISO time of publishing.",
-        ),
-    ] = "earliest",
+    read_compacted: ReadCompacted = False,
+    start: Annotated[str, typer.Option("--from", metavar=START_PLACES, help=START_HELP)] = "earliest",
     follow: Annotated[bool, typer.Option("--follow", help="Continue with new messages as they arrive.")] = False,
-    reset: Annotated[
-        ResetName, typer.Option(help="Where a raw read begins instead if its start was trimmed.")
-    ] = "earliest",
+    reset: Reset = "earliest",
     limit: Annotated[int | None, typer.Option(metavar="N", min=0, help="At most this many messages.")] = None,
-    output: Annotated[Literal["jsonl", "table", "parquet"], typer.Option(help="How messages are shown.")] = "jsonl",
-    key_encoding: Annotated[TextEncoding, typer.Option(help="How keys are shown.")] = TextEncoding.UTF8,
-    value_encoding: Annotated[TextEncoding, typer.Option(help="How values are shown.")] = TextEncoding.UTF8,
+    output: Annotated[Literal["jsonl", "table", "parquet"], typer.Option(help="Format of the messages.")] = "jsonl",
+    key_encoding: KeyEncoding = TextEncoding.UTF8,
+    value_encoding: ValueEncoding = TextEncoding.UTF8,
 ) -> None:
     """Read a topic, raw or compacted, to standard output or a Parquet file."""
     first = parse_start(start)
@@ -96,22 +94,17 @@ def get_value(
     context: typer.Context,
     topic: Topic,
     key: Annotated[str, typer.Argument(metavar="KEY", help='The key; "" is a key like any other.')],
-    output: Annotated[Literal["jsonl", "table"], typer.Option(help="How the message is shown.")] = "jsonl",
-    key_encoding: Annotated[TextEncoding, typer.Option(help="How KEY is given, and shown.")] = TextEncoding.UTF8,
-    value_encoding: Annotated[TextEncoding, typer.Option(help="How the value is shown.")] = TextEncoding.UTF8,
-    sealed_only: Annotated[
-        bool, typer.Option("--sealed-only", help="Omit the newest messages, which are not sealed yet.")
-    ] = False,
+    output: Annotated[Literal["jsonl", "table"], typer.Option(help="Format of the message.")] = "jsonl",
+    key_encoding: KeyEncoding = TextEncoding.UTF8,
+    value_encoding: ValueEncoding = TextEncoding.UTF8,
+    sealed_only: SealedOnly = False,
 ) -> None:
     """Show the newest value of one key.
 
     The key indexes of the compacted ledger and of later ledgers locate it: a few small reads for a topic of any size.
     Exit code 8 if the key has no value: it was never written, or it was deleted.
     """
-    try:
-        encoded = to_bytes(key, key_encoding)
-    except ValueError as error:
-        raise InvalidInput(f"the key is not of the given encoding: {error}", "see --key-encoding") from error
+    encoded = parse_key(key, key_encoding)
     with open_environment(context.obj) as environment:
         message = open_topic(environment, topic).get(encoded, sealed_only=sealed_only)
     if message is None:
@@ -123,8 +116,7 @@ def get_value(
 def _follow(
     reader: PageReader, limit: int | None, partition: int, key_encoding: TextEncoding, value_encoding: TextEncoding
 ) -> None:
-    """Print messages as they come, up to `limit`, or until the process is ended."""
-    from api.formats.jsonl import JsonLinesWriter
+    """Print messages as they arrive, up to `limit`, or until the process ends."""
     from storage.entries.chunk_assembler import messages
     from storage.reading.page_reader import ReadLimits
 
@@ -135,10 +127,8 @@ def _follow(
             stdout.flush()
             yield from reader.poll(ReadLimits(bytes=_PAGE_BYTES), _POLL_MS)
 
-    lines = JsonLinesWriter(stdout, key_encoding, value_encoding)
     try:
-        for message in islice(messages(pages(), partition), limit):
-            lines.write(message)
+        _print_lines(islice(messages(pages(), partition), limit), key_encoding, value_encoding)
     finally:
         reader.close()
         stdout.flush()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
 
 from api.cli.kit.program import check_confirmation
+from api.cli.kit.shared_arguments import DryRun, Yes
 from api.cli.kit.stderr import say
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_metadata, open_object_store
@@ -43,11 +45,8 @@ def check_store(context: typer.Context) -> None:
 
     Tests everything that compactor relies on, races included, and removes the objects of the test.
     """
-    store = open_object_store(context.obj)
-    try:
+    with closing(open_object_store(context.obj)) as store:
         report = store.check()
-    finally:
-        store.close()
     for capability in report.capabilities:
         put(f"{'ok' if capability.held else 'BROKEN':8}{capability.name}: {capability.finding}")
     report.require()
@@ -56,18 +55,17 @@ def check_store(context: typer.Context) -> None:
 
 def adopt_store(
     context: typer.Context,
-    yes: Annotated[bool, typer.Option("--yes", help="Bind them; without this, only show the present binding.")] = False,
+    yes: Yes = False,
     force: Annotated[
         bool, typer.Option("--force", help="Also if the store lacks an object that the database names.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the present binding; so does leaving out --yes.")
-    ] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Use this object store with this database from now on.
 
-    A database identifies its store by the object `store.uid`, and writes to no other one. After a move of the objects
-    without it, or when the database was created again or restored from a backup, this binds the two again.
+    A database identifies its store by the object `store.uid`, and writes to no other store. This command binds the two
+    again after a move of the objects without that object, or after the database was created again or restored from a
+    backup.
     """
     check_confirmation(yes, dry_run)
     with open_environment(context.obj) as environment:
@@ -84,11 +82,11 @@ def adopt_store(
     if adoption.known_object is not None:
         put(f"{adoption.known_object}: {'is there' if adoption.has_object else 'is NOT there'}")
     if yes:
-        say("They belong together now")
+        say("This store and this database are bound to each other now")
     elif adoption.is_bound:
-        say("They belong together: nothing is to be done")
+        say("This store and this database are bound to each other already")
     else:
-        say("Nothing was changed: give --yes if they are to belong together")
+        say("Nothing was changed: give --yes to bind this store and this database to each other")
 
 
 def upgrade_database(context: typer.Context) -> None:
@@ -96,9 +94,6 @@ def upgrade_database(context: typer.Context) -> None:
 
     Does nothing if the schema is the newest.
     """
-    metadata = open_metadata(context.obj)
-    try:
+    with closing(open_metadata(context.obj)) as metadata:
         metadata.upgrade()
         put(f"{metadata.url} has the newest schema")
-    finally:
-        metadata.close()

@@ -1,7 +1,7 @@
 """The engine of a command, and its progress on a terminal: phase, finished tasks, time, messages a second.
 
-Spark starts when it is needed and stops at the end; a terminal gets a message. With the setting `in-process`, which
-means the same for `compactor serve`, Spark does not start. Silent when stderr is no terminal.
+Spark starts with the engine and stops at its end; a terminal gets a message. With the setting `in-process`, as for
+`compactor serve`, Spark does not start. Nothing is printed if stderr is not a terminal.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from api.cli.kit.stderr import number, say
+from api.cli.kit.stderr import say
 from api.cli.kit.terminal import LiveLine
 from api.settings.settings import Settings
 
@@ -47,11 +47,11 @@ def progress_for(stream: TextIO) -> Progress:
     return PhaseLine(stream) if stream.isatty() else SilentProgress()
 
 
-class PhaseLine:
+class PhaseLine(LiveLine):
     """The active phase, in a live line."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._line = LiveLine(stream)
+        super().__init__(stream)
         self._name = ""
         self._tasks = self._messages = 0
         self._started = 0.0
@@ -65,8 +65,5 @@ class PhaseLine:
         seconds = time.perf_counter() - self._started
         line = f"{self._name}: {tasks}/{self._tasks} tasks, {seconds:.0f} s"
         if tasks and seconds > 0:  # the first task to end gives the first rate
-            line += f", {number(int(self._messages * tasks / self._tasks / seconds))} messages/s"
-        self._line.show(line)
-
-    def end(self) -> None:
-        self._line.end()
+            line += f", {int(self._messages * tasks / self._tasks / seconds):,} messages/s"
+        self.show(line)

@@ -1,13 +1,12 @@
-"""`compactor tokens`: keys and tokens in the form of `bin/pulsar tokens`; brokers and services accept the same ones.
+"""`compactor tokens`: keys and tokens in the form of `bin/pulsar tokens`. Pulsar's brokers accept them, too.
 
-Secrets go to standard output or to a file that only its owner may read.
+Secrets go to standard output, or to a file that only its owner may read.
 """
 
 from __future__ import annotations
 
 import base64
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from api.cli.kit.output import show
+from api.cli.kit.quantity_parsers import duration
 from api.cli.kit.shared_arguments import OutputFormat
 from api.cli.kit.stderr import say
 from api.cli.kit.terminal import put
@@ -24,8 +24,6 @@ from storage.errors import InvalidInput
 if TYPE_CHECKING:
     from api.http.tokens import PrivateKey
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
-_MOST_SECONDS = 100 * _SECONDS["y"]
 SecretKey = Annotated[
     str | None,
     typer.Option(metavar="KEY", help="file:///… or data:;base64,… of a secret key (default: auth.token-secret-key)."),
@@ -34,7 +32,9 @@ Token = Annotated[str | None, typer.Argument(metavar="[TOKEN]", help="The token,
 
 
 def create_secret_key(
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there, not to stdout.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the key to this file instead of stdout.")
+    ] = None,
     base64_: Annotated[bool, typer.Option("--base64", help="As Base64.")] = False,
 ) -> None:
     """Make a secret key, for tokens signed by HS256."""
@@ -45,11 +45,13 @@ def create_secret_key(
 
 
 def create_key_pair(
-    output_private_key: Annotated[Path, typer.Option(metavar="FILE", help="Write the private key there.")],
-    output_public_key: Annotated[Path, typer.Option(metavar="FILE", help="Write the public key there.")],
-    signature_algorithm: Annotated[Literal["RS256", "ES256"], typer.Option(help="What it is for.")] = "RS256",
+    output_private_key: Annotated[Path, typer.Option(metavar="FILE", help="File for the private key.")],
+    output_public_key: Annotated[Path, typer.Option(metavar="FILE", help="File for the public key.")],
+    signature_algorithm: Annotated[
+        Literal["RS256", "ES256"], typer.Option(help="Algorithm of the tokens that the keys are for.")
+    ] = "RS256",
 ) -> None:
-    """Make a key pair: the private key signs tokens, services need the public key alone."""
+    """Make a key pair. The private key signs tokens; services need only the public key."""
     from api.http.tokens import new_key_pair
 
     private, public = new_key_pair(signature_algorithm)
@@ -79,16 +81,16 @@ def create_token(
         str | None, typer.Option(metavar="KEY", help="file:///… or data:;base64,… of a private key, instead.")
     ] = None,
     expiry_time: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Time until it expires: 90s, 12h, 30d, 4w, 1y (default: never)."),
+        int | None,
+        duration("--expiry-time", "Time until it expires: 90s, 12h, 30d, 4w, 1y.", least=1000, needs_unit=True),
     ] = None,
 ) -> None:
-    """Make a token, and print it."""
+    """Create a signed token, and print it."""
     from api.http.tokens import create
     from storage.clock import SystemClock
 
     if not subject or not subject.isprintable():
-        raise InvalidInput("a role without a name cannot be", "give --subject ROLE")
+        raise InvalidInput("the role has no printable name", "give --subject ROLE")
     settings: Settings = context.obj
     key = _signing_key(settings, secret_key, private_key)
     now = SystemClock().now_ms() // 1000
@@ -98,9 +100,9 @@ def create_token(
     if settings.auth_audience:
         claims["aud"] = settings.auth_audience
     if expiry_time is not None:
-        claims["exp"] = now + _seconds(expiry_time)
+        claims["exp"] = now + expiry_time // 1000
     else:
-        say("compactor: this token holds forever: give --expiry-time, unless that is what you want")
+        say("compactor: this token never expires: give --expiry-time to limit its life")
     put(create(key, subject, claims))
 
 
@@ -120,7 +122,7 @@ def validate_token(
         typer.Option(metavar="KEY", help="file:///… or data:;base64,… of a public key (default: the settings')."),
     ] = None,
 ) -> None:
-    """Check a token as a service does, by the keys that are text or the settings', and show its claims."""
+    """Check a token as a service does, with the given keys or those of the settings, and show its claims."""
     from api.http.token_key_reloader import TokenKeyReloader
     from api.http.tokens import BadToken
     from storage.clock import SystemClock
@@ -142,7 +144,7 @@ def validate_token(
         verifier.role(text)
         claims = verifier.claims(text)
     except BadToken as error:
-        raise InvalidInput(f"the token is refused: {error}", "make another, with `compactor tokens create`") from error
+        raise InvalidInput(f"the token is refused: {error}", "create another with `compactor tokens create`") from error
     show(claims, OutputFormat.JSON)
 
 
@@ -161,17 +163,8 @@ def _signing_key(settings: Settings, secret_key: str | None, private_key: str | 
     return tokens.secret_keys("--secret-key" if secret_key else "auth.token-secret-key", key)[0]
 
 
-def _seconds(text: str) -> int:
-    match = re.fullmatch(r"([1-9][0-9]{0,9})([smhdwy])", text, re.ASCII)
-    if match is None or int(match[1]) * _SECONDS[match[2]] > _MOST_SECONDS:
-        raise InvalidInput(
-            f"{text!r} is no duration for --expiry-time", "give a number with s, m, h, d, w or y, of at most 100y"
-        )
-    return int(match[1]) * _SECONDS[match[2]]
-
-
 def _read_token(token: str | None) -> str:
-    """Return the token; from standard input if it is `-` or absent, so that lists of processes do not show it."""
+    """Return the token. `-` and None read it from standard input, so that it is not visible in a list of processes."""
     text = sys.stdin.read() if token in (None, "-") else str(token)
     return text.strip()
 
@@ -185,6 +178,6 @@ def _put(file: Path | None, content: bytes) -> None:
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
-        raise InvalidInput(f"{file} is there already, and a key is never overwritten", "name another file") from error
+        raise InvalidInput(f"{file} exists already, and keys are never overwritten", "name another file") from error
     with os.fdopen(descriptor, "wb") as target:
         target.write(content)

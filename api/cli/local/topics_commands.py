@@ -1,8 +1,8 @@
-"""`compactor topics list`, `stats`, `create`, `delete`, `trim` and `release-lease`: what a topic has, and its end."""
+"""`compactor topics list`, `stats`, `create`, `delete`, `trim` and `release-lease`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -12,14 +12,13 @@ from api.cli.kit.output import show, show_table
 from api.cli.kit.program import check_confirmation
 from api.cli.kit.quantity_parsers import parse_pair
 from api.cli.kit.reports import TRIM_COLUMNS, trim_lines
-from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
-from api.cli.kit.stderr import counted, number, say, size
+from api.cli.kit.shared_arguments import DryRun, Output, OutputFormat, Topic, TrimBefore, TrimForce, Yes
+from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
 from api.components import open_environment, open_for_writing, open_topic
 from api.formats.position_text import parse_trim_place
 from api.observability.redaction import redacted
-from api.reports import shown_error, trim_document
-from storage.model import TopicName
+from api.reports import shown_error, shown_statistics, trim_document
 
 if TYPE_CHECKING:
     from compactor.scheduling.backlog import UnsealedBacklog
@@ -58,13 +57,13 @@ def list_topics(context: typer.Context, output: Output = OutputFormat.TABLE) -> 
     else:
         rows = (
             {
-                **document,
-                "unsealed": number(summary.unsealed_messages),
-                "messages": number(summary.all_messages),
+                "topic": str(summary.name),
+                "unsealed": f"{summary.unsealed_messages:,}",
+                "messages": f"{summary.all_messages:,}",
                 "size": size(summary.all_bytes),
                 "compacted": summary.compacted_ledger_id,
             }
-            for document, summary in zip(documents, summaries, strict=True)
+            for summary in summaries
         )
         show_table(rows, _COLUMNS)
 
@@ -83,12 +82,12 @@ def show_stats(context: typer.Context, topic: Topic, output: Output = OutputForm
         last = _if_local(lambda: str(opened.last_message_id(read_compacted=False)))
         last_compacted = _if_local(lambda: str(opened.last_message_id(read_compacted=True)))
         tail = unsealed(environment.log, snapshot)
-        elsewhere = {segment.log_uid for segment in snapshot.segments} - {environment.log.known_uid}
+        other_logs = {segment.log_uid for segment in snapshot.segments} - {environment.log.known_uid}
     document = stats(snapshot, reader.first_offset, end, tail) | {
         "last_message_id": last,
         "last_compacted_message_id": last_compacted,
     }
-    for log_uid in sorted(elsewhere):
+    for log_uid in sorted(other_logs):
         say(f"Messages of {topic} that are not sealed yet are in the log directory {log_uid}, which is not here")
     show(document, output)
 
@@ -103,26 +102,24 @@ def create_topic(
 ) -> None:
     """Create a topic, which must not exist; its tenant and namespace are made with it."""
     properties_by_name = dict(parse_pair(text, "give NAME=VALUE") for text in properties or ())
+    from api.broker import partitions as partitioned_topics, topics
+
     with open_for_writing(context.obj) as environment:
         environment.metadata.tenancy.ensure_namespace(topic)
         if partitions is None:
-            environment.metadata.tenancy.create_topic(topic, properties_by_name)
+            topics.create(environment, topic, properties_by_name)
         else:
-            environment.metadata.partitions.create(topic, partitions, properties_by_name)
-    of = "" if partitions is None else f" of {counted(partitions, 'partition')}"
-    put(f"Topic {topic}{of} created")
+            partitioned_topics.create(environment, topic, partitions, properties_by_name)
+    size_text = "" if partitions is None else f" of {counted(partitions, 'partition')}"
+    put(f"Topic {topic}{size_text} created")
 
 
 def delete_topic(
     context: typer.Context,
     topic: Topic,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Delete it; without this, only report what would be lost.")
-    ] = False,
+    yes: Yes = False,
     force: Annotated[bool, typer.Option("--force", help="Also while a process writes it.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Report what would be lost; so does leaving out --yes.")
-    ] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Delete a topic, or a partitioned topic with its partitions, for good.
 
@@ -132,32 +129,58 @@ def delete_topic(
     """
     check_confirmation(yes, dry_run)
     with (open_for_writing if yes else open_environment)(context.obj) as environment:
+        from api.broker import names
+        from compactor.scheduling.backlog import unsealed
+
         partitioned = environment.metadata.partitions.find(topic)
-        records = _records(environment, topic)
+        if partitioned is None:
+            records = [names.topic(environment, topic)]
+        else:
+            records = names.partitions(environment, partitioned)
         messages, logical_bytes, cursors = 0, 0, 0
+        refusal = None if yes or force else _deletion_refusal(environment, records, partitioned is not None)
         for record in records:
             snapshot = environment.metadata.snapshot(record.id)
             messages += sum(ledger.messages for ledger in snapshot.ledgers)
-            messages += sum(segment.content.messages for segment in snapshot.segments if segment.content)
-            logical_bytes += sum(ledger.logical_bytes for ledger in snapshot.ledgers)
+            tail = unsealed(environment.log, snapshot)
+            messages += tail.messages
+            logical_bytes += sum(ledger.logical_bytes for ledger in snapshot.ledgers) + tail.bytes
             cursors += len(environment.metadata.cursors.of_topic(record.id))
         if yes and partitioned is not None:
             environment.metadata.partitions.delete(topic, force)
         elif yes:
             environment.metadata.tenancy.delete_topic(records[0].id, force=force)
     partitions = "" if partitioned is None else f" of {counted(partitioned.partitions, 'partition')}"
-    lost = f"{counted(messages, 'message')} ({size(logical_bytes)} in ledgers), {counted(cursors, 'cursor')}"
+    lost = f"{counted(messages, 'message')} ({size(logical_bytes)}), {counted(cursors, 'cursor')}"
     put(f"Topic {topic}{partitions} {'deleted' if yes else 'would be deleted'}: {lost}")
-    if not yes:
+    if refusal is not None:
+        say(f"Nothing was deleted: --yes would be refused: {refusal}")
+    elif not yes:
         say("Nothing was deleted: give --yes")
+
+
+def _deletion_refusal(environment: Environment, records: Sequence[TopicRecord], is_partitioned: bool) -> str | None:
+    """Return why topics cannot be deleted without force, and what to do; None: no process writes them."""
+    from storage.metadata.leases import shown_time
+
+    for record in records:
+        lease = environment.metadata.leases.current(record.id)
+        if lease is None:
+            continue
+        held = f"{lease.owner} is writing to {record.name} and holds its lease until {shown_time(lease.expires_at)}"
+        if environment.metadata.services.of_owner(lease.owner) is not None:
+            command = "delete-partitioned-topic" if is_partitioned else "delete"
+            return f"{held}: delete it through that service, with `compactor-admin topics {command}`, or give --force"
+        return f"{held}: stop the writer first, or give --force"
+    return None
 
 
 def release_lease(
     context: typer.Context,
     topic: Topic,
-    yes: Annotated[bool, typer.Option("--yes", help="Release it; without this, only show its owner.")] = False,
+    yes: Yes = False,
     force: Annotated[bool, typer.Option("--force", help="Also if its owner is alive.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show its owner; so does leaving out --yes.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Release the writer's lease of a topic, or of each partition, whose owner died on another machine.
 
@@ -166,39 +189,27 @@ def release_lease(
     """
     check_confirmation(yes, dry_run)
     with (open_for_writing if yes else open_environment)(context.obj) as environment:
+        from api.broker import topics
         from storage.metadata.leases import shown_time
 
-        held = False
-        for record in _records(environment, topic):
-            lease = environment.metadata.leases.end(record.id, force=force, dry_run=not yes)
+        leases = topics.release_leases(environment, topic, force=force, dry_run=not yes)
+        for record, lease in leases:
             if lease is None:
                 put(f"Topic {record.name}: no process owns its lease")
                 continue
-            held = True
             verb = "released" if yes else "would be released"
             put(f"Topic {record.name}: the lease of {lease.owner}, until {shown_time(lease.expires_at)}, {verb}")
-    if held and not yes:
+    if not yes and any(lease is not None for _, lease in leases):
         say("Nothing was released: make sure that the owner is dead, and give --yes")
 
 
 def trim_topic(
     context: typer.Context,
     topic: Topic,
-    before: Annotated[
-        str | None, typer.Option(metavar="MESSAGE_ID|OFFSET", help="Trim all messages before this one.")
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Also messages that cursors and compaction still need: they lose them. If a deletion is among them "
-            "that no run has processed, new compacted readers get the deleted key back.",
-        ),
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Trim; without this, only report what would be trimmed.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Report what would be trimmed; so does leaving out --yes.")
-    ] = False,
+    before: TrimBefore = None,
+    force: TrimForce = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Trim old raw ledgers.
@@ -208,14 +219,12 @@ def trim_topic(
     """
     position = None if before is None else parse_trim_place(before)
     check_confirmation(yes, dry_run)
-    unconfirmed, dry_run = not yes and not dry_run, not yes
-    with (open_environment if dry_run else open_for_writing)(context.obj) as environment:
-        from compactor.maintenance.retention import Retention
+    with (open_for_writing if yes else open_environment)(context.obj) as environment:
+        from api.broker import compaction
 
         record = environment.metadata.topics.get(topic)
-        retention = Retention(environment)
+        trimmed = compaction.trim_topic(environment, record, position, dry_run=not yes, force=force)
         if position is None:
-            trimmed = retention.apply(record, dry_run=dry_run, force=force)
             resolved = environment.metadata.policies.resolved(record)
             if (unreadable := resolved.unreadable.get("cleanup.policy")) is not None:
                 say(f"Nothing of {topic} goes: its cleanup.policy cannot be read ({unreadable.stored.reason})")
@@ -223,8 +232,6 @@ def trim_topic(
                 say(
                     f"The cleanup.policy of {topic} is nothing: set one (`compactor topics policies`), or give --before"
                 )
-        else:
-            trimmed = retention.trim(record, position, dry_run=dry_run, force=force)
     report = trim_document(trimmed)
     if output is OutputFormat.JSON:
         show(report, output)
@@ -232,7 +239,7 @@ def trim_topic(
         show(report["ledgers"], output, TRIM_COLUMNS)
     for line in trim_lines(report):
         say(line)
-    if unconfirmed and report["ledgers"]:
+    if not yes and not dry_run and report["ledgers"]:
         say("Nothing was trimmed: give --yes")
     if position is not None and report["held"] is not None:
         raise typer.Exit(exit_codes.CONFLICT)
@@ -249,10 +256,10 @@ def _if_local(value: Callable[[], T]) -> T | None:
 
 
 def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, tail: UnsealedBacklog) -> dict[str, Any]:
-    """Return the statistics of a snapshot as plain values. `first_offset`: of the first raw message; `next_offset`: of
-    the next message to be appended.
+    """Return the statistics of a snapshot as plain values.
 
-    `tail`: the unsealed messages, which are part of the backlog: the next run seals them first.
+    `first_offset`: of the first raw message; `next_offset`: of the next message to be appended, None if another machine
+    has it. `tail`: the unsealed messages, which are part of the backlog, because the next run seals them first.
     """
     horizon = snapshot.horizon
     backlog = [ledger for ledger in snapshot.ledgers if horizon is None or ledger.last_offset > horizon.offset]
@@ -297,14 +304,6 @@ def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, t
             "status": run.state.value,
             "phase": run.phase,
             "error": shown_error(run.error),
-            **run.statistics,
+            **shown_statistics(run),
         },
     }
-
-
-def _records(environment: Environment, name: TopicName) -> list[TopicRecord]:
-    """Return the topic, or the existing partitions of the partitioned topic of that name. Raise TopicNotFound."""
-    from api.broker import names
-
-    partitioned = environment.metadata.partitions.find(name)
-    return [names.topic(environment, name)] if partitioned is None else names.partitions(environment, partitioned)
