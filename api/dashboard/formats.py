@@ -1,17 +1,18 @@
-"""Numbers, sizes and times as the dashboard's pages show them."""
+"""Formats of numbers, sizes and times on the dashboard's pages."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 NONE = "–"
-"""Where there is no value."""
+"""Text for a missing value."""
 
 
 def size(value: int | None) -> str:
-    """Format bytes in the largest unit of which there is at least one."""
+    """Format a number of bytes in the largest unit that does not exceed it."""
     if value is None:
         return NONE
     number, unit = float(value), 0
@@ -45,10 +46,15 @@ def duration(value: int | None) -> str:
     return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min {seconds % 60} s"
 
 
+def text(data: bytes, limit: int = 200) -> str:
+    """Format bytes as text, or as base64 if they are not UTF-8, cut after `limit` characters."""
+    try:
+        decoded = data[: 4 * limit].decode(errors="strict" if len(data) <= 4 * limit else "ignore")
+    except UnicodeDecodeError:
+        decoded = base64.b64encode(data[: 4 * limit]).decode()
+    return decoded if len(decoded) <= limit else decoded[:limit] + "…"
+
+
 FILTERS: Mapping[str, Callable[..., str]] = {
-    "size": size,
-    "count": count,
-    "share": share,
-    "time": time,
-    "duration": duration,
+    function.__name__: function for function in (size, count, share, time, duration, text)
 }

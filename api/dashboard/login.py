@@ -1,6 +1,6 @@
-"""Logging in with a token, which is kept in a cookie that no script reads and no other site sends.
+"""Login with a token, which is stored in a cookie that no script can read and no other site can send.
 
-Requests come from unknown callers: none takes a thread, and their bodies have limits of their own
+Requests come from unknown callers, so they use no thread, and their bodies have limits of their own
 (`api/http/login_limits.py`).
 """
 
@@ -18,18 +18,18 @@ from api.http.router import Routes
 
 router = Routes(prefix="")
 _COOKIES = {False: DASHBOARD_COOKIE, True: SECURE_COOKIE}
-"""By whether the browser uses TLS."""
+"""Name of the cookie without TLS and with TLS."""
 
 
 @router.get(LOGIN, include_in_schema=False)
 async def show_login(request: Request, next: str = "/") -> Response:
-    """Ask for a token."""
+    """Return the form for a token."""
     return rendered(request, "login.html", next=next, reason="")
 
 
 @router.post(LOGIN, include_in_schema=False)
 async def log_in(context: Context, request: Request) -> Response:
-    """Keep a token that is valid."""
+    """Store a valid token in the cookie, and redirect to the page of `next`."""
     form = await form_of(request)
     token, place = form.get("token", "").strip(), form.get("next", "/")
     reason = context.access.refusal_of(token)
@@ -43,7 +43,7 @@ async def log_in(context: Context, request: Request) -> Response:
 
 @router.post(LOGOUT, include_in_schema=False)
 async def log_out(request: Request) -> Response:
-    """Forget the token."""
+    """Delete the cookie."""
     require_own_page(request)
     answer = RedirectResponse(LOGIN, 303, HEADERS)
     for secure, cookie in _COOKIES.items():

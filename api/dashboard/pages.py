@@ -1,40 +1,39 @@
-"""The dashboard: pages made by the server, under the same permissions as the REST API.
+"""Pages of the dashboard, rendered by the server, under the same permissions as the REST API.
 
     /                                   all topics: size, saved share, last compaction, state
     /dashboard/topics/T/N/TOPIC         one topic: its picture, runs, subscriptions, policies; buttons
-    …/messages, …/policies, …/trim      its messages raw and compacted, forms for its policies, and to trim it
-    /dashboard/service                  the leader, the services, what is requested, what fails
+    …/messages, …/policies, …/trim      messages raw and compacted, forms for policies, the form of a trim
+    /dashboard/service                  the leader, the services, requested and failing compactions
     /dashboard/settings                 the settings, each with its origin
 
-Forms that change something are in changes.py. The one script swaps parts of a page while a compaction runs; without it
-the page loads itself again.
+changes.py has the forms. A script replaces parts of a page while a compaction runs; without scripts, the page reloads.
 """
 
 from __future__ import annotations
 
+import functools
 from importlib.resources import files
 from urllib.parse import urlencode
 
 from fastapi import Request
 from starlette.responses import Response
 
-from api.broker import names
+from api.broker import compaction
 from api.broker.threads import WaitsFor
-from api.dashboard.message_browser import messages_view
-from api.dashboard.partitioned_topic import partitioned_view
+from api.dashboard.message_browser import raw_and_compacted
 from api.dashboard.policy_table import policies_of
 from api.dashboard.rendering import HEADERS, TOPIC_PAGE, may, page, rendered, require
 from api.dashboard.topic_page import look_up, topic_view
-from api.dashboard.topics_table import topics_page
-from api.http.access import ANY_USE, AuthAction, allowed_on, caller_of
+from api.dashboard.topics_table import partition_rows, topics_page
+from api.http.access import ANY_USE, AuthAction, allowed_on, caller_of, words_for
 from api.http.context import Context, context_of
 from api.http.dependencies import Broker
 from api.http.paths import Topic
-from api.http.problems import RestException
+from api.http.problems import HTTP_WORDS, RestException
 from api.http.router import Routes
-from api.rest.compaction import runs as run_routes
+from api.http.run_events import RunId, run_events, topic_of_run
+from api.reports import scheduler_document
 from api.settings.shown import described
-from storage.metadata.records import TopicSummary
 
 router = Routes(prefix="")
 _STATIC = {
@@ -54,27 +53,16 @@ def show_topics(broker: Broker, request: Request, q: str = "", sort: str = "name
     """Return the page of the topics that the caller may see."""
     require(request, AuthAction.ANYONE)
     access, caller = context_of(request).access, caller_of(request)
-    allowed: dict[str, bool] = {}
 
-    def may_see(summary: TopicSummary) -> bool:
-        namespace = names.namespace_of(summary.name)
-        if namespace not in allowed:
-            try:
-                access.require(caller, ANY_ROLE, summary.name.tenant, summary.name.namespace)
-                allowed[namespace] = True
-            except RestException:
-                allowed[namespace] = False
-        return allowed[namespace]
+    @functools.cache
+    def may_see(tenant: str, namespace: str) -> bool:
+        try:
+            access.require(caller, ANY_ROLE, tenant, namespace)
+        except RestException:
+            return False
+        return True
 
-    table = topics_page(
-        broker.environment.metadata,
-        broker.environment.log,
-        broker.environment.clock.now_ms(),
-        may_see,
-        q.strip(),
-        sort,
-        page,
-    )
+    table = topics_page(broker.environment, lambda topic: may_see(topic.tenant, topic.namespace), q.strip(), sort, page)
 
     def link(**changes: object) -> str:
         parameters = {"q": q, "sort": sort, "page": table.number, **changes}
@@ -86,20 +74,22 @@ def show_topics(broker: Broker, request: Request, q: str = "", sort: str = "name
 @router.get(TOPIC_PAGE, waits_for=WaitsFor.STORE, include_in_schema=False)
 @page
 def show_topic(broker: Broker, request: Request, topic: Topic, key: str | None = None) -> Response:
-    """Return the page of a topic, with the newest message of `key`; of a partitioned topic, that of its partitions."""
+    """Return the page of a topic, with the newest message of `key`; for a partitioned topic, the list of partitions."""
     require(request, *ANY_ROLE, topic=topic)
     may_change = may(request, AuthAction.ADMIN, topic=topic)
     may_compact = may_change or may(request, AuthAction.COMPACT, topic=topic)
-    partitions = partitioned_view(broker, topic)
-    if partitions is not None:
-        return rendered(request, "partitioned.html", view=partitions, may_compact=may_compact, may_change=may_change)
+    partitioned = broker.environment.metadata.partitions.find(topic)
+    if partitioned is not None:
+        rows = partition_rows(broker.environment, partitioned)
+        return rendered(
+            request, "partitioned.html", name=topic, rows=rows, may_compact=may_compact, may_change=may_change
+        )
     lookup = None
     if key is not None:
         require(request, AuthAction.CONSUME, topic=topic)
         lookup = look_up(broker, topic, key)
     may_consume = may(request, AuthAction.CONSUME, topic=topic)
-    in_full = context_of(request).access.is_superuser(caller_of(request))
-    view = topic_view(broker, topic, in_full=in_full, with_subscriptions=may_consume)
+    view = topic_view(broker, topic, words=words_for(request), with_subscriptions=may_consume)
     return rendered(
         request, "topic.html", view=view, lookup=lookup, may_compact=may_compact, may_change=may_change,
         may_consume=may_consume,
@@ -111,7 +101,9 @@ def show_topic(broker: Broker, request: Request, topic: Topic, key: str | None =
 def show_messages(broker: Broker, request: Request, topic: Topic, offset: int = 0) -> Response:
     """Return the page of a topic's messages from an offset on, raw and compacted side by side."""
     require(request, AuthAction.CONSUME, topic=topic)
-    return rendered(request, "messages.html", view=messages_view(broker, topic, max(0, offset)))
+    start = max(0, offset)
+    raw, compacted = raw_and_compacted(broker, topic, start)
+    return rendered(request, "messages.html", name=topic, start=start, raw=raw, compacted=compacted)
 
 
 @router.get(f"{TOPIC_PAGE}/policies", include_in_schema=False)
@@ -120,27 +112,28 @@ def show_policies(broker: Broker, request: Request, topic: Topic, changed: str =
     """Return the page of a topic's policies, each with a form."""
     require(request, *ANY_ROLE, topic=topic)
     return rendered(
-        request, "policies.html", name=topic, rows=policies_of(broker, topic), changed=changed, problem="",
+        request, "policies.html", name=topic, rows=policies_of(broker.environment, topic), changed=changed, problem="",
         may_change=may(request, AuthAction.ADMIN, topic=topic),
     )  # fmt: skip
 
 
 @router.get(
     "/dashboard/runs/{run}/events",
-    allowed_on(run_routes.topic_of_run, AuthAction.COMPACT),
+    allowed_on(topic_of_run, AuthAction.COMPACT),
     include_in_schema=False,
 )
-async def watch_run(context: Context, run: run_routes.RunId) -> Response:
+async def watch_run(context: Context, run: RunId) -> Response:
     """Follow a run: the server-sent events of REST, to the same roles, for a browser with the dashboard's cookie."""
-    return await run_routes.watch_compaction(context, run)
+    return await run_events(context, run)
 
 
 @router.get("/dashboard/service", include_in_schema=False)
 @page
 def show_service(broker: Broker, request: Request) -> Response:
-    """Return the page of the services and their work."""
+    """Return the page of the services, with requested, failing and paused compactions."""
     require(request, AuthAction.SUPERUSER)
-    return rendered(request, "service.html", scheduler=run_routes.get_scheduler(broker))
+    state = scheduler_document(compaction.scheduler(broker.environment), broker.environment.clock.now_ms(), HTTP_WORDS)
+    return rendered(request, "service.html", scheduler=state)
 
 
 @router.get("/dashboard/settings", include_in_schema=False)

@@ -1,51 +1,34 @@
-"""The policies of a topic as its page shows them: each with its value, its origin and its meaning."""
+"""Rows of the table of policies on a topic's page: value, origin and meaning."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from api.broker.broker import Broker
+from api.broker import policies
+from api.broker.policies import PolicyScope
 from api.reports import policies_document
-from api.rest.policies.scopes import PolicyScope
+from storage.environment import Environment
 from storage.model import TopicName
 from storage.options.policies import POLICIES
 from storage.options.resolution import PolicyOrigin, PolicyResolution
 
-
-@dataclass(frozen=True)
-class PolicyRow:
-    """A policy that holds for the topic, and where it is set. `takes`: its values in words."""
-
-    name: str
-    value: str
-    origin: str
-    doc: str
-    takes: str
-
-    @property
-    def is_here(self) -> bool:
-        """Return whether the topic itself sets it."""
-        return self.origin == PolicyOrigin.TOPIC
+PolicyRow: TypeAlias = dict[str, Any]
 
 
-def policies_of(broker: Broker, name: TopicName) -> Sequence[PolicyRow]:
-    """Return the policies of a topic, also of a partitioned one. Raises RestException: 404, 412 for a partition."""
-    return policy_rows(PolicyScope(PolicyOrigin.TOPIC, topic=name).resolved(broker))
+def policies_of(environment: Environment, name: TopicName) -> Sequence[PolicyRow]:
+    """Return the policies of a topic, also of a partitioned one. Raises TopicNotFound, PartitionPolicyRefused."""
+    return policy_rows(policies.resolved(environment, PolicyScope(PolicyOrigin.TOPIC, topic=name)))
 
 
 def policy_rows(resolved: PolicyResolution) -> Sequence[PolicyRow]:
-    """Return the rows: policies that are set first, then the defaults, each sorted by name."""
-    document = policies_document(resolved)
+    """Return a row of each policy: its `option`, effective `value` and `origin`.
+
+    Policies that are set come first, then the defaults, each sorted by name.
+    """
     rows = [
-        PolicyRow(
-            policy,
-            json.dumps(item["value"]).strip('"'),
-            str(item["origin"]),
-            POLICIES[policy].doc,
-            POLICIES[policy].kind.allowed,
-        )
-        for policy, item in document.items()
+        {"option": POLICIES[name], "origin": item["origin"], "value": json.dumps(item["value"]).strip('"')}
+        for name, item in policies_document(resolved).items()
     ]
-    return sorted(rows, key=lambda row: (row.origin == PolicyOrigin.DEFAULT, row.name))
+    return sorted(rows, key=lambda row: (row["origin"] == PolicyOrigin.DEFAULT, row["option"].name))

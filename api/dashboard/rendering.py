@@ -1,18 +1,21 @@
-"""The rendering of a page: its template, its headers, its errors, and the permission to see it.
+"""Rendering of a page: its template, its headers, its errors, and the permission to see it.
 
-A browser sends a cookie by itself, so it counts for the dashboard's paths alone (`api/http/access.py`), and a request
-that changes something must come from one of these pages. Every answer forbids frames, inline scripts and other hosts.
+A browser sends a cookie by itself, so the cookie counts only for the dashboard's paths (`api/http/access.py`), and a
+request that changes something must come from a page of the dashboard. Every answer forbids frames, inline scripts and
+other hosts.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar, cast
 from urllib.parse import parse_qs, urlencode
 
-from fastapi import Request
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from api.dashboard import formats
@@ -20,7 +23,7 @@ from api.http.access import LOGIN, AuthAction, caller_of
 from api.http.context import context_of
 from api.http.limits import hold_body_to
 from api.http.paths import segment
-from api.http.problems import RestException, public_reason, status_of
+from api.http.problems import RestException
 from storage.errors import CompactorError
 from storage.model import TopicName
 
@@ -41,25 +44,37 @@ _TEMPLATES = Environment(
 )
 _TEMPLATES.filters.update(formats.FILTERS)
 _FORM_BYTES = 64 << 10
-Page = Callable[..., Response]
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+_IS_PAGE = "is_page"
 
 
-def page(endpoint: Page) -> Page:
-    """Decorate an endpoint: its errors become pages, and a caller without a token is sent to the login page."""
+def page(endpoint: Endpoint) -> Endpoint:
+    """Mark an endpoint as a page: its errors are pages, too (`install`)."""
+    vars(endpoint)[_IS_PAGE] = True
+    return endpoint
 
-    @functools.wraps(endpoint)
-    def answer(request: Request, **values: Any) -> Response:
-        try:
-            return endpoint(request=request, **values)
-        except RestException as error:
-            if error.status_code == 401:
-                path = request.scope["raw_path"].decode("latin-1")  # as the browser has it, encoded once
-                return RedirectResponse(f"{LOGIN}?{urlencode({'next': path})}", 303, HEADERS)
-            return problem(request, error.status_code, str(error.detail))
-        except CompactorError as error:
-            return problem(request, status_of(error), public_reason(error))
 
-    return answer
+def install(app: FastAPI) -> None:
+    """Render errors of pages as pages, also those of paths and queries, which precede the endpoint.
+
+    A caller without a token is redirected to the login page. Needs the handlers of errors that answer JSON.
+    """
+    for kind in (RequestValidationError, HTTPException, CompactorError):
+        app.add_exception_handler(kind, _as_page(cast(Handler, app.exception_handlers[kind])))
+
+
+def _as_page(handler: Handler) -> Handler:
+    async def answered(request: Request, error: Exception) -> Response:
+        answer = await handler(request, error)
+        if not hasattr(request.scope.get("endpoint"), _IS_PAGE):
+            return answer
+        if answer.status_code == 401:
+            path = request.scope["raw_path"].decode("latin-1")  # as the browser has it, encoded once
+            return RedirectResponse(f"{LOGIN}?{urlencode({'next': path})}", 303, HEADERS)
+        return problem(request, answer.status_code, json.loads(bytes(answer.body))["reason"])
+
+    return answered
 
 
 def require(request: Request, *actions: AuthAction, topic: TopicName | None = None) -> None:
@@ -105,7 +120,7 @@ def topic_path(topic: TopicName) -> str:
 def require_own_page(request: Request) -> None:
     """Refuse a request that no browser sent from a page of this service. Raises RestException (403).
 
-    Its `Origin` is the host that the request came to, by the request's scheme, or by https: a proxy may end TLS.
+    The `Origin` of such a request is the request's host, with the request's scheme, or https if a proxy ends TLS.
     """
     origins = request.headers.getlist("origin")
     scheme, _, host = origins[0].partition("://") if len(origins) == 1 else ("", "", "")
@@ -114,7 +129,7 @@ def require_own_page(request: Request) -> None:
 
 
 def uses_tls(request: Request) -> bool:
-    """Return whether the browser that sent a form uses TLS, also if a proxy ends it: `Origin` has its own scheme."""
+    """Return whether the browser that sent a form uses TLS; if a proxy ends TLS, `Origin` has the browser's scheme."""
     return request.scope["scheme"] == "https" or request.headers.get("origin", "").startswith("https://")
 
 

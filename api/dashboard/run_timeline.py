@@ -1,4 +1,4 @@
-"""Runs drawn as bars along time, as SVG: each phase as long as it took, with its bytes as a title."""
+"""Timelines of runs, as SVG: a box for each phase, as wide as its duration, with the duration as a title."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PHASES = (
     ("phase two", "phase_two_ms", "two"),
     ("verify and publish", "verify_ms", "publish"),
 )
-"""Name, key of a run's statistics, and class of the drawing, in their order."""
+"""Name, key of a run's statistics, and class of the drawing, in the order of execution."""
 
 
 def bar(run: Mapping[str, Any], longest_ms: int) -> Markup:
-    """Draw one run's phases; a run of `longest_ms` is as wide as the drawing."""
+    """Draw the phases of one run; a run of `longest_ms` milliseconds is as wide as the drawing."""
     statistics: Mapping[str, Any] = run["statistics"]
     boxes: list[Markup] = []
     left = 0.0

@@ -1,7 +1,7 @@
-"""The content of a topic's page, from one moment of SQL and, where the topic is compacted, its manifest.
+"""Content of a topic's page, from one moment of SQL and the manifest of the compacted ledger.
 
-A manifest that cannot be read leaves the page as it is, with the reason and without the compacted parts in its picture:
-it is then that an operator needs the last error, the time of the next try, and the buttons.
+If the manifest cannot be read, the page states the reason, and its picture lacks the compacted parts. Everything else
+stays, since an operator then needs the last error, the time of the next try, and the buttons.
 """
 
 from __future__ import annotations
@@ -12,21 +12,19 @@ from typing import Any
 
 from markupsafe import Markup
 
-from api.broker import names
+from api.broker import compaction, names
 from api.broker.broker import Broker
 from api.broker.refusals import NotTheOwner
 from api.broker.serving.connected_clients import LiveTopicState
 from api.broker.stats import StatsSnapshot, stats_snapshot
-from api.dashboard.formats import count, share, size
-from api.dashboard.message_browser import text_of
 from api.dashboard.policy_table import PolicyRow, policy_rows
 from api.dashboard.run_timeline import bar, longest_ms
-from api.dashboard.topic_picture import Extent, Mark, draw
-from api.http.problems import HTTP_WORDS, public_reason
+from api.dashboard.topic_picture import GARBAGE, LIVE, SEALED, UNSEALED, Extent, Mark, Picture, draw
+from api.http.problems import public_reason
 from api.observability.redaction import redacted
-from api.reports import run_document
-from api.rest.compaction.runs import get_compaction_control
+from api.reports import control_document, run_document
 from compactor.scheduling.backlog import Backlog, BacklogReader
+from storage.advice import Words
 from storage.errors import CompactorError
 from storage.ledger.manifest import Manifest, read_manifest
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
@@ -34,60 +32,58 @@ from storage.model import LedgerRecord, Message, TopicName
 from storage.topic import Topic as OpenTopic
 
 RUNS_SHOWN = 20
-_VALUE_CHARACTERS = 4_000
 
 
 @dataclass(frozen=True)
 class TopicView:
-    """A topic as its page shows it. `threshold_share`: how much of the threshold in bytes the backlog is, 0 to 1 and
-    more; None: there is no threshold. `problem`: why its manifest cannot be read; empty: it can."""
+    """The content of a topic's page.
+
+    `problem`: the reason why the manifest cannot be read; else empty.
+    """
 
     name: TopicName
     stats: StatsSnapshot
     compacted: CompactedLedgerRecord | None
-    picture: Markup
+    picture: Picture
     backlog: Backlog
-    threshold_share: float | None
-    control: Any
+    control: Mapping[str, Any]
     runs: Sequence[dict[str, Any]]
     policies: Sequence[PolicyRow]
     problem: str = ""
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a compaction is requested or under way: the page then refreshes by itself."""
-        return bool(self.control.state == "InProgress")
+        """Return whether a compaction is requested or active; the page then refreshes by itself."""
+        return bool(self.control["state"] == "InProgress")
 
     @property
     def running(self) -> dict[str, Any] | None:
-        """Return the run that is under way; None: there is none."""
+        """Return the active run, or None."""
         return next((run for run in self.runs if run["state"] == "RUNNING"), None)
 
     @property
     def timelines(self) -> Mapping[int, Markup]:
-        """Return the timeline of each run by its number."""
+        """Return the timelines of the runs, by number."""
         longest = longest_ms(self.runs)
         return {run["run"]: bar(run, longest) for run in self.runs}
 
 
 @dataclass(frozen=True)
 class KeyLookup:
-    """The newest message of a key, also a tombstone; None: there is none. `is_sealed_only`: what is not sealed yet is
-    on another machine, and was not asked. `problem`: why it could not be looked up; empty: it was."""
+    """The newest message of a key, also a tombstone, or None.
+
+    `is_sealed_only`: unsealed messages are on another machine, and were not searched. `problem`: the reason of a failed
+    lookup; else empty.
+    """
 
     key: str
     message: Message | None
     is_sealed_only: bool
     problem: str = ""
 
-    @property
-    def value(self) -> str:
-        """Return the value as text, or as base64 if it is not UTF-8, cut if it is long."""
-        return text_of((self.message.payload if self.message else None) or b"", _VALUE_CHARACTERS)
-
 
 def look_up(broker: Broker, name: TopicName, key: str) -> KeyLookup:
-    """Look up the newest message of a key, in a thread that may wait for the store. Raises RestException (404)."""
+    """Look up the newest message of a key. Waits for the store. Raises TopicNotFound."""
     record = names.topic(broker.environment, name)
     is_sealed_only = False
     try:
@@ -101,8 +97,8 @@ def look_up(broker: Broker, name: TopicName, key: str) -> KeyLookup:
     return KeyLookup(key, message, is_sealed_only)
 
 
-def topic_view(broker: Broker, name: TopicName, *, in_full: bool, with_subscriptions: bool) -> TopicView:
-    """Return what the page shows. `with_subscriptions`: the picture marks them. Raises RestException (404)."""
+def topic_view(broker: Broker, name: TopicName, *, words: Words | None, with_subscriptions: bool) -> TopicView:
+    """Return the content of the page. `with_subscriptions`: the picture marks them. Raises TopicNotFound."""
     environment = broker.environment
     record = names.topic(broker.environment, name)
     snapshot = environment.metadata.snapshot(record.id)
@@ -115,19 +111,17 @@ def topic_view(broker: Broker, name: TopicName, *, in_full: bool, with_subscript
         try:
             manifest = read_manifest(environment.store, compacted.manifest)
         except CompactorError as error:
-            problem = redacted(" ".join(error.worded(HTTP_WORDS).split())) if in_full else public_reason(error)
+            problem = public_reason(error) if words is None else redacted(" ".join(error.worded(words).split()))
     (backlog,) = BacklogReader(environment.metadata, environment.log).of([record.id])
-    threshold = backlog.triggers.threshold_bytes
     return TopicView(
         name,
         stats,
         compacted,
         _picture(snapshot, stats, manifest, broker.clients.of_topic(name) if with_subscriptions else None),
         backlog,
-        backlog.bytes / threshold if threshold else None,
-        get_compaction_control(broker, name, in_full)[0],
+        control_document(compaction.controls(environment, name)[0], words=words),
         [
-            run_document(name, run, environment.clock.now_ms(), in_full=in_full)
+            run_document(name, run, environment.clock.now_ms(), words=words)
             for _, run in environment.metadata.runs.newest(RUNS_SHOWN, topic_ids=[record.id])
         ],
         policy_rows(environment.metadata.policies.resolved(record)),
@@ -137,23 +131,19 @@ def topic_view(broker: Broker, name: TopicName, *, in_full: bool, with_subscript
 
 def _picture(
     snapshot: TopicSnapshot, stats: StatsSnapshot, manifest: Manifest | None, clients: LiveTopicState | None
-) -> Markup:
-    """Draw a topic. `clients` None: without subscriptions and readers."""
-    raw = [_raw(extent, stats.end) for extent in snapshot.extents]
-    parts = [] if manifest is None else [_part(number, part) for number, part in enumerate(manifest.parts)]
+) -> Picture:
+    """Draw a topic. `clients` None: leave out subscriptions and readers."""
+    extents = [_raw(extent, stats.end) for extent in snapshot.extents]
+    for part in () if manifest is None else manifest.parts:
+        extents.append(Extent(LIVE, part.first.offset, part.last.offset, part.live))
+        extents.append(Extent(GARBAGE, part.first.offset, part.last.offset, part.dead))
     marks = [] if clients is None else _client_marks(stats, clients)
     if snapshot.compacted is not None:
-        horizon = snapshot.compacted.horizon
-        marks.append(
-            Mark(
-                "horizon",
-                horizon.offset + 1,
-                f"horizon: compacted up to offset {horizon.offset:,}, {horizon.message_id}",
-            )
-        )
+        horizon = snapshot.compacted.horizon.offset
+        marks.append(Mark("horizon", horizon + 1, f"the horizon: compacted up to offset {horizon:,}"))
     if stats.first:
         marks.append(Mark("start", stats.first, f"the first offset that can be read raw: {stats.first:,}"))
-    return draw(raw, parts, marks, stats.end)
+    return draw([extent for extent in extents if extent.messages], marks, stats.end)
 
 
 def _client_marks(stats: StatsSnapshot, clients: LiveTopicState) -> list[Mark]:
@@ -169,32 +159,13 @@ def _client_marks(stats: StatsSnapshot, clients: LiveTopicState) -> list[Mark]:
     marks += [
         Mark("reader", reader.delivered_end, f"reader {reader_name}: has got what is before {reader.delivered_end:,}")
         for reader_name, reader in clients.subscriptions.items()
-        if not reader.clients.durable and reader.clients.consumers
+        if not reader.stats.durable and reader.stats.consumers
     ]
     return marks
 
 
 def _raw(extent: LedgerRecord | SegmentRecord, end: int) -> Extent:
     if isinstance(extent, LedgerRecord):
-        title = (
-            f"ledger {extent.ledger_id}: offsets {extent.first_offset:,} to {extent.last_offset:,}, "
-            f"{count(extent.messages)} messages, {size(extent.logical_bytes)}"
-        )
-        return Extent("ledger", extent.first_offset, extent.last_offset, title)
-    if extent.content is None:
-        title = f"open segment {extent.ledger_id}: from offset {extent.first_offset:,}"
-        return Extent("open", extent.first_offset, max(end - 1, extent.first_offset), title)
-    title = (
-        f"segment {extent.ledger_id}, not sealed yet: offsets {extent.first_offset:,} to {extent.content.last_offset:,}"
-    )
-    return Extent("segment", extent.first_offset, extent.content.last_offset, title)
-
-
-def _part(number: int, part: Any) -> Extent:
-    deleted = 0 if part.deleted is None else part.deleted.cardinality
-    garbage = deleted / part.messages if part.messages else 0.0
-    title = (
-        f"compacted part {number}: offsets {part.first.offset:,} to {part.last.offset:,}, "
-        f"{count(part.messages - deleted)} messages, {size(part.logical_bytes)}, {share(garbage)} garbage"
-    )
-    return Extent("part", part.first.offset, part.last.offset, title, garbage)
+        return Extent(SEALED, extent.first_offset, extent.last_offset, extent.messages)
+    last = end - 1 if extent.content is None else extent.content.last_offset
+    return Extent(UNSEALED, extent.first_offset, max(last, extent.first_offset), last - extent.first_offset + 1)

@@ -1,37 +1,45 @@
-"""A topic drawn along its offsets, as SVG: what is raw, what is compacted, the horizon, and where the cursors stand.
+"""Picture of a topic along its offsets, as SVG: messages raw, and what a compaction left of them, in one scale.
 
-    raw         a box for each sealed ledger and segment, as wide as its offsets; the open one has a dashed edge
-    compacted   a box for each part of the compacted ledger; the darker share of it is garbage: superseded rows
-    marks       the horizon, the first offset that can be read, the mark-delete of each cursor, readers
+The offsets are divided into at most `SLICES` slices of equal width. Over each slice stand two columns:
 
-Every box and mark can be focused, and has its numbers as a title, which browsers and screen readers give. Pure: rows of
-SQL and a manifest come in, text goes out.
+    above       the raw messages of the slice; those that are not sealed yet in another colour
+    below       the live rows of the compacted ledger, and on top of them its garbage: superseded rows
+    lines       the horizon, the first offset that can be read raw, the next offset of each cursor, readers
+
+A slice has its numbers as a title, which browsers show, and which the script copies below the picture while the arrow
+keys walk along the slices. A ledger or part that is longer than a slice is taken to be evenly filled. Pure: from
+rows of SQL and a manifest to text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-WIDTH = 1000
-_LEFT, _RIGHT = 90, 10
-_RAW_TOP, _COMPACTED_TOP, _BOX_HEIGHT = 24, 74, 34
-_HEIGHT = 150
-_LEAST_WIDTH = 1.5
+from api.dashboard.formats import count
+
+SLICES = 200
+_HEIGHT = 100
+"""The height of a column whose offsets all have a message."""
+_LEAST_HEIGHT = 1
+_GAP = 8
+_BOTTOM = 2 * _HEIGHT + _GAP
+SEALED, UNSEALED, LIVE, GARBAGE = "ledger", "open", "part", "garbage"
+"""Kinds of messages, each with its column; also the classes of the drawing."""
+_WORDS = {SEALED: "sealed", UNSEALED: "not sealed", LIVE: "live", GARBAGE: "garbage"}
 
 
 @dataclass(frozen=True)
 class Extent:
-    """A box: a ledger, a segment or a part, from its first to its last offset. `garbage`: the share of its rows that no
-    longer count, 0 to 1."""
+    """Messages of one kind between two offsets, both inclusive."""
 
     kind: str
     first: int
     last: int
-    title: str
-    garbage: float = 0.0
+    messages: int
 
 
 @dataclass(frozen=True)
@@ -43,57 +51,100 @@ class Mark:
     title: str
 
 
-def draw(raw: Sequence[Extent], compacted: Sequence[Extent], marks: Sequence[Mark], end: int) -> Markup:
-    """The picture. `end`: the offset that the next message gets."""
-    first = min([extent.first for extent in (*raw, *compacted)] + [mark.offset for mark in marks], default=0)
-    scale = _Scale(max(first, 0), max(end, first + 1))
-    rows = [
-        *_labels(),
-        *(_box(extent, scale, _RAW_TOP) for extent in raw),
-        *(_box(extent, scale, _COMPACTED_TOP) for extent in compacted),
-        *(_mark(mark, scale) for mark in marks),
-        Markup('<text x="{}" y="{}" class="axis">{}</text>').format(_LEFT, _HEIGHT - 6, f"offset {scale.first:,}"),
-        Markup('<text x="{}" y="{}" class="axis end">{}</text>').format(WIDTH - _RIGHT, _HEIGHT - 6, f"{scale.end:,}"),
-    ]
-    title = f"{len(raw)} raw ledgers and segments, {len(compacted)} compacted parts, offsets {first:,} to {end:,}"
-    return Markup(
-        '<svg class="picture" viewBox="0 0 {width} {height}" role="group" aria-label="{title}">{rows}</svg>'
-    ).format(width=WIDTH, height=_HEIGHT, title=title, rows=Markup("").join(rows))
+@dataclass(frozen=True)
+class Slice:
+    """The messages of each kind from offset `first` to `last`, both inclusive, and the marks there."""
+
+    first: int
+    last: int
+    messages: dict[str, float]
+    marks: Sequence[Mark]
+
+    @property
+    def text(self) -> str:
+        """Return its numbers in words."""
+        numbers = [
+            f"{count(round(self.messages[kind]))} {word}" for kind, word in _WORDS.items() if self.messages[kind]
+        ]
+        words = [", ".join(numbers) or "nothing", *(mark.title for mark in self.marks)]
+        return f"Offsets {count(self.first)} to {count(self.last)}: {'; '.join(words)}"
+
+    def height(self, kind: str) -> float:
+        """Return the height of a kind's column; a few messages can be seen, too."""
+        number = self.messages[kind]
+        return max(number / (self.last - self.first + 1) * _HEIGHT, _LEAST_HEIGHT) if number else 0
 
 
 @dataclass(frozen=True)
-class _Scale:
+class Picture:
+    """A drawing, and the offsets from `first` to before `end` that it covers. `slices`: their number."""
+
+    svg: Markup
     first: int
     end: int
-
-    def x(self, offset: int) -> float:
-        share = (min(max(offset, self.first), self.end) - self.first) / (self.end - self.first)
-        return round(_LEFT + share * (WIDTH - _LEFT - _RIGHT), 2)
+    slices: int
 
 
-def _labels() -> Iterable[Markup]:
-    for name, top in (("raw", _RAW_TOP), ("compacted", _COMPACTED_TOP)):
-        yield Markup('<text x="4" y="{}" class="label">{}</text>').format(top + 22, name)
+def draw(extents: Sequence[Extent], marks: Sequence[Mark], end: int) -> Picture:
+    """Draw a topic. `end`: the offset of the next message to be appended."""
+    first = min([item.first for item in extents] + [max(item.offset, 0) for item in marks], default=0)
+    end = max([end, first + 1] + [item.offset for item in marks])
+    divided = slices(extents, marks, first, end)
+    pieces = [
+        _columns(LIVE, divided, lambda _: _BOTTOM),
+        _columns(GARBAGE, divided, lambda item: _BOTTOM - item.height(LIVE)),
+        _columns(SEALED, divided, lambda _: _HEIGHT),
+        _columns(UNSEALED, divided, lambda item: _HEIGHT - item.height(SEALED)),
+        *(_line(mark, (mark.offset - first) / (end - first) * len(divided)) for mark in marks),
+        *(_slice(index, item) for index, item in enumerate(divided)),
+    ]
+    svg = Markup(
+        '<svg class="picture" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
+    ).format(len(divided), _BOTTOM, _summary(extents, first, end), Markup("").join(pieces))
+    return Picture(svg, first, end, len(divided))
 
 
-def _box(extent: Extent, scale: _Scale, top: int) -> Markup:
-    left = scale.x(extent.first)
-    width = round(max(scale.x(extent.last + 1) - left, _LEAST_WIDTH), 2)
-    box = Markup('<rect x="{}" y="{}" width="{}" height="{}" class="{}"/>')
-    pieces = [box.format(left, top, width, _BOX_HEIGHT, extent.kind)]
-    if extent.garbage > 0:
-        height = round(_BOX_HEIGHT * min(extent.garbage, 1.0), 2)
-        pieces.append(box.format(left, round(top + _BOX_HEIGHT - height, 2), width, height, "garbage"))
-    return _focusable(extent.title, pieces)
+def slices(extents: Sequence[Extent], marks: Sequence[Mark], first: int, end: int) -> list[Slice]:
+    """Divide the offsets from `first` to before `end` into slices with the messages of the extents."""
+    number = min(SLICES, end - first)
+    bounds = [first + (end - first) * index // number for index in range(number + 1)]
+    counts = [dict.fromkeys(_WORDS, 0.0) for _ in range(number)]
+    for extent in extents:
+        density = extent.messages / (extent.last - extent.first + 1)
+        index = bisect_right(bounds, extent.first) - 1
+        while index < number and bounds[index] <= extent.last:
+            overlap = min(extent.last + 1, bounds[index + 1]) - max(extent.first, bounds[index])
+            counts[index][extent.kind] += overlap * density
+            index += 1
+    places: list[list[Mark]] = [[] for _ in range(number)]
+    for mark in marks:
+        places[min(bisect_right(bounds, mark.offset), number) - 1].append(mark)
+    return [Slice(bounds[index], bounds[index + 1] - 1, counts[index], places[index]) for index in range(number)]
 
 
-def _mark(mark: Mark, scale: _Scale) -> Markup:
-    x = scale.x(mark.offset)
-    line = Markup('<line x1="{0}" x2="{0}" y1="{1}" y2="{2}" class="{3}"/>')
-    return _focusable(mark.title, [line.format(x, _RAW_TOP - 10, _COMPACTED_TOP + _BOX_HEIGHT + 10, mark.kind)])
-
-
-def _focusable(title: str, pieces: Sequence[Markup]) -> Markup:
-    return Markup('<g tabindex="0" role="img" aria-label="{0}"><title>{0}</title>{1}</g>').format(
-        escape(title), Markup("").join(pieces)
+def _columns(kind: str, divided: Sequence[Slice], bottom: Callable[[Slice], float]) -> Markup:
+    """Draw the columns of a kind, each from its bottom upwards."""
+    path = "".join(
+        f"M{index} {bottom(item):.1f}v{-item.height(kind):.1f}h1v{item.height(kind):.1f}z"
+        for index, item in enumerate(divided)
+        if item.messages[kind]
     )
+    return Markup('<path d="{}" class="{}"/>').format(path, kind)
+
+
+def _line(mark: Mark, x: float) -> Markup:
+    return Markup('<line x1="{0:.2f}" x2="{0:.2f}" y1="0" y2="{1}" class="{2}"/>').format(x, _BOTTOM, mark.kind)
+
+
+def _slice(index: int, item: Slice) -> Markup:
+    return Markup('<rect x="{}" y="0" width="1" height="{}" class="slice"><title>{}</title></rect>').format(
+        index, _BOTTOM, item.text
+    )
+
+
+def _summary(extents: Sequence[Extent], first: int, end: int) -> str:
+    totals = dict.fromkeys(_WORDS, 0)
+    for item in extents:
+        totals[item.kind] += item.messages
+    numbers = ", ".join(f"{count(number)} {_WORDS[kind]}" for kind, number in totals.items() if number)
+    return f"Offsets {count(first)} to {count(end)}: {numbers or 'no messages'}"

@@ -1,8 +1,7 @@
-"""The table of topics on the first page: filtered, sorted and cut into pages here, so that a browser gets one page.
+"""Table of topics on the first page, filtered, sorted and divided into pages by the server.
 
-Names, sizes and states come from three statements, whatever the number of topics; backlogs and the counts of
-open segments are read for the topics of the page alone, unless the table is sorted by a count. The object store is not
-read.
+Names, sizes and states come from three statements for any number of topics. Backlogs and the counts of open segments
+are read only for the topics of the page, unless the table is sorted by a count. The object store is not read.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from api.broker import names
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from compactor.scheduling.due import cause_of
-from storage.log.directory import LogDirectory
+from storage.environment import Environment
 from storage.log.unsealed_counts import with_open_segments
-from storage.metadata.records import CompactionControl, RunState, TopicSummary
+from storage.metadata.records import CompactionControl, PartitionedTopic, RunState, TopicSummary
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 
@@ -26,32 +26,26 @@ RUNNING, REQUESTED, PAUSED, FAILING = "running", "requested", "paused", "failing
 
 @dataclass(frozen=True)
 class TopicRow:
-    """A topic in the table. Sizes are logical bytes: what producers sent."""
+    """A topic in the table. Sizes are logical bytes, as producers sent them."""
 
     summary: TopicSummary
     state: str
     backlog: Backlog | None = None
-    """The backlog after its horizon, for the rows of a page; None: nothing can be due."""
+    """The backlog after the horizon, for the rows of a page; None: no compaction can be due."""
     due: str | None = None
-    """Why a compaction is due; None: it is not."""
+    """The cause of a compaction that is due, or None."""
 
     @property
     def saved(self) -> float | None:
-        """Return the share of the raw bytes that a compacted read need not read; None: it was never compacted."""
+        """Return the share of the raw bytes that a compacted read saves; None: the topic was never compacted."""
         summary = self.summary
         if summary.compacted_bytes is None or not summary.logical_bytes:
             return None
         return max(0.0, 1 - summary.compacted_bytes / summary.logical_bytes)
 
     @property
-    def threshold_share(self) -> float | None:
-        """Return its backlog as a share of the threshold in bytes, 0 to 1 and more; None: there is no threshold."""
-        threshold = 0 if self.backlog is None else self.backlog.triggers.threshold_bytes
-        return self.backlog.bytes / threshold if self.backlog is not None and threshold else None
-
-    @property
     def is_busy(self) -> bool:
-        """Return whether a compaction of it is requested or under way."""
+        """Return whether a compaction of the topic is requested or active."""
         return self.state in (RUNNING, REQUESTED)
 
 
@@ -81,30 +75,31 @@ _BY_COUNT = ("raw", "messages")
 """The sorts that need the open segments of all topics."""
 
 
-def rows_of(metadata: MetadataStore, log: LogDirectory, is_selected: Callable[[TopicName], bool]) -> list[TopicRow]:
-    """Return the selected topics with their states."""
-    summaries = [item for item in metadata.topics.summaries() if is_selected(item.name)]
-    summaries = with_open_segments(metadata, log, summaries)
+def partition_rows(environment: Environment, partitioned: PartitionedTopic) -> list[TopicRow]:
+    """Return the rows of the existing partitions, in order."""
+    metadata = environment.metadata
+    partitions = set(names.partition_names(partitioned))
+    summaries = [item for item in metadata.topics.summaries() if item.name in partitions]
     states = _states(metadata)
-    return [TopicRow(item, states.get(item.topic_id, "")) for item in summaries]
+    rows = [
+        TopicRow(item, states.get(item.topic_id, ""))
+        for item in with_open_segments(metadata, environment.log, summaries)
+    ]
+    return sorted(rows, key=lambda row: row.summary.name.partition)
 
 
 def _states(metadata: MetadataStore) -> dict[int, str]:
+    """Return the states of the topics that have one, by topic id."""
     states = {topic_id: _state(control) for topic_id, control in metadata.compaction_control.all().items()}
     return states | {run.topic_id: RUNNING for _, run in metadata.runs.newest(MOST_RUNS, state=RunState.RUNNING)}
 
 
 def topics_page(
-    metadata: MetadataStore,
-    log: LogDirectory,
-    now: int,
-    may_see: Callable[[TopicSummary], bool],
-    text: str,
-    sort: str,
-    page: int,
+    environment: Environment, may_see: Callable[[TopicName], bool], text: str, sort: str, page: int
 ) -> TopicsPage:
     """Return a page of the topics whose name contains `text`. `sort`: a key of _SORTS, with a minus if descending."""
-    summaries = [item for item in metadata.topics.summaries() if may_see(item)]
+    metadata, log = environment.metadata, environment.log
+    summaries = [item for item in metadata.topics.summaries() if may_see(item.name)]
     states = _states(metadata)
     key = sort.removeprefix("-")
     named = [item for item in summaries if text in str(item.name)]
@@ -121,6 +116,7 @@ def topics_page(
         on_page = [replace(row, summary=summary) for row, summary in zip(on_page, counted, strict=True)]
     backlogs = BacklogReader(metadata, log)
     backlog_of = {item.topic.id: item for item in backlogs.of([row.summary.topic_id for row in on_page])}
+    now = environment.clock.now_ms()
     due = {topic_id: cause_of(backlog, now) for topic_id, backlog in backlog_of.items()}
     on_page = [
         replace(row, backlog=backlog_of.get(row.summary.topic_id), due=due.get(row.summary.topic_id)) for row in on_page

@@ -17,6 +17,7 @@
       if (now && next) now.replaceWith(document.adoptNode(next));
     }
     for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+    explore();
     if (focused) document.getElementById(focused)?.focus();
     follow();
   }
@@ -49,5 +50,31 @@
     events.addEventListener("error", ended);
   }
 
+  // The numbers of a slice of the picture, by the pointer or by the keys of the slider below it.
+  function choose(picture, index) {
+    const slices = picture.querySelectorAll(".slice");
+    const numbers = slices[index]?.querySelector("title").textContent;
+    if (!numbers) return;
+    picture.querySelector(".chosen")?.classList.remove("chosen");
+    slices[index].classList.add("chosen");
+    const slider = picture.querySelector("#slice");
+    slider.value = index;
+    slider.setAttribute("aria-valuetext", numbers);
+    picture.querySelector("#slice-numbers").textContent = numbers;
+  }
+
+  function explore() {
+    const picture = document.getElementById("picture");
+    const slider = document.getElementById("slice");
+    if (!picture || !slider) return;
+    slider.hidden = false;
+    slider.addEventListener("input", () => choose(picture, Number(slider.value)));
+    slider.addEventListener("focus", () => choose(picture, Number(slider.value)));
+    picture.querySelectorAll(".slice").forEach((slice, index) => {
+      slice.addEventListener("pointerenter", () => choose(picture, index));
+    });
+  }
+
+  explore();
   follow();
 })();
