@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
-from api import DISTRIBUTION
-from api.dashboard import DASHBOARD_ROUTERS
+from api import version
+from api.dashboard import DASHBOARD_ROUTERS, rendering
 from api.http import openapi, partition_fan_out, problems
 from api.http.access import Authentication
 from api.http.audit import Audit
@@ -23,16 +22,16 @@ from api.http.paths import EncodedSlashes
 from api.http.request_metrics import HttpMetrics
 from api.http.router import Routes
 from api.rest.brokers import broker_info, broker_stats, health, unsupported_features
-from api.rest.compaction import garbage, runs, trigger, trim, verify
+from api.rest.compaction import garbage, runs, trigger, trim
 from api.rest.messages import produce, read, single_messages
-from api.rest.policies import backlog_quotas, named_policies, pulsar_policies
+from api.rest.policies import named_policies, pulsar_policies
 from api.rest.subscriptions import backlog, cursors
 from api.rest.tenancy import namespaces, permissions, tenants
 from api.rest.topics import internal_stats, lifecycle, lookup, non_persistent, partitioned, schemas, stats
 
 ROUTERS: tuple[Routes, ...] = (
     health.router,
-    stats.router,  # what is asked most goes first
+    stats.router,  # routes are matched in order, so the most frequent ones come first
     internal_stats.router,
     trigger.router,
     tenants.router,
@@ -41,7 +40,6 @@ ROUTERS: tuple[Routes, ...] = (
     lifecycle.router,
     partitioned.router,
     *pulsar_policies.ROUTERS,
-    backlog_quotas.router,
     lookup.router,
     schemas.router,
     produce.router,
@@ -50,19 +48,18 @@ ROUTERS: tuple[Routes, ...] = (
     cursors.router,
     backlog.router,
     runs.router,
-    verify.router,
     named_policies.router,
     trim.router,
     garbage.router,
     broker_stats.router,
     unsupported_features.router,
-    broker_info.router,  # behind policies: its `/brokers/{cluster}` takes what no other route does
+    broker_info.router,  # after policies: its `/brokers/{cluster}` matches all that no other route matches
     non_persistent.router,
 )
 
 
 def make_app(context: HttpContext) -> FastAPI:
-    """Return the application of a broker that runs; it neither starts nor stops the broker."""
+    """Return the application of a running broker. The application neither starts nor stops the broker."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -71,12 +68,12 @@ def make_app(context: HttpContext) -> FastAPI:
 
     app: FastAPI = FastAPIOffline(
         title="Compactor",
-        version=version(DISTRIBUTION),
+        version=version(),
         docs_url="/docs",
         redoc_url=None,
         static_url="/docs-static",
         lifespan=lifespan,
-        redirect_slashes=False,  # a redirect comes before a token is checked, and names the caller's Host
+        redirect_slashes=False,  # a redirect precedes the check of the token, and repeats the caller's Host header
     )
     broker = context.broker
     app.state.broker = broker
@@ -88,7 +85,8 @@ def make_app(context: HttpContext) -> FastAPI:
     problems.install(app)
     partition_fan_out.install(app)
     openapi.install(app)
-    # The last one is the outermost: the request's path is put right, its caller found, what it changes written down.
+    rendering.install(app)
+    # The last one is the outermost: the order is path, authentication, audit, metrics, limits.
     app.add_middleware(RequestLimiter, settings=broker.settings, clock=clock)
     app.add_middleware(HttpMetrics, metrics=context.metrics)
     app.add_middleware(Audit, clock=clock)

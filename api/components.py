@@ -1,9 +1,9 @@
-"""Makes the components that settings describe. Heavy libraries are imported only when what needs them is asked for."""
+"""Construction of the components that settings describe. Heavy libraries are imported only where they are used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,21 +23,19 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_environment(settings: Settings) -> Iterator[Environment]:
-    """Open what `settings` name; closed at the end of the context.
+    """Open database, object store and log directory of `settings`. They are closed at the end of the context.
 
-    The embedded database is upgraded to the newest schema automatically; any other must have been, by
-    `compactor db upgrade`. For readers: nothing is made in the store. If an object is
-    missing because the store is another one, the error states it.
+    The embedded database is upgraded to the newest schema. Any other must have been upgraded by `compactor db upgrade`.
+    For readers: nothing is created in the store. If an object is missing because the store belongs to another database,
+    the error says so. Raises Misconfigured, Unavailable.
     """
-    metadata = open_metadata(settings)
-    try:
+    with closing(open_metadata(settings)) as metadata:
         if settings.embedded_database:
             metadata.upgrade()
         else:
             metadata.check_schema()
         metadata.keep_reserve()
-        store = open_object_store(settings)
-        try:
+        with closing(open_object_store(settings)) as store:
             from storage.clock import SystemClock
             from storage.environment import Environment
 
@@ -49,10 +47,6 @@ def open_environment(settings: Settings) -> Iterator[Environment]:
 
                 StoreIdentity(metadata, store).check()
                 raise
-        finally:
-            store.close()
-    finally:
-        metadata.close()
 
 
 @contextmanager
@@ -97,28 +91,14 @@ def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) ->
 
 
 def open_topic(environment: Environment, name: TopicName) -> Topic:
-    """The topic of that name. Raises TopicNotFound."""
+    """Return the topic of that name. Raises TopicNotFound."""
     from storage.topic import Topic
 
     return Topic(environment, environment.metadata.topics.get(name))
 
 
-def ensure_topic(
-    environment: Environment, name: TopicName, on_missing: Callable[[TopicName], object] = lambda _: None
-) -> Topic:
-    """The topic of that name, created if it does not exist; `on_missing` is called before that."""
-    from storage.errors import TopicNotFound
-    from storage.topic import Topic
-
-    try:
-        environment.metadata.topics.get(name)
-    except TopicNotFound:
-        on_missing(name)
-    return Topic(environment, environment.metadata.tenancy.ensure_topic(name))
-
-
 def open_metadata(settings: Settings) -> MetadataStore:
-    """The database, with any schema."""
+    """Open the database, whatever its schema version."""
     from storage.clock import SystemClock
     from storage.metadata.store import MetadataStore
 
@@ -129,7 +109,7 @@ def open_metadata(settings: Settings) -> MetadataStore:
 
 
 def open_object_store(settings: Settings) -> ObjectStore:
-    """The object store."""
+    """Open the object store."""
     from storage.objects.interface import StoreLocation
     from storage.objects.registry import open_store
 

@@ -40,7 +40,7 @@ class RunReport:
 
 @dataclass
 class VerifyDifference:
-    """One difference: of what kind, where, and what it is; the key as text and in base64."""
+    """One difference: its kind, its place and its description; the key as text and in base64."""
 
     kind: str
     where: str
@@ -67,7 +67,7 @@ class VerifyReport:
 
 @dataclass
 class TrimmedLedger:
-    """A ledger that goes, or would."""
+    """A trimmed ledger, or one that a trim would remove."""
 
     ledger: int
     first_offset: int
@@ -79,7 +79,7 @@ class TrimmedLedger:
 
 @dataclass
 class TrimHold:
-    """The cursor that keeps more from going."""
+    """The cursor that holds back further ledgers."""
 
     cursor: str
     mark_delete: str | None
@@ -98,3 +98,41 @@ class TrimReport:
     ledgers: list[TrimmedLedger]
     held: TrimHold | None
     tail_left: str | None
+
+
+@dataclass
+class CompactionControlReport:
+    """The control of a topic's compaction at one moment: requested, paused (and how many times), or failing."""
+
+    topic: str
+    state: str
+    requested_at: int | None
+    cause: str
+    paused: int
+    aborting: bool
+    failures: int
+    retry_at: int | None
+    last_error: str
+
+
+@dataclass
+class LiveService:
+    """A live service process."""
+
+    name: str
+    url: str
+    started_at: int
+    heartbeat_at: int
+    leads: bool
+
+
+@dataclass
+class SchedulerStatus:
+    """The scheduler: its leader, the queue, the runs, and the topics that fail or are paused."""
+
+    leader: str | None
+    services: list[LiveService]
+    queue: list[CompactionControlReport]
+    running: list[RunReport]
+    failing: list[CompactionControlReport]
+    paused: list[CompactionControlReport]

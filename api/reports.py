@@ -1,7 +1,8 @@
 """Reports of runs, verifications, trims and policies as plain values: one form for the command line and REST.
 
 A document is a dict with the fields of a class of `api/documents.py`, which REST declares as its answer.
-Times are milliseconds since 1970. `in_full`: for operators, who may read the locations of database and store.
+Times are milliseconds since 1970. `words`: advice in errors, in the words of a door for operators, who may read the
+locations of database and store; None: the reader is no operator.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import base64
 import re
 from typing import TYPE_CHECKING, Any
 
+from api.observability.error_text import OPERATOR_WORDS
 from api.observability.redaction import excerpt, redacted
-from storage.errors import full_part, public_part
+from storage.errors import ErrorText
+from storage.metadata.records import TAIL_LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from api.broker.compaction import SchedulerState, TopicControl
     from compactor.maintenance.retention import TrimResult
     from compactor.maintenance.retention_plan import TrimCandidate
     from compactor.verify.findings import Difference, Report
+    from storage.advice import Words
     from storage.metadata.records import RunRecord
     from storage.model import TopicName
     from storage.options.policies import UnreadableStoredValue
@@ -32,16 +37,14 @@ def document_of(shape: type, record: object, /, **others: Any) -> dict[str, Any]
     return {name: others[name] if name in others else getattr(record, name) for name in shape.__annotations__}
 
 
-def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = True) -> dict[str, Any]:
+def run_document(topic: TopicName, run: RunRecord, now: int, *, words: Words | None = OPERATOR_WORDS) -> dict[str, Any]:
     """Return a document with all fields of a run. `now`: milliseconds since 1970."""
     from api.documents import RunReport
     from compactor.two_phase import HEARTBEAT_MS
     from storage.metadata.liveness import is_alive
     from storage.metadata.records import MANUAL
 
-    statistics = dict(run.statistics)
-    if "tail_left" in statistics:
-        statistics["tail_left"] = shown_error(statistics["tail_left"], in_full=in_full)
+    statistics = shown_statistics(run, words=words)
     progress = {name: statistics.pop(name, None) for name in ("tasks_done", "tasks_total", "bytes_done")}
     running = run.state.value == "RUNNING"
     return document_of(
@@ -53,7 +56,7 @@ def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = 
         cause=run.cause or MANUAL,
         **progress,
         heartbeat_expired=not is_alive(run.owner, run.heartbeat_at, HEARTBEAT_MS, now) if running else None,
-        error=shown_error(run.error, in_full=in_full),
+        error=shown_error(run.error, words=words),
         compacted_ledger=run.compacted_ledger_id,
         horizon=None if run.horizon is None else str(run.horizon.message_id),
         horizon_offset=None if run.horizon is None else run.horizon.offset,
@@ -64,11 +67,44 @@ def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = 
     )
 
 
-def shown_error(text: object, *, in_full: bool = True) -> str | None:
-    """Return a recorded error as documents show it, without secrets; None: there was none."""
-    if not text:
+def control_document(item: TopicControl, *, words: Words | None) -> dict[str, Any]:
+    """Return the compaction control of a topic as a document."""
+    from api.documents import CompactionControlReport
+
+    last_error = shown_error(item.control.last_error, words=words) or ""
+    return document_of(
+        CompactionControlReport, item.control, topic=str(item.topic), state=item.state, last_error=last_error
+    )
+
+
+def scheduler_document(scheduler: SchedulerState, now: int, words: Words | None) -> dict[str, Any]:
+    """Return the state of the scheduler as a document. `now`: milliseconds since 1970."""
+    from api.documents import LiveService, SchedulerStatus
+
+    return document_of(
+        SchedulerStatus,
+        scheduler,
+        services=[document_of(LiveService, item, leads=item.name == scheduler.leader) for item in scheduler.services],
+        running=[run_document(name, run, now, words=words) for name, run in scheduler.running],
+        **{
+            name: [control_document(item, words=words) for item in getattr(scheduler, name)]
+            for name in ("queue", "failing", "paused")
+        },
+    )
+
+
+def shown_statistics(run: RunRecord, *, words: Words | None = OPERATOR_WORDS) -> dict[str, Any]:
+    """Return the statistics of a run, with its `tail_left` as one text."""
+    left = run.tail_left
+    others = {name: value for name, value in run.statistics.items() if name not in left.fields(TAIL_LEFT)}
+    return others | ({TAIL_LEFT: shown_error(left, words=words)} if left else {})
+
+
+def shown_error(error: ErrorText, *, words: Words | None = OPERATOR_WORDS) -> str | None:
+    """Return an error as documents show it, without secrets; None: there is none."""
+    if not error:
         return None
-    return redacted(full_part(str(text))) if in_full else excerpt(without_places(public_part(str(text))))
+    return redacted(error.worded(words)) if words is not None else excerpt(without_places(error.summary))
 
 
 def without_places(text: str) -> str:
@@ -76,7 +112,7 @@ def without_places(text: str) -> str:
     return _LOCATION.sub("…", text)
 
 
-def verify_document(report: Report, *, in_full: bool = True) -> dict[str, Any]:
+def verify_document(report: Report, *, words: Words | None = OPERATOR_WORDS) -> dict[str, Any]:
     """Return the report of a verification as a document."""
     from api.documents import VerifyReport
 
@@ -86,25 +122,25 @@ def verify_document(report: Report, *, in_full: bool = True) -> dict[str, Any]:
         topic=str(report.topic),
         checked={noun.replace(" ", "_"): count for noun, count in report.checked.items()},
         unchecked=[redacted(reason) for reason in report.unchecked],
-        differences=[_difference(difference, in_full) for difference in report.differences],
+        differences=[_difference(difference, words) for difference in report.differences],
         counts={str(kind): count for kind, count in sorted(report.counts.items())},
     )
 
 
-def _difference(difference: Difference, in_full: bool) -> dict[str, Any]:
+def _difference(difference: Difference, words: Words | None) -> dict[str, Any]:
     from api.documents import VerifyDifference
 
     return document_of(
         VerifyDifference,
         difference,
         kind=str(difference.kind),
-        what=shown_error(difference.what, in_full=in_full),
+        what=shown_error(ErrorText(difference.public or difference.what, difference.what), words=words),
         key=None if difference.key is None else difference.key.decode(errors="replace"),
         key_base64=None if difference.key is None else base64.b64encode(difference.key).decode(),
     )
 
 
-def trim_document(trimmed: TrimResult, *, in_full: bool = True) -> dict[str, Any]:
+def trim_document(trimmed: TrimResult, *, words: Words | None = OPERATOR_WORDS) -> dict[str, Any]:
     """Return a document of the ledgers that a trim removed; of a dry run, that it would remove."""
     from api.documents import TrimHold, TrimReport
 
@@ -115,6 +151,7 @@ def trim_document(trimmed: TrimResult, *, in_full: bool = True) -> dict[str, Any
         held = document_of(
             TrimHold,
             plan.hold,
+            cursor=plan.hold.name,
             mark_delete=None if mark is None else str(mark.message_id),
             mark_delete_offset=None if mark is None else mark.offset,
             ledgers=[_trimmed_ledger(candidate) for candidate in plan.held],
@@ -127,7 +164,7 @@ def trim_document(trimmed: TrimResult, *, in_full: bool = True) -> dict[str, Any
         dry_run=not trimmed.trimmed,
         ledgers=[_trimmed_ledger(candidate) for candidate in plan.candidates],
         held=held,
-        tail_left=shown_error(trimmed.tail_left, in_full=in_full),
+        tail_left=shown_error(trimmed.tail_left, words=words),
     )
 
 

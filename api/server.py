@@ -1,9 +1,9 @@
-"""A service on a socket: binding, TLS, telling its URL, and ending in good order.
+"""A service on a socket: checks of its settings, binding, TLS, report of its URL, and orderly shutdown.
 
-Invariants: without access control only loopback is bound; the socket is bound before anything heavy is loaded, so a
-port that is in use is reported at once; the line `serving` with the URL is logged when requests are answered. SIGTERM
-(or Ctrl-C) ends it: no new connections, requests and runs under way have the grace time, then the process ends with 0;
-a second signal ends it at once. Forwarding headers (`X-Forwarded-For`) are not believed.
+Invariants: without access control only loopback is bound. The socket is bound before heavy libraries are loaded, so a
+port in use is reported at once. The line `serving` with the URL is logged when the service answers requests. SIGTERM or
+Ctrl-C ends the service: it accepts no new connections, active requests and runs have the grace time, then the process
+exits with 0. A second signal ends it at once. Forwarding headers (`X-Forwarded-For`) are ignored.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from api.http.certificate_reloader import CertificateReloader
-from api.http.connections import Listener, deadline_protocol, loop_errors, most_connections, without_repeats
+from api.http.connections import deadline_protocol, refusals, without_repeats
+from api.http.listener import Listener, Refusals, most_connections
 from api.observability import logs
 from api.observability.logs import LogThrottle
 from api.settings.settings import Settings
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from api.pulsar.server import PulsarServer
 
 LOG = logging.getLogger(__name__)
-_BACKLOG = 2048
 BROKER_PORT = 6650
-"""Pulsar's own."""
+"""Pulsar's default port."""
 _SWITCH_SECONDS = 0.0005
-"""How long a thread that computes keeps others waiting (Python: 5 ms). An answer changes threads at each statement, and
-would wait that long each time while the scheduler checks all topics, or garbage is collected."""
+"""Maximum time that a computing thread blocks other threads (Python's default: 5 ms). An answer changes threads at each
+statement. With the default it would wait 5 ms each time while the scheduler checks all topics, or garbage is
+collected."""
 
 
 def serve(settings: Settings) -> None:
@@ -60,7 +60,7 @@ def serve(settings: Settings) -> None:
     for note in (*variable_notes(os.environ), *exposed_folders(settings), *plaintext_ports(settings)):
         LOG.warning(note)
     with ExitStack() as sockets:
-        listener = sockets.enter_context(bound(settings.host, settings.port, "port"))
+        listening = sockets.enter_context(bound(settings.host, settings.port, "port"))
         broker_port = settings.broker_service_port
         if broker_port is None and not settings.broker_service_tls_only:
             broker_port = BROKER_PORT if settings.port else 0
@@ -72,12 +72,12 @@ def serve(settings: Settings) -> None:
             )
         )
         bound_settings = settings.with_flags(
-            port=listener.getsockname()[1],
+            port=listening.getsockname()[1],
             broker_service_port=None if broker is None else broker.getsockname()[1],
             broker_service_port_tls=None if broker_tls is None else broker_tls.getsockname()[1],
         )
         sys.setswitchinterval(_SWITCH_SECONDS)
-        gc.disable()  # loading makes much and drops nothing; a fifth of the start would go into looking through it
+        gc.disable()  # imports allocate much and free nothing; collections would take a fifth of the start
         from api.app import make_app
         from api.service import running
 
@@ -85,35 +85,43 @@ def serve(settings: Settings) -> None:
             from api.pulsar.server import open_server
 
             gateway = open_server(context.broker, context.access, broker, broker_tls)
-            serve_app(make_app(context), bound_settings, listener, context.polls.end, gateway)
+            serve_app(make_app(context), bound_settings, listening, context.polls.end, gateway)
     LOG.info("ended")
 
 
 def serve_app(
     app: ASGIApp,
     settings: Settings,
-    listener: Listener,
+    listening: socket.socket,
     on_signal: Callable[[], object],
     gateway: PulsarServer | None = None,
 ) -> None:
-    """Answer requests on a socket that is bound, and the gateway's clients, until a signal."""
+    """Answer requests on a bound socket, and the clients of the gateway, until a signal."""
     import uvicorn
 
     log_throttle = LogThrottle(SystemClock(), LOG)
     logging.getLogger("uvicorn.error").addFilter(without_repeats)
-    listener.limit(most_connections(settings.limits_connections), log_throttle, plain=not settings.tls_certificate)
+    listener = Listener(
+        listening,
+        most_connections(settings.limits_connections),
+        "limits.connections",
+        settings.limits_header_timeout_ms / 1000,
+        log_throttle,
+        Refusals() if settings.tls_certificate else refusals(settings),
+    )
+
+    async def create_server(protocol_factory: Callable[[], asyncio.Protocol], **_: object) -> Listener:
+        listener.start(protocol_factory, config.ssl)
+        return listener
 
     class Server(uvicorn.Server):
-        """Tells its URL, and leaves what happens after a signal to us."""
+        """A server that logs its URL and has its own handling of signals."""
 
         certificates: CertificateReloader | None = None
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            loop = asyncio.get_running_loop()
-            loop.set_exception_handler(loop_errors(log_throttle))
-            if settings.tls_certificate:  # uvicorn has no setting for it
-                handshake = settings.limits_header_timeout_ms / 1000
-                loop.create_server = partial(loop.create_server, ssl_handshake_timeout=handshake)  # type: ignore[method-assign]
+            # uvicorn has no setting for the server of its connections
+            asyncio.get_running_loop().create_server = create_server  # type: ignore[method-assign,assignment]
             await super().startup(sockets)
             if self.started:
                 gc.freeze()
@@ -169,14 +177,13 @@ def serve_app(
         timeout_graceful_shutdown=max(1, settings.shutdown_grace_ms // 1000),
         ssl_certfile=settings.tls_certificate or None,
         ssl_keyfile=settings.tls_key or None,
-        backlog=_BACKLOG,
     )
-    asyncio.run(Server(config).serve(sockets=[listener]))
+    asyncio.run(Server(config).serve(sockets=[listening]))
     LOG.info("draining")
 
 
 def check_exposure(settings: Settings) -> None:
-    """Without access control no other machine may reach the service. Raises Misconfigured, which states what to do."""
+    """Raise Misconfigured if other machines can reach a service without access control, or if its keys are missing."""
     if settings.access_control:
         if not (settings.auth_token_secret_key or settings.auth_token_public_key or settings.auth_jwks_file):
             raise Misconfigured(
@@ -198,7 +205,7 @@ def check_exposure(settings: Settings) -> None:
 
 
 def check_tls(settings: Settings) -> None:
-    """Certificate and key, and others' authorities, can be used. Raises Misconfigured."""
+    """Raise Misconfigured unless certificate, key and further authorities are usable."""
     if settings.tls_ca:
         try:
             ssl.create_default_context(cafile=settings.tls_ca)
@@ -222,17 +229,17 @@ def check_tls(settings: Settings) -> None:
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.tls_certificate, settings.tls_key)
     except (OSError, ValueError) as error:  # SSLError is an OSError
-        which = [item for item in (settings.tls_certificate, settings.tls_key) if not Path(item).is_file()]
-        what = f"{which[0]} does not exist" if which else "they are no certificate in PEM and its key"
+        missing = [item for item in (settings.tls_certificate, settings.tls_key) if not Path(item).is_file()]
+        what = f"{missing[0]} does not exist" if missing else "they are no certificate in PEM and its key"
         raise Misconfigured(f"tls.certificate and tls.key cannot be used: {what}", "name PEM files") from error
 
 
 def check_parts(settings: Settings) -> None:
-    """Checks at the start what would fail much later: Spark's master, the advertised URL, the log's directory.
+    """Check settings that would otherwise fail much later: Spark's master, the advertised URL, the log directory.
 
-    Raises Misconfigured. Spark's cluster need not answer yet.
+    Spark's cluster need not answer yet. Raises Misconfigured.
     """
-    if settings.spark_master != "in-process":  # as compactor.engines.engine has it, which is not loaded yet
+    if settings.spark_master != "in-process":  # IN_PROCESS of compactor.engines.engine, which is not imported yet
         from compactor.engines.cluster import check_master
 
         check_master(settings.spark_master)
@@ -261,7 +268,7 @@ def check_parts(settings: Settings) -> None:
 
 
 def exposed_folders(settings: Settings) -> list[str]:
-    """Warnings for our folders that hold messages and that any user of the machine may list."""
+    """Return a warning for each of the service's folders of messages that any user of the machine may read."""
     store = urlsplit(settings.store_url)
     folders = {settings.data_directory, settings.log_directory}
     folders |= {Path(unquote(store.path))} if store.scheme == "file" else set()
@@ -284,7 +291,7 @@ def plaintext_ports(settings: Settings) -> list[str]:
 
 
 @contextmanager
-def bound(host: str, port: int, option: str) -> Iterator[Listener]:
+def bound(host: str, port: int, option: str) -> Iterator[socket.socket]:
     """Yield a socket that is bound to host and port. `option`: the setting of the port, for errors.
 
     Raises Misconfigured, Unavailable.
@@ -292,18 +299,18 @@ def bound(host: str, port: int, option: str) -> Iterator[Listener]:
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise Misconfigured(f"there is no address {host!r} ({error.strerror})", "set host") from error
+        raise Misconfigured(f"the host {host!r} has no address ({error.strerror})", "set host") from error
     family, kind, protocol, _, address = addresses[0]
-    with Listener(family, kind, protocol) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(family, kind, protocol) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(address)
+            listening.bind(address)
         except OSError as error:
             raise Unavailable(
                 f"{host}:{port} cannot be bound ({error.strerror})",
-                f"end what holds it, or take another --{option} (0: any that is free)",
+                f"end the process that uses it, or choose another --{option} (0: any free port)",
             ) from error
-        yield listener
+        yield listening
 
 
 def _is_loopback(host: str) -> bool:

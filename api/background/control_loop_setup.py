@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 from api.settings.settings import Settings
-from compactor.engines.engine import IN_PROCESS, Engine, EngineProvider, InProcessEngineProvider
+from compactor.engines.engine import IN_PROCESS, EngineProvider, InProcessEngineProvider
+from compactor.engines.shared_session import SparkEngineProvider
 from compactor.scheduling.control_loop import ControlLoop, ControlLoopSettings
 from compactor.scheduling.worker import WorkerSettings
 from storage.environment import Environment
-from storage.errors import Unavailable
 from storage.objects.throttled import RateLimits
 
 LOG = logging.getLogger(__name__)
 
 
 def control_loop(settings: Settings, environment: Environment) -> ControlLoop:
-    """The loop, not started. Spark is imported when it is needed first."""
+    """Return the loop, not started."""
     return ControlLoop(
         environment,
         _engines(settings),
@@ -51,39 +50,4 @@ def loop_settings(settings: Settings) -> ControlLoopSettings:
 def _engines(settings: Settings) -> EngineProvider:
     if settings.spark_master == IN_PROCESS:
         return InProcessEngineProvider()
-    return _Spark(settings)
-
-
-class _Spark:
-    """Spark's engines, imported with the first: the service answers long before. Safe to share between threads."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._lock = threading.Lock()
-        self._engines: EngineProvider | None = None
-        self._ended = False
-
-    def open(self) -> Engine:
-        with self._lock:
-            if self._ended:
-                raise Unavailable(
-                    "Spark is not started, as this service is ending", "another service does the work", is_public=True
-                )
-            if self._engines is None:
-                from compactor.engines.shared_session import SparkEngineProvider
-                from compactor.engines.spark import SparkSettings
-
-                log_file = self._settings.make_data_directory() / "spark.log"
-                self._engines = SparkEngineProvider(SparkSettings(log_file, self._settings.spark_master), LOG.info)
-        return self._engines.open()
-
-    def end(self) -> None:
-        with self._lock:
-            self._ended = True
-            if self._engines is not None:
-                self._engines.end()
-
-    def close(self) -> None:
-        with self._lock:
-            if self._engines is not None:
-                self._engines.close()
+    return SparkEngineProvider(settings.make_data_directory, settings.spark_master, LOG.info)

@@ -7,7 +7,7 @@ Sealing costs time and memory, so it is a process of its own for all topics of t
 is started when something is rolled, or when the directory's last owner left rolled segments, and started again if it
 dies. Maintenance (compactor/maintenance/tasks.py) is a thread that checks every `POLL_SECONDS` what is due.
 
-Nothing here raises once it is started: an error is logged, kept in `status`, and the work is tried again.
+Nothing here raises once it is started: an error is logged, and the work is tried again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Self
 from api.background.sealer_process import BackgroundSealer
 from api.components import store_trial
 from api.settings.settings import Settings
-from compactor.maintenance.tasks import Maintenance, MaintenanceTask, MaintenanceTaskStatus
+from compactor.maintenance.tasks import Maintenance, MaintenanceTask
 from storage.environment import Environment
 from storage.errors import CompactorError, LeaseHeld, Unavailable
 from storage.log.log_manager import LogManager
@@ -75,7 +75,7 @@ class MaintenanceLoop:
         """Ends after the topic that is under way."""
         self._stop.set()
         self._thread.join()
-        self._sealer.__exit__(None, None, None)
+        self._sealer.__exit__()
 
     def wake(self) -> None:
         """There is something to seal. Raises nothing: the writer has rolled, and this is tried again."""
@@ -85,10 +85,6 @@ class MaintenanceLoop:
         except Exception:
             _log.exception("the sealing process cannot be started now")
 
-    def status(self) -> dict[str, MaintenanceTaskStatus]:
-        """The status of each task: `sweep`, `backlog`, `retention`, `garbage`."""
-        return {task.value: status for task, status in self.maintenance.status().items()}
-
     def _rest(self, seconds: float) -> None:
         """Between two topics of thousands; sealing does not wait for all of them."""
         self._stop.wait(min(seconds, POLL_SECONDS))
@@ -96,15 +92,15 @@ class MaintenanceLoop:
 
     def _run(self) -> None:
         while True:
-            self._try_store()
+            self.try_store()
             self._check_log_directory()
             if self.maintenance.run_due():
                 self._environment.metadata.keep_reserve()
             if self._stop.wait(POLL_SECONDS):
                 return
 
-    def _try_store(self) -> None:
-        """Try the store until it has passed, as it may have been away at the start; before that nothing is sealed."""
+    def try_store(self) -> None:
+        """Run the trial of the store if it is due and has not passed yet. Nothing is sealed until the trial passes."""
         now = self._environment.clock.now_ms()
         if self._store_trial is None or not _is_due(self._store_tried_at, now, self._store_retry_ms):
             return

@@ -17,7 +17,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from types import TracebackType
 
 from api.components import open_for_writing
 from api.observability import logs
@@ -74,9 +73,7 @@ class BackgroundSealer:
                 theirs.close()
             self._process = process
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._end()
 
@@ -102,7 +99,7 @@ def seal_until(
     report = _Once("sealing", LOG.warning) if say is None else _Once(f"compactor: sealing {name}", say)
     try:
         with open_for_writing(settings) as environment:
-            sealing = _Sealing(environment, lambda: writer is None or writer.is_alive())
+            sealing = Sealing(environment, lambda: writer is None or writer.is_alive())
             if name is None:
                 sealing.until(stop, sealing.seal_all, report)
             else:
@@ -112,7 +109,7 @@ def seal_until(
         report(error)
 
 
-class _Sealing:
+class Sealing:
     """Work of the process. Topics take turns, a segment each, so a topic with many segments holds up no other; a topic
     that failed waits for `RETRY_SECONDS`."""
 

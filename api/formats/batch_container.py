@@ -1,4 +1,4 @@
-"""Rows that were read become entries of a topic's log: one message each, or batches."""
+"""Conversion of input messages to entries of a topic's log: one message per entry, or batches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _WAITING_ROWS = 10_000
 
 
 class BatchMessageContainer:
-    """Makes entries of `batch` messages and `batch_bytes` bytes at most, but of one message at least.
+    """A builder of entries with at most `batch` messages and `batch_bytes` bytes, but at least one message.
 
-    A batch has one publish time, so another one begins a new batch.
+    All messages of a batch have one publish time, so a message with another publish time begins a new batch.
     """
 
     def __init__(self, batch: int, batch_bytes: int, codec: CompressionType, clock: Clock) -> None:
@@ -30,15 +30,15 @@ class BatchMessageContainer:
         self._producer = f"compactor-produce-{secrets.token_hex(4)}"
         self._pending: list[InputMessage] = []
         self._pending_bytes = 0
-        self._made = 0
-        """Rows that are in entries."""
-        self._last = 0
-        """Rows of the last entry."""
+        self._encoded_rows = 0
+        """Number of rows in all entries so far."""
+        self._last_rows = 0
+        """Number of rows in the last entry."""
 
     def of(self, rows: Iterable[InputMessage | None]) -> Iterator[bytes]:
-        """The entries of rows; None among them: nothing has come for a while, so what waits goes.
+        """Yield the entries of rows. A None in `rows` flushes the pending rows, because no row arrived for a while.
 
-        A row that cannot be read (InvalidRecord), or Ctrl-C, ends it after an entry of the rows before.
+        An unreadable row (InvalidRecord), or Ctrl-C, is raised after the entry of the rows before it.
         """
         item = iter(rows)
         ended: BaseException | None = None
@@ -60,25 +60,25 @@ class BatchMessageContainer:
         if self._pending:
             yield self._entry()
         if ended is not None:
-            self._last = 0
+            self._last_rows = 0
             raise ended
 
     def naming_lines(self, message: str) -> str:
-        """A message about the last entry, with the lines that it is made of."""
-        if not self._last:
+        """Return a message about the last entry, prefixed by the numbers of its lines."""
+        if not self._last_rows:
             return message
-        first = self._made - self._last + 1
-        return f"{f'line {first}' if self._last == 1 else f'lines {first} to {self._made}'}: {message}"
+        first = self._encoded_rows - self._last_rows + 1
+        return f"{f'line {first}' if self._last_rows == 1 else f'lines {first} to {self._encoded_rows}'}: {message}"
 
     def _has_no_room(self, row: InputMessage) -> bool:
-        another_time = row.publish_time != self._pending[0].publish_time
-        return another_time or self._pending_bytes + row.size > self._batch_bytes
+        has_other_time = row.publish_time != self._pending[0].publish_time
+        return has_other_time or self._pending_bytes + row.size > self._batch_bytes
 
     def _entry(self) -> bytes:
         rows, self._pending, self._pending_bytes = self._pending, [], 0
-        sequence_id = self._made
-        self._last = len(rows)
-        self._made += self._last
+        sequence_id = self._encoded_rows
+        self._last_rows = len(rows)
+        self._encoded_rows += self._last_rows
         first = rows[0].publish_time
         publish_time = self._clock.now_ms() if first is None else first
         if self._batch > 1:
@@ -102,9 +102,7 @@ class BatchMessageContainer:
 
 
 def lingering(rows: Iterator[InputMessage], seconds: float) -> Iterator[InputMessage | None]:
-    """The rows, with a None wherever none came for that long. They are read by a thread, which dies with the
-    process.
-    """
+    """Yield the rows, and a None each time no row arrives for `seconds`. A daemon thread reads them."""
     waiting: queue.Queue[InputMessage | BaseException] = queue.Queue(_WAITING_ROWS)
     end = StopIteration()
 

@@ -1,7 +1,7 @@
-"""Input formats of `compactor import`: the one place to add one.
+"""Input formats of `compactor import`. A new format is added here.
 
-A format turns a file into tables of `storage.log.bulk_append.INPUT_SCHEMA`, streaming, and raises InvalidRecord (file,
-line or row, reason) at the first thing it cannot take: nothing of such a file is kept.
+The reader of a format streams a file as tables of `storage.log.bulk_append.INPUT_SCHEMA`. At the first invalid line or
+row it raises InvalidRecord, which names file, line or row, and reason. The import then keeps nothing of the file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class InputFormat(StrEnum):
 def read_messages(
     file: str, requested: InputFormat | None, key_encoding: TextEncoding, value_encoding: TextEncoding
 ) -> Iterator[pa.Table]:
-    """The messages of a file; its format by name where none is given (`.parquet`, else JSON Lines).
+    """Return the messages of a file as tables. `requested` None: the format follows from the file's name.
 
-    A reader is imported when it is needed: a command names formats in its help, which needs no Arrow.
+    A name that ends in `.parquet` is Parquet, any other JSON Lines. The reader is imported here, because the help of a
+    command names the formats, and must not import Arrow. Raises InvalidInput, InvalidRecord.
     """
     if file != "-":
         check_file(file)
@@ -44,10 +45,10 @@ def read_messages(
 
 
 def check_file(file: str) -> None:
-    """Anything that can be read will do, pipes too (`<(…)` of a shell). Raises InvalidInput."""
+    """Raise InvalidInput unless the file can be read. A pipe is a file too, such as `<(…)` of a shell."""
     if Path(file).is_dir():
         raise InvalidInput(f"{file} is a directory, not a file", "name the files in it")
     if not Path(file).exists():
-        raise InvalidInput(f"the file {file} does not exist", "name files to import, or - for standard input")
+        raise InvalidInput(f"the file {file} does not exist", "check its name, or give - for standard input")
     if not os.access(file, os.R_OK):
         raise InvalidInput(f"the file {file} may not be read", "change its permissions, or run as another user")

@@ -1,11 +1,11 @@
-"""JSON Lines in and out: one message a line.
+"""JSON Lines, input and output: one message per line.
 
-In: {"key": str|null, "value": str|null, "event_time": ms?, "publish_time": ms?, "properties": {str: str}?}, plain or
-gzip, from a file or standard input. Strict: a wrong type, a field that is not known or an empty line is an error with
-its line number, because a message that is half understood is a message lost. "message_id" and "offset", which we
-write, are accepted and not used, so that an output can be an input.
+Input: {"key": str|null, "value": str|null, "event_time": ms?, "publish_time": ms?, "properties": {str: str}?}, plain or
+gzip, from a file or standard input. A wrong type, an unknown field or an empty line is an error with its line number,
+because a partly understood message is a lost message. "message_id" and "offset", which the output has, are accepted and
+ignored, so that an output can be an input.
 
-Out: the same fields with "message_id" in Pulsar's form and "offset".
+Output: the same fields, "message_id" in Pulsar's form, and "offset".
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAX_LINE_BYTES = 512 << 20
-"""The longest line that is read, so that a file without line ends cannot fill the memory."""
+"""Maximum length of a line. It bounds the memory for a file without line ends."""
 _ROWS_A_TABLE = 16_384
 _BYTES_A_TABLE = 32 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _READ_BYTES = 64 << 10
-_LOOK_MS = 500
-"""How often a reader that waits for a line checks whether it is to end."""
-_REMEDY = "correct the file and import it again; nothing of it was kept"
+_POLL_MS = 500
+"""Interval at which a reader that waits for a line handles signals."""
+_REMEDY = "correct it and import it again; nothing of it was kept"
 
 Millis = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class OptionalKeyJsonLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One line that may leave its key out, because there is one for all."""
+    """A line that may omit its key, because all such lines have one default key."""
 
     key: str | None = None
     value: str | None
@@ -59,13 +59,13 @@ class OptionalKeyJsonLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
 
 
 class JsonLine(OptionalKeyJsonLine, forbid_unknown_fields=True, kw_only=True):
-    """One line."""
+    """A line."""
 
     key: str | None
 
 
 class InputMessage(NamedTuple):
-    """One message that was read. `size`: bytes of its line."""
+    """A message of a line. `size`: length of the line in bytes."""
 
     key: bytes | None
     payload: bytes | None
@@ -82,16 +82,16 @@ def read_rows(
     remedy: str = _REMEDY,
     key: bytes | None = None,
 ) -> Iterator[InputMessage]:
-    """Messages of a JSON Lines file, each as soon as its line is there; `key`: of those that have none.
+    """Yield the messages of a JSON Lines file, each as soon as its line has arrived.
 
-    Raises InvalidRecord, with `remedy`.
+    `key`: the key of the lines without one; None: each line must have a key. Raises InvalidRecord, with `remedy`.
     """
     for columns, size in _read(file, key_encoding, value_encoding, 1, remedy, key):
         yield InputMessage._make([*(columns[name][0] for name in INPUT_SCHEMA.names), size])
 
 
 def parse_rows(data: bytes, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[InputMessage]:
-    """The messages of JSON Lines in memory. Raises InvalidRecord, which names the line."""
+    """Yield the messages of JSON Lines in memory. Raises InvalidRecord, which names the line."""
     decode = msgspec.json.Decoder(JsonLine).decode
     for number, text in enumerate(_without_mark(data).removesuffix(b"\n").split(b"\n"), 1):
         try:
@@ -107,7 +107,7 @@ def parse_rows(data: bytes, key_encoding: TextEncoding, value_encoding: TextEnco
 
 
 def read_jsonl(file: str, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[pa.Table]:
-    """Messages of a JSON Lines file as tables of INPUT_SCHEMA. Raises InvalidRecord."""
+    """Yield the messages of a JSON Lines file as tables of INPUT_SCHEMA. Raises InvalidRecord."""
     for columns, _ in _read(file, key_encoding, value_encoding, _ROWS_A_TABLE, _REMEDY):
         yield pa.table(columns, schema=INPUT_SCHEMA)
 
@@ -116,17 +116,17 @@ def _read(
     file: str,
     key_encoding: TextEncoding,
     value_encoding: TextEncoding,
-    most_rows: int,
+    max_rows: int,
     remedy: str,
     default_key: bytes | None = None,
 ) -> Iterator[tuple[dict[str, list[Any]], int]]:
-    """Columns of INPUT_SCHEMA of up to `most_rows` messages, not empty, and the bytes of their lines."""
+    """Yield columns of INPUT_SCHEMA with 1 to `max_rows` messages, and the total length of their lines in bytes."""
     decode: Callable[[bytes], OptionalKeyJsonLine]
     decode = msgspec.json.Decoder(JsonLine if default_key is None else OptionalKeyJsonLine).decode
     columns: dict[str, list[Any]] = {name: [] for name in INPUT_SCHEMA.names}
     number = size = 0
     source = "standard input" if file == "-" else file
-    # polars' handler of Ctrl-C, once it is imported, lets who opens a named pipe keep waiting for its writer.
+    # polars, once imported, handles Ctrl-C in a way that lets the opening of a named pipe wait on for its writer.
     signal.siginterrupt(signal.SIGINT, True)
     with _open(file) as stream:
         while True:
@@ -150,7 +150,7 @@ def _read(
             columns["event_time"].append(line.event_time)
             columns["properties"].append(list(line.properties.items()) if line.properties else None)
             size += len(text)
-            if len(columns["key"]) >= most_rows or size >= _BYTES_A_TABLE:
+            if len(columns["key"]) >= max_rows or size >= _BYTES_A_TABLE:
                 yield columns, size
                 columns, size = {name: [] for name in INPUT_SCHEMA.names}, 0
     if columns["key"]:
@@ -158,7 +158,7 @@ def _read(
 
 
 def to_table(rows: Sequence[InputMessage]) -> pa.Table:
-    """Rows as a table of INPUT_SCHEMA."""
+    """Return rows as a table of INPUT_SCHEMA."""
     columns = {name: [getattr(row, name) for row in rows] for name in INPUT_SCHEMA.names}
     return pa.table(columns, schema=INPUT_SCHEMA)
 
@@ -180,12 +180,14 @@ def _advice(error: str) -> str:
     if "unknown field" in error:
         return f"; a line has {', '.join(field.name for field in msgspec.structs.fields(JsonLine))}"
     if "$.value" in error or "$.key" in error:
-        return '; keys and values are text: quote it, as in "{\\"a\\":1}", or write it in base64 and say so'
+        return (
+            '; keys and values are text: quote it, as in "{\\"a\\":1}", or encode it in base64 and name that encoding'
+        )
     return ""
 
 
 def _without_mark(line: bytes) -> bytes:
-    """A first line without the byte order mark that some editors write."""
+    """Return the first line of a file without the byte order mark that some editors write."""
     return line.removeprefix(codecs.BOM_UTF8)
 
 
@@ -193,7 +195,7 @@ def _open(file: str) -> io.BufferedIOBase:
     if file == "-" and sys.stdin is None:
         raise InvalidInput("there is no standard input to read", "name a file, or pipe something in")
     try:
-        # Standard input is not ours to close: read it through a duplicate.
+        # Standard input stays open: it is closed only with the process.
         name, closes = (sys.stdin.fileno(), False) if file == "-" else (file, True)
         raw = io.BufferedReader(_Attentive(io.FileIO(name, closefd=closes)), _READ_BYTES)
     except OSError as error:
@@ -206,10 +208,10 @@ def _open(file: str) -> io.BufferedIOBase:
 
 
 class _Attentive(io.RawIOBase):
-    """A file, pipe or terminal; Ctrl-C and SIGTERM end the wait for its next bytes.
+    """A file, pipe or terminal. Ctrl-C and SIGTERM end the wait for its next bytes.
 
-    Python handles a signal between two of its steps, and a read that begins right after the signal came waits on, for
-    however long the next line takes. So nothing is read here before it is there.
+    Python handles a signal between two bytecode instructions. A read that begins just after a signal arrived would
+    block until the next line arrives, so this class reads only bytes that have arrived.
     """
 
     def __init__(self, file: io.FileIO) -> None:
@@ -222,7 +224,7 @@ class _Attentive(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Buffer, /) -> int | None:
-        while self._waits and not self._poll.poll(_LOOK_MS):
+        while self._waits and not self._poll.poll(_POLL_MS):
             pass
         return self._file.readinto(buffer)
 
@@ -232,7 +234,7 @@ class _Attentive(io.RawIOBase):
 
 
 class _OwningGzip(gzip.GzipFile):
-    """A gzip reader that closes the file below it too."""
+    """A gzip reader that also closes the file below it."""
 
     def __init__(self, raw: io.BufferedReader[_Attentive]) -> None:
         super().__init__(fileobj=raw, mode="rb")
@@ -244,7 +246,7 @@ class _OwningGzip(gzip.GzipFile):
 
 
 class JsonLinesWriter:
-    """Writes messages as JSON Lines; raises InvalidInput for bytes that the encoding cannot show."""
+    """A writer of messages as JSON Lines. `write` raises InvalidInput for bytes that the encoding cannot represent."""
 
     def __init__(self, stream: IO[bytes], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
         self._stream = stream

@@ -1,8 +1,9 @@
-"""Parquet in and out: one message a row.
+"""Parquet, input and output: one message per row.
 
-In: columns `key` and `value` (string or binary), optional `event_time` and `publish_time` (integer milliseconds, or
-timestamps, which are cut to milliseconds), `properties` (map of strings). Out: the same with `message_id` and
-`offset`, which an import accepts and does not use. Any other column is an error: what is not understood would be lost.
+Input: columns `key` and `value` (string or binary), optional `event_time` and `publish_time` (integer milliseconds, or
+timestamps, which are truncated to milliseconds), optional `properties` (map of strings). Output: the same columns,
+`message_id` and `offset`, which an import accepts and ignores. Any other column is an error, because its content would
+be lost.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from storage.model import MessageId
 STDOUT = "-"
 """The name of standard output."""
 _BATCH_ROWS = 65_536
-_BATCH_BYTES = 32 << 20
+BATCH_BYTES = 32 << 20
 _SOURCES = {"key": "key", "payload": "value", "event_time": "event_time", "publish_time": "publish_time"}
 _SOURCES["properties"] = "properties"
 _UNUSED = {"message_id", "offset"}
@@ -43,7 +44,7 @@ _REMEDY = (
 
 
 def read_parquet(file: str, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[pa.Table]:
-    """Messages of a Parquet file as tables of INPUT_SCHEMA. Raises InvalidRecord."""
+    """Yield the messages of a Parquet file as tables of INPUT_SCHEMA. Raises InvalidInput, InvalidRecord."""
     if file == "-":
         raise InvalidInput("Parquet cannot be read from standard input", "name a file")
     if TextEncoding.BASE64 in (key_encoding, value_encoding):
@@ -63,10 +64,10 @@ def read_parquet(file: str, key_encoding: TextEncoding, value_encoding: TextEnco
 
 
 def _batch_rows(metadata: Any) -> int:
-    """Rows that are read at once: fewer where they are large."""
+    """Return the number of rows to read at once. It is smaller for large rows."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     row_bytes = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
-    return min(_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, row_bytes)))
+    return min(_BATCH_ROWS, max(1, BATCH_BYTES // max(1, row_bytes)))
 
 
 def _check_columns(file: str, schema: Any) -> None:
@@ -78,7 +79,7 @@ def _check_columns(file: str, schema: Any) -> None:
         raise InvalidRecord(f"{file} has more than one column {', '.join(twice)}", _REMEDY)
     unknown = sorted(set(schema.names) - set(_SOURCES.values()) - _UNUSED)
     if unknown:
-        raise InvalidRecord(f"{file} has columns that a message has no place for: {', '.join(unknown)}", _REMEDY)
+        raise InvalidRecord(f"{file} has columns that no field of a message holds: {', '.join(unknown)}", _REMEDY)
 
 
 def _convert(file: str, table: pa.Table) -> pa.Table:
@@ -105,7 +106,7 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     if pa.types.is_binary(target) and not (_is_bytes(kind) or pa.types.is_null(kind)):
         raise pa.ArrowTypeError("not string or binary")
     if pa.types.is_timestamp(kind):
-        # What is finer than a millisecond has no place; seconds may be too large, which must be an error.
+        # Finer units are truncated to milliseconds. Seconds may overflow, which must be an error.
         return column.cast(pa.timestamp("ms", kind.tz), safe=kind.unit in ("s", "ms")).cast(target)
     if pa.types.is_int64(target) and not (pa.types.is_integer(kind) or pa.types.is_null(kind)):
         raise pa.ArrowTypeError("not integer or timestamp")
@@ -137,10 +138,10 @@ def write_parquet(
     value_encoding: TextEncoding,
     limit: int | None = None,
 ) -> int:
-    """Write messages (`rows.SCHEMA`) to a file (`-`: standard output), at most `limit`, a chunked one as one (P10);
-    return their number.
+    """Write messages (`rows.SCHEMA`) to a file and return their number. `file` `-`: standard output.
 
-    UTF-8 gives string columns, base64 binary ones.
+    `limit`: maximum number of messages; a chunked message counts as one (P10). An encoding of UTF-8 makes a column of
+    strings, base64 a column of bytes. Raises InvalidInput, StorageFull.
     """
     types = {"key": key_encoding, "value": value_encoding}
     schema = pa.schema(
@@ -163,7 +164,7 @@ def write_parquet(
                 if count == limit:
                     break
     except BrokenPipeError:
-        raise  # the reader of standard output has gone, which is no error
+        raise  # the reader of standard output has closed it, which is no error
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else _line(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -177,7 +178,7 @@ def write_parquet(
 
 
 def _whole_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
-    """Batches without chunks as they are; those that have some, with each chunked message at its last chunk."""
+    """Yield batches without chunks unchanged, and others with each chunked message in place of its last chunk."""
     assembler = ChunkAssembler()
     for batch in batches:
         if not pc.any(pc.equal(batch.column("slot"), int(RowType.CHUNK))).as_py():
@@ -192,7 +193,7 @@ def _whole_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterat
                 | {name: getattr(item, name) for name in ("offset", "key", "payload", "publish_time", "event_time")}
             )
             size += len(item.payload or b"")
-            if size >= _BATCH_BYTES:  # many times what is stored, if they were compressed
+            if size >= BATCH_BYTES:  # compressed messages grow to many times their stored size
                 yield pa.RecordBatch.from_pylist(rows, schema=_MESSAGE_SCHEMA)
                 rows, size = [], 0
         if rows:
@@ -201,9 +202,10 @@ def _whole_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterat
 
 @contextmanager
 def _whole_or_not(file: str) -> Iterator[str | IO[bytes]]:
-    """The name to write to: once it is whole, it takes the place of `file`, which stays as it was until then.
+    """Yield the target to write to: a temporary file, which replaces `file` after a successful body.
 
-    A pipe or device is written as it is, and so is standard output, `-`: without its end it is no Parquet file.
+    Until then `file` keeps its content. A pipe, a device and standard output (`-`) are written directly; an incomplete
+    output has no footer, so it is no Parquet file.
     """
     if file == STDOUT:
         yield sys.stdout.buffer

@@ -1,6 +1,6 @@
-"""Texts of positions: the words of the command lines and of REST for a place in a topic.
+"""Texts of positions in a topic, as the command lines and REST accept them.
 
-Each door parses its own texts here and hands typed positions on (storage/positions.py, api/broker/positions.py).
+The doors parse them here, and pass typed positions to operations (storage/positions.py, api/broker/positions.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from storage.model import EARLIEST, LATEST, MessageId
 from storage.positions import StartOffset, StartPosition, StartTime
 
 PLACES = "earliest|latest|MESSAGE_ID|OFFSET"
-"""The positions of a cursor, as an option's metavar names them."""
+"""The positions of a cursor, as the metavar of an option."""
 _STARTS = "earliest, latest, an offset, @ and a time, or a message id as ledger:entry"
 _NAMED = {"earliest": EARLIEST, "latest": LATEST}
 
@@ -21,30 +21,29 @@ _NAMED = {"earliest": EARLIEST, "latest": LATEST}
 def parse_start(text: str) -> StartPosition:
     """Return the start of a read: `earliest`, `latest`, an offset, `@` and a publish time, or a message id.
 
-    Raises InvalidMessageId, or InvalidInput for a time.
+    Raise InvalidMessageId, or InvalidInput for a time.
     """
-    if text.isascii() and text.isdigit() and len(text) < 19:
-        return StartOffset(int(text))
     if text.startswith("@"):
         return StartTime(_parse_time(text[1:]))
-    named = _NAMED.get(text)
-    if named is None and ":" not in text:
-        raise InvalidMessageId(f"{text!r} is not a start of a read", f"use {_STARTS}")
-    return named or MessageId.parse(text)
+    return _parse(text, "is not a start of a read", _STARTS)
 
 
 def parse_place(text: str) -> MessageId | StartOffset:
-    """Return the position of a cursor: `earliest`, `latest`, a message id, or an offset. Raises InvalidMessageId."""
+    """Return the position of a cursor: `earliest`, `latest`, a message id, or an offset. Raise InvalidMessageId."""
+    return _parse(text, "is no place in a topic", PLACES)
+
+
+def _parse(text: str, problem: str, choices: str) -> MessageId | StartOffset:
     if re.fullmatch(r"[0-9]{1,18}", text):
         return StartOffset(int(text))
     named = _NAMED.get(text)
     if named is None and ":" not in text:
-        raise InvalidMessageId(f"{text!r} is no place in a topic", f"use {PLACES}")
+        raise InvalidMessageId(f"{text!r} {problem}", f"use {choices}")
     return named or MessageId.parse(text)
 
 
 def parse_trim_place(text: str) -> int | MessageId:
-    """Return the position before which to trim: an offset, or a message id. Raises InvalidMessageId."""
+    """Return the position before which to trim: an offset, or a message id. Raise InvalidMessageId."""
     if re.fullmatch(r"[0-9]{1,19}", text, re.ASCII):
         return int(text)
     try:

@@ -1,10 +1,12 @@
-"""Bytes as text: keys and values are bytes, files of text want them as UTF-8 or as base64."""
+"""Encodings of keys and values, which are bytes, in files of text."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 from enum import StrEnum
+
+from storage.errors import InvalidInput
 
 
 class TextEncoding(StrEnum):
@@ -15,7 +17,7 @@ class TextEncoding(StrEnum):
 
 
 def to_bytes(text: str, encoding: TextEncoding) -> bytes:
-    """Raises ValueError, with the reason, for text that is not of that encoding."""
+    """Return the bytes that a text encodes. Raises ValueError, with the reason, if it is not of that encoding."""
     if encoding is TextEncoding.UTF8:
         return text.encode()
     try:
@@ -24,6 +26,14 @@ def to_bytes(text: str, encoding: TextEncoding) -> bytes:
         raise ValueError(f"{text[:40]!r} is not base64 ({error})") from error
 
 
+def parse_key(text: str, encoding: TextEncoding) -> bytes:
+    """Return the bytes of a key that a user typed. Raises InvalidInput."""
+    try:
+        return to_bytes(text, encoding)
+    except ValueError as error:
+        raise InvalidInput(f"the key is not of the given encoding: {error}", "see --key-encoding") from error
+
+
 def to_text(data: bytes, encoding: TextEncoding) -> str:
-    """Raises ValueError for bytes that are not UTF-8, when that was asked for."""
+    """Return bytes as text. Raises ValueError for bytes that are not UTF-8, if the encoding is UTF-8."""
     return data.decode() if encoding is TextEncoding.UTF8 else base64.b64encode(data).decode()

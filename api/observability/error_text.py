@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 from storage.advice import AdviceKind, Words
-from storage.errors import CompactorError, WrongStore
+from storage.errors import CompactorError, ErrorText, WrongStore
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _RESTORE = (
@@ -14,6 +14,7 @@ _RESTORE = (
 )
 OPERATOR_WORDS: Words = {
     AdviceKind.LIST_TOPICS: "see `compactor topics list`",
+    AdviceKind.LIST_POLICIES: "{meant}`compactor topics policies --broker` lists all",
     AdviceKind.LIST_RUNS: "`compactor compactions list` shows those that do",
     AdviceKind.LIST_RUNS_AFTER_END: (
         "nothing was changed and nothing is left to do; `compactor compactions list` shows which runs continue"
@@ -25,7 +26,10 @@ OPERATOR_WORDS: Words = {
     AdviceKind.AWAIT_ABORT: "check with `compactor-admin topics compaction-status`, and try again when it has ended",
     AdviceKind.RESUME_COMPACTION: "resume it, as often as it was paused: `compactor-admin compactions resume`",
     AdviceKind.APPEND_THROUGH_OWNER: "append through it, with `compactor-admin topics produce`, or stop it first",
-    AdviceKind.DELETE_THROUGH_OWNER: "delete it there, with `compactor-admin topics delete`, or force it",
+    AdviceKind.DELETE_THROUGH_OWNER: (
+        "delete it there, with `compactor-admin topics delete` (a partitioned topic with `compactor-admin topics "
+        "delete-partitioned-topic`), or force it"
+    ),
     AdviceKind.UPGRADE_SCHEMA: "run `compactor db upgrade`",
     AdviceKind.CHECK_STORE: "check endpoint, region and bucket, and run `compactor store check`",
     AdviceKind.REPLACE_STORE: "use a server that serves ranges; run `compactor store check`",
@@ -38,6 +42,35 @@ OPERATOR_WORDS: Words = {
     AdviceKind.TRIM_COMPACTED: "set cleanup.policy to compact,delete, or leave out --before to trim what is compacted",
 }
 """Advice as commands, for an operator of the machine."""
+ADMIN_WORDS: Words = {
+    **OPERATOR_WORDS,
+    AdviceKind.LIST_TOPICS: "see `compactor-admin topics list TENANT/NAMESPACE`",
+    AdviceKind.LIST_POLICIES: "{meant}`compactor-admin policies get --broker` lists all",
+    AdviceKind.LIST_RUNS: "`compactor-admin compactions list` shows those that do",
+    AdviceKind.LIST_RUNS_AFTER_END: (
+        "nothing was changed and nothing is left to do; `compactor-admin compactions list` shows which runs continue"
+    ),
+    AdviceKind.WATCH_OR_CANCEL_RUN: (
+        "wait for it to finish; `compactor-admin compactions watch {run_id}` shows its progress, "
+        "`compactor-admin compactions cancel {run_id}` ends it"
+    ),
+}
+"""Advice as commands of `compactor-admin`; advice without one is that for an operator of the machine."""
+WORDS_HEADER = "X-Compactor-Words"
+"""The header of a request that names the program whose commands advice shall name, instead of routes."""
+ADMIN = "compactor-admin"
+"""The value of `WORDS_HEADER` for ADMIN_WORDS."""
+KIND_HEADER = "X-Compactor-Error"
+"""The header of an answer that names the kind of its error, where a broker's status is that of another kind."""
+CONFLICT = "Conflict"
+"""The value of `KIND_HEADER` for a conflict."""
+
+
+def worded(value: object) -> object:
+    """Return the text of an error, with advice as commands; any other value as it is."""
+    if isinstance(value, ErrorText):
+        return value.worded(OPERATOR_WORDS)
+    return one_line(value) if isinstance(value, CompactorError) else value
 
 
 def one_line(error: Exception) -> str:

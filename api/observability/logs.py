@@ -1,6 +1,7 @@
 """The service's log: one line a record on stderr, JSON or for a console, with secrets redacted.
 
-`storage` and `compactor` log by the standard library; structlog renders what comes from anywhere. Fields: `event`,
+`storage` and `compactor` log by the standard library; structlog renders what comes from anywhere. They pass errors as
+arguments of the message, so that the advice in them becomes commands here. Fields: `event`,
 `level`, `logger`, `timestamp`, what `extra=` gave, and what is bound while work is under way: `request_id` of a
 request, `topic` and `run` of a compaction. Masking is the last thing before rendering and covers messages, fields and
 tracebacks (`api/observability/redaction.py`); values of fields whose name says that they are secret are hidden whole.
@@ -18,6 +19,7 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from api.observability.error_text import worded
 from api.observability.redaction import HIDDEN, LOGGED, excerpt
 from api.settings.settings import Settings
 from storage.clock import Clock
@@ -43,7 +45,7 @@ _QUIET = (
 
 
 class LogThrottle:
-    """A warning that is logged once a minute, with how often it would have been."""
+    """Warnings of a few conditions: each is logged once a minute at most, with the number of its repetitions."""
 
     def __init__(self, clock: Clock, log: logging.Logger) -> None:
         self._clock = clock
@@ -51,15 +53,17 @@ class LogThrottle:
         self._at: dict[str, int] = {}
         self._more: Counter[str] = Counter()
 
-    def warn(self, what: str, condition: str = "") -> None:
-        """Say it, or count it. `condition`: what is the case, if the text does not say that alone; there are few."""
-        condition, now = condition or what, self._clock.now_ms()
+    def warn(self, text: str, *arguments: object, condition: str = "") -> None:
+        """Log a text, formatted with the arguments as by `logging`, or count it if its condition was logged already.
+        `condition`: by default the text without its arguments."""
+        condition, now = condition or text, self._clock.now_ms()
         if 0 <= now - self._at.get(condition, -SELDOM_MS) < SELDOM_MS:
             self._more[condition] += 1
             return
         more = self._more.pop(condition, 0)
         self._at[condition] = now
-        self._log.warning("%s%s", what, f" ({more} times more since this was logged last)" if more else "")
+        suffix = f" ({more} times more since this was logged last)" if more else ""
+        self._log.warning(f"{text}%s", *arguments, suffix)
 
 
 def configure(settings: Settings, stream: TextIO | None = None) -> logging.Handler:
@@ -80,6 +84,7 @@ def configure(settings: Settings, stream: TextIO | None = None) -> logging.Handl
 def formatter(as_json: bool) -> logging.Formatter:
     """Return the formatter that makes a line of a log record."""
     before: list[Processor] = [
+        _formatted,
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -95,8 +100,20 @@ def formatter(as_json: bool) -> logging.Formatter:
     )
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=before,
+        use_get_message=False,
+        pass_foreign_args=True,
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, mask, last],
     )
+
+
+def _formatted(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Format the message. An error among its arguments is worded for an operator, with commands."""
+    arguments = event.pop("positional_args")
+    if isinstance(arguments, tuple):
+        arguments = tuple(map(worded, arguments))
+    if arguments:
+        event["event"] %= arguments
+    return event
 
 
 def _without_renderings(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

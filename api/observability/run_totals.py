@@ -54,7 +54,7 @@ class RunTotals:
     """How often the ids that were left out are still searched for."""
 
     def refresh(self) -> None:
-        """Read the runs that are new."""
+        """Add the runs that began or ended since the last call to the totals."""
         self.names = self.store.topic_names()
         self._late = {run_id: looks - 1 for run_id, looks in self._late.items() if looks}
         for _ in range(PAGES):

@@ -1,4 +1,4 @@
-"""The definition of a setting: an option with a variable in the environment and Pulsar's and Kafka's own names."""
+"""Definition of a setting: an option with a variable in the environment and the names of Pulsar and Kafka."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.observability.redaction import redacted, shown_url
-from storage.options.kinds import Text, ValueKind
+from storage.options.kinds import BOOLEAN, Duration, Size, Text, ValueKind
 from storage.options.option import Option, option
 
 ENVIRONMENT = "COMPACTOR_"
 
 
 class Url(Text):
-    """A text that is one URL, or empty; its password is never shown."""
+    """A text that is one URL, or empty. Its password is never shown."""
 
     def to_json(self, value: object) -> object:
         return shown_url(str(value))
@@ -21,7 +21,7 @@ class Url(Text):
 
 @dataclass(frozen=True)
 class ExternalName:
-    """Another system's name of a setting; `unit` (ms) of its bare numbers, `part` of its value that is meant."""
+    """Another system's name of a setting. `unit`: milliseconds of its bare numbers; `part`: factor for its value."""
 
     name: str
     unit: int = 0
@@ -30,14 +30,14 @@ class ExternalName:
 
 @dataclass(frozen=True)
 class Setting(Option):
-    """A setting: its option, the names that other systems have for it, and whether it is secret."""
+    """A setting. `aliases`: the names that other systems have for it; `secret`: its value is never shown."""
 
     aliases: tuple[ExternalName, ...] = ()
     secret: bool = False
 
     @property
     def variable(self) -> str:
-        """Return its variable in the environment."""
+        """Return the name of the setting's variable in the environment."""
         return ENVIRONMENT + self.name.upper().replace(".", "_").replace("-", "_")
 
     def displayed(self, value: object) -> object:
@@ -54,3 +54,18 @@ def setting(
     """Return a field of `api.settings.settings.Settings` that is a setting."""
     others = tuple(alias if isinstance(alias, ExternalName) else ExternalName(alias) for alias in aliases)
     return option(Setting(name, kind, doc, default, aliases=others, secret=secret))
+
+
+def duration(default: Any, name: str, doc: str, *aliases: str | ExternalName, least: int = 1) -> Any:
+    """Return a setting that is a duration in milliseconds, at least `least`; a text of it must name its unit."""
+    return setting(default, name, Duration(least=least, needs_unit=True), doc, *aliases)
+
+
+def size(default: Any, name: str, doc: str, *aliases: str | ExternalName, least: int = 0) -> Any:
+    """Return a setting that is a number of bytes, at least `least`."""
+    return setting(default, name, Size(least=least), doc, *aliases)
+
+
+def switch(default: bool, name: str, doc: str, *aliases: str | ExternalName) -> Any:
+    """Return a setting that is on or off."""
+    return setting(default, name, BOOLEAN, doc, *aliases)

@@ -1,4 +1,4 @@
-"""The settings as they may be shown: value and origin, secrets masked."""
+"""Settings for display: value and origin, secrets redacted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from api.settings.settings import SETTINGS, Settings
 
 
 def described(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return value and origin by name, with secrets masked: settings, then policies."""
+    """Return value and origin by name, with secrets redacted: settings, then policies."""
     from storage.options import policies
 
     values = {

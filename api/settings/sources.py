@@ -1,10 +1,11 @@
-"""The sources of settings: a file, the environment, flags. Reads texts and returns typed values by setting's name.
+"""Sources of settings: a file, the environment, flags. This module parses texts to typed values by setting's name.
 
-A file is TOML, in which every name must be known, or, if its name ends in `.conf` or `.properties`, Java properties as
-Pulsar's `broker.conf` and Kafka's `server.properties` are: of these the names that are known count, and the rest are
-named in one note. A name is a setting's, an alias (Pulsar's and Kafka's, each in its own unit), or a policy's, which
-then is the broker's default. Two names of one option with different values are refused.
-Raises Misconfigured, which names file, name and what is allowed; values of secrets are not repeated.
+A file is TOML, in which every name must be known. If its name ends in `.conf` or `.properties`, it has Java properties,
+as Pulsar's `broker.conf` and Kafka's `server.properties`; unknown names are then ignored and listed in one note. A name
+is that of a setting, an alias (Pulsar's and Kafka's, each in its own unit), or that of a policy, whose value then is
+the broker's default. Two names of one option with different values are refused.
+
+Errors: Misconfigured, which names the file, the name and the allowed values. It does not repeat values of secrets.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from api.settings.setting import ExternalName, Setting
+from api.settings.setting import ENVIRONMENT, ExternalName, Setting
 from api.settings.settings import SETTINGS
 from storage.errors import InvalidInput, Misconfigured
 from storage.options import policies
@@ -24,8 +25,15 @@ from storage.options.option import closest
 
 _PROPERTIES = (".conf", ".properties")
 _NAMES_SHOWN = 8
-_OF_OTHERS = ("COMPACTOR_TOKEN", "COMPACTOR_TOKEN_FILE", "COMPACTOR_CA_CERT", "COMPACTOR_MAVEN_REPOSITORY")
-"""Variables of `compactor-admin`, and of the installation of Spark."""
+_OF_OTHERS = (
+    "COMPACTOR_ADMIN_",
+    "COMPACTOR_CA_CERT",
+    "COMPACTOR_MAVEN_REPOSITORY",
+    "COMPACTOR_SOAK",
+    "COMPACTOR_TEST_",
+    "COMPACTOR_TOKEN",
+)
+"""Beginnings of variables that are no settings: of `compactor-admin`, tests, and the installation of Spark."""
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 
 
@@ -60,23 +68,15 @@ def read_values(
     return values, origins
 
 
-def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return the variables that have the prefix of settings but are no settings: typing errors."""
-    known = {setting.variable for setting in SETTINGS.values()} | {"COMPACTOR_CONFIG"}
-    others = ("COMPACTOR_ADMIN_", "COMPACTOR_TEST_", "COMPACTOR_SOAK", *_OF_OTHERS)
-    return sorted(
-        name
-        for name in environment
-        if name.startswith("COMPACTOR_") and name not in known and not name.startswith(others)
-    )
-
-
 def variable_notes(environment: Mapping[str, str]) -> list[str]:
-    """Return a line of advice for each unknown variable."""
-    known = {setting.variable.removeprefix("COMPACTOR_"): setting.variable for setting in SETTINGS.values()}
+    """Return a line of advice for each variable that has the prefix of settings but is no setting: a typing error."""
+    known = {setting.variable.removeprefix(ENVIRONMENT): setting.variable for setting in SETTINGS.values()}
     notes = []
-    for name in unknown_variables(environment):
-        near = closest(name.removeprefix("COMPACTOR_"), known)
+    for name in sorted(environment):
+        typed = name.removeprefix(ENVIRONMENT)
+        if typed == name or typed in (*known, "CONFIG") or name.startswith(_OF_OTHERS):
+            continue
+        near = closest(typed, known)
         advice = f"did you mean {known[near]}?" if near else "see docs/settings.md"
         notes.append(f"{name} is not a setting, and is ignored: {advice}")
     return notes
@@ -92,13 +92,13 @@ def read_file(path: Path) -> SettingsFile:
             "name one that can be, with --config or COMPACTOR_CONFIG",
         ) from error
     if path.suffix in _PROPERTIES:
-        # Such a file lists all there is, much of it empty, which means the default.
+        # Such a file lists all names. An empty value means the default.
         return _content(path, {name: value for name, value in _properties(text).items() if value}, strict=False)
     try:
         return _content(path, dict(_flat("", tomllib.loads(text))), strict=True)
     except tomllib.TOMLDecodeError as error:
         raise Misconfigured(
-            f"the settings file {path} is no TOML ({error})",
+            f"the settings file {path} is not TOML ({error})",
             "correct it; Java properties are read from names that end in .conf or .properties",
         ) from error
 
@@ -114,10 +114,10 @@ def _content(path: Path, values: Mapping[str, object], strict: bool) -> Settings
         into[name] = value
 
     for name, value in values.items():
-        meant = _BY_NAME.get(name, ())
-        for setting, alias in meant:
+        named = _BY_NAME.get(name, ())
+        for setting, alias in named:
             put(settings, setting.name, _parsed(setting, _converted(alias, value), f"{path}: {name}", alias), name)
-        if meant:
+        if named:
             continue
         try:
             known = policies.policy(name)
@@ -147,17 +147,12 @@ def _note(path: Path, unknown: list[str]) -> str:
     return f"{path}: not known here, and ignored: {listed}{more}"
 
 
-def _names() -> dict[str, tuple[tuple[Setting, ExternalName | None], ...]]:
-    names: dict[str, tuple[tuple[Setting, ExternalName | None], ...]] = {
-        setting.name: ((setting, None),) for setting in SETTINGS.values()
-    }
-    for setting in SETTINGS.values():
-        for alias in setting.aliases:
-            names[alias.name] = (*names.get(alias.name, ()), (setting, alias))
-    return names
-
-
-_BY_NAME = _names()
+_BY_NAME: dict[str, list[tuple[Setting, ExternalName | None]]] = {}
+"""The settings that a name stands for, each with the alias that the name is, or None."""
+for _setting in SETTINGS.values():
+    _BY_NAME.setdefault(_setting.name, []).append((_setting, None))
+    for _alias in _setting.aliases:
+        _BY_NAME.setdefault(_alias.name, []).append((_setting, _alias))
 
 
 def _converted(alias: ExternalName | None, value: object) -> object:
@@ -194,7 +189,7 @@ def _flat(prefix: str, table: Mapping[str, object]) -> Iterator[tuple[str, objec
 
 
 def _properties(text: str) -> dict[str, str]:
-    """Return Java properties by name; the last of a name counts."""
+    """Return Java properties by name. The last line of a name counts."""
     values: dict[str, str] = {}
     for line in _logical_lines(text):
         match = re.match(r"((?:\\.|[^\\\s=:])*)\s*[=:]?\s*(.*)", line, re.DOTALL)
